@@ -1,0 +1,42 @@
+"""Where messages are kept. `open_engine(url, settings)` is the only place that knows the engines' names."""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from fairlead.errors import UsageError
+
+if TYPE_CHECKING:
+    from fairlead.engines.base import FullEngine, OpenEngine, Settings
+
+GROUP = "fairlead.engines"
+
+
+def open_engine(url: str, settings: Settings) -> FullEngine:
+    """
+    Open the engine that a URL names: `sqlite:///path`, `sqlite://` (in memory), or one registered under the entry point
+    group `fairlead.engines`.
+
+    Raises UsageError for a URL that names no engine, and what the engine raises.
+    """
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise UsageError(f'engine URL {url!r}: a scheme is missing; write "sqlite:///{url or "fairlead.db"}" for a file')
+    return _opener(scheme, url)(url, settings)
+
+
+def _opener(scheme: str, url: str) -> OpenEngine:
+    if scheme == "sqlite":
+        from fairlead.engines.sqlite import open_sqlite  # noqa: PLC0415  # engines are imported when asked for
+
+        return open_sqlite
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if scheme in found:
+        opener: OpenEngine = found[scheme].load()
+        return opener
+    known = sorted({"sqlite", *found})
+    near = difflib.get_close_matches(scheme, known, n=1)
+    hint = f'; did you mean "{near[0]}"?' if near else ""
+    raise UsageError(f'engine URL {url!r}: there is no engine "{scheme}", only {", ".join(known)}{hint}')

@@ -1,0 +1,388 @@
+"""
+What an engine is: the hot path (`Engine`) and what administration needs (`Desk`).
+
+Engines are synchronous and thread-safe; every hot operation takes a batch and is atomic per shard. They know nothing of
+the layers above. All times are integer microseconds; `now_us` in every operation is a test hook that stands in for the
+engine's clock (which never goes back: a smaller value than one already seen counts as that one).
+The rules of behaviour are in `docs/behaviour.md`; `tests/model.py` is the same in plain Python.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fairlead.message import Batch, Draft, Receipt, Settlement
+    from fairlead.policy import Gate, Layer, PolicyBook, Resolved, Tier
+
+Durability = Literal["memory", "fsync", "replicated"]
+
+BRING_IN = 1000
+"""Most due or expired messages, woken lanes and swept lanes that one call brings in, each."""
+
+REST_FIRST_US, REST_MOST_US = 1_000_000, 300_000_000
+"""A topic's rest without a Retry-After: one second, doubled up to five minutes."""
+
+UNHANDLED_FIRST_US, UNHANDLED_MOST_US, UNHANDLED_DEAD_US = 5_000_000, 300_000_000, 3_600_000_000
+"""A message for which a worker has no handler: 5 s, doubled up to 5 min; dead an hour after the first time."""
+
+STICKY_US = 24 * 3_600_000_000
+"""How long a sticky id is kept after the finish."""
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    """What an engine claims to be able to do; asked by callers and tests instead of its name."""
+
+    name: str
+    durability: frozenset[str]
+    persistent: bool
+    processes: bool  # several processes may open the same store
+    transactions: bool  # ack(publish=…) is one transaction
+    shards: int = 1
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    What an application says when it opens an engine.
+
+    `tiers` None: the stored ones, or the default. `max_backlog` / `max_backlog_bytes` / `on_full` limit the whole namespace.
+    `random` feeds the jitter of backoffs (a test hook).
+    """
+
+    namespace: str = "default"
+    durability: Durability | None = None  # None: the engine's default
+    tiers: dict[str, Tier] | None = None
+    max_backlog: int | None = None
+    max_backlog_bytes: int | None = None
+    on_full: str = "refuse"
+    create: bool = True  # False: a missing store is an error
+    random: Callable[[], float] | None = None
+
+
+class TopicStats(msgspec.Struct, gc=False):
+    """
+    One topic. waiting = ready + delayed + parked; counters are since the topic was last forgotten.
+
+    `oldest_us`: the *since* of the message that would be handed out next by age (None: nothing waits).
+    """
+
+    topic: str
+    waiting: int = 0
+    ready: int = 0
+    delayed: int = 0
+    parked: int = 0
+    leased: int = 0
+    dead: int = 0
+    bytes: int = 0
+    oldest_us: int | None = None
+    state: str = "idle"  # runnable | asleep (rate, rest) | full (concurrency) | at_gate | paused | idle
+    wake_us: int | None = None
+    pool: str = "default"
+    tier: str = "mid"
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0  # purged or dropped
+    throttled_us: int = 0  # time for which a rate held ready messages back
+    rate_now: float = 0.0  # deliveries a second, lately
+    cursors: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)  # priority -> (scan, done); topic_stats only
+
+
+class MessageView(msgspec.Struct, gc=False, kw_only=True):
+    """One message as administration sees it. `state`: ready | delayed | parked | leased | dead."""
+
+    id: str
+    topic: str
+    state: str
+    body: bytes
+    key: str | None = None
+    priority: int = 0
+    headers: dict[str, str] | None = None
+    seq: int = 0
+    published_us: int = 0
+    since_us: int = 0
+    expires_us: int | None = None
+    attempts: int = 0
+    deliveries: int = 0
+    suspect: bool = False
+    fence: int | None = None
+    deadline_us: int | None = None
+    bodies: list[bytes] | None = None
+    reason: str | None = None  # dead letters
+    error: str | None = None
+    died_us: int | None = None
+    history: list[dict[str, Any]] = msgspec.field(default_factory=list)  # attempts: {at_us, what, error}; the last 20
+
+
+class Explanation(msgspec.Struct, kw_only=True):
+    """
+    What a message is waiting for.
+
+    `state`: as in `MessageView`, or finished | unknown. `reasons`: one sentence each, the binding one first.
+    `starts_us`: when it will likely start, None where that cannot be told. `ahead`: messages of its lane before it.
+    """
+
+    id: str
+    topic: str | None
+    state: str
+    reasons: list[str] = []
+    starts_us: int | None = None
+    ahead: int | None = None
+    message: MessageView | None = None
+
+
+class TierStats(msgspec.Struct, gc=False):
+    """One tier of one pool: its share, what it was given, and how many of its lanes could deliver now (at most 1,000 counted)."""
+
+    pool: str
+    tier: str
+    share: float | str
+    delivered: int = 0
+    runnable: int = 0
+
+
+class Overview(msgspec.Struct, kw_only=True):
+    """The namespace at a glance; costs the same at any number of topics."""
+
+    now_us: int
+    topics: int  # topics with something waiting, leased, or limits not yet recovered
+    waiting: int = 0
+    leased: int = 0
+    dead: int = 0
+    bytes: int = 0
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0
+    tiers: list[TierStats] = []
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One finding of the doctor."""
+
+    name: str
+    ok: bool
+    detail: str
+    mend: str = ""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """The hot path: what producers and workers call."""
+
+    capabilities: Capabilities
+    durability: str
+
+    def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
+        """
+        Accept messages; the answer is in their order. Durable as the engine's durability says once it returns.
+
+        A message over a backlog limit gets outcome "refused" with its reason (for "block" too: waiting is the caller's business).
+        Raises EngineUnavailable (its `applied` says whether it may have happened), BadMessage (over `max_body`; a delay
+        that outlasts the ttl) before anything is changed.
+        """
+        ...
+
+    def lease(
+        self,
+        n: int,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        startable: int | None = None,
+        record_start: bool = False,
+        now_us: int | None = None,
+    ) -> Batch:
+        """
+        Hand out up to `n` messages, fairly; also the housekeeping of `tick`.
+
+        `topics` restricts it to these, strictly in the order named (names or patterns' exact topics), tiers aside.
+        `startable` (default n): how many the caller can start at once: no more than that of limited topics are handed out.
+        `record_start`: the hand-out of a suspect counts as its recorded start (for consumers that do not call `start`).
+        """
+        ...
+
+    def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
+        """Record that these suspects, (handle, fence), are about to be run; False: the lease is lost, do not run it."""
+        ...
+
+    def settle(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        publish: Mapping[int, Sequence[Draft]] | None = None,
+        now_us: int | None = None,
+    ) -> list[str]:
+        """
+        End leases; answers one of `fairlead.message.SETTLED` for each.
+
+        `publish`: messages to be put together with the settlement at that position, if it is an ack that succeeds; their
+        ids are derived from its message (`<id>:<position>`) where they have none, and sticky.
+        """
+        ...
+
+    def extend(self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None) -> list[bool]:
+        """Prolong leases to at least now + `by_us`; False: the lease is lost."""
+        ...
+
+    def tick(self, *, budget: int = BRING_IN, now_us: int | None = None) -> int | None:
+        """
+        Housekeeping: bring in what is due, take back leases that ran out, expire, sweep policies. Returns the next wake-up time.
+        """
+        ...
+
+    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None) -> bool:
+        """
+        Sleep until something could be leased in the pool, at most `timeout` seconds of real time. True: ask again now.
+
+        Does not poll: whoever makes a lane runnable rings.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """End all `wait`s of this engine object in this process at once (they answer False)."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the store. Closing twice is fine; leases stay until they run out."""
+        ...
+
+
+@runtime_checkable
+class Desk(Protocol):
+    """Administration: what the application object, the CLI and dashboards call. Every engine has both faces."""
+
+    tiers: dict[str, Tier]
+
+    def policies(self) -> PolicyBook:
+        """The namespace's policies as they are now (a book of the caller's own)."""
+        ...
+
+    def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
+        """
+        Set fields (None: no longer set) of a pattern; returns what the pattern sets now in that layer.
+
+        One topic changes in the same call, a pattern by a bounded sweep that `tick` and `lease` carry on.
+        Raises BadPolicy; TopicInUse where `partitions` or `buckets` of a topic that is not empty would change.
+        """
+        ...
+
+    def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
+        """Remove all that the layer sets for the pattern; False if it sets nothing."""
+        ...
+
+    def policy_of(self, topic: str) -> Resolved:
+        """What holds for a topic."""
+        ...
+
+    def gate_set(self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None) -> None:
+        """Define or change a gate. An operator's gate stands above the code's."""
+        ...
+
+    def gate_list(self) -> list[dict[str, Any]]:
+        """Each gate: name, rate, burst, concurrency, leased, next_permit_us, waiting (lanes at it, at most 1,000 counted)."""
+        ...
+
+    def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
+        """One topic, also an idle one (all zero)."""
+        ...
+
+    def topic_list(
+        self, *, order: str = "name", pattern: str = "*", limit: int = 20, after: str | None = None, now_us: int | None = None
+    ) -> list[TopicStats]:
+        """
+        Topics by "name" (paged by `after`), or the top by "backlog", "age", "rate" or "throttled".
+
+        The top-N come from indexes by size class (about 10 % apart), so that the cost does not grow with the number of
+        topics; with a pattern, among the first 1,000 of that order.
+        """
+        ...
+
+    def topic_peek(self, topic: str, *, limit: int = 10, now_us: int | None = None) -> list[MessageView]:
+        """The messages that would be handed out next, in order, then the delayed by due time; nothing is changed."""
+        ...
+
+    def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
+        """Remove what waits, also parked and delayed; leases stay whole. Returns how many."""
+        ...
+
+    def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
+        """Remove everything of a topic: waiting, leased (their settle answers "gone"), dead letters, known ids, counters."""
+        ...
+
+    def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
+        """
+        Per priority (scan cursor, done cursor): all numbers up to it have been handed out once / are finished. Key `0` is
+        always there. Where nothing is outstanding a cursor is the shard's last number.
+        """
+        ...
+
+    def lookup(self, topic: str, ids: Sequence[str], *, now_us: int | None = None) -> dict[str, str]:
+        """unknown, waiting, leased, finished or dead for each id."""
+        ...
+
+    def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
+        """A message that is waiting, leased or dead; ids that Fairlead made are found without their topic."""
+        ...
+
+    def explain(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> Explanation:
+        """What the message waits for, and when it will likely start."""
+        ...
+
+    def dead_list(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[tuple[int, MessageView]]:
+        """Dead letters with their number, oldest first; `after` a number pages on."""
+        ...
+
+    def dead_redrive(
+        self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, spacing_us: int = 0, now_us: int | None = None
+    ) -> int:
+        """
+        Put dead letters back (oldest first, at most `limit`), with a new number and attempts from the start; returns how many.
+
+        `spacing_us`: the n-th of this call is due n times that from now.
+        """
+        ...
+
+    def dead_drop(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None) -> int:
+        """Forget dead letters (oldest first, at most `limit`); returns how many."""
+        ...
+
+    def overview(self, *, now_us: int | None = None) -> Overview:
+        """The namespace at a glance."""
+        ...
+
+    def doctor(self, *, repair: bool = False) -> list[Check]:
+        """Check the store's health and that its parts agree; with `repair` mend what does not."""
+        ...
+
+    def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
+        """
+        Everything, for tests and `doctor --dump`: {"now_us", "totals": {...}, "topics": {name: TopicStats as dict},
+        "messages": [MessageView as dict, sorted by seq], "gates": [...], "policies": rows}. Cost grows with the content.
+        """
+        ...
+
+
+class FullEngine(Engine, Desk, Protocol):
+    """What `open_engine` returns."""
+
+
+class OpenEngine(Protocol):
+    """What an entry point of the group `fairlead.engines` names (the entry's name is the URL's scheme)."""
+
+    def __call__(self, url: str, settings: Settings) -> FullEngine:
+        """Open or create the store that the URL names."""
+        ...
+

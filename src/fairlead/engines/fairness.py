@@ -1,0 +1,116 @@
+"""
+Who is served next, as arithmetic: rates, virtual time and the shares of tiers.
+
+Pure functions on integers, so that every engine and every language computes the same. All numbers fit the 53 bits
+of a double: times are microseconds, rate clocks quarter microseconds ("ticks").
+
+- Rates: GCRA, the generic cell rate algorithm (ITU-T I.371), as a virtual-scheduling token bucket: one number per lane,
+  the theoretical arrival time (TAT) of the next conforming delivery.
+- Lanes: start-time fair queueing / stride scheduling (Waldspurger 1995): a lane's virtual time advances by the work
+  it was given, divided by its weight; the smallest is served next.
+- Tiers: shares with carried fractions (largest remainder), work-conserving.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+TICKS = 4
+"""Rate ticks in a microsecond: rounding an interval up costs at most 0.25 % at 10,000 a second."""
+
+VT_SCALE = 100_800
+"""Virtual time of one message (or one second of work) at weight 1; divisible by 1 … 10, so small weights are exact."""
+
+CHUNK = 4
+"""Most messages of weight 1 that one visit takes while other lanes wait: deliveries of equals differ by no more."""
+
+CARRY_SCALE = 1_000_000
+"""One delivery in the unit of a tier's carry."""
+
+
+def interval(rate: float) -> int:
+    """Ticks between two deliveries, rounded up so that the rate is never exceeded."""
+    return max(1, ceil(1_000_000 * TICKS / rate - 1e-9))
+
+
+def permits(tat: int, now_us: int, rate: float, burst: int) -> int:
+    """How many deliveries conform now: TAT - (burst-1) intervals <= now for the next, and so on."""
+    step = interval(rate)
+    now = now_us * TICKS
+    room = now + burst * step - max(tat, now)
+    return room // step if room >= step else 0
+
+
+def take_permits(tat: int, now_us: int, rate: float, taken: int) -> int:
+    """The TAT after `taken` deliveries."""
+    return max(tat, now_us * TICKS) + taken * interval(rate)
+
+
+def return_permits(tat: int, rate: float, returned: int) -> int:
+    """The TAT after deliveries that were never begun have been given back."""
+    return tat - returned * interval(rate)
+
+
+def next_permit_us(tat: int, now_us: int, rate: float, burst: int) -> int:
+    """The engine time at which the next delivery conforms (now, if it does already)."""
+    step = interval(rate)
+    return max(now_us, -((-(tat - (burst - 1) * step)) // TICKS))
+
+
+def rebase(tat: int, now_us: int, rate: float, burst: int) -> int:
+    """
+    The TAT under a changed rate: at most what a lane that just used its burst has, so that after raising a rate
+    the next permit is at most one new interval away.
+    """
+    return min(tat, now_us * TICKS + burst * interval(rate))
+
+
+def recovered(tat: int, now_us: int) -> bool:
+    """Whether the whole burst is free again: a lane in that state need not be remembered."""
+    return tat <= now_us * TICKS
+
+
+def stride(taken: int, weight: float) -> int:
+    """The virtual time that `taken` messages cost a lane of that weight."""
+    return max(1, round(taken * VT_SCALE / weight))
+
+
+def stride_of_work(work_us: int, weight: float) -> int:
+    """The virtual time that so much of the workers' time costs a lane of that weight."""
+    return round(work_us * VT_SCALE / (1_000_000 * weight))
+
+
+def chunk(room: int, lanes: int, weight: float) -> int:
+    """How many messages one visit may take: an even part of the room, at least 1, at most `CHUNK` times the weight."""
+    if lanes <= 1:
+        return room
+    return max(1, min(room // lanes, int(CHUNK * weight)))
+
+
+def split(room: int, shares: Mapping[str, float], carry: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """
+    Divide `room` deliveries between the tiers that have work, by their shares.
+
+    Fractions are carried from call to call, so that many calls for one delivery keep the shares as well as one
+    call for many. Returns each tier's number and its new carry (in `CARRY_SCALE`; they add up to what they did before).
+    Ties go to the tier named first.
+    """
+    total = sum(shares.values())
+    claims = {tier: carry.get(tier, 0) + round(room * CARRY_SCALE * share / total) for tier, share in shares.items()}
+    given = {tier: max(0, claim // CARRY_SCALE) for tier, claim in claims.items()}
+    names: Sequence[str] = list(shares)
+    while (left := room - sum(given.values())) != 0:
+        # One at a time to the largest remaining claim; back from the smallest where carries made the floors add up to more.
+        if left > 0:
+            tier = max(names, key=lambda name: claims[name] - given[name] * CARRY_SCALE)
+            given[tier] += 1
+        else:
+            tier = min((name for name in names if given[name]), key=lambda name: claims[name] - given[name] * CARRY_SCALE)
+            given[tier] -= 1
+    limit = 2 * CARRY_SCALE
+    kept = {tier: max(-limit, min(limit, claims[tier] - given[tier] * CARRY_SCALE)) for tier in names}
+    return given, kept

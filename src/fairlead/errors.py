@@ -1,0 +1,134 @@
+"""
+Every error that Fairlead raises, grouped by what the caller should do about it.
+
+```
+FairleadError
+├── UsageError            fix the program
+│   ├── BadPolicy         a setting that cannot be
+│   ├── BadMessage        a body, topic, key or option that cannot be published
+│   └── UnknownHandler    nothing is registered under that name
+├── Refused               the state of the system says no
+│   ├── BacklogFull       wait, or raise `max_backlog`
+│   └── TopicInUse        drain the topic first
+├── LeaseLost             somebody else has the message now
+├── EngineUnavailable     try again (says whether the change may have happened)
+│   └── EngineCorrupt     the store is damaged: `fairlead doctor`
+├── SchemaMismatch        this file belongs to another version of Fairlead
+└── HandlerSignal         what handlers raise, not a failure: Retry, Reject, DestinationUnwell
+```
+
+Each message has one line in four parts: what, which, the values, and what to do now.
+"""
+
+from __future__ import annotations
+
+from fairlead.units import Duration
+
+
+class FairleadError(Exception):
+    """The base of all errors that Fairlead raises."""
+
+
+class UsageError(FairleadError, ValueError):
+    """The program asks for something that cannot be; it has to be changed."""
+
+
+class BadPolicy(UsageError):
+    """A policy, gate or tier setting that is unknown, out of range or impossible together."""
+
+
+class BadMessage(UsageError):
+    """A message that cannot be published: its body, topic, key, priority or an option is at fault."""
+
+
+class UnknownHandler(UsageError):
+    """No handler or task is registered under that name."""
+
+
+class Refused(FairleadError):
+    """The request was fine, the state of the system does not allow it now."""
+
+
+class BacklogFull(Refused):
+    """
+    A topic or the namespace holds as much as its `max_backlog` allows.
+
+    `receipts` tells, for a `publish_many`, what became of each message.
+    """
+
+    def __init__(self, text: str, receipts: list[object] | None = None) -> None:
+        super().__init__(text)
+        self.receipts = receipts or []
+
+
+class TopicInUse(Refused):
+    """A change that is only possible while the topic is empty."""
+
+
+class LeaseLost(FairleadError):
+    """The lease had ended before it was settled or extended; nothing was changed."""
+
+    def __init__(self, text: str, message_id: str = "", fence: int = 0) -> None:
+        super().__init__(text)
+        self.message_id = message_id
+        self.fence = fence
+
+
+class EngineUnavailable(FairleadError, ConnectionError):
+    """
+    The store does not answer, is full, or cannot be written.
+
+    `applied` is False where nothing was changed, None where that is not known: publishing the
+    same ids again is then safe.
+    """
+
+    def __init__(self, text: str, *, applied: bool | None = False) -> None:
+        super().__init__(text)
+        self.applied = applied
+
+
+class EngineCorrupt(EngineUnavailable):
+    """The store is damaged, or is not one of Fairlead's."""
+
+
+class SchemaMismatch(FairleadError):
+    """The store was written by another version of Fairlead, which this one cannot read."""
+
+
+class HandlerSignal(FairleadError):
+    """What a handler raises to say how its message is to go on."""
+
+
+class Retry(HandlerSignal):
+    """
+    Try this message again, after `delay` (seconds, `timedelta` or `"10m"`; default: the policy's backoff).
+
+    Counts as an attempt. When the policy's retries are used up, the message becomes a dead letter.
+    """
+
+    def __init__(self, reason: str = "", *, delay: Duration | None = None) -> None:
+        super().__init__(reason or "the handler asked for a retry")
+        self.reason = reason
+        self.delay = delay
+
+
+class Reject(HandlerSignal):
+    """Never try this message again: it becomes a dead letter with this reason."""
+
+    def __init__(self, reason: str = "rejected by the handler") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class DestinationUnwell(HandlerSignal):
+    """
+    Not this message is at fault but where it goes: the whole topic rests, then probes again.
+
+    `retry_after` (seconds, `timedelta` or `"10m"`) is what the destination asked for; without it the rest is
+    one second, doubled at each failing probe up to five minutes. No message's retries are used.
+    """
+
+    def __init__(self, reason: str = "", *, retry_after: Duration | None = None) -> None:
+        super().__init__(reason or "the destination is unwell")
+        self.reason = reason
+        self.retry_after = retry_after

@@ -1,0 +1,476 @@
+"""
+Policies: the only definition of each setting, how it is checked, and which pattern wins.
+
+A policy is kept as the fields that somebody set (`dict`, plain JSON values) by layer and pattern; `PolicyBook` resolves
+them for one topic, field by field: an operator's setting goes before the code's, and inside a layer the most specific
+pattern wins. `Resolved` is what engines work with: every field present, in the engines' units.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from fairlead import units
+from fairlead.errors import BadMessage, BadPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Layer = Literal["code", "operator"]
+"""Who set a policy. The operator's layer stands above the code's."""
+
+MAX_TOPIC_BYTES = 255
+MAX_KEY_BYTES = 512
+MAX_PARTITIONS = 1024
+MAX_BUCKETS = 65_536
+WEIGHTS = (0.01, 1000.0)
+DEFAULT_TIERS: dict[str, float | str] = {"high": 6, "mid": 3, "low": 1}
+FOREVER = -1
+"""How `dedupe` is kept when it is for ever."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Tier(msgspec.Struct, frozen=True):
+    """
+    A service class of topics.
+
+    `share`: its part of the deliveries against the other tiers' shares, or `"strict"`: served before all others.
+    `fair_by`: `"messages"`, or `"time"`: topics share the workers' time instead of the number of messages.
+    """
+
+    share: float | Literal["strict"] = 1
+    fair_by: Literal["messages", "time"] = "messages"
+
+    @staticmethod
+    def of(value: Tier | float | str) -> Tier:
+        """Read a tier as the application writes it: a `Tier`, a share, or `"strict"`."""
+        tier = value if isinstance(value, Tier) else Tier(value)  # type: ignore[arg-type]  # checked in the next lines
+        share_is_right = tier.share == "strict" or (
+            isinstance(tier.share, (int, float)) and not isinstance(tier.share, bool) and 0 < tier.share <= 1_000_000
+        )
+        if not share_is_right:
+            raise BadPolicy(f'tier: expected a share above 0 or "strict", got {tier.share!r}')
+        if tier.fair_by not in ("messages", "time"):
+            raise BadPolicy(f'tier: expected fair_by to be "messages" or "time", got {tier.fair_by!r}')
+        return tier
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """
+    How long a message waits before its next attempt: `base` · `factor`^(attempt-1), at most `cap` (all seconds).
+
+    With `jitter` the delay is drawn evenly between 0 and that ("full jitter"), so that failures spread out.
+    """
+
+    base: float = 1.0
+    factor: float = 2.0
+    cap: float = 3600.0
+    jitter: bool = True
+
+    def delay_us(self, attempt: int, random: float) -> int:
+        """The delay after failure number `attempt` (from 1); `random` in 0 … 1 is used where there is jitter."""
+        exponent = min(attempt - 1, 200)
+        delay = min(self.base * self.factor**exponent, self.cap)
+        return round(delay * (random if self.jitter else 1.0) * units.SECOND)
+
+
+class Resolved(msgspec.Struct, frozen=True, gc=False):
+    """Everything that holds for one topic, in the engines' units. `rate` is per second, times are microseconds."""
+
+    rate: float | None = None
+    burst: int | None = None
+    concurrency: int | None = None
+    weight: float = 1.0
+    tier: str = "mid"
+    pool: str = "default"
+    lease: int = 60 * units.SECOND
+    retries: int = 16
+    backoff: Backoff = Backoff()
+    ttl: int | None = None
+    on_expiry: str = "dead"
+    dead_ttl: int = 14 * 86_400 * units.SECOND
+    serial: str | None = None
+    gate: str | None = None
+    merge: str | None = None
+    merge_limit: int = 1000
+    window: int | None = None
+    debounce: bool = False
+    max_wait: int | None = None
+    edge: str = "trailing"
+    max_body: int = 1 << 20
+    dedupe: int | None = None
+    max_backlog: int | None = None
+    max_backlog_bytes: int | None = None
+    on_full: str = "refuse"
+    partitions: int = 1
+    buckets: int | None = None
+    buckets_pattern: str | None = None
+    delivery: str = "at_least_once"
+    paused: bool = False
+
+    @property
+    def limited(self) -> bool:
+        """Whether a rate, a concurrency or a gate holds the topic back."""
+        return self.rate is not None or self.concurrency is not None or self.gate is not None
+
+    @property
+    def lane_rate(self) -> float | None:
+        """The part of the rate that each lane has."""
+        return None if self.rate is None else self.rate / self.partitions
+
+    @property
+    def lane_burst(self) -> int:
+        """The burst of each lane, at least 1; by default the larger of 1 and a twentieth of the rate."""
+        if self.rate is None:
+            return 1
+        burst = self.burst if self.burst is not None else self.rate / 20
+        return max(1, int(burst / self.partitions))
+
+    @property
+    def lane_concurrency(self) -> int | None:
+        """The part of the concurrency that each lane has."""
+        return None if self.concurrency is None else self.concurrency // self.partitions
+
+
+def _expected(what: str) -> Callable[[object], BadPolicy]:
+    return lambda got: BadPolicy(f"expected {what}, got {got!r}")
+
+
+def _integer(low: int, high: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _expected(f"a whole number from {low:,} to {high:,}")(value)
+        return value
+
+    return read
+
+
+def _choice(*allowed: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in allowed or not isinstance(value, str):
+            raise _expected("one of " + ", ".join(f'"{name}"' for name in allowed))(value)
+        return value
+
+    return read
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _expected("true or false")(value)
+    return value
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str) or not value or len(value) > 100 or _CONTROL.search(value):
+        raise _expected("a name of 1 to 100 characters without control characters")(value)
+    return value
+
+
+def _duration(low: float = 0.0, *, zero: bool = False) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        number = units.seconds(value)
+        if number < low or (number == 0 and not zero) or number > 100 * 365 * 86_400:
+            raise _expected(f"a duration above {low:g} seconds")(value)
+        return number
+
+    return read
+
+
+def _weight(value: Any) -> float:
+    low, high = WEIGHTS
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise _expected(f"a weight from {low:g} to {high:g}")(value)
+    return float(value)
+
+
+def _serial(value: Any) -> str:
+    return "hold" if value is True else _choice("hold", "yield")(value)
+
+
+def _partitions(value: Any) -> int:
+    number = _integer(1, MAX_PARTITIONS)(value)
+    if number & (number - 1):
+        raise _expected(f"a power of two from 1 to {MAX_PARTITIONS:,}")(value)
+    return number
+
+
+def _dedupe(value: Any) -> float | str:
+    return "forever" if value in ("forever", float("inf")) else _duration()(value)
+
+
+def _backlog(value: Any) -> int | str:
+    if units.is_size(value):
+        units.size(value)
+        return str(value)
+    return _integer(1, 1 << 60)(value)
+
+
+def _backoff(value: Any) -> Any:
+    """A `Backoff`, its fields as a mapping, or a fixed delay."""
+    if isinstance(value, Backoff):
+        backoff = value
+    elif isinstance(value, dict):
+        try:
+            backoff = msgspec.convert(value, Backoff, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadPolicy(str(error)) from error
+        unknown = set(value) - set(Backoff.__struct_fields__)
+        if unknown:
+            raise _expected("the fields base, factor, cap, jitter")(sorted(unknown))
+    else:
+        fixed = _duration(zero=True)(value)
+        backoff = Backoff(base=fixed, factor=1.0, cap=max(fixed, 0.0), jitter=False)
+    if backoff.base < 0 or backoff.factor < 1 or backoff.cap < 0:
+        raise _expected("base and cap of at least 0 and a factor of at least 1")(value)
+    return msgspec.to_builtins(backoff)
+
+
+FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "rate": (units.rate, 'deliveries per second: 50, "50/s", "600/m"'),
+    "burst": (_integer(1, 1_000_000), "deliveries at once after a rest; default: the larger of 1 and a twentieth of the rate"),
+    "concurrency": (_integer(1, 1_000_000), "most leases at once"),
+    "weight": (_weight, "share inside the tier; default 1"),
+    "tier": (_word, "service class; default mid"),
+    "pool": (_word, "which workers serve the topic; default default"),
+    "lease": (_duration(), "time to settle a delivery before it goes back; default 60 s"),
+    "retries": (_integer(0, 1_000_000), "attempts after the first; default 16"),
+    "backoff": (_backoff, "delay between attempts: a Backoff, its fields, or a fixed duration; default 1 s … 1 h, jitter"),
+    "ttl": (_duration(), "how long a message may wait; default for ever"),
+    "on_expiry": (_choice("dead", "drop"), "what becomes of an expired message; default dead"),
+    "dead_ttl": (_duration(), "how long dead letters are kept; default 14 days"),
+    "serial": (_serial, 'one at a time per key, in order: "hold" (also true) or "yield"'),
+    "gate": (_word, "the name of a limit that many topics share"),
+    "merge": (_choice("first", "last", "all"), "whose body survives when a message joins a waiting one of its key"),
+    "merge_limit": (_integer(2, 100_000), 'most bodies that merge="all" collects; default 1,000'),
+    "window": (_duration(), "merged messages are due so long after the first of their key"),
+    "debounce": (_flag, "the window runs anew from the last of a key"),
+    "max_wait": (_duration(), "with debounce: at most so long after the first; default ten windows"),
+    "edge": (_choice("trailing", "leading"), "leading: the first at once, then at most one per window"),
+    "max_body": (units.size, "largest body; default 1 MiB"),
+    "dedupe": (_dedupe, 'how long the ids of finished messages are refused as duplicates; "forever"'),
+    "max_backlog": (_backlog, 'most that may wait: a count, or a size like "10GB"'),
+    "on_full": (_choice("refuse", "block", "drop_oldest"), "what happens at max_backlog; default refuse"),
+    "partitions": (_partitions, "lanes the topic is spread over by CRC32 of the key; a power of two; default 1"),
+    "buckets": (_integer(1, MAX_BUCKETS), "lanes that the topics of the pattern are folded into, by CRC32 of their name"),
+    "delivery": (_choice("at_least_once", "at_most_once"), "at_most_once: acked at hand-out; default at_least_once"),
+    "paused": (_flag, "accepts, and delivers nothing"),
+}
+"""Every setting: how it is read, and what it means."""
+
+_TO_MICROSECONDS = ("lease", "ttl", "dead_ttl", "window", "max_wait")
+
+
+def check_topic(name: str) -> str:
+    """Return the topic's name if it can be one; raises BadMessage."""
+    if not isinstance(name, str) or not name:
+        raise BadMessage(f"topic: expected a name, got {name!r}")
+    if _CONTROL.search(name):
+        raise BadMessage(f"topic {name!r}: control characters are not allowed in a topic's name; remove them")
+    if len(name) > MAX_TOPIC_BYTES or len(name.encode(errors="replace")) > MAX_TOPIC_BYTES:
+        raise BadMessage(f"topic {name[:40]!r}…: the name has {len(name)} characters, at most {MAX_TOPIC_BYTES} bytes are allowed")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise BadMessage(f"topic {name!r}: the name is not valid Unicode ({error.reason})") from error
+    if name == "*" or name.endswith(".*"):
+        raise BadMessage(f"topic {name!r}: this is a pattern; messages go to topics")
+    return name
+
+
+def check_pattern(pattern: str) -> str:
+    """Return the pattern if it can be one: a topic's name, a dotted prefix with `*` at its end, or `*`."""
+    if pattern == "*":
+        return pattern
+    stem = pattern[:-2] if isinstance(pattern, str) and pattern.endswith(".*") else pattern
+    if isinstance(stem, str) and "*" in stem:
+        raise BadPolicy(f'policy {pattern!r}: "*" may only stand alone or at the end of a dotted prefix, like "push.*"')
+    try:
+        check_topic(stem)
+    except BadMessage as error:
+        raise BadPolicy(f"policy {pattern!r}: {error}") from error
+    return pattern
+
+
+def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Check a policy's fields and return them as plain JSON values; None is kept and means: no longer set.
+
+    Raises BadPolicy, which names the pattern, the field and what was expected.
+    """
+    check_pattern(pattern)
+    checked: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, n=1)
+            hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(FIELDS)}"
+            raise BadPolicy(f'policy {pattern}: unknown setting "{name}"{hint}')
+        if value is None:
+            checked[name] = None
+            continue
+        try:
+            checked[name] = FIELDS[name][0](value)
+        except (ValueError, TypeError) as error:
+            raise BadPolicy(f"policy {pattern}: {name}: {error}") from error
+    if checked.get("buckets") is not None and not (pattern == "*" or pattern.endswith(".*")):
+        raise BadPolicy(f'policy {pattern}: buckets fold many topics together; set them on a pattern like "{pattern}.*"')
+    return checked
+
+
+def prefixes(topic: str) -> list[str]:
+    """The patterns that match a topic, the most specific first."""
+    found = [topic]
+    end = len(topic)
+    while (end := topic.rfind(".", 0, end)) >= 0:
+        found.append(topic[: end + 1] + "*")
+    found.append("*")
+    return found
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether the pattern covers the topic."""
+    return pattern in ("*", topic) or (pattern.endswith(".*") and topic.startswith(pattern[:-1]))
+
+
+class PolicyBook:
+    """
+    All policies of a namespace, and what they come to for a topic.
+
+    Topics that are covered by the same patterns share one `Resolved`, so a million topics cost a few look-ups each
+    and no memory.
+    """
+
+    def __init__(self, tiers: Mapping[str, Tier] | None = None) -> None:
+        self.tiers = dict(tiers) if tiers else {name: Tier.of(share) for name, share in DEFAULT_TIERS.items()}
+        self._layers: dict[str, dict[str, dict[str, Any]]] = {"operator": {}, "code": {}}
+        self._resolved: dict[tuple[str, ...], Resolved] = {}
+
+    def load(self, rows: list[tuple[str, str, dict[str, Any]]]) -> None:
+        """Replace everything by (layer, pattern, fields) rows, as they were checked before."""
+        self._layers = {"operator": {}, "code": {}}
+        for layer, pattern, fields in rows:
+            self._layers[layer][pattern] = fields
+        self._resolved.clear()
+
+    def put(self, layer: str, pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Set checked fields (None removes one); returns what the pattern now sets in that layer."""
+        now = {**self._layers[layer].get(pattern, {}), **fields}
+        now = {name: value for name, value in now.items() if value is not None}
+        if now:
+            self._layers[layer][pattern] = now
+        else:
+            self._layers[layer].pop(pattern, None)
+        self._resolved.clear()
+        return now
+
+    def rows(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """Every (layer, pattern, fields), sorted."""
+        return [(layer, pattern, dict(fields)) for layer in ("code", "operator")
+                for pattern, fields in sorted(self._layers[layer].items())]  # fmt: skip
+
+    def covering(self, topic: str) -> tuple[str, ...]:
+        """The patterns with a policy that cover the topic, the most specific first."""
+        operator, code = self._layers["operator"], self._layers["code"]
+        if not operator and not code:
+            return ()
+        return tuple(pattern for pattern in prefixes(topic) if pattern in operator or pattern in code)
+
+    def resolve(self, topic: str) -> Resolved:
+        """What holds for a topic. Raises BadPolicy where the fields are impossible together."""
+        covering = self.covering(topic)
+        found = self._resolved.get(covering)
+        if found is None:
+            found = self._resolved[covering] = self._build(covering)
+        return found
+
+    def why(self, topic: str) -> dict[str, tuple[Any, str, str]]:
+        """For each field that somebody set: its value, layer and pattern."""
+        return self._merge(self.covering(topic))
+
+    def has_own(self, topic: str) -> bool:
+        """Whether a policy names exactly this topic."""
+        return topic in self._layers["operator"] or topic in self._layers["code"]
+
+    def _merge(self, covering: tuple[str, ...]) -> dict[str, tuple[Any, str, str]]:
+        merged: dict[str, tuple[Any, str, str]] = {}
+        for layer in ("operator", "code"):
+            for pattern in covering:
+                for name, value in self._layers[layer].get(pattern, {}).items():
+                    merged.setdefault(name, (value, layer, pattern))
+        return merged
+
+    def _build(self, covering: tuple[str, ...]) -> Resolved:
+        merged = self._merge(covering)
+        values: dict[str, Any] = {name: value for name, (value, _, _) in merged.items()}
+        for name in _TO_MICROSECONDS:
+            if name in values:
+                values[name] = max(1, round(values[name] * units.SECOND))
+        if "backoff" in values:
+            values["backoff"] = msgspec.convert(values["backoff"], Backoff, strict=False)
+        if "dedupe" in values:
+            kept = values["dedupe"]
+            values["dedupe"] = FOREVER if kept == "forever" else max(1, round(kept * units.SECOND))
+        if isinstance(values.get("max_backlog"), str):
+            values["max_backlog_bytes"] = units.size(values.pop("max_backlog"))
+        own_name = bool(covering) and not (covering[0] == "*" or covering[0].endswith(".*"))
+        if "buckets" in values:
+            if own_name:
+                del values["buckets"]
+            else:
+                values["buckets_pattern"] = merged["buckets"][2]
+        resolved = Resolved(**values)
+        self._check_together(covering, resolved, merged)
+        return resolved
+
+    def _check_together(self, covering: tuple[str, ...], policy: Resolved, merged: dict[str, tuple[Any, str, str]]) -> None:
+        def refuse(name: str, text: str) -> BadPolicy:
+            pattern = merged[name][2] if name in merged else covering[0]
+            return BadPolicy(f"policy {pattern}: {text}")
+
+        if policy.tier not in self.tiers:
+            raise refuse("tier", f'tier "{policy.tier}" does not exist; the namespace has {", ".join(self.tiers)}')
+        if policy.concurrency is not None and policy.concurrency < policy.partitions:
+            raise refuse("concurrency", f"concurrency {policy.concurrency} is less than partitions {policy.partitions}; "
+                         "each partition needs at least one")  # fmt: skip
+        if policy.buckets is not None and policy.partitions > 1:
+            raise refuse("buckets", "buckets and partitions cannot be combined; remove one of them")
+        needs = {"window": "merge", "debounce": "window", "max_wait": "debounce", "merge_limit": "merge", "burst": "rate"}
+        for name, needed in needs.items():
+            if name in merged and merged[name][0] is not False and not getattr(policy, needed):
+                raise refuse(name, f'"{name}" has no meaning without "{needed}"; set both')
+        if policy.edge == "leading" and not policy.window:
+            raise refuse("edge", '"edge" has no meaning without "window"; set both')
+        if policy.edge == "leading" and policy.debounce:
+            raise refuse("edge", 'edge="leading" and debounce contradict each other; remove one of them')
+        if policy.delivery == "at_most_once" and policy.serial == "yield":
+            raise refuse("serial", 'serial="yield" is about retries, and at_most_once has none; use "hold"')
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """A limit that many topics share: deliveries per second, and most leases at once."""
+
+    rate: float | None = None
+    burst: int | None = None
+    concurrency: int | None = None
+
+    @staticmethod
+    def of(name: str, rate: float | str | None, burst: int | None, concurrency: int | None) -> Gate:
+        """Read a gate as the application writes it; raises BadPolicy."""
+        try:
+            _word(name)
+            return Gate(
+                None if rate is None else units.rate(rate),
+                None if burst is None else _integer(1, 1_000_000)(burst),
+                None if concurrency is None else _integer(1, 1_000_000)(concurrency),
+            )
+        except (ValueError, TypeError) as error:
+            raise BadPolicy(f"gate {name}: {error}") from error
+
+    @property
+    def effective_burst(self) -> int:
+        """The larger of 1 and a twentieth of the rate, where none was set."""
+        return self.burst if self.burst is not None else max(1, int((self.rate or 0) / 20))
