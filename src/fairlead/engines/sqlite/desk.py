@@ -1,0 +1,2 @@
+from fairlead.engines.sqlite.engine import Core
+class SqliteEngine(Core): pass

@@ -1,0 +1,150 @@
+"""
+How a process that makes something runnable wakes one that waits, without anybody polling.
+
+Each waiter binds a Unix datagram socket in a folder that belongs to the store, only while it waits; the name says which pool it
+serves. Whoever makes a lane runnable sends a byte to one waiter of that pool (and to those that serve only some topics: they
+may not be able to take it). A waiter that was handed a full batch rings the next one. A store in memory, and systems without
+Unix sockets, use a condition within the process; across processes such systems look at the file's change counter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import random
+import select
+import socket
+import tempfile
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+LOOK_AGAIN = 1.0
+"""Seconds after which a waiter looks by itself, in case a bell was lost (a full socket, another /tmp in a container)."""
+
+POLL = 0.02
+"""Seconds between looks where there are no Unix sockets."""
+
+_numbers = itertools.count()
+
+
+class Doorbell:
+    """The bell of one store. `look` tells in how many seconds there is something to do in a pool (0: now)."""
+
+    def __init__(self, path: str | None, look: Callable[[str, Sequence[str] | None], float]) -> None:
+        self._look = look
+        self._across = path is not None and hasattr(socket, "AF_UNIX")
+        self._alone = path is None
+        self._folder = _folder(path) if path is not None and self._across else ""
+        self._condition = threading.Condition()
+        self._rung = 0
+        self._interrupted = 0
+        self._waiting: dict[str, socket.socket] = {}
+
+    def ring(self, pool: str) -> None:
+        """Wake one waiter of the pool, if there is one."""
+        if not self._across:
+            with self._condition:
+                self._rung += 1
+                self._condition.notify_all()
+            return
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return
+        if not names:
+            return
+        mine = _pool_mark(pool)
+        waiters = [name for name in names if name.startswith(mine)]
+        random.shuffle(waiters)
+        for name in [name for name in waiters if name[len(mine)] == "r"]:
+            self._send(name)
+        for name in waiters:
+            if name[len(mine)] == "a" and self._send(name):
+                return
+
+    def _send(self, name: str) -> bool:
+        path = f"{self._folder}/{name}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+            bell.setblocking(False)  # noqa: FBT003  # the standard library's own signature
+            try:
+                bell.sendto(b"!", path)
+            except BlockingIOError:
+                return True  # its socket is full of bells: it is awake
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)  # a waiter that died
+                return False
+        return True
+
+    def wait(self, timeout: float, pool: str, topics: Sequence[str] | None) -> bool:
+        """Sleep until rung, at most `timeout` seconds; True: there may be something to lease."""
+        deadline = time.monotonic() + timeout
+        if not self._across:
+            return self._wait_in_process(deadline, pool, topics)
+        before = self._interrupted
+        name = f"{_pool_mark(pool)}{'a' if topics is None else 'r'}{os.getpid()}-{next(_numbers)}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            bell.bind(f"{self._folder}/{name}")
+            self._waiting[name] = bell
+            try:
+                # Look only after the socket stands: what is published from here on rings it.
+                while self._interrupted == before:
+                    soon = self._look(pool, topics)
+                    if soon <= 0:
+                        return True
+                    left = deadline - time.monotonic()
+                    if left <= 0:
+                        return False
+                    if select.select([bell], [], [], min(left, soon, LOOK_AGAIN))[0]:
+                        bell.recv(16)
+            finally:
+                self._waiting.pop(name, None)
+                with contextlib.suppress(OSError):
+                    os.unlink(f"{self._folder}/{name}")
+        return False
+
+    def _wait_in_process(self, deadline: float, pool: str, topics: Sequence[str] | None) -> bool:
+        before = self._interrupted
+        while self._interrupted == before:
+            seen = self._rung
+            soon = self._look(pool, topics)
+            if soon <= 0:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            with self._condition:
+                if self._rung == seen and self._interrupted == before:
+                    self._condition.wait(min(left, soon) if self._alone else min(left, soon, POLL))
+        return False
+
+    def interrupt(self) -> None:
+        """End the waits of this process."""
+        self._interrupted += 1
+        with self._condition:
+            self._condition.notify_all()
+        for name in list(self._waiting):
+            self._send(name)
+
+
+def _folder(path: str) -> str:
+    """A short path (a socket's is limited to some 100 bytes) that all processes on the file agree on."""
+    digest = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:16]
+    base = Path(tempfile.gettempdir())
+    owner = os.stat(path).st_uid if os.path.exists(path) else os.getuid()
+    folder = base / f"fairlead-{owner}" / digest
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return str(folder)
+
+
+def _pool_mark(pool: str) -> str:
+    return f"{zlib.crc32(pool.encode()):08x}"

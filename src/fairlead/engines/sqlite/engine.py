@@ -1,0 +1,229 @@
+"""The SQLite engine: the hot path. Administration is in `desk.py`."""
+
+from __future__ import annotations
+
+import random
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fairlead.engines.base import BRING_IN, Capabilities, Settings
+from fairlead.engines.sqlite import housekeeping, messages, putting, serving, settling
+from fairlead.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
+from fairlead.engines.sqlite.rows import AT_GATE, RUNNABLE
+from fairlead.engines.sqlite.statements import SQL
+from fairlead.engines.sqlite.store import Store
+from fairlead.engines.sqlite.turn import Rules, Turn
+from fairlead.errors import UsageError
+from fairlead.message import Batch
+from fairlead.policy import DEFAULT_TIERS, Tier
+from fairlead.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fairlead.message import Draft, Receipt, Settlement
+
+SOON_US = round(LOOK_AGAIN * SECOND)
+"""A waiter looks by itself that often; what is due sooner has to ring."""
+
+DURABILITIES = ("memory", "fsync")
+
+
+def path_of(url: str, namespace: str) -> str | None:
+    """
+    The file of a namespace: `sqlite:///path` is relative, `sqlite:////path` absolute, `sqlite://` in memory (None).
+
+    Each namespace other than "default" has a file of its own beside it, `name.namespace.db`: worlds apart, and one's load does not
+    hold the other's write lock.
+    """
+    rest = url.removeprefix("sqlite://")
+    if rest in ("", "/", "/:memory:"):
+        return None
+    if not rest.startswith("/"):
+        raise UsageError(f'engine URL {url!r}: a path begins after three slashes; write "sqlite:///{rest}"')
+    path = Path(rest[1:])
+    if namespace == "default":
+        return str(path)
+    return str(path.with_name(f"{path.stem}.{namespace}{path.suffix}"))
+
+
+class Core:
+    """Put, lease, settle and what belongs to them, on one file."""
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        durability = settings.durability or "fsync"
+        if durability not in DURABILITIES:
+            raise UsageError(
+                f'engine {url}: durability "{durability}" needs replicas, which a file has not; use "fsync" (the default) or "memory"'
+            )
+        if not settings.namespace or not all(sign.isalnum() or sign in "-_" for sign in settings.namespace):
+            raise UsageError(f"namespace {settings.namespace!r}: use letters, digits, - and _ only")
+        path = path_of(url, settings.namespace)
+        self.url = url
+        self.namespace = settings.namespace
+        self.durability: str = durability if path is not None else "memory"
+        self.capabilities = Capabilities(
+            name="sqlite", durability=frozenset(DURABILITIES), persistent=path is not None, processes=path is not None, transactions=True
+        )
+        self._store = Store(path, self.durability, create=settings.create)
+        self.tiers = self._settle_tiers(settings)
+        self._rules = Rules(self.tiers, settings.random or random.random)
+        self._settle_limits(settings)
+        self._bell = Doorbell(path, self._look)
+        self._closed = False
+
+    # Opening
+
+    def _settle_tiers(self, settings: Settings) -> dict[str, Tier]:
+        with self._store.writing(durable=True) as connection:
+            stored = connection.execute(SQL["setting_read"], ("tiers",)).fetchone()
+            if stored is not None:
+                tiers = {name: msgspec.convert(value, Tier) for name, value in msgspec.json.decode(stored[0])}
+                if settings.tiers is not None and list(tiers.items()) != list(settings.tiers.items()):
+                    raise UsageError(
+                        f"namespace {self.namespace}: its tiers are {_tiers_text(tiers)}, this program came with {_tiers_text(settings.tiers)}; "
+                        "use the same everywhere"
+                    )
+                return tiers
+            tiers = settings.tiers or {name: Tier.of(share) for name, share in DEFAULT_TIERS.items()}
+            pairs = [[name, msgspec.to_builtins(tier)] for name, tier in tiers.items()]
+            connection.execute(SQL["setting_write"], ("tiers", msgspec.json.encode(pairs).decode()))
+            return dict(tiers)
+
+    def _settle_limits(self, settings: Settings) -> None:
+        """The namespace's own limits: those of the program that said some last."""
+        limits = (settings.max_backlog, settings.max_backlog_bytes, settings.on_full)
+        with self._store.writing(durable=True) as connection:
+            if limits[0] is not None or limits[1] is not None:
+                connection.execute(SQL["setting_write"], ("limits", msgspec.json.encode(limits).decode()))
+            stored = connection.execute(SQL["setting_read"], ("limits",)).fetchone()
+        if stored is not None:
+            self._rules.max_backlog, self._rules.max_backlog_bytes, self._rules.on_full = msgspec.json.decode(stored[0])
+
+    # Transactions
+
+    @contextmanager
+    def _turn(self, now_us: int | None, *, durable: bool) -> Iterator[Turn]:
+        turn: Turn | None = None
+        try:
+            with self._store.writing(durable=durable) as connection:
+                turn = Turn(connection, self._rules, _clock() if now_us is None else now_us)
+                yield turn
+                turn.flush()
+        except BaseException:
+            self._rules.forget()  # what was read of the policies may have been rolled back
+            raise
+        for pool in turn.rang:
+            self._bell.ring(pool)
+
+    # The hot path
+
+    def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
+        if not drafts:
+            return []
+        with self._turn(now_us, durable=True) as turn:
+            receipts = putting.put(turn, drafts)
+            if any(draft.delay_us or draft.at_us is not None for draft in drafts):
+                self._ring_for_soon(turn)
+        return receipts
+
+    def lease(
+        self,
+        n: int,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        startable: int | None = None,
+        record_start: bool = False,
+        now_us: int | None = None,
+    ) -> Batch:
+        with self._turn(now_us, durable=False) as turn:
+            housekeeping.keep_house(turn, BRING_IN)
+            leases = serving.lease(turn, n, pool, topics, n if startable is None else startable, record_start=record_start)
+            turn.flush()
+            wake = housekeeping.next_wake(turn)
+            if leases and (len(leases) == n or (wake is not None and wake < turn.now + SOON_US)):
+                turn.rang.add(pool)  # there may be more, now or soon, and this worker may be busy then
+        return Batch(leases, turn.now, wake)
+
+    def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
+        with self._turn(now_us, durable=True) as turn:
+            return settling.start(turn, leases)
+
+    def settle(
+        self, settlements: Sequence[Settlement], *, publish: Mapping[int, Sequence[Draft]] | None = None, now_us: int | None = None
+    ) -> list[str]:
+        if not settlements:
+            return []
+        with self._turn(now_us, durable=True) as turn:
+            answers = settling.settle(turn, settlements, publish or {})
+            if any(settlement.action != "ack" for settlement in settlements):
+                self._ring_for_soon(turn)
+        return answers
+
+    def extend(self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None) -> list[bool]:
+        with self._turn(now_us, durable=False) as turn:
+            return settling.extend(turn, leases, by_us)
+
+    def tick(self, *, budget: int = BRING_IN, now_us: int | None = None) -> int | None:
+        with self._turn(now_us, durable=False) as turn:
+            housekeeping.keep_house(turn, budget)
+            turn.flush()
+            return housekeeping.next_wake(turn)
+
+    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None) -> bool:
+        return self._bell.wait(timeout, pool, topics)
+
+    def interrupt(self) -> None:
+        self._bell.interrupt()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._bell.interrupt()
+            self._store.close()
+
+    # Waking
+
+    def _ring_for_soon(self, turn: Turn) -> None:
+        """Something may have become due sooner than the waiters know."""
+        turn.flush()
+        wake = housekeeping.next_wake(turn)
+        if wake is not None and wake < turn.now + SOON_US:
+            turn.rang.update(band.pool for band in turn.bands.values())
+
+    def _look(self, pool: str, topics: Sequence[str] | None) -> float:
+        """In how many seconds there is something to do in a pool."""
+        with self._store.reading() as connection:
+            turn = Turn(connection, self._rules, _clock())
+            if self._is_runnable(turn, pool, topics):
+                return 0.0
+            wake = housekeeping.next_wake(turn)
+        return (wake - turn.now) / SECOND if wake is not None else float("inf")
+
+    def _is_runnable(self, turn: Turn, pool: str, topics: Sequence[str] | None) -> bool:
+        if topics is None:
+            return any(band.pool == pool and turn.one("band_has_work", band.band, band.band)[0] for band in turn.bands.values())
+        for topic in topics:
+            policy = turn.rules.of(topic)
+            names = {messages.lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)}
+            turn.load_names(names)
+            for name in names:
+                lane = turn.find_lane(name)
+                if lane is not None and turn.bands[lane.band].pool == pool:
+                    gate = turn.gate(lane.gate) if lane.gate is not None else None
+                    if lane.place == RUNNABLE or (lane.place == AT_GATE and gate is not None and gate.room(turn.now)):
+                        return True
+        return False
+
+
+def _clock() -> int:
+    return time.time_ns() // 1000
+
+
+def _tiers_text(tiers: Mapping[str, Tier]) -> str:
+    return ", ".join(f"{name} {tier.share}" + (" by time" if tier.fair_by == "time" else "") for name, tier in tiers.items())

@@ -1,0 +1,184 @@
+"""
+Joining messages about the same thing: on publish, and when a leased one comes back while another of its key waits.
+
+The rules are docs/behaviour.md, "Merging on publish" and "Arriving".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from fairlead.engines.sqlite import messages
+from fairlead.engines.sqlite.rows import Lane, Row, rank_of
+
+if TYPE_CHECKING:
+    from fairlead.engines.sqlite.turn import Turn
+    from fairlead.message import Draft
+    from fairlead.policy import Resolved
+
+MAX_WAIT_WINDOWS = 10
+"""Default of `max_wait`: so many windows."""
+
+
+def merge_key(draft: Draft) -> bytes:
+    """What a message merges by: its key, else its body. Long ones by their digest."""
+    mark, text = (b"k", draft.key.encode()) if draft.key is not None else (b"b", draft.body)
+    return mark + (text if len(text) <= 40 else hashlib.blake2b(text, digest_size=24).digest())
+
+
+def waiting_one(turn: Turn, lane: Lane, mkey: bytes) -> Row | None:
+    """The message of that merge key that waits in the lane."""
+    found = turn.one("merge_key_read", lane.lane, mkey)
+    return messages.read(turn, found[0]) if found else None
+
+
+def join(turn: Turn, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> bool:
+    """Let a new message join the waiting `row`; False if that one is full and the newcomer has to begin another."""
+    if policy.merge == "all":
+        if row.parts + 1 >= policy.merge_limit:
+            return False
+        row.parts += 1
+        turn.run("part_insert", row.mid, row.parts, draft.body)
+        _resize(turn, lane, len(draft.body))
+        messages.save(turn, row)
+    elif policy.merge == "last":
+        _take_over(turn, lane, row, draft, policy)
+    _set_due(turn, lane, row, draft, policy)
+    if draft.id is not None:
+        row.joined = 1
+        messages.save(turn, row)
+        turn.run("ident_write", draft.id, messages.topic_of(row, lane), row.mid, 1, None)
+    lane.merged += 1
+    turn.shard.merged += 1
+    turn.touch(lane)
+    return True
+
+
+def _resize(turn: Turn, lane: Lane, by: int) -> None:
+    lane.bytes += by
+    turn.shard.bytes += by
+
+
+def _take_over(turn: Turn, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> None:
+    """`last`: body, headers, priority and ttl of the newcomer; attempts start anew."""
+    messages.end_waiting(turn, lane, row)
+    headers = msgspec.json.encode(draft.headers).decode() if draft.headers else None
+    _change_content(turn, row, draft.body, headers)
+    ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
+    row.expires = turn.now + ttl if ttl is not None else None
+    row.attempts = 0
+    _change_rank(turn, row, rank_of(draft.priority, at_front=draft.at_front))
+    _wait_again(turn, lane, row)
+
+
+def _change_content(turn: Turn, row: Row, body: bytes, headers: str | None) -> None:
+    row.body, row.headers = body, headers
+    turn.run("message_content", headers, body, row.mid)
+
+
+def _change_rank(turn: Turn, row: Row, rank: int) -> None:
+    """A changed priority gives a new number; the old one counts as removed."""
+    if rank != row.rank:
+        row.rank = rank
+        row.seq = turn.next_seq()
+
+
+def _wait_again(turn: Turn, lane: Lane, row: Row) -> None:
+    """Stand in the order anew, in the old role: a key's head may have to step back, or come forward."""
+    messages.begin_waiting(turn, lane, row)
+    messages.save(turn, row)
+    _reconsider_key(turn, lane, row)
+
+
+def _reconsider_key(turn: Turn, lane: Lane, row: Row) -> None:
+    """After a head that was never handed out changed its place: the first of its key is the head."""
+    if not row.serial or row.key is None:
+        return
+    found = turn.one("serial_key_read", lane.lane, row.key)
+    first = turn.one("parked_first", lane.lane, row.key)
+    if found is None or first is None or found[1] or found[0] != row.mid:
+        return
+    other = messages.read(turn, first[0])
+    if other is not None and (other.rank, other.pos, other.seq) < (row.rank, row.pos, row.seq):
+        turn.run("parked_delete", lane.lane, other.key, other.rank, other.pos, other.seq)
+        lane.parked -= 1
+        messages.arrive(turn, lane, other)
+        messages.save(turn, other)
+
+
+def _set_due(turn: Turn, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> None:
+    due = explicit_due(turn, draft) if policy.merge == "last" else None
+    if due is None and policy.debounce and policy.window is not None and row.since > turn.now:
+        most = policy.max_wait if policy.max_wait is not None else MAX_WAIT_WINDOWS * policy.window
+        due = max(min(row.published + most, turn.now + policy.window), turn.now)
+    if due is None or due == row.since:
+        return
+    messages.end_waiting(turn, lane, row)
+    row.since = due
+    _wait_again(turn, lane, row)
+
+
+def explicit_due(turn: Turn, draft: Draft) -> int | None:
+    """When the publisher said that it is due, None if he said nothing."""
+    if draft.at_us is not None:
+        return max(draft.at_us, turn.now)
+    return turn.now + draft.delay_us if draft.delay_us > 0 else None
+
+
+def window_due(turn: Turn, topic: str, mkey: bytes, policy: Resolved) -> int | None:
+    """When a message that begins a key is due by the policy's window."""
+    if policy.window is None:
+        return None
+    if policy.edge == "trailing":
+        return turn.now + policy.window
+    found = turn.one("edge_read", topic, mkey)
+    if found is not None and found[0] > turn.now:
+        # The window after the one that runs begins when this message is due.
+        turn.run("edge_write", topic, mkey, found[0] + policy.window)
+        return int(found[0])
+    turn.run("edge_write", topic, mkey, turn.now + policy.window)
+    return None
+
+
+def rejoin(turn: Turn, lane: Lane, row: Row) -> None:
+    """
+    `row`, back from a lease and about to wait, takes in the one of its merge key that has come meanwhile, as if it had
+    been published first. Where the two are too many for one, both stay.
+    """
+    if row.mkey is None:
+        return
+    other = waiting_one(turn, lane, row.mkey)
+    if other is None or other.mid == row.mid:
+        return
+    policy = turn.rules.of(messages.topic_of(row, lane))
+    if policy.merge == "all" and row.parts + other.parts + 2 > policy.merge_limit:
+        row.mkey = None  # the later one goes on collecting; this one no longer does
+        return
+    messages.end_waiting(turn, lane, other)
+    if policy.merge == "all":
+        bodies = [other.body, *(body for _, body in turn.all("parts_read", other.mid))]
+        turn.run_many("part_insert", [(row.mid, row.parts + n, body) for n, body in enumerate(bodies, 1)])
+        row.parts += len(bodies)
+    elif policy.merge == "last":
+        _change_content(turn, row, other.body, other.headers)
+        row.expires = other.expires
+        _change_rank(turn, row, other.rank)
+    _absorb_ids(turn, lane, row, other)
+    if other.serial:
+        messages.free_key(turn, lane, other.key, other.mid)
+    messages.remove(turn, other)
+    lane.merged += 1
+    turn.shard.merged += 1
+
+
+def _absorb_ids(turn: Turn, lane: Lane, row: Row, other: Row) -> None:
+    topic = messages.topic_of(row, lane)
+    if other.joined:
+        turn.run("idents_rejoin", row.mid, other.mid)
+        row.joined = 1
+    if other.id is not None:
+        turn.run("ident_write", other.id, topic, row.mid, 1, None)
+        row.joined = 1

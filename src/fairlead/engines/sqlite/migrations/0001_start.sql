@@ -1,0 +1,239 @@
+-- The store of one namespace: one file, one shard.
+--
+-- Design. What is served next is decided by *lanes*, of which there is a row only while something of them waits, is leased
+-- or has to be remembered for a moment: an idle topic has no row anywhere. Partial indexes over lanes are the two indexes of
+-- the design: `lane_runnable` by virtual time and `lane_timer` by clock. Messages are looked at only once their lane has
+-- been chosen.
+--
+-- A message costs two rows while it waits (`message`, appended; `ready`, the order in its lane) and two while it is leased
+-- (`message`; `lease`, appended, because fences grow). Everything else (keys, merges, ids of the user's own, deadlines of
+-- messages with a ttl) is a table that only those pay for who use it. A lease's deadline is one event for its whole batch.
+--
+-- Times are integer microseconds since 1970, rate clocks (tat) quarter microseconds: see engines/fairness.py.
+
+CREATE TABLE shard (                     -- one row: counters, and the clock that never goes back
+    one            INTEGER PRIMARY KEY CHECK (one = 1),
+    nonce          TEXT NOT NULL,        -- the first part of the ids that this store makes
+    seq            INTEGER NOT NULL DEFAULT 0,
+    fence          INTEGER NOT NULL DEFAULT 0,
+    now            INTEGER NOT NULL DEFAULT 0,
+    policy_version INTEGER NOT NULL DEFAULT 0,
+    waiting        INTEGER NOT NULL DEFAULT 0,
+    bytes          INTEGER NOT NULL DEFAULT 0,
+    leased         INTEGER NOT NULL DEFAULT 0,
+    dead           INTEGER NOT NULL DEFAULT 0,
+    published      INTEGER NOT NULL DEFAULT 0,
+    delivered      INTEGER NOT NULL DEFAULT 0,
+    done           INTEGER NOT NULL DEFAULT 0,
+    retried        INTEGER NOT NULL DEFAULT 0,
+    died           INTEGER NOT NULL DEFAULT 0,
+    merged         INTEGER NOT NULL DEFAULT 0,
+    expired        INTEGER NOT NULL DEFAULT 0,
+    removed        INTEGER NOT NULL DEFAULT 0,
+    lanes          INTEGER NOT NULL DEFAULT 0
+);
+
+CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;  -- tiers, limits of the namespace (JSON)
+
+CREATE TABLE policy (layer TEXT NOT NULL, pattern TEXT NOT NULL, fields TEXT NOT NULL, PRIMARY KEY (layer, pattern)) WITHOUT ROWID;
+
+CREATE TABLE sweep (                     -- a changed pattern whose lanes have not all been placed anew yet
+    pattern TEXT PRIMARY KEY,
+    after   TEXT NOT NULL                -- the last lane's name that was done
+) WITHOUT ROWID;
+
+CREATE TABLE band (                      -- one tier of one pool
+    band      INTEGER PRIMARY KEY,
+    pool      TEXT NOT NULL,
+    tier      TEXT NOT NULL,
+    vt        INTEGER NOT NULL DEFAULT 0,   -- the virtual time of the lane picked last
+    carry     INTEGER NOT NULL DEFAULT 0,   -- of the tier's share, see fairness.split
+    mean      INTEGER NOT NULL DEFAULT 0,   -- a message's usual cost in microseconds, 0: not known
+    delivered INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (pool, tier)
+);
+
+CREATE TABLE gate (
+    name        TEXT PRIMARY KEY,
+    code        TEXT,                    -- the limits as the code and as the operator set them (JSON); the operator's count
+    operator    TEXT,
+    tat         INTEGER NOT NULL DEFAULT 0,
+    leased      INTEGER NOT NULL DEFAULT 0,
+    open        INTEGER NOT NULL DEFAULT 1,
+    wake        INTEGER                  -- when a shut gate's next permit comes; NULL: open, or it waits for a settle
+) WITHOUT ROWID;
+CREATE INDEX gate_timer ON gate (wake) WHERE wake IS NOT NULL;
+
+CREATE TABLE gate_entry (                -- a gate stands in each tier that has lanes at it as one entry: that of its first lane
+    band INTEGER NOT NULL,
+    gate TEXT NOT NULL,
+    vt   INTEGER NOT NULL,
+    head INTEGER NOT NULL,
+    open INTEGER NOT NULL,
+    PRIMARY KEY (band, gate)
+) WITHOUT ROWID;
+CREATE INDEX gate_entry_open ON gate_entry (band, vt, head) WHERE open = 1;
+CREATE INDEX gate_entry_gate ON gate_entry (gate);
+
+CREATE TABLE lane (
+    lane       INTEGER PRIMARY KEY,
+    name       TEXT NOT NULL UNIQUE,     -- the topic; topic ␟ partition; ␞ pattern ␟ bucket
+    rule       TEXT NOT NULL,            -- what its policy is resolved for: the topic, or the pattern of a bucket
+    topic      TEXT,                     -- NULL for a bucket
+    band       INTEGER NOT NULL,
+    place      INTEGER NOT NULL,         -- 0 idle · 1 runnable · 2 asleep · 3 at its gate · 4 full · 5 paused
+    wake       INTEGER,                  -- asleep: until then · idle: forgotten then
+    vt         INTEGER NOT NULL,
+    tat        INTEGER NOT NULL DEFAULT 0,
+    gate       TEXT,
+    ready      INTEGER NOT NULL DEFAULT 0,
+    delayed    INTEGER NOT NULL DEFAULT 0,
+    parked     INTEGER NOT NULL DEFAULT 0,
+    leased     INTEGER NOT NULL DEFAULT 0,
+    bytes      INTEGER NOT NULL DEFAULT 0,
+    published  INTEGER NOT NULL DEFAULT 0,
+    delivered  INTEGER NOT NULL DEFAULT 0,
+    done       INTEGER NOT NULL DEFAULT 0,
+    retried    INTEGER NOT NULL DEFAULT 0,
+    died       INTEGER NOT NULL DEFAULT 0,
+    merged     INTEGER NOT NULL DEFAULT 0,
+    expired    INTEGER NOT NULL DEFAULT 0,
+    removed    INTEGER NOT NULL DEFAULT 0,
+    throttled  INTEGER NOT NULL DEFAULT 0,
+    rest_until INTEGER NOT NULL DEFAULT 0,
+    rest_step  INTEGER NOT NULL DEFAULT 0,   -- above 0: the topic rests, or probes
+    rest_fence INTEGER NOT NULL DEFAULT 0,
+    mean       INTEGER NOT NULL DEFAULT 0,
+    seen       INTEGER NOT NULL DEFAULT 0,   -- deliveries are counted in windows: when the present one began,
+    lately     INTEGER NOT NULL DEFAULT 0,   -- how many in it,
+    before     INTEGER NOT NULL DEFAULT 0,   -- and in the one before
+    big        INTEGER,                  -- size classes for the top lists, see classes.py; NULL: too small to matter
+    old        INTEGER,
+    busy       INTEGER,
+    slow       INTEGER
+);
+CREATE INDEX lane_runnable ON lane (band, vt, lane) WHERE place = 1;
+CREATE INDEX lane_timer ON lane (place, wake, lane) WHERE wake IS NOT NULL;
+CREATE INDEX lane_gate ON lane (gate, band, vt, lane) WHERE place = 3;
+CREATE INDEX lane_big ON lane (big) WHERE big IS NOT NULL;
+CREATE INDEX lane_old ON lane (old) WHERE old IS NOT NULL;
+CREATE INDEX lane_busy ON lane (busy) WHERE busy IS NOT NULL;
+CREATE INDEX lane_slow ON lane (slow) WHERE slow IS NOT NULL;
+
+CREATE TABLE message (
+    mid        INTEGER PRIMARY KEY,      -- its first sequence number; the id is made of it
+    lane       INTEGER NOT NULL,
+    state      INTEGER NOT NULL,         -- 0 ready or leased · 1 delayed · 2 parked · 3 dead
+    rank       INTEGER NOT NULL,         -- -2 · priority, + 1 unless it goes to the front
+    seq        INTEGER NOT NULL,
+    since      INTEGER NOT NULL,         -- publish, or the due time
+    published  INTEGER NOT NULL,
+    expires    INTEGER,
+    serial     INTEGER NOT NULL,         -- 0 no · 1 hold · 2 yield
+    odd        INTEGER NOT NULL,         -- 1: its sequence number and its place in the order may disagree (cursors look here)
+    key        TEXT,
+    id         TEXT,                     -- of the user's own
+    topic      TEXT,                     -- where the lane is a bucket
+    mkey       BLOB,                     -- what it merges by
+    headers    TEXT,
+    attempts   INTEGER NOT NULL DEFAULT 0,
+    deliveries INTEGER NOT NULL DEFAULT 0,
+    suspect    INTEGER NOT NULL DEFAULT 0,
+    joined     INTEGER NOT NULL DEFAULT 0,   -- 1: other ids joined it, see ident
+    parts      INTEGER NOT NULL DEFAULT 0,   -- bodies beyond the first
+    sticky     INTEGER NOT NULL DEFAULT 0,
+    body       BLOB NOT NULL
+);
+CREATE INDEX message_aside ON message (lane, state, rank, since) WHERE state IN (1, 2);
+CREATE INDEX message_odd ON message (lane, rank, seq) WHERE odd = 1;
+CREATE INDEX message_topic ON message (topic, mid) WHERE topic IS NOT NULL;
+
+CREATE TABLE ready (                     -- the order in which a lane's messages are handed out
+    lane INTEGER NOT NULL,
+    rank INTEGER NOT NULL,
+    pos  INTEGER NOT NULL,               -- since; minus the number for those that go to the front
+    seq  INTEGER NOT NULL,
+    mid  INTEGER NOT NULL,
+    PRIMARY KEY (lane, rank, pos, seq)
+) WITHOUT ROWID;
+
+CREATE TABLE lease (
+    fence    INTEGER PRIMARY KEY,
+    mid      INTEGER NOT NULL,
+    lane     INTEGER NOT NULL,
+    deadline INTEGER NOT NULL,
+    granted  INTEGER NOT NULL,
+    charge   INTEGER NOT NULL,           -- microseconds of work charged at hand-out, in tiers that are fair by time
+    started  INTEGER NOT NULL,           -- 1: the start of this suspect is recorded
+    gate     TEXT,
+    empty    TEXT,                       -- at most once: the message is gone; "" or the serial key whose slot this keeps
+    gone     INTEGER NOT NULL DEFAULT 0  -- its topic was deleted
+);
+
+CREATE TABLE part (mid INTEGER NOT NULL, n INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (mid, n)) WITHOUT ROWID;  -- merge = all
+
+CREATE TABLE note (                      -- what only messages in trouble have
+    mid       INTEGER PRIMARY KEY,
+    unhandled INTEGER,                   -- when a worker first had no handler for it
+    tries     INTEGER NOT NULL DEFAULT 0,
+    history   TEXT NOT NULL DEFAULT '[]'
+);
+
+CREATE TABLE serial_key (                -- a key that a message is ready with, or holds
+    lane INTEGER NOT NULL,
+    key  TEXT NOT NULL,
+    head INTEGER NOT NULL,               -- the message
+    held INTEGER NOT NULL,               -- 1: it was handed out
+    PRIMARY KEY (lane, key)
+) WITHOUT ROWID;
+
+CREATE TABLE parked (                    -- those behind the head
+    lane INTEGER NOT NULL,
+    key  TEXT NOT NULL,
+    rank INTEGER NOT NULL,
+    pos  INTEGER NOT NULL,
+    seq  INTEGER NOT NULL,
+    mid  INTEGER NOT NULL,
+    PRIMARY KEY (lane, key, rank, pos, seq)
+) WITHOUT ROWID;
+
+CREATE TABLE merge_key (lane INTEGER NOT NULL, mkey BLOB NOT NULL, mid INTEGER NOT NULL, PRIMARY KEY (lane, mkey)) WITHOUT ROWID;  -- waiting
+
+CREATE TABLE edge (                      -- edge = leading: until when newcomers of a key wait for the window's end
+    topic TEXT NOT NULL,
+    mkey  BLOB NOT NULL,
+    until INTEGER NOT NULL,
+    PRIMARY KEY (topic, mkey)
+) WITHOUT ROWID;
+CREATE INDEX edge_until ON edge (until);
+
+CREATE TABLE ident (                     -- ids of the user's own, joined ids, and ids of finished messages
+    id    TEXT NOT NULL,
+    topic TEXT NOT NULL,
+    mid   INTEGER,                       -- NULL: finished
+    alias INTEGER NOT NULL DEFAULT 0,    -- 1: it joined that message
+    until INTEGER,                       -- finished: when it is forgotten; NULL: never
+    PRIMARY KEY (id, topic)
+) WITHOUT ROWID;
+CREATE INDEX ident_alias ON ident (mid) WHERE alias = 1;
+CREATE INDEX ident_until ON ident (until) WHERE until IS NOT NULL;
+CREATE INDEX ident_topic ON ident (topic) WHERE mid IS NULL;
+
+CREATE TABLE dead (
+    no     INTEGER PRIMARY KEY,
+    mid    INTEGER NOT NULL UNIQUE,
+    topic  TEXT NOT NULL,
+    died   INTEGER NOT NULL,
+    until  INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    error  TEXT
+);
+CREATE INDEX dead_topic ON dead (topic, no);
+
+CREATE TABLE event (                     -- what happens by the clock
+    at   INTEGER NOT NULL,
+    kind INTEGER NOT NULL,               -- 1 leases run out (fences a … b) · 2 due · 3 expires · 4 dead letter forgotten (a: message)
+    a    INTEGER NOT NULL,
+    b    INTEGER,
+    PRIMARY KEY (at, kind, a)
+) WITHOUT ROWID;

@@ -1,0 +1,254 @@
+"""Accepting messages: `Engine.put`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.engines.sqlite import merging, messages
+from fairlead.engines.sqlite.rows import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD, Lane, Row, rank_of
+from fairlead.errors import BadMessage
+from fairlead.message import Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairlead.engines.sqlite.turn import Turn
+    from fairlead.message import Draft
+    from fairlead.policy import Resolved
+
+_SERIAL = {None: 0, "hold": HOLD, "yield": YIELD}
+_dumps = msgspec.json.Encoder().encode
+
+
+def put(turn: Turn, drafts: Sequence[Draft]) -> list[Receipt]:
+    """Take messages in, in their order. Raises BadMessage before anything is changed."""
+    rules = turn.rules
+    policies = [rules.of(draft.topic) for draft in drafts]
+    for draft, policy in zip(drafts, policies, strict=True):
+        _check(turn, draft, policy)
+    simple = [policy.partitions == 1 and policy.buckets is None for policy in policies]
+    turn.load_names({draft.topic for draft, is_simple in zip(drafts, simple, strict=True) if is_simple})
+    intake = _Intake(turn)
+    receipts = [intake.accept(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
+    intake.write()
+    for lane in intake.arrivals.values():
+        # A lane that had ready messages stands where it belongs already: more of them change nothing.
+        if lane.place == IDLE:
+            turn.place(lane)
+    return receipts
+
+
+def _check(turn: Turn, draft: Draft, policy: Resolved) -> None:
+    if len(draft.body) > policy.max_body:
+        raise BadMessage(
+            f"message to {draft.topic}: the body has {len(draft.body):,} bytes, its policy allows {policy.max_body:,}; "
+            "send a reference to it, or raise max_body"
+        )
+    ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
+    if ttl is not None:
+        due = merging.explicit_due(turn, draft)
+        if due is not None and due >= turn.now + ttl:
+            raise BadMessage(
+                f"message to {draft.topic}: its delay ({(due - turn.now) / 1e6:g} s) outlasts its ttl ({ttl / 1e6:g} s); "
+                "it would expire before it is due"
+            )
+
+
+class _Intake:
+    """The rows of one call: those of plain messages are collected and written together."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self.arrivals: dict[int, Lane] = {}
+        self._messages: list[tuple[Any, ...]] = []
+        self._ready: list[tuple[int, int, int, int, int]] = []
+        self._events: list[tuple[int, int, int, None]] = []
+
+    def write(self) -> None:
+        """Write what was collected; done before anything reads these tables."""
+        if self._messages:
+            self.turn.run_many("message_insert", self._messages)
+            self.turn.run_many("ready_insert", self._ready)
+            self.turn.run_many("event_insert", self._events)
+            self._messages, self._ready, self._events = [], [], []
+
+    def accept(self, draft: Draft, policy: Resolved) -> Receipt:
+        """One message: known, merged, refused or accepted, in this order."""
+        turn = self.turn
+        topic = draft.topic
+        mkey = merging.merge_key(draft) if policy.merge is not None else None
+        if policy.partitions == 1 and policy.buckets is None:
+            name, rule, lane_topic = topic, topic, topic
+        else:
+            spread_by = draft.key.encode() if draft.key is not None else draft.body if mkey is not None else None
+            name, rule, lane_topic = messages.lane_name(policy, topic, spread_by, turn.shard.seq + 1)
+        if draft.id is not None:
+            self.write()
+            if messages.is_known(turn, topic, draft.id):
+                return Receipt(draft.id, topic, "duplicate")
+        if mkey is not None:
+            self.write()
+            joined = self._join(draft, policy, name, mkey)
+            if joined is not None:
+                return joined
+        if policy.max_backlog is not None or policy.max_backlog_bytes is not None or turn.rules.has_backlog_limit:
+            self.write()
+            full = make_room(turn, draft, policy, name)
+            if full is not None:
+                return Receipt(draft.id or "", topic, "refused", None, full)
+        lane = turn.make_lane(name, rule, lane_topic)
+        self.arrivals[lane.lane] = lane
+        mid = self._insert(draft, policy, lane, mkey)
+        return Receipt(draft.id or f"{turn.shard.nonce}-{mid:x}", topic)
+
+    def _join(self, draft: Draft, policy: Resolved, name: str, mkey: bytes) -> Receipt | None:
+        turn = self.turn
+        lane = turn.find_lane(name)
+        row = merging.waiting_one(turn, lane, mkey) if lane is not None and not lane.forgotten else None
+        if lane is None or row is None or not merging.join(turn, lane, row, draft, policy):
+            return None
+        self.arrivals[lane.lane] = lane
+        survivor = messages.id_of(turn, row)
+        return Receipt(draft.id or survivor, draft.topic, "merged", survivor)
+
+    def _insert(self, draft: Draft, policy: Resolved, lane: Lane, mkey: bytes | None) -> int:
+        turn = self.turn
+        now = turn.now
+        mid = turn.next_seq()
+        since = now
+        if draft.delay_us > 0 or draft.at_us is not None:
+            since = merging.explicit_due(turn, draft) or now
+        elif mkey is not None and policy.window is not None:
+            since = merging.window_due(turn, draft.topic, mkey, policy) or now
+        ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
+        expires = now + ttl if ttl is not None else None
+        rank = rank_of(draft.priority, at_front=draft.at_front)
+        serial = _SERIAL[policy.serial] if draft.key is not None else 0
+        row_topic = draft.topic if lane.topic is None else None
+        headers = _dumps(draft.headers).decode() if draft.headers else None
+        odd = int(since > now or draft.at_front or serial > 0)
+        turn.shard.published += 1
+        lane.published += 1
+        if draft.id is not None:
+            turn.run("ident_write", draft.id, draft.topic, mid, 0, None)
+        if serial or mkey is not None:
+            row = Row(mid, lane.lane, READY, rank, mid, since, now, expires, serial, odd, draft.key, draft.id, row_topic, mkey, headers,
+                      0, 0, 0, 0, 0, int(draft.sticky), draft.body)  # fmt: skip
+            messages.begin_waiting(turn, lane, row)
+            self._messages.append(_inserted(row))
+            self.write()
+            return mid
+        size = len(draft.body)
+        lane.bytes += size
+        turn.shard.bytes += size
+        turn.shard.waiting += 1
+        turn.touch(lane)
+        state = READY
+        if since > now:
+            state = DELAYED
+            lane.delayed += 1
+            self._events.append((since, DUE, mid, None))
+        else:
+            lane.ready += 1
+            self._ready.append((lane.lane, rank, since if rank & 1 else -mid, mid, mid))
+        if expires is not None:
+            self._events.append((expires, EXPIRES, mid, None))
+        self._messages.append(
+            (mid, lane.lane, state, rank, mid, since, now, expires, 0, odd, draft.key, draft.id, row_topic, None, headers,
+             int(draft.sticky), draft.body)
+        )  # fmt: skip
+        return mid
+
+
+def _inserted(row: Row) -> tuple[Any, ...]:
+    return (row.mid, row.lane, row.state, row.rank, row.seq, row.since, row.published, row.expires, row.serial, row.odd,
+            row.key, row.id, row.topic, row.mkey, row.headers, row.sticky, row.body)  # fmt: skip
+
+
+# Backlog limits
+
+
+def make_room(turn: Turn, draft: Draft, policy: Resolved, name: str) -> str | None:
+    """Why the backlog has no room for the message; None if it has, or was given some by dropping the oldest."""
+    rules, size = turn.rules, len(draft.body)
+    lanes = _lanes_of(turn, draft.topic, policy, name)
+    while True:
+        count, held = _waiting_of(turn, draft.topic, lanes, policy)
+        limits = (
+            (policy.max_backlog, count + 1, f"topic {draft.topic}: {count:,} messages wait", policy.on_full, lanes),
+            (policy.max_backlog_bytes, held + size, f"topic {draft.topic}: {held:,} bytes wait", policy.on_full, lanes),
+            (rules.max_backlog, turn.shard.waiting + 1, f"the namespace: {turn.shard.waiting:,} messages wait", rules.on_full, None),
+            (rules.max_backlog_bytes, turn.shard.bytes + size, f"the namespace: {turn.shard.bytes:,} bytes wait", rules.on_full, None),
+        )
+        over = next((entry for entry in limits if entry[0] is not None and entry[1] > entry[0]), None)
+        if over is None:
+            return None
+        limit, _, text, on_full, where = over
+        full = f"{text}, its max_backlog is {limit:,}; consume faster, or raise the limit"
+        if on_full != "drop_oldest" or not _drop_oldest(turn, where if where is not None else lanes, draft.topic):
+            return full
+
+
+def _lanes_of(turn: Turn, topic: str, policy: Resolved, name: str) -> list[Lane]:
+    names = [name]
+    if policy.partitions > 1:
+        names = [f"{topic}{messages.PARTITION}{n}" for n in range(policy.partitions)]
+        turn.load_names(names)
+    found = (turn.find_lane(each) for each in names)
+    return [lane for lane in found if lane is not None]
+
+
+def _waiting_of(turn: Turn, topic: str, lanes: list[Lane], policy: Resolved) -> tuple[int, int]:
+    if policy.buckets is not None:
+        count, held = turn.one("topic_waiting", topic)
+        return int(count), int(held)
+    return sum(lane.waiting for lane in lanes), sum(lane.bytes for lane in lanes)
+
+
+def _drop_oldest(turn: Turn, lanes: list[Lane], topic: str) -> bool:
+    """The lowest priority's oldest goes to the dead letters; False if nothing may be dropped."""
+    best: tuple[int, int, int, Lane] | None = None
+    for lane in lanes:
+        found = _victim(turn, lane, topic)
+        if found is not None and (best is None or found[:2] < best[:2]):
+            best = (*found, lane)
+    if best is None:
+        return False
+    lane = best[3]
+    row = messages.read(turn, best[2])
+    if row is None:
+        return False
+    messages.end_waiting(turn, lane, row)
+    if row.serial:
+        messages.free_key(turn, lane, row.key, row.mid)
+    lane.removed += 1
+    turn.shard.removed += 1
+    messages.bury(turn, lane, row, "dropped: the backlog was full", None)
+    turn.place(lane)
+    return True
+
+
+def _victim(turn: Turn, lane: Lane, topic: str) -> tuple[int, int, int] | None:
+    """(priority, since, message) of the first to be dropped in a lane."""
+    if lane.topic is None:
+        found = turn.one("topic_victim", topic)
+        return (found[1], found[2], found[0]) if found else None
+    kinds = (("ready", (lane.lane,)), ("aside", (lane.lane, DELAYED)), ("aside", (lane.lane, PARKED)))
+    found = [each for kind, where in kinds for each in _victims(turn, kind, where)]
+    return min(found) if found else None
+
+
+def _victims(turn: Turn, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """The oldest of the lowest priority among those that are ready, delayed or parked: of both ranks that it may have."""
+    found: list[tuple[int, int, int]] = []
+    rank = 1 << 20
+    while (prior := turn.one(f"{kind}_prior_rank", *where, rank)) is not None:
+        rank = prior[0]
+        if found and -(rank >> 1) != found[0][0]:
+            break
+        victim = turn.one(f"{kind}_victim", *where, rank)
+        if victim is not None:
+            found.append((-victim[1], victim[2], victim[0]))
+    return found

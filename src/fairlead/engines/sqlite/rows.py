@@ -1,0 +1,139 @@
+"""Rows as they are worked on in a transaction. Field order is column order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
+"""Where a lane stands (`lane.place`)."""
+
+READY, DELAYED, PARKED, DEAD = range(4)
+"""`message.state`; a leased message is READY and has a row in `lease`."""
+
+LEASES_END, DUE, EXPIRES, RETENTION_ENDS = 1, 2, 3, 4
+"""`event.kind`."""
+
+HOLD, YIELD = 1, 2
+"""`message.serial`: what the policy said at publish."""
+
+
+class Lane(msgspec.Struct, gc=False):
+    """A row of `lane`."""
+
+    lane: int
+    name: str
+    rule: str
+    topic: str | None
+    band: int
+    place: int = IDLE
+    wake: int | None = None
+    vt: int = 0
+    gate: str | None = None
+    tat: int = 0
+    ready: int = 0
+    delayed: int = 0
+    parked: int = 0
+    leased: int = 0
+    bytes: int = 0
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0
+    throttled: int = 0
+    rest_until: int = 0
+    rest_step: int = 0
+    rest_fence: int = 0
+    mean: int = 0
+    seen: int = 0
+    lately: int = 0
+    before: int = 0
+    big: int | None = None
+    old: int | None = None
+    busy: int | None = None
+    slow: int | None = None
+    # What the row said when it was read: decides which statements write it back.
+    stood: tuple[Any, ...] = ()
+    is_new: bool = False
+    forgotten: bool = False
+
+    @property
+    def waiting(self) -> int:
+        return self.ready + self.delayed + self.parked
+
+
+class Band(msgspec.Struct, gc=False):
+    """A row of `band`."""
+
+    band: int
+    pool: str
+    tier: str
+    vt: int
+    carry: int
+    mean: int
+    delivered: int
+
+
+class Row(msgspec.Struct, gc=False):
+    """A row of `message`."""
+
+    mid: int
+    lane: int
+    state: int
+    rank: int
+    seq: int
+    since: int
+    published: int
+    expires: int | None
+    serial: int
+    odd: int
+    key: str | None
+    id: str | None
+    topic: str | None
+    mkey: bytes | None
+    headers: str | None
+    attempts: int
+    deliveries: int
+    suspect: int
+    joined: int
+    parts: int
+    sticky: int
+    body: bytes
+
+    @property
+    def pos(self) -> int:
+        """Its place among those of its rank: by since; those that go to the front, the latest first."""
+        return self.since if self.rank & 1 else -self.seq
+
+    @property
+    def priority(self) -> int:
+        return -(self.rank >> 1)
+
+
+LANE_COLUMNS = Lane.__struct_fields__[:-3]
+ROW_COLUMNS = Row.__struct_fields__
+
+
+class Held(msgspec.Struct, gc=False):
+    """A row of `lease`."""
+
+    fence: int
+    mid: int
+    lane: int
+    deadline: int
+    granted: int
+    charge: int
+    started: int
+    gate: str | None
+    empty: str | None
+    gone: int
+
+
+def rank_of(priority: int, *, at_front: bool) -> int:
+    """The number by which messages of a lane are sorted first."""
+    return -2 * priority + (0 if at_front else 1)

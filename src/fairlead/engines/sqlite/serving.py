@@ -1,0 +1,379 @@
+"""
+Handing out: `Engine.lease`.
+
+First it is decided in memory which lanes give how many (the visits), reading lanes only, each once; then the messages of
+all of them are fetched, and everything is written. Nothing here looks at a lane that cannot deliver.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.engines import fairness
+from fairlead.engines.sqlite import messages
+from fairlead.engines.sqlite.rows import AT_GATE, EXPIRES, LEASES_END, RUNNABLE, Band, Lane, Row
+from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US, GateState
+from fairlead.message import Lease
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairlead.engines.sqlite.turn import Turn
+    from fairlead.policy import Resolved
+
+MANY_GATES = 4
+"""With more open gates than this in a tier, a few lanes of each are read at first instead of as many as there is room for."""
+
+_dumps = msgspec.json.Encoder().encode
+_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def lease(turn: Turn, room: int, pool: str, topics: Sequence[str] | None, startable: int, *, record_start: bool) -> list[Lease]:
+    """Choose, fetch and lease up to `room` messages."""
+    serving = _Serving(turn, startable)
+    if topics is None:
+        serving.serve_pool(pool, room)
+    else:
+        serving.serve_topics(topics, pool, room)
+    leases = _HandOut(turn, record_start=record_start).run(serving.visits)
+    for lane in serving.visited.values():
+        turn.place(lane)
+    return leases
+
+
+class _Line:
+    """
+    The lanes of one tier of one pool that can deliver now, by (virtual time, number).
+
+    They are read from the indexes as far as needed: each source (the tier's own lanes, each open gate's) puts a marker behind the
+    last lane that was read of it; when the marker comes up, more are read.
+    """
+
+    def __init__(self, turn: Turn, band: Band, room: int) -> None:
+        self.band = band
+        self._turn = turn
+        self._heap: list[tuple[int, int, int, Any]] = []
+        self._page = max(room, 1)
+        self._seen: set[int] = set()
+        self._gates: dict[str, GateState] = {}
+        for lane in turn.came_up:
+            self._offer(lane)
+        self._read_more(None, (-1, -1))
+        names = [name for (name,) in turn.all("gate_entries_open", band.band, self._page)]
+        page = self._page if len(names) <= MANY_GATES else max(8, self._page // len(names))
+        for name in names:
+            gate = turn.gate(name)
+            if gate is not None and gate.room(turn.now):
+                self._read_more(gate, (-1, -1), page)
+
+    def _can_deliver(self, lane: Lane) -> bool:
+        if lane.forgotten:
+            return False
+        if lane.place == AT_GATE:
+            gate = self._turn.gate(lane.gate or "")
+            return gate is not None and gate.room(self._turn.now) > 0
+        return lane.place == RUNNABLE
+
+    def _read_more(self, gate: GateState | None, after: tuple[int, int], page: int | None = None) -> None:
+        page = page or self._page
+        if gate is None:
+            rows = self._turn.all("lanes_runnable", self.band.band, *after, page)
+        else:
+            rows = self._turn.all("lanes_at_gate", gate.name, self.band.band, *after, page)
+        for row in rows:
+            self._offer(self._turn.keep(row))
+        if len(rows) == page:
+            last = rows[-1]
+            heapq.heappush(self._heap, (last[7], last[0], 1, (gate, (last[7], last[0]))))
+
+    def _offer(self, lane: Lane) -> None:
+        """Take a lane in, once; one that was changed in this call may no longer belong here."""
+        if lane.lane not in self._seen and lane.band == self.band.band and self._can_deliver(lane):
+            self._seen.add(lane.lane)
+            self.push(lane)
+
+    def push(self, lane: Lane) -> None:
+        """Into the line, at its present virtual time."""
+        heapq.heappush(self._heap, (lane.vt, lane.lane, 0, lane))
+
+    def pop(self) -> Lane | None:
+        """The next lane, or None."""
+        while self._heap:
+            _, _, is_marker, entry = heapq.heappop(self._heap)
+            if not is_marker:
+                lane: Lane = entry
+                return lane
+            gate, after = entry
+            if gate is None or gate.room(self._turn.now):
+                self._read_more(gate, after)
+        return None
+
+    def count(self, most: int) -> int:
+        """How many lanes stand in it, as far as was read."""
+        return min(most, len(self._heap))
+
+
+class _Serving:
+    """Decides the visits of one call."""
+
+    def __init__(self, turn: Turn, startable: int) -> None:
+        self.turn = turn
+        self.startable = startable
+        self.visits: list[tuple[Lane, int]] = []
+        self.visited: dict[int, Lane] = {}
+
+    def serve_pool(self, pool: str, room: int) -> None:
+        """Strict tiers first, the others by their shares; what one cannot use flows to those that can."""
+        tiers = self.turn.rules.tiers
+        lines: dict[str, _Line | None] = {}
+        shares: dict[str, float] = {}
+        for name, tier in tiers.items():
+            band = self.turn.find_band(pool, name)
+            if band is None:
+                continue
+            if tier.share == "strict":
+                room -= self._serve(_Line(self.turn, band, room), room)
+            elif self._has_work(band):
+                shares[name] = float(tier.share)
+                lines[name] = None  # read when its room is known
+            else:
+                band.carry = 0
+        while room > 0 and shares:
+            room -= self._serve_shares(pool, room, shares, lines)
+
+    def _has_work(self, band: Band) -> bool:
+        if any(lane.band == band.band and lane.place in (RUNNABLE, AT_GATE) for lane in self.turn.came_up):
+            return True
+        return bool(self.turn.one("band_has_work", band.band, band.band)[0])
+
+    def _serve_shares(self, pool: str, room: int, shares: dict[str, float], lines: dict[str, _Line | None]) -> int:
+        bands = {name: self.turn.band(pool, name) for name in shares}
+        given, carry = fairness.split(room, shares, {name: band.carry for name, band in bands.items()})
+        taken = 0
+        for name, part in given.items():
+            band = bands[name]
+            band.carry = carry[name]
+            if part == 0:
+                continue
+            line = lines[name]
+            if line is None:
+                line = lines[name] = _Line(self.turn, band, part)
+            got = self._serve(line, part)
+            taken += got
+            if got < part:
+                del shares[name]
+                band.carry = 0
+        return taken
+
+    def _serve(self, line: _Line, room: int) -> int:
+        lanes = line.count(room)
+        taken = in_vain = 0
+        while taken < room and in_vain < 2 * room:
+            lane = line.pop()
+            if lane is None:
+                break
+            got = self.visit(lane, line.band, room - taken, lanes)
+            if not got:
+                in_vain += 1  # limited, while nothing limited can be started: bounded, or a million such would be read
+                continue
+            taken += got
+            if lane.ready and self.turn.allowance(lane, self.turn.rule(lane)):
+                line.push(lane)
+        return taken
+
+    def visit(self, lane: Lane, band: Band, room: int, lanes: int) -> int:
+        """Take from the lane what all limits admit; one atomic step with the advance of its virtual time."""
+        turn = self.turn
+        policy = turn.rule(lane)
+        take = min(fairness.chunk(room, lanes, policy.weight), room, turn.allowance(lane, policy))
+        gate = None
+        if policy.gate is not None:
+            gate = turn.gate(policy.gate)
+            take = min(take, gate.room(turn.now) if gate is not None else 0)
+        if policy.limited:
+            take = min(take, self.startable)
+        if policy.paused or (lane.rest_step and lane.rest_until > turn.now):
+            take = 0
+        if take <= 0:
+            if not policy.limited or self.startable:
+                self.visited[lane.lane] = lane  # its policy changed under it, or its gate shut: it is placed anew
+            return 0
+        if policy.limited:
+            self.startable -= take
+        if gate is not None:
+            gate.take(take, turn.now)
+            turn.touch_gate(gate)
+        self._charge(lane, band, policy, take)
+        self.visits.append((lane, take))
+        self.visited[lane.lane] = lane
+        return take
+
+    def _charge(self, lane: Lane, band: Band, policy: Resolved, take: int) -> None:
+        turn = self.turn
+        band.vt = lane.vt
+        if turn.fair_by_time(band):
+            cost = lane.mean or band.mean or DEFAULT_MEAN_US
+            lane.vt += fairness.stride_of_work(cost * take, policy.weight)
+        else:
+            lane.vt += fairness.stride(take, policy.weight)
+        if policy.rate is not None:
+            tat = fairness.rebase(lane.tat, turn.now, policy.lane_rate or 0.0, policy.lane_burst)
+            lane.tat = fairness.take_permits(tat, turn.now, policy.lane_rate or 0.0, take)
+        lane.ready -= take
+        lane.leased += take
+        band.delivered += take
+        turn.count_deliveries(lane, take)
+
+    def serve_topics(self, topics: Sequence[str], pool: str, room: int) -> None:
+        """Strictly in the order named."""
+        turn = self.turn
+        for topic in topics:
+            policy = turn.rules.of(topic)
+            names = [messages.lane_name(policy, topic, None, n)[0] for n in range(max(policy.partitions, 1))]
+            turn.load_names(names)
+            for name in names:
+                lane = turn.find_lane(name)
+                if room <= 0 or lane is None or lane.forgotten or lane.place not in (RUNNABLE, AT_GATE):
+                    continue
+                band = turn.bands[lane.band]
+                if band.pool == pool:
+                    room -= self.visit(lane, band, room, 1)
+
+
+class _HandOut:
+    """Fetches the messages of the visits and makes their leases."""
+
+    def __init__(self, turn: Turn, *, record_start: bool) -> None:
+        self.turn = turn
+        self.record_start = record_start
+        self._leases: list[tuple[Any, ...]] = []
+        self._taken_heads: list[tuple[int, int, int, int]] = []
+        self._deadlines: dict[int, list[int]] = {}
+
+    def run(self, visits: list[tuple[Lane, int]]) -> list[Lease]:
+        if not visits:
+            return []
+        rows = self._fetch(visits)
+        leases: list[Lease] = []
+        for lane, take in visits:
+            policy = self.turn.rule(lane)
+            stock = rows[lane.lane]
+            for _ in range(take):
+                row = stock.pop() if stock else None
+                if row is None:
+                    self._nothing_there(lane, policy)
+                elif row.expires is not None and row.expires <= self.turn.now:
+                    self._too_late(lane, row)
+                else:
+                    leases.append(self._lease(lane, row, policy))
+        self._write()
+        return leases
+
+    def _fetch(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Row]]:
+        """Each lane's messages, the last one first (they are popped)."""
+        wanted: dict[int, int] = {}
+        for lane, take in visits:
+            wanted[lane.lane] = wanted.get(lane.lane, 0) + take
+        rows: dict[int, list[Row]] = {number: [] for number in wanted}
+        singles = [number for number, take in wanted.items() if take == 1]
+        if singles:
+            for found in self.turn.all("heads", _dumps(singles)):
+                row = Row(*found)
+                rows[row.lane].append(row)
+                self._taken_heads.append((row.lane, row.rank, row.pos, row.seq))
+        for number, take in wanted.items():
+            if take > 1:
+                several = [Row(*found) for found in self.turn.all("head_of", number, take)]
+                if several:
+                    last = several[-1]
+                    self._taken_heads.append((number, last.rank, last.pos, last.seq))
+                several.reverse()
+                rows[number] = several
+        self.turn.run_many("ready_delete_head", self._taken_heads)
+        return rows
+
+    def _nothing_there(self, lane: Lane, policy: Resolved) -> None:
+        """The lane counted a message that its order does not hold: the count was wrong."""
+        lane.leased -= 1
+        lane.delivered -= 1
+        self.turn.shard.delivered -= 1
+        self._free_gate(policy.gate)
+
+    def _too_late(self, lane: Lane, row: Row) -> None:
+        """Its ttl ended, and housekeeping had too much to do to see it before."""
+        turn = self.turn
+        lane.leased -= 1
+        lane.delivered -= 1
+        turn.shard.delivered -= 1
+        self._free_gate(turn.rule(lane).gate)
+        self._leaves(lane, row)
+        messages.expire(turn, lane, row)
+        if row.serial:
+            messages.free_key(turn, lane, row.key, row.mid)
+
+    def _free_gate(self, name: str | None) -> None:
+        gate = self.turn.gate(name) if name is not None else None
+        if gate is not None:
+            gate.leased -= 1
+            self.turn.touch_gate(gate)
+
+    def _leaves(self, lane: Lane, row: Row) -> None:
+        """The message no longer waits (its place in the order is deleted with all that were taken)."""
+        turn = self.turn
+        size = len(row.body) if not row.parts else messages.size_of(turn, row)
+        lane.bytes -= size
+        turn.shard.bytes -= size
+        turn.shard.waiting -= 1
+        if row.expires is not None:
+            turn.run("event_delete", row.expires, EXPIRES, row.mid)
+        if row.mkey is not None:
+            turn.run("merge_key_delete", lane.lane, row.mkey, row.mid)
+
+    def _lease(self, lane: Lane, row: Row, policy: Resolved) -> Lease:
+        turn = self.turn
+        shard = turn.shard
+        self._leaves(lane, row)
+        shard.fence += 1
+        fence = shard.fence
+        shard.leased += 1
+        deadline = turn.now + policy.lease
+        spans = self._deadlines.get(deadline)
+        if spans is None:
+            self._deadlines[deadline] = [fence, fence]
+        else:
+            spans[1] = fence
+        if row.serial:
+            turn.run("serial_keys_held", lane.lane, row.key, row.mid)
+        band = turn.bands[lane.band]
+        charge = (lane.mean or band.mean or DEFAULT_MEAN_US) if turn.fair_by_time(band) else 0
+        started = int(bool(row.suspect) and self.record_start)
+        empty = None
+        bodies = [row.body, *(body for _, body in turn.all("parts_read", row.mid))] if row.mkey and policy.merge == "all" else None
+        made = Lease(
+            row.mid, fence, row.id if row.id is not None else f"{shard.nonce}-{row.mid:x}", row.topic or lane.topic or "", row.body,
+            deadline, row.attempts + 1, row.deliveries + 1, row.key, -(row.rank >> 1),
+            _headers(row.headers) if row.headers else None, row.published, bool(row.suspect), bodies, policy.limited,
+        )  # fmt: skip
+        if policy.delivery == "at_most_once":
+            empty = (row.key or "") if row.serial else ""
+            self._finish_now(lane, row)
+        self._leases.append((fence, row.mid, lane.lane, deadline, turn.now, charge, started, policy.gate, empty))
+        if lane.ready:
+            lane.old = row.since >> 23
+        return made
+
+    def _finish_now(self, lane: Lane, row: Row) -> None:
+        """At most once: the message goes at hand-out; its lease keeps the slots."""
+        turn = self.turn
+        messages.finish_ids(turn, row, messages.topic_of(row, lane), keep=True)
+        messages.remove(turn, row)
+        lane.done += 1
+        turn.shard.done += 1
+
+    def _write(self) -> None:
+        turn = self.turn
+        turn.run_many("lease_insert", self._leases)
+        turn.run_many("event_insert", [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()])

@@ -1,0 +1,334 @@
+"""The end of leases: `Engine.settle`, `start`, `extend`, and leases that run out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.engines import base, fairness
+from fairlead.engines.sqlite import merging, messages, putting
+from fairlead.engines.sqlite.rows import ASLEEP, FULL, IDLE, LEASES_END, Held, Lane, Row
+from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fairlead.engines.sqlite.turn import Turn
+    from fairlead.message import Draft, Settlement
+
+_dumps = msgspec.json.Encoder().encode
+
+_PLAIN = 10
+"""Columns of `leases_and_messages` that are the lease's; the message's follow."""
+
+
+def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]) -> list[str]:
+    """End each lease as it says; publish what goes with the acks that succeed."""
+    found = {row[0]: row for row in turn.all("leases_and_messages", _dumps([s.fence for s in settlements]))}
+    turn.load_numbers({row[2] for row in found.values()})
+    ending = _Ending(turn)
+    answers: list[str] = []
+    drafts: list[Draft] = []
+    for position, settlement in enumerate(settlements):
+        row = found.pop(settlement.fence, None)  # popped: the second settlement of one lease is lost
+        answer, message_id = ending.settle(row, settlement)
+        answers.append(answer)
+        if answer == "acked" and publish.get(position):
+            drafts += _derived(publish[position], message_id)
+    ending.write()
+    if drafts:
+        putting.put(turn, drafts)
+    return answers
+
+
+def _derived(drafts: Sequence[Draft], parent: str) -> list[Draft]:
+    """Messages published with an ack: their ids come from it, so that a repeat is a duplicate."""
+    return [
+        msgspec.structs.replace(draft, id=draft.id if draft.id is not None else f"{parent}:{n}", sticky=True)
+        for n, draft in enumerate(drafts)
+    ]
+
+
+class _Ending:
+    """One call's settlements: plain acks are collected and written together."""
+
+    def __init__(self, turn: Turn) -> None:
+        self.turn = turn
+        self._leases: list[tuple[int]] = []
+        self._messages: list[tuple[int]] = []
+        self._lanes: dict[int, Lane] = {}
+
+    def write(self) -> None:
+        turn = self.turn
+        turn.run_many("lease_delete", self._leases)
+        turn.run_many("message_delete", self._messages)
+        for lane in self._lanes.values():
+            if lane.place in (FULL, IDLE, ASLEEP) or lane.rest_step:
+                turn.place(lane)
+            else:
+                turn.touch(lane)
+
+    def settle(self, row: Any, settlement: Settlement) -> tuple[str, str]:
+        if row is None or row[1] != settlement.handle:
+            return "lost", ""
+        turn = self.turn
+        held = Held(*row[:_PLAIN])
+        self._leases.append((held.fence,))
+        if held.gone:
+            return "gone", ""
+        lane = turn.lane(held.lane)
+        self._lanes[lane.lane] = lane
+        end_of_lease(turn, lane, held, settlement.cost_us)
+        if held.empty is not None:
+            messages.free_key(turn, lane, held.empty or None, held.mid)
+            return _empty_answer(settlement.action), ""
+        if settlement.action == "ack":
+            return "acked", self._ack(lane, held, row)
+        message = messages.read(turn, held.mid)
+        if message is None:
+            return "gone", ""
+        return come_back(turn, lane, held, message, settlement), ""
+
+    def _ack(self, lane: Lane, held: Held, row: Any) -> str:
+        turn = self.turn
+        message_id, serial, joined, parts, sticky, troubled, key = row[_PLAIN:]
+        lane.done += 1
+        turn.shard.done += 1
+        if lane.rest_step and held.fence > lane.rest_fence:
+            lane.rest_step = lane.rest_until = 0
+        if message_id is not None or joined or parts or sticky or troubled or turn.rule(lane).dedupe is not None or lane.topic is None:
+            message = messages.read(turn, held.mid)
+            if message is not None:
+                messages.finish_ids(turn, message, messages.topic_of(message, lane), keep=True)
+                messages.remove(turn, message)
+        else:
+            self._messages.append((held.mid,))
+        if serial:
+            messages.free_key(turn, lane, key, held.mid)
+        return message_id if message_id is not None else messages.made_id(turn, held.mid)
+
+
+def _empty_answer(action: str) -> str:
+    """At most once: whatever the handler says, the message is done."""
+    return {"ack": "acked", "dead": "died"}.get(action, "released")
+
+
+def end_of_lease(turn: Turn, lane: Lane, held: Held, cost_us: int) -> None:
+    """Free what the lease held of its lane and gate, and put its cost right."""
+    lane.leased -= 1
+    turn.shard.leased -= 1
+    if held.gate is not None:
+        gate = turn.gate(held.gate)
+        if gate is not None:
+            gate.leased -= 1
+            turn.touch_gate(gate)
+    if held.charge:
+        _correct_cost(turn, lane, held, cost_us)
+
+
+def _correct_cost(turn: Turn, lane: Lane, held: Held, cost_us: int) -> None:
+    """Fair by time: the lane pays what its message really took, never less than keeps it at the tier's time."""
+    band = turn.bands[lane.band]
+    cost = min(cost_us, held.deadline - held.granted)
+    if cost <= 0:
+        cost = 0
+    weight = turn.rule(lane).weight
+    before = lane.vt
+    lane.vt = max(lane.vt + fairness.stride_of_work(cost - held.charge, weight), min(band.vt, before))
+    if cost:
+        lane.mean = _moved(lane.mean or band.mean or DEFAULT_MEAN_US, cost)
+        band.mean = _moved(band.mean or DEFAULT_MEAN_US, cost)
+    if lane.vt != before:
+        turn.place(lane)
+
+
+def _moved(mean: int, cost: int) -> int:
+    return max(1, mean + (cost - mean) // 8)
+
+
+def come_back(turn: Turn, lane: Lane, held: Held, row: Row, settlement: Settlement) -> str:
+    """A lease ended without an ack: the message waits again, or dies."""
+    row.deliveries += 1
+    row.odd = 1
+    action = settlement.action
+    topic = messages.topic_of(row, lane)
+    if action == "retry":
+        return _retry(turn, lane, row, settlement, topic)
+    if action == "dead":
+        _die(turn, lane, row, settlement.reason or "the handler refused it", settlement.error)
+        return "died"
+    if action == "unhandled":
+        return _unhandled(turn, lane, row)
+    delay = settlement.delay_us or 0
+    if action == "rest":
+        _rest(turn, lane, held, settlement.delay_us)
+        delay = 0
+    elif not settlement.begun:
+        _return_permits(turn, lane, held)
+    wait_again(turn, lane, row, turn.now + delay if delay > 0 else None)
+    return "released"
+
+
+def _retry(turn: Turn, lane: Lane, row: Row, settlement: Settlement, topic: str) -> str:
+    policy = turn.rules.of(topic)
+    row.attempts += 1
+    what = settlement.reason or "failed"
+    messages.note_trouble(turn, row, what, settlement.error)
+    if row.attempts > policy.retries:
+        _die(turn, lane, row, f"retries used up: {what}", settlement.error, noted=True)
+        return "died"
+    delay = settlement.delay_us
+    if delay is None:
+        delay = policy.backoff.delay_us(row.attempts, turn.rules.random() if policy.backoff.jitter else 1.0)
+    lane.retried += 1
+    turn.shard.retried += 1
+    if messages.yields(row):
+        messages.free_key(turn, lane, row.key, row.mid)
+    wait_again(turn, lane, row, turn.now + max(delay, 0))
+    return "retried"
+
+
+def _die(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None, *, noted: bool = False) -> None:
+    if not noted:
+        messages.note_trouble(turn, row, reason, error)
+    lane.died += 1
+    turn.shard.died += 1
+    messages.bury(turn, lane, row, reason, error)
+    if row.serial:
+        messages.free_key(turn, lane, row.key, row.mid)
+
+
+def _unhandled(turn: Turn, lane: Lane, row: Row) -> str:
+    first, tries, history = turn.one("note_read", row.mid) or (None, 0, "[]")
+    first = first if first is not None else turn.now
+    if turn.now - first >= base.UNHANDLED_DEAD_US:
+        _die(turn, lane, row, "no handler: no worker has had a handler for it for an hour", None)
+        return "died"
+    delay = min(base.UNHANDLED_FIRST_US << min(tries, 16), base.UNHANDLED_MOST_US)
+    turn.run("note_write", row.mid, first, tries + 1, history)
+    wait_again(turn, lane, row, turn.now + delay)
+    return "released"
+
+
+def _rest(turn: Turn, lane: Lane, held: Held, asked: int | None) -> None:
+    """The topic's destination is unwell: all its lanes rest."""
+    if held.fence <= lane.rest_fence:
+        return
+    if lane.rest_step:
+        step = min(lane.rest_step * 2, base.REST_MOST_US)
+    else:
+        step = base.REST_FIRST_US
+    if asked is not None:
+        step = max(asked, 1)
+    for each in _lanes_of_topic(turn, lane):
+        each.rest_step, each.rest_until, each.rest_fence = step, turn.now + step, turn.shard.fence
+        turn.place(each)
+
+
+def _lanes_of_topic(turn: Turn, lane: Lane) -> list[Lane]:
+    partitions = turn.rule(lane).partitions
+    if lane.topic is None or partitions == 1:
+        return [lane]
+    names = [f"{lane.topic}{messages.PARTITION}{n}" for n in range(partitions)]
+    turn.load_names(names)
+    return [found for found in map(turn.find_lane, names) if found is not None]
+
+
+def _return_permits(turn: Turn, lane: Lane, held: Held) -> None:
+    policy = turn.rule(lane)
+    if policy.rate is not None:
+        lane.tat = fairness.return_permits(lane.tat, policy.lane_rate or 0.0, 1)
+    gate = turn.gate(held.gate) if held.gate is not None else None
+    if gate is not None:
+        gate.give_back(1)
+
+
+def wait_again(turn: Turn, lane: Lane, row: Row, due: int | None) -> None:
+    """The message waits again, delayed until `due` (its new since) or ready with its old since; past its ttl it expires."""
+    if row.expires is not None and row.expires <= turn.now:
+        messages.save(turn, row)
+        messages.expire(turn, lane, row)
+        if row.serial:
+            messages.free_key(turn, lane, row.key, row.mid)
+        return
+    if due is not None:
+        row.since = due
+    merging.rejoin(turn, lane, row)
+    messages.begin_waiting(turn, lane, row)
+    messages.save(turn, row)
+
+
+# Leases that run out
+
+
+def run_out(turn: Turn, held: Held) -> None:
+    """Nobody settled the lease in time."""
+    turn.run("lease_delete", held.fence)
+    if held.gone:
+        return
+    lane = turn.lane(held.lane)
+    end_of_lease(turn, lane, held, held.deadline - held.granted)
+    if held.empty is not None:
+        messages.free_key(turn, lane, held.empty or None, held.mid)
+    else:
+        row = messages.read(turn, held.mid)
+        if row is not None:
+            _suspect(turn, lane, held, row)
+    turn.place(lane)
+
+
+def _suspect(turn: Turn, lane: Lane, held: Held, row: Row) -> None:
+    row.deliveries += 1
+    row.odd = 1
+    row.suspect = 1
+    if held.started:
+        row.attempts += 1
+        messages.note_trouble(turn, row, "lease ran out after its start was recorded", None)
+        if row.attempts > turn.rules.of(messages.topic_of(row, lane)).retries:
+            _die(turn, lane, row, "lease ran out after its start was recorded", None, noted=True)
+            return
+    wait_again(turn, lane, row, None)
+
+
+# Start and extend
+
+
+def start(turn: Turn, leases: Sequence[tuple[int, int]]) -> list[bool]:
+    """Record that suspects are about to be run."""
+    answers = _are_held(turn, leases)
+    turn.run_many("lease_started", [(fence,) for (_, fence), held in zip(leases, answers, strict=True) if held])
+    return answers
+
+
+def extend(turn: Turn, leases: Sequence[tuple[int, int]], by_us: int) -> list[bool]:
+    """Move deadlines to at least now + `by_us`. The event of the batch stays: when it comes it finds them moved, and moves too."""
+    held = {row[0]: Held(*row) for row in turn.all("leases_read", _dumps([fence for _, fence in leases]))}
+    until = turn.now + by_us
+    answers = []
+    moved = []
+    for handle, fence in leases:
+        found = held.get(fence)
+        alive = found is not None and found.mid == handle and not found.gone
+        answers.append(alive)
+        if found is not None and alive and found.deadline < until:
+            moved.append((until, fence))
+    turn.run_many("lease_extend", moved)
+    return answers
+
+
+def _are_held(turn: Turn, leases: Sequence[tuple[int, int]]) -> list[bool]:
+    held = {row[0]: Held(*row) for row in turn.all("leases_read", _dumps([fence for _, fence in leases]))}
+    return [fence in held and held[fence].mid == handle and not held[fence].gone for handle, fence in leases]
+
+
+def lease_batch_over(turn: Turn, first: int, last: int, most: int) -> int:
+    """Take back those of a batch whose time is over; the batch's event moves on to the next deadline. Returns how many."""
+    ended = [Held(*row) for row in turn.all("leases_ended", first, last, turn.now, most)]
+    turn.load_numbers({held.lane for held in ended if not held.gone})
+    for held in ended:
+        run_out(turn, held)
+    (deadline,) = turn.one("leases_next_deadline", first, last)
+    if deadline is not None:
+        turn.run("event_insert", max(deadline, turn.now) if len(ended) < most else turn.now, LEASES_END, first, last)
+    return len(ended)

@@ -1,0 +1,143 @@
+-- Administration: reading what is there.
+
+-- name: lanes_all
+SELECT {lane} FROM lane l ORDER BY l.lane LIMIT ?;
+
+-- name: lanes_big
+SELECT {lane} FROM lane l WHERE l.big IS NOT NULL AND l.name >= ?1 AND l.name < ?2 ORDER BY l.big DESC LIMIT ?3;
+
+-- name: lanes_old
+SELECT {lane} FROM lane l WHERE l.old IS NOT NULL AND l.name >= ?1 AND l.name < ?2 ORDER BY l.old LIMIT ?3;
+
+-- name: lanes_busy
+SELECT {lane} FROM lane l WHERE l.busy IS NOT NULL AND l.name >= ?1 AND l.name < ?2 ORDER BY l.busy DESC LIMIT ?3;
+
+-- name: lanes_slow
+SELECT {lane} FROM lane l WHERE l.slow IS NOT NULL AND l.name >= ?1 AND l.name < ?2 ORDER BY l.slow DESC LIMIT ?3;
+
+-- name: lane_name_next
+SELECT name FROM lane WHERE name > ? ORDER BY name LIMIT 1;
+
+-- name: folded_topic_next
+SELECT topic FROM message WHERE topic > ? ORDER BY topic LIMIT 1;
+
+-- name: dead_topic_next
+SELECT topic FROM dead WHERE topic > ? ORDER BY topic LIMIT 1;
+
+-- name: dead_count
+SELECT count(*) FROM dead WHERE topic = ?;
+
+-- name: dead_list
+SELECT no, mid, topic, died, until, reason, error FROM dead WHERE no > ? ORDER BY no LIMIT ?;
+
+-- name: dead_list_of
+SELECT no, mid, topic, died, until, reason, error FROM dead WHERE topic = ? AND no > ? ORDER BY no LIMIT ?;
+
+-- name: ready_first
+SELECT r.pos, m.since FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?1 AND r.rank = ?2
+ ORDER BY r.pos * (2 * (?2 & 1) - 1), r.seq LIMIT 1;
+
+-- name: ready_list
+SELECT {message} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+
+-- name: ready_before
+-- How many of the lane stand before one.
+SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ? AND (rank, pos, seq) < (?, ?, ?) LIMIT ?);
+
+-- name: aside_list
+SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) ORDER BY m.since, m.seq LIMIT ?3;
+
+-- name: aside_any
+SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) LIMIT ?3;
+
+-- name: folded_list
+-- Waiting messages of a topic whose lane is a bucket.
+SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3
+   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
+ ORDER BY m.state, m.rank, m.since, m.seq LIMIT ?;
+
+-- name: folded_counts
+SELECT m.state, EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone), count(*), sum(length(m.body)), min(m.since)
+  FROM message m WHERE m.topic = ? AND m.state < 3 GROUP BY 1, 2;
+
+-- name: leased_in_lane
+SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone FROM lease l WHERE l.lane = ?;
+
+-- name: leased_places
+SELECT m.rank, min(m.seq) FROM lease l JOIN message m ON m.mid = l.mid WHERE l.lane = ? AND NOT l.gone AND l.empty IS NULL GROUP BY m.rank;
+
+-- name: plain_first
+-- The lowest number of those that were never aside nor came back: they stand in the order of their numbers.
+SELECT m.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? AND r.rank = ? AND m.odd = 0 ORDER BY r.pos, r.seq LIMIT 1;
+
+-- name: odd_next_rank
+SELECT rank FROM message WHERE lane = ? AND rank > ? AND odd = 1 ORDER BY rank LIMIT 1;
+
+-- name: odd_first
+SELECT seq FROM message WHERE lane = ? AND rank = ? AND odd = 1 ORDER BY seq LIMIT 1;
+
+-- name: odd_first_unseen
+SELECT seq FROM message m WHERE m.lane = ?1 AND m.rank = ?2 AND m.odd = 1 AND m.deliveries = 0
+   AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid) ORDER BY m.seq LIMIT 1;
+
+-- name: ident_anywhere
+SELECT topic, mid, until FROM ident WHERE id = ? LIMIT 1;
+
+-- name: idents_delete_topic
+DELETE FROM ident WHERE topic = ? AND mid IS NULL;
+
+-- name: lease_gone
+UPDATE lease SET gone = 1 WHERE fence = ?;
+
+-- name: edges_delete_topic
+DELETE FROM edge WHERE topic = ?;
+
+-- name: messages_all
+SELECT {message} FROM message m ORDER BY m.seq;
+
+-- name: leases_all
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM lease;
+
+-- name: band_runnable
+SELECT count(*) FROM (SELECT 1 FROM lane WHERE band = ? AND place = 1 LIMIT ?);
+
+-- name: gate_lanes
+SELECT count(*) FROM (SELECT 1 FROM lane WHERE gate = ? AND place = 3 LIMIT ?);
+
+-- name: lanes_before
+-- How many lanes of the tier are served before one.
+SELECT count(*) FROM (SELECT 1 FROM lane WHERE band = ? AND place = 1 AND (vt, lane) < (?, ?) LIMIT ?);
+
+-- name: check_ready_orphans
+SELECT r.lane, r.rank, r.pos, r.seq FROM ready r LEFT JOIN message m ON m.mid = r.mid WHERE m.mid IS NULL LIMIT ?;
+
+-- name: check_lane_counts
+-- Lanes whose counts differ from what is there.
+SELECT l.lane,
+       (SELECT count(*) FROM ready r WHERE r.lane = l.lane) AS ready,
+       (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 1 AND m.state IN (1, 2)) AS delayed,
+       (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 2 AND m.state IN (1, 2)) AS parked,
+       coalesce(h.leased, 0) AS leased
+  FROM lane l LEFT JOIN (SELECT lane, count(*) AS leased FROM lease WHERE NOT gone GROUP BY lane) h ON h.lane = l.lane
+ WHERE l.ready <> ready OR l.delayed <> delayed OR l.parked <> parked OR l.leased <> leased LIMIT ?;
+
+-- name: check_lost_messages
+-- Messages that neither wait anywhere, nor are leased, nor dead.
+SELECT m.mid FROM message m
+ WHERE (m.state = 0 AND NOT EXISTS (SELECT 1 FROM ready r
+                                     WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
+                                       AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END)
+                    AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid))
+    OR (m.state = 1 AND NOT EXISTS (SELECT 1 FROM event e WHERE e.at = m.since AND e.kind = 2 AND e.a = m.mid))
+    OR (m.state = 3 AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.mid = m.mid))
+    OR (m.state < 3 AND NOT EXISTS (SELECT 1 FROM lane n WHERE n.lane = m.lane))
+ LIMIT ?;
+
+-- name: check_leases
+-- Leases that no event ends.
+SELECT l.fence FROM lease l
+ WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.kind = 1 AND l.fence BETWEEN e.a AND e.b) LIMIT ?;
+
+-- name: check_totals
+SELECT (SELECT coalesce(sum(ready + delayed + parked), 0) FROM lane), (SELECT coalesce(sum(bytes), 0) FROM lane),
+       (SELECT count(*) FROM lease WHERE NOT gone), (SELECT count(*) FROM dead), (SELECT count(*) FROM lane);

@@ -1,0 +1,125 @@
+-- Lanes, tiers of pools, gates.
+
+-- name: shard_read
+SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered, done, retried, died, merged,
+       expired, removed, lanes
+  FROM shard;
+
+-- name: shard_write
+UPDATE shard SET seq = ?, fence = ?, now = ?, policy_version = ?, waiting = ?, bytes = ?, leased = ?, dead = ?, published = ?,
+       delivered = ?, done = ?, retried = ?, died = ?, merged = ?, expired = ?, removed = ?, lanes = ?;
+
+-- name: lane_last
+SELECT max(lane) FROM lane;
+
+-- name: lanes_by_name
+-- The list is JSON: one statement, whatever its length.
+SELECT {lane} FROM json_each(?) j CROSS JOIN lane l ON l.name = j.value;
+
+-- name: lanes_by_number
+SELECT {lane} FROM json_each(?) j CROSS JOIN lane l ON l.lane = j.value;
+
+-- name: lane_by_name
+SELECT {lane} FROM lane l WHERE l.name = ?;
+
+-- name: lane_by_number
+SELECT {lane} FROM lane l WHERE l.lane = ?;
+
+-- name: lanes_in_range
+-- By name, from one (not included) up to another: a topic's partitions, or a prefix.
+SELECT {lane} FROM lane l WHERE l.name > ? AND l.name < ? ORDER BY l.name LIMIT ?;
+
+-- name: lanes_runnable
+-- Who is served next in one tier of one pool: served by lane_runnable.
+SELECT {lane} FROM lane l WHERE l.band = ? AND l.place = 1 AND (l.vt, l.lane) > (?, ?) ORDER BY l.vt, l.lane LIMIT ?;
+
+-- name: lanes_at_gate
+SELECT {lane} FROM lane l
+ WHERE l.gate = ? AND l.band = ? AND l.place = 3 AND (l.vt, l.lane) > (?, ?) ORDER BY l.vt, l.lane LIMIT ?;
+
+-- name: lanes_to_wake
+-- place is 2 (asleep) or 0 (idle, to be forgotten): served by lane_timer.
+SELECT {lane} FROM lane l WHERE l.place = ? AND l.wake <= ? ORDER BY l.wake, l.lane LIMIT ?;
+
+-- name: next_wake
+SELECT min(at) FROM (
+    SELECT (SELECT min(at) FROM event) AS at
+    UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 2 AND wake IS NOT NULL)
+    UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 0 AND wake IS NOT NULL)
+    UNION ALL SELECT (SELECT min(wake) FROM gate WHERE wake IS NOT NULL)
+);
+
+-- name: lane_delete
+DELETE FROM lane WHERE lane = ?;
+
+-- name: bands
+SELECT band, pool, tier, vt, carry, mean, delivered FROM band;
+
+-- name: band_insert
+INSERT INTO band (pool, tier) VALUES (?, ?) RETURNING band;
+
+-- name: band_write
+UPDATE band SET vt = ?, carry = ?, mean = ?, delivered = ? WHERE band = ?;
+
+-- name: band_has_work
+SELECT EXISTS (SELECT 1 FROM lane WHERE band = ? AND place = 1) OR EXISTS (SELECT 1 FROM gate_entry WHERE band = ? AND open = 1);
+
+-- name: gate_read
+SELECT name, code, operator, tat, leased, open, wake FROM gate WHERE name = ?;
+
+-- name: gates
+SELECT name, code, operator, tat, leased, open, wake FROM gate ORDER BY name;
+
+-- name: gate_write
+INSERT INTO gate (name, code, operator, tat, leased, open, wake) VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (name) DO UPDATE SET code = excluded.code, operator = excluded.operator, tat = excluded.tat,
+       leased = excluded.leased, open = excluded.open, wake = excluded.wake;
+
+-- name: gates_to_wake
+SELECT name, code, operator, tat, leased, open, wake FROM gate WHERE wake <= ? ORDER BY wake LIMIT ?;
+
+-- name: gate_head
+SELECT vt, lane FROM lane WHERE gate = ? AND band = ? AND place = 3 ORDER BY vt, lane LIMIT 1;
+
+-- name: gate_entries_open
+SELECT gate FROM gate_entry WHERE band = ? AND open = 1 ORDER BY vt, head LIMIT ?;
+
+-- name: gate_entries_of
+SELECT band FROM gate_entry WHERE gate = ?;
+
+-- name: gate_entry_write
+INSERT INTO gate_entry (band, gate, vt, head, open) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (band, gate) DO UPDATE SET vt = excluded.vt, head = excluded.head, open = excluded.open;
+
+-- name: gate_entry_delete
+DELETE FROM gate_entry WHERE band = ? AND gate = ?;
+
+-- name: gate_entries_open_set
+UPDATE gate_entry SET open = ? WHERE gate = ? AND open <> ?;
+
+-- name: policies
+SELECT layer, pattern, fields FROM policy;
+
+-- name: policy_write
+INSERT INTO policy (layer, pattern, fields) VALUES (?, ?, ?) ON CONFLICT (layer, pattern) DO UPDATE SET fields = excluded.fields;
+
+-- name: policy_delete
+DELETE FROM policy WHERE layer = ? AND pattern = ?;
+
+-- name: sweep_begin
+INSERT INTO sweep (pattern, after) VALUES (?, '') ON CONFLICT (pattern) DO UPDATE SET after = '';
+
+-- name: sweeps
+SELECT pattern, after FROM sweep ORDER BY pattern;
+
+-- name: sweep_go_on
+UPDATE sweep SET after = ? WHERE pattern = ?;
+
+-- name: sweep_end
+DELETE FROM sweep WHERE pattern = ?;
+
+-- name: setting_read
+SELECT value FROM setting WHERE name = ?;
+
+-- name: setting_write
+INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;

@@ -1,0 +1,44 @@
+-- Hand-outs and their end.
+
+-- name: heads
+-- The first message of each of these lanes (JSON list of numbers).
+SELECT {message} FROM json_each(?) j
+  CROSS JOIN message m ON m.mid = (SELECT r.mid FROM ready r WHERE r.lane = j.value ORDER BY r.rank, r.pos, r.seq LIMIT 1);
+
+-- name: head_of
+-- The first messages of one lane.
+SELECT {message} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+
+-- name: serial_keys_held
+UPDATE serial_key SET held = 1 WHERE lane = ? AND key = ? AND head = ?;
+
+-- name: lease_insert
+INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, gate, empty) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: leases_read
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM json_each(?) j CROSS JOIN lease l ON l.fence = j.value;
+
+-- name: leases_and_messages
+-- What settling needs to know of the message, without its body.
+SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone,
+       m.id, m.serial, m.joined, m.parts, m.sticky, m.attempts + m.suspect + m.deliveries + m.odd, m.key
+  FROM json_each(?) j CROSS JOIN lease l ON l.fence = j.value LEFT JOIN message m ON m.mid = l.mid;
+
+-- name: leases_ended
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone
+  FROM lease WHERE fence BETWEEN ? AND ? AND deadline <= ? ORDER BY fence LIMIT ?;
+
+-- name: leases_next_deadline
+SELECT min(deadline) FROM lease WHERE fence BETWEEN ? AND ?;
+
+-- name: lease_of_message
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM lease WHERE mid = ? AND empty IS NULL AND NOT gone;
+
+-- name: lease_delete
+DELETE FROM lease WHERE fence = ?;
+
+-- name: lease_started
+UPDATE lease SET started = 1 WHERE fence = ?;
+
+-- name: lease_extend
+UPDATE lease SET deadline = ? WHERE fence = ?;

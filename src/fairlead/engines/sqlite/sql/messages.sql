@@ -1,0 +1,161 @@
+-- Messages that wait: their rows, their order, their keys and ids.
+
+-- name: message_read
+SELECT {message} FROM message m WHERE m.mid = ?;
+
+-- name: message_move
+UPDATE message SET lane = ?, state = ?, rank = ?, seq = ?, since = ?, expires = ?, serial = ?, odd = 1, attempts = ?, deliveries = ?,
+       suspect = ?, joined = ?, parts = ?
+ WHERE mid = ?;
+
+-- name: message_content
+UPDATE message SET headers = ?, body = ? WHERE mid = ?;
+
+-- name: message_delete
+DELETE FROM message WHERE mid = ?;
+
+-- name: message_at
+-- Whether a message that has an id of our own is here: its topic tells whose it is.
+SELECT m.lane, m.state, m.topic FROM message m WHERE m.mid = ? AND m.id IS NULL;
+
+-- name: ready_insert
+INSERT INTO ready (lane, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?);
+
+-- name: ready_delete
+DELETE FROM ready WHERE lane = ? AND rank = ? AND pos = ? AND seq = ?;
+
+-- name: ready_delete_head
+-- All of a lane up to one: what was just taken.
+DELETE FROM ready WHERE lane = ? AND (rank, pos, seq) <= (?, ?, ?);
+
+-- name: event_insert
+INSERT OR IGNORE INTO event (at, kind, a, b) VALUES (?, ?, ?, ?);
+
+-- name: event_delete
+DELETE FROM event WHERE at = ? AND kind = ? AND a = ?;
+
+-- name: events_due
+SELECT at, kind, a, b FROM event WHERE at <= ? ORDER BY at, kind, a LIMIT ?;
+
+-- name: serial_key_read
+SELECT head, held FROM serial_key WHERE lane = ? AND key = ?;
+
+-- name: serial_key_write
+INSERT INTO serial_key (lane, key, head, held) VALUES (?, ?, ?, ?)
+    ON CONFLICT (lane, key) DO UPDATE SET head = excluded.head, held = excluded.held;
+
+-- name: serial_key_delete
+DELETE FROM serial_key WHERE lane = ? AND key = ?;
+
+-- name: parked_insert
+INSERT INTO parked (lane, key, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: parked_delete
+DELETE FROM parked WHERE lane = ? AND key = ? AND rank = ? AND pos = ? AND seq = ?;
+
+-- name: parked_first
+SELECT mid FROM parked WHERE lane = ? AND key = ? ORDER BY rank, pos, seq LIMIT 1;
+
+-- name: merge_key_read
+SELECT mid FROM merge_key WHERE lane = ? AND mkey = ?;
+
+-- name: merge_key_write
+INSERT INTO merge_key (lane, mkey, mid) VALUES (?, ?, ?) ON CONFLICT (lane, mkey) DO UPDATE SET mid = excluded.mid;
+
+-- name: merge_key_delete
+DELETE FROM merge_key WHERE lane = ? AND mkey = ? AND mid = ?;
+
+-- name: edge_read
+SELECT until FROM edge WHERE topic = ? AND mkey = ?;
+
+-- name: edge_write
+INSERT INTO edge (topic, mkey, until) VALUES (?, ?, ?) ON CONFLICT (topic, mkey) DO UPDATE SET until = excluded.until;
+
+-- name: edges_forget
+DELETE FROM edge WHERE (topic, mkey) IN (SELECT topic, mkey FROM edge WHERE until <= ? LIMIT ?);
+
+-- name: parts_read
+SELECT n, body FROM part WHERE mid = ? ORDER BY n;
+
+-- name: parts_size
+SELECT coalesce(sum(length(body)), 0) FROM part WHERE mid = ?;
+
+-- name: part_insert
+INSERT INTO part (mid, n, body) VALUES (?, ?, ?);
+
+-- name: parts_delete
+DELETE FROM part WHERE mid = ?;
+
+-- name: ident_read
+SELECT mid, until FROM ident WHERE id = ? AND topic = ?;
+
+-- name: ident_write
+INSERT INTO ident (id, topic, mid, alias, until) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (id, topic) DO UPDATE SET mid = excluded.mid, alias = excluded.alias, until = excluded.until;
+
+-- name: ident_delete
+DELETE FROM ident WHERE id = ? AND topic = ?;
+
+-- name: idents_joined
+SELECT id, topic FROM ident WHERE mid = ? AND alias = 1;
+
+-- name: idents_rejoin
+UPDATE ident SET mid = ? WHERE mid = ? AND alias = 1;
+
+-- name: idents_forget
+DELETE FROM ident WHERE (id, topic) IN (SELECT id, topic FROM ident WHERE until <= ? LIMIT ?);
+
+-- name: note_read
+SELECT unhandled, tries, history FROM note WHERE mid = ?;
+
+-- name: note_write
+INSERT INTO note (mid, unhandled, tries, history) VALUES (?, ?, ?, ?)
+    ON CONFLICT (mid) DO UPDATE SET unhandled = excluded.unhandled, tries = excluded.tries, history = excluded.history;
+
+-- name: note_delete
+DELETE FROM note WHERE mid = ?;
+
+-- name: dead_insert
+INSERT INTO dead (mid, topic, died, until, reason, error) VALUES (?, ?, ?, ?, ?, ?);
+
+-- name: dead_read
+SELECT no, mid, topic, died, until, reason, error FROM dead WHERE mid = ?;
+
+-- name: dead_delete
+DELETE FROM dead WHERE mid = ?;
+
+-- name: ready_victim
+-- The oldest of the lowest priority that is ready and no held key's head.
+SELECT r.mid, r.rank >> 1, CASE WHEN r.rank & 1 THEN r.pos ELSE m.since END FROM ready r JOIN message m ON m.mid = r.mid
+ WHERE r.lane = ?1 AND r.rank = ?2
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane AND k.key = m.key AND k.head = r.mid AND k.held)
+ ORDER BY r.pos * (2 * (r.rank & 1) - 1), r.seq LIMIT 1;
+
+-- name: aside_victim
+SELECT m.mid, m.rank >> 1, m.since FROM message m
+ WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) AND m.rank = ?3
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane AND k.key = m.key AND k.head = m.mid AND k.held)
+ ORDER BY m.since, m.seq LIMIT 1;
+
+-- name: ready_next_rank
+SELECT rank FROM ready WHERE lane = ? AND rank > ? ORDER BY rank LIMIT 1;
+
+-- name: ready_prior_rank
+SELECT rank FROM ready WHERE lane = ? AND rank < ? ORDER BY rank DESC LIMIT 1;
+
+-- name: aside_next_rank
+SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND rank > ?3 ORDER BY rank LIMIT 1;
+
+-- name: aside_prior_rank
+SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND rank < ?3 ORDER BY rank DESC LIMIT 1;
+
+-- name: topic_waiting
+-- Of one topic whose lane is a bucket: how many wait, and their size.
+SELECT count(*), coalesce(sum(length(body)), 0) FROM message m
+ WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone);
+
+-- name: topic_victim
+SELECT m.mid, -(m.rank >> 1), m.since FROM message m
+ WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid)
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane AND k.key = m.key AND k.head = m.mid AND k.held)
+ ORDER BY -(m.rank >> 1), m.since, m.seq LIMIT 1;

@@ -1,0 +1,481 @@
+"""
+One transaction's work: what it has read of lanes, tiers and gates, and what it will write back at its end.
+
+Lanes are read once, changed in memory and written once, however often a call comes by; the same holds for tiers, gates and
+the shard's counters. `place` is the one rule that says where a lane stands.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.engines import fairness
+from fairlead.engines.sqlite.classes import SMALLEST, WINDOW_US, size_class
+from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE, Band, Lane
+from fairlead.engines.sqlite.statements import CLASSES, COUNTS, SQL
+from fairlead.policy import Gate, PolicyBook, Resolved, Tier
+from fairlead.units import SECOND
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Callable, Iterable, Sequence
+
+LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
+"""How long an idle lane is remembered, by what its tier is fair by."""
+
+DEFAULT_MEAN_US = SECOND
+"""What a message is taken to cost in a tier that is fair by time, before anything is known."""
+
+_dumps = msgspec.json.Encoder().encode
+
+
+class Shard(msgspec.Struct, gc=False):
+    """The row of `shard`."""
+
+    nonce: str
+    seq: int
+    fence: int
+    now: int
+    policy_version: int
+    waiting: int
+    bytes: int
+    leased: int
+    dead: int
+    published: int
+    delivered: int
+    done: int
+    retried: int
+    died: int
+    merged: int
+    expired: int
+    removed: int
+    lanes: int
+
+
+class GateState(msgspec.Struct, gc=False):
+    """A row of `gate`, with the limits that hold."""
+
+    name: str
+    code: str | None
+    operator: str | None
+    tat: int
+    leased: int
+    open: int
+    wake: int | None
+    limits: Gate = Gate()
+
+    def __post_init__(self) -> None:
+        text = self.operator or self.code
+        if text:
+            self.limits = msgspec.json.decode(text, type=Gate)
+
+    def room(self, now: int) -> int:
+        """How many deliveries it admits now."""
+        room = 1 << 30
+        if self.limits.rate is not None:
+            burst = self.limits.effective_burst
+            tat = fairness.rebase(self.tat, now, self.limits.rate, burst)
+            room = fairness.permits(tat, now, self.limits.rate, burst)
+        if self.limits.concurrency is not None:
+            room = min(room, self.limits.concurrency - self.leased)
+        return max(room, 0)
+
+    def take(self, taken: int, now: int) -> None:
+        self.leased += taken
+        if self.limits.rate is not None:
+            tat = fairness.rebase(self.tat, now, self.limits.rate, self.limits.effective_burst)
+            self.tat = fairness.take_permits(tat, now, self.limits.rate, taken)
+
+    def give_back(self, returned: int) -> None:
+        if self.limits.rate is not None:
+            self.tat = fairness.return_permits(self.tat, self.limits.rate, returned)
+
+
+class Rules:
+    """What an engine object keeps between transactions: the policies as last read, the tiers, the namespace's limits."""
+
+    def __init__(self, tiers: dict[str, Tier], random: Callable[[], float]) -> None:
+        self.tiers = tiers
+        self.random = random
+        self.version = -1
+        self.book = PolicyBook(tiers)
+        self.max_backlog: int | None = None
+        self.max_backlog_bytes: int | None = None
+        self.on_full = "refuse"
+        self._by_topic: dict[str, Resolved] = {}
+
+    def refresh(self, connection: sqlite3.Connection, version: int) -> None:
+        if version != self.version:
+            rows = connection.execute(SQL["policies"]).fetchall()
+            self.book.load([(layer, pattern, json.loads(fields)) for layer, pattern, fields in rows])
+            self._by_topic.clear()
+            self.version = version
+
+    @property
+    def has_backlog_limit(self) -> bool:
+        """Whether the namespace as a whole is limited."""
+        return self.max_backlog is not None or self.max_backlog_bytes is not None
+
+    def forget(self) -> None:
+        """Read the policies anew next time: a change was rolled back, or is being made."""
+        self.version = -1
+
+    def of(self, topic: str) -> Resolved:
+        """What holds for a topic (or the pattern of a bucket)."""
+        found = self._by_topic.get(topic)
+        if found is None:
+            if len(self._by_topic) > 200_000:
+                self._by_topic.clear()
+            found = self._by_topic[topic] = self.book.resolve(topic)
+        return found
+
+
+class Turn:
+    """A transaction in progress. Everything that changes lanes goes through here."""
+
+    def __init__(self, connection: sqlite3.Connection, rules: Rules, clock: int) -> None:
+        self.connection = connection
+        self.rules = rules
+        self.shard = Shard(*connection.execute(SQL["shard_read"]).fetchone())
+        self.now = max(clock, self.shard.now)
+        rules.refresh(connection, self.shard.policy_version)
+        self.rang: set[str] = set()
+        self.came_up: list[Lane] = []  # lanes that became runnable, or came to a gate, in this turn
+        self._lanes: dict[int, Lane] = {}
+        self._lane_by_name: dict[str, Lane | None] = {}
+        self._dirty: dict[int, Lane] = {}
+        self._gates: dict[str, GateState | None] = {}
+        self._dirty_gates: dict[str, GateState] = {}
+        self._gate_bands: set[tuple[str, int]] = set()
+        self._last_lane: int | None = None
+        self.bands = {row[0]: Band(*row) for row in connection.execute(SQL["bands"])}
+        self._band_by_name = {(band.pool, band.tier): band for band in self.bands.values()}
+
+    # Reading
+
+    def one(self, name: str, *values: Any) -> Any:
+        """The first row of a statement, or None."""
+        return self.connection.execute(SQL[name], values).fetchone()
+
+    def all(self, name: str, *values: Any) -> list[Any]:
+        return self.connection.execute(SQL[name], values).fetchall()
+
+    def run(self, name: str, *values: Any) -> None:
+        self.connection.execute(SQL[name], values)
+
+    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        if rows:
+            self.connection.executemany(SQL[name], rows)
+
+    def next_seq(self) -> int:
+        self.shard.seq += 1
+        return self.shard.seq
+
+    def rule(self, lane: Lane) -> Resolved:
+        return self.rules.of(lane.rule)
+
+    # Lanes
+
+    def load_names(self, names: Iterable[str]) -> None:
+        """Read lanes by name, all in one statement."""
+        wanted = [name for name in names if name not in self._lane_by_name]
+        if len(wanted) == 1:
+            rows = self.all("lane_by_name", wanted[0])
+        else:
+            rows = self.all("lanes_by_name", _dumps(wanted)) if wanted else []
+        for name in wanted:
+            self._lane_by_name[name] = None
+        for row in rows:
+            self.keep(row)
+
+    def load_numbers(self, numbers: Iterable[int]) -> None:
+        wanted = [number for number in numbers if number not in self._lanes]
+        if len(wanted) == 1:
+            rows = self.all("lane_by_number", wanted[0])
+        else:
+            rows = self.all("lanes_by_number", _dumps(wanted)) if wanted else []
+        for row in rows:
+            self.keep(row)
+
+    def keep(self, row: Sequence[Any]) -> Lane:
+        """The lane of a row; the one in hand if it was read before, for that is newer."""
+        found = self._lanes.get(row[0])
+        if found is None:
+            found = Lane(*row)
+            found.stood = (*row[4:9], *row[-4:])  # PLACING and CLASSES, as they were read
+            self._lanes[found.lane] = found
+            self._lane_by_name[found.name] = found
+        return found
+
+    def lane(self, number: int) -> Lane:
+        found = self._lanes.get(number)
+        if found is None:
+            self.load_numbers([number])
+            found = self._lanes[number]
+        return found
+
+    def find_lane(self, name: str) -> Lane | None:
+        if name not in self._lane_by_name:
+            self.load_names([name])
+        return self._lane_by_name[name]
+
+    def make_lane(self, name: str, rule: str, topic: str | None) -> Lane:
+        """The lane of that name, made if there is none."""
+        found = self.find_lane(name)
+        if found is not None:
+            if found.forgotten:
+                found.forgotten = False
+            return found
+        if self._last_lane is None:
+            self._last_lane = self.one("lane_last")[0] or 0
+        self._last_lane += 1
+        policy = self.rules.of(rule)
+        band = self.band(policy.pool, policy.tier)
+        lane = Lane(self._last_lane, name, rule, topic, band.band, vt=band.vt, seen=self.now, is_new=True)
+        self._lanes[lane.lane] = lane
+        self._lane_by_name[name] = lane
+        self._dirty[lane.lane] = lane
+        self.shard.lanes += 1
+        return lane
+
+    def touch(self, lane: Lane) -> None:
+        """The lane has changed and is to be written."""
+        self._dirty[lane.lane] = lane
+
+    def band(self, pool: str, tier: str) -> Band:
+        found = self._band_by_name.get((pool, tier))
+        if found is None:
+            number = self.one("band_insert", pool, tier)[0]
+            found = Band(number, pool, tier, 0, 0, 0, 0)
+            self.bands[number] = self._band_by_name[pool, tier] = found
+        return found
+
+    def find_band(self, pool: str, tier: str) -> Band | None:
+        return self._band_by_name.get((pool, tier))
+
+    def fair_by_time(self, band: Band) -> bool:
+        tier = self.rules.tiers.get(band.tier)
+        return tier is not None and tier.fair_by == "time"
+
+    # Gates
+
+    def gate(self, name: str) -> GateState | None:
+        if name not in self._gates:
+            row = self.one("gate_read", name)
+            self._gates[name] = GateState(*row) if row else None
+        return self._gates[name]
+
+    def keep_gate(self, row: Sequence[Any]) -> GateState:
+        found = self._gates.get(row[0])
+        if found is None:
+            found = self._gates[row[0]] = GateState(*row)
+        return found
+
+    def make_gate(self, name: str) -> GateState:
+        found = self.gate(name)
+        if found is None:
+            found = self._gates[name] = GateState(name, None, None, 0, 0, 1, None)
+        self._dirty_gates[name] = found
+        return found
+
+    def touch_gate(self, gate: GateState) -> None:
+        self._dirty_gates[gate.name] = gate
+
+    # Placing
+
+    def place(self, lane: Lane) -> None:
+        """Put the lane where it belongs now; the rule of docs/behaviour.md, "Placing"."""
+        self._dirty[lane.lane] = lane
+        policy = self.rules.of(lane.rule)
+        band = self.bands[lane.band]
+        if band.pool != policy.pool or band.tier != policy.tier:
+            band = self._move(lane, policy)
+        place, wake = self._where(lane, policy, band)
+        gate = policy.gate if place == AT_GATE else None
+        if lane.place == AT_GATE and (place != AT_GATE or gate != lane.gate):
+            self._gate_bands.add((lane.gate or "", lane.band))
+        if place in (RUNNABLE, AT_GATE):
+            if lane.place != place:
+                self.came_up.append(lane)
+                if lane.place not in (RUNNABLE, AT_GATE):
+                    lane.vt = max(lane.vt, band.vt)
+                self._ring_for(band, gate)
+            if gate is not None:
+                self._gate_bands.add((gate, lane.band))
+        lane.place, lane.wake, lane.gate = place, wake, gate
+
+    def _ring_for(self, band: Band, gate: str | None) -> None:
+        if gate is not None:
+            state = self.gate(gate)
+            if state is None or not state.room(self.now):
+                return
+        self.rang.add(band.pool)
+
+    def _where(self, lane: Lane, policy: Resolved, band: Band) -> tuple[int, int | None]:
+        now = self.now
+        if policy.rate is not None:
+            lane.tat = fairness.rebase(lane.tat, now, policy.lane_rate or 0.0, policy.lane_burst)
+        if policy.paused and lane.waiting:
+            return PAUSED, None
+        if not lane.ready:
+            return IDLE, None if lane.leased or lane.delayed or lane.parked else self._forgotten_at(lane, policy, band)
+        if lane.rest_step and lane.rest_until > now:
+            return ASLEEP, lane.rest_until
+        concurrency = policy.lane_concurrency
+        if lane.rest_step:
+            concurrency = 1
+        if concurrency is not None and lane.leased >= concurrency:
+            return FULL, None
+        if policy.rate is not None:
+            permit = fairness.next_permit_us(lane.tat, now, policy.lane_rate or 0.0, policy.lane_burst)
+            if permit > now:
+                if lane.place != ASLEEP or lane.wake != permit:
+                    lane.throttled += permit - max(now, lane.wake or 0 if lane.place == ASLEEP else 0)
+                return ASLEEP, permit
+        if policy.gate is not None:
+            return AT_GATE, None
+        return RUNNABLE, None
+
+    def _forgotten_at(self, lane: Lane, policy: Resolved, band: Band) -> int:
+        if lane.place == IDLE and lane.wake is not None:
+            return lane.wake
+        linger = LINGER_US["time" if self.fair_by_time(band) else "messages"]
+        at = self.now + linger
+        if lane.rest_step:
+            at = max(at, lane.rest_until)
+        if policy.rate is not None:
+            at = max(at, -(-lane.tat // fairness.TICKS))
+        return at
+
+    def _move(self, lane: Lane, policy: Resolved) -> Band:
+        """To another pool or tier: the lane begins there like one that wakes up."""
+        if lane.place == AT_GATE:
+            self._gate_bands.add((lane.gate or "", lane.band))
+        band = self.band(policy.pool, policy.tier)
+        lane.band, lane.vt, lane.place, lane.wake, lane.gate = band.band, band.vt, IDLE, None, None
+        return band
+
+    def allowance(self, lane: Lane, policy: Resolved) -> int:
+        """How many of its ready messages the lane's own limits admit now."""
+        allowed = lane.ready
+        concurrency = 1 if lane.rest_step else policy.lane_concurrency
+        if concurrency is not None:
+            allowed = min(allowed, concurrency - lane.leased)
+        if policy.rate is not None and allowed > 0:
+            rate, burst = policy.lane_rate or 0.0, policy.lane_burst
+            allowed = min(allowed, fairness.permits(fairness.rebase(lane.tat, self.now, rate, burst), self.now, rate, burst))
+        return max(allowed, 0)
+
+    def forget(self, lane: Lane) -> None:
+        """Drop the lane's row."""
+        lane.forgotten = True
+        self._dirty[lane.lane] = lane
+
+    # Writing
+
+    def flush(self) -> None:
+        """Write everything back; the transaction may then be committed."""
+        self._flush_lanes()
+        self._flush_gates()
+        self.run_many("band_write", [(b.vt, b.carry, b.mean, b.delivered, b.band) for b in self.bands.values()])
+        s = self.shard
+        self.run(
+            "shard_write", s.seq, s.fence, self.now, s.policy_version, s.waiting, s.bytes, s.leased, s.dead, s.published, s.delivered,
+            s.done, s.retried, s.died, s.merged, s.expired, s.removed, s.lanes,
+        )  # fmt: skip
+
+    def _flush_lanes(self) -> None:
+        inserted, placed, counted, deleted = [], [], [], []
+        classed: dict[str, list[tuple[int | None, int]]] = {name: [] for name in CLASSES}
+        for lane in self._dirty.values():
+            if lane.forgotten:
+                self.shard.lanes -= 1
+                if not lane.is_new:
+                    deleted.append((lane.lane,))
+                continue
+            self._classify(lane)
+            if lane.is_new:
+                inserted.append(msgspec.structs.astuple(lane)[:-3])
+                continue
+            values = msgspec.structs.astuple(lane)
+            stood = lane.stood
+            if stood[:5] != values[4:9]:
+                placed.append((*values[4:9], *_counts(values), lane.lane))
+            else:
+                counted.append((*_counts(values), lane.lane))
+            for position, name in enumerate(CLASSES):
+                now_class = getattr(lane, name)
+                if stood[5 + position] != now_class:
+                    classed[name].append((now_class, lane.lane))
+        self.run_many("lane_insert", inserted)
+        self.run_many("lane_place", placed)
+        self.run_many("lane_count", counted)
+        self.run_many("lane_delete", deleted)
+        for name, rows in classed.items():
+            self.run_many(f"lane_{name}", rows)
+        self._dirty.clear()
+
+    def _classify(self, lane: Lane) -> None:
+        waiting = lane.waiting
+        lane.big = size_class(waiting) if waiting >= SMALLEST else None
+        if not lane.ready:
+            lane.old = None
+        elif lane.old is None:
+            lane.old = self.now >> 23
+        if lane.throttled >= SECOND:
+            lane.slow = size_class(lane.throttled // 10_000)
+
+    def count_deliveries(self, lane: Lane, taken: int) -> None:
+        """Keep the lane's recent rate."""
+        elapsed = self.now - lane.seen
+        if elapsed >= WINDOW_US:
+            lane.before = lane.lately if elapsed < 2 * WINDOW_US else 0
+            lane.lately, lane.seen = 0, self.now
+            lane.busy = size_class(lane.before)
+        lane.lately += taken
+        lane.delivered += taken
+        self.shard.delivered += taken
+
+    def _flush_gates(self) -> None:
+        for gate in list(self._dirty_gates.values()):
+            self.reopen(gate)
+        for name, band in self._gate_bands:
+            state = self.gate(name)
+            head = self.one("gate_head", name, band)
+            if head is None:
+                self.run("gate_entry_delete", band, name)
+            else:
+                is_open = int(state is not None and state.room(self.now) > 0)
+                self.run("gate_entry_write", band, name, head[0], head[1], is_open)
+        self._gate_bands.clear()
+        for gate in self._dirty_gates.values():
+            self.run("gate_write", gate.name, gate.code, gate.operator, gate.tat, gate.leased, gate.open, gate.wake)
+        self._dirty_gates.clear()
+
+    def reopen(self, gate: GateState) -> None:
+        """Whether it is open now; where its rate shuts it, when it opens."""
+        is_open = gate.room(self.now) > 0
+        gate.wake = None
+        limits = gate.limits
+        if not is_open and limits.rate is not None and (limits.concurrency is None or gate.leased < limits.concurrency):
+            gate.tat = fairness.rebase(gate.tat, self.now, limits.rate, limits.effective_burst)
+            gate.wake = fairness.next_permit_us(gate.tat, self.now, limits.rate, limits.effective_burst)
+        if is_open and not gate.open:
+            for (number,) in self.all("gate_entries_of", gate.name):
+                self.rang.add(self.bands[number].pool)
+        gate.open = int(is_open)
+        self._dirty_gates[gate.name] = gate
+        self.run("gate_entries_open_set", gate.open, gate.name, gate.open)
+
+
+_COUNT_POSITIONS = tuple(Lane.__struct_fields__.index(name) for name in COUNTS)
+_FIRST, _LAST = _COUNT_POSITIONS[0], _COUNT_POSITIONS[-1] + 1
+if tuple(range(_FIRST, _LAST)) != _COUNT_POSITIONS:
+    raise AssertionError("the counts of a lane must be neighbours, so that a slice writes them")
+
+
+def _counts(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return values[_FIRST:_LAST]
