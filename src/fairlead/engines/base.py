@@ -166,6 +166,7 @@ class Overview(msgspec.Struct, kw_only=True):
     merged: int = 0
     expired: int = 0
     removed: int = 0
+    last_number: int = 0  # the shard's last sequence number
     tiers: list[TierStats] = []
 
 

@@ -1,2 +1,239 @@
-from fairlead.engines.sqlite.engine import Core
-class SqliteEngine(Core): pass
+"""Administration of the SQLite engine: policies, gates, topics, dead letters, and the overview. Reading costs no write lock."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.engines.base import BRING_IN, Check, Explanation, MessageView, Overview, TierStats, TopicStats
+from fairlead.engines.sqlite import explaining, health, housekeeping, listing, purging, views
+from fairlead.engines.sqlite.engine import Core, _clock
+from fairlead.engines.sqlite.rows import Row
+from fairlead.engines.sqlite.turn import Turn
+from fairlead.errors import BadPolicy, TopicInUse
+from fairlead.policy import Gate, PolicyBook, check_fields, matches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from fairlead.policy import Layer, Resolved
+
+COUNTED = 1000
+"""Lanes are counted up to here for people; more is "1,000+"."""
+
+LANE_SHAPE = ("partitions", "buckets", "buckets_pattern")
+"""What decides which lane a message goes to: changes only while the topic is empty."""
+
+
+class SqliteEngine(Core):
+    """Both faces of the engine."""
+
+    @contextmanager
+    def _view(self, now_us: int | None = None) -> Iterator[Turn]:
+        with self._store.reading() as connection:
+            yield Turn(connection, self._rules, _clock() if now_us is None else now_us)
+
+    # Policies
+
+    def policies(self) -> PolicyBook:
+        with self._view() as turn:
+            book = PolicyBook(self.tiers)
+            book.load(turn.rules.book.rows())
+            return book
+
+    def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
+        checked = check_fields(pattern, fields)
+        with self._turn(now_us, durable=True) as turn:
+            gate = checked.get("gate")
+            if gate is not None and turn.gate(gate) is None:
+                raise BadPolicy(f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}", rate=…, concurrency=…)')
+            return self._change(turn, layer, pattern, lambda book: book.put(layer, pattern, checked))
+
+    def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
+        with self._turn(now_us, durable=True) as turn:
+            there = next((dict(fields) for where, name, fields in turn.rules.book.rows() if (where, name) == (layer, pattern)), None)
+            if there is None:
+                return False
+            self._change(turn, layer, pattern, lambda book: book.put(layer, pattern, dict.fromkeys(there)))
+            return True
+
+    def _change(self, turn: Turn, layer: str, pattern: str, change: Callable[[PolicyBook], dict[str, Any]]) -> dict[str, Any]:
+        rules = turn.rules
+        before = PolicyBook(self.tiers)
+        before.load(rules.book.rows())
+        now = change(rules.book)
+        rules.changed()
+        for each in {pattern, *(name for _, name, _ in rules.book.rows() if matches(pattern, name))}:
+            rules.book.resolve(each)  # raises where the fields are impossible together
+        self._refuse_moves(turn, pattern, before)
+        if now:
+            turn.run("policy_write", layer, pattern, json.dumps(now))
+        else:
+            turn.run("policy_delete", layer, pattern)
+        turn.shard.policy_version += 1
+        rules.version = turn.shard.policy_version
+        if pattern == "*" or pattern.endswith(".*"):
+            turn.run("sweep_begin", pattern)
+            housekeeping.sweep(turn, BRING_IN)
+        else:
+            for lane in views.lanes_of(turn, pattern):
+                turn.place(lane)
+        return now
+
+    def _refuse_moves(self, turn: Turn, pattern: str, before: PolicyBook) -> None:
+        """Messages that wait in a lane stay there: where a topic's lanes would change, it has to be empty."""
+        rules = turn.rules
+        if all(
+            getattr(before.resolve(name), field) == getattr(rules.of(name), field)
+            for name in {pattern, *(name for _, name, _ in rules.book.rows() if matches(pattern, name))}
+            for field in LANE_SHAPE
+        ):
+            return
+        for lane in views.lanes_under(turn, pattern):
+            for topic in views.topics_in(turn, lane):
+                if not matches(pattern, topic) or not (lane.waiting or lane.leased):
+                    continue
+                old, new = before.resolve(topic), rules.of(topic)
+                if any(getattr(old, field) != getattr(new, field) for field in LANE_SHAPE):
+                    raise TopicInUse(
+                        f"policy {pattern}: partitions and buckets change only while a topic is empty, and {topic} holds "
+                        f"{lane.waiting} waiting and {lane.leased} leased; drain or purge it first"
+                    )
+
+    def policy_of(self, topic: str) -> Resolved:
+        with self._view() as turn:
+            return turn.rules.of(topic)
+
+    # Gates
+
+    def gate_set(self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None) -> None:
+        with self._turn(now_us, durable=True) as turn:
+            state = turn.make_gate(name)
+            text = msgspec.json.encode(gate).decode()
+            if layer == "operator":
+                state.operator = text
+            else:
+                state.code = text
+            state.limits = msgspec.json.decode(state.operator or state.code or text, type=Gate)
+
+    def gate_list(self) -> list[dict[str, Any]]:
+        with self._view() as turn:
+            return [views.gate_view(turn, turn.keep_gate(row), COUNTED) for row in turn.all("gates")]
+
+    # Topics
+
+    def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
+        with self._view(now_us) as turn:
+            stats = views.topic_stats(turn, topic)
+            stats.cursors = views.cursors(turn, topic)
+            return stats
+
+    def topic_list(
+        self, *, order: str = "name", pattern: str = "*", limit: int = 20, after: str | None = None, now_us: int | None = None
+    ) -> list[TopicStats]:
+        with self._view(now_us) as turn:
+            return listing.topics(turn, order, pattern, limit, after)
+
+    def topic_peek(self, topic: str, *, limit: int = 10, now_us: int | None = None) -> list[MessageView]:
+        with self._view(now_us) as turn:
+            return views.peek(turn, topic, limit)
+
+    def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
+        removed = 0
+        last: int | None = None
+        while True:
+            with self._turn(now_us, durable=True) as turn:
+                last = turn.shard.seq if last is None else last
+                got = purging.purge(turn, topic, last)
+            removed += got
+            if got < purging.PAGE:
+                return removed
+
+    def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
+        removed = self.topic_purge(topic, now_us=now_us)
+        while True:
+            with self._turn(now_us, durable=True) as turn:
+                got = purging.drop_dead(turn, topic, None, purging.PAGE)
+                if got < purging.PAGE:
+                    return removed + got + purging.delete(turn, topic)
+            removed += got
+
+    def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
+        with self._view() as turn:
+            return views.cursors(turn, topic)
+
+    # Messages
+
+    def lookup(self, topic: str, ids: Sequence[str], *, now_us: int | None = None) -> dict[str, str]:
+        with self._view(now_us) as turn:
+            leased = views.Leased(turn)
+            return {message_id: views.state_of(turn, topic, message_id, leased) for message_id in ids}
+
+    def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
+        with self._view() as turn:
+            row = views.find(turn, message_id, topic)
+            return views.message_view(turn, row, views.Leased(turn)) if row is not None else None
+
+    def explain(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> Explanation:
+        with self._view(now_us) as turn:
+            return explaining.explain(turn, message_id, topic)
+
+    # Dead letters
+
+    def dead_list(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[tuple[int, MessageView]]:
+        with self._view() as turn:
+            found = turn.all("dead_list", after, limit) if topic is None else turn.all("dead_list_of", topic, after, limit)
+            return [(row[0], view) for row in found if (view := views.dead_view(turn, row)) is not None]
+
+    def dead_redrive(
+        self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, spacing_us: int = 0, now_us: int | None = None
+    ) -> int:
+        with self._turn(now_us, durable=True) as turn:
+            return purging.redrive(turn, topic, ids, limit, spacing_us)
+
+    def dead_drop(
+        self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None
+    ) -> int:
+        with self._turn(now_us, durable=True) as turn:
+            return purging.drop_dead(turn, topic, ids, limit)
+
+    # The whole
+
+    def overview(self, *, now_us: int | None = None) -> Overview:
+        with self._view(now_us) as turn:
+            shard = turn.shard
+            tiers = [
+                TierStats(band.pool, band.tier, self.tiers[band.tier].share if band.tier in self.tiers else 0, band.delivered,
+                          turn.one("band_runnable", band.band, COUNTED)[0])
+                for band in turn.bands.values()
+            ]  # fmt: skip
+            return Overview(
+                now_us=turn.now, topics=shard.lanes, waiting=shard.waiting, leased=shard.leased, dead=shard.dead, bytes=shard.bytes,
+                published=shard.published, delivered=shard.delivered, done=shard.done, retried=shard.retried, died=shard.died,
+                merged=shard.merged, expired=shard.expired, removed=shard.removed, last_number=shard.seq, tiers=tiers,
+            )  # fmt: skip
+
+    def doctor(self, *, repair: bool = False) -> list[Check]:
+        checks = health.check_file(self._store)
+        if not all(check.ok for check in checks):
+            return checks
+        with self._turn(0, durable=True) as turn:
+            return checks + health.check_parts(turn, repair=repair)
+
+    def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
+        with self._view(now_us) as turn:
+            leased = views.Leased(turn)
+            rows = [Row(*row) for row in turn.all("messages_all")]
+            found = [view for row in rows if (view := views.message_view(turn, row, leased)) is not None]
+            names = sorted({view.topic for view in found} | {lane.topic for lane in views.all_lanes(turn) if lane.topic is not None})
+            return {
+                "now_us": turn.now,
+                "totals": msgspec.structs.asdict(self.overview(now_us=now_us)),
+                "topics": {name: msgspec.structs.asdict(views.topic_stats(turn, name)) for name in names},
+                "messages": [msgspec.structs.asdict(view) for view in found],
+                "gates": self.gate_list(),
+                "policies": turn.rules.book.rows(),
+            }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def keep_house(turn: Turn, budget: int) -> None:
     """Everything that is due, at most `budget` of each kind."""
     _events(turn, budget)
-    _sweeps(turn, budget)
+    sweep(turn, budget)
     _wake(turn, budget)
 
 
@@ -86,15 +86,16 @@ def _wake(turn: Turn, budget: int) -> None:
             turn.forget(lane)
 
 
-def _sweeps(turn: Turn, budget: int) -> None:
+def sweep(turn: Turn, budget: int) -> None:
+    """Place lanes anew whose policy was changed by a pattern, at most `budget` of them."""
     left = budget
     for pattern, after in turn.all("sweeps"):
         if left <= 0:
             return
-        left -= _sweep(turn, pattern, after, left)
+        left -= _sweep_pattern(turn, pattern, after, left)
 
 
-def _sweep(turn: Turn, pattern: str, after: str, most: int) -> int:
+def _sweep_pattern(turn: Turn, pattern: str, after: str, most: int) -> int:
     """Place lanes anew that the pattern covers, in the order of their names."""
     prefix = pattern[:-1]
     # A bucket's lane begins with its pattern; its name sorts before those of topics.

@@ -119,6 +119,10 @@ class Rules:
         """Whether the namespace as a whole is limited."""
         return self.max_backlog is not None or self.max_backlog_bytes is not None
 
+    def changed(self) -> None:
+        """The book was changed: what was resolved before no longer holds."""
+        self._by_topic.clear()
+
     def forget(self) -> None:
         """Read the policies anew next time: a change was rolled back, or is being made."""
         self.version = -1

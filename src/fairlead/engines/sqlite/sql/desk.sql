@@ -113,13 +113,14 @@ SELECT r.lane, r.rank, r.pos, r.seq FROM ready r LEFT JOIN message m ON m.mid = 
 
 -- name: check_lane_counts
 -- Lanes whose counts differ from what is there.
-SELECT l.lane,
-       (SELECT count(*) FROM ready r WHERE r.lane = l.lane) AS ready,
-       (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 1 AND m.state IN (1, 2)) AS delayed,
-       (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 2 AND m.state IN (1, 2)) AS parked,
-       coalesce(h.leased, 0) AS leased
-  FROM lane l LEFT JOIN (SELECT lane, count(*) AS leased FROM lease WHERE NOT gone GROUP BY lane) h ON h.lane = l.lane
- WHERE l.ready <> ready OR l.delayed <> delayed OR l.parked <> parked OR l.leased <> leased LIMIT ?;
+SELECT lane, found_ready, found_delayed, found_parked, found_leased
+  FROM (SELECT l.lane, l.ready, l.delayed, l.parked, l.leased,
+               (SELECT count(*) FROM ready r WHERE r.lane = l.lane) AS found_ready,
+               (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 1 AND m.state IN (1, 2)) AS found_delayed,
+               (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 2 AND m.state IN (1, 2)) AS found_parked,
+               coalesce(h.held, 0) AS found_leased
+          FROM lane l LEFT JOIN (SELECT lane, count(*) AS held FROM lease WHERE NOT gone GROUP BY lane) h ON h.lane = l.lane)
+ WHERE ready <> found_ready OR delayed <> found_delayed OR parked <> found_parked OR leased <> found_leased LIMIT ?;
 
 -- name: check_lost_messages
 -- Messages that neither wait anywhere, nor are leased, nor dead.

@@ -1,0 +1,114 @@
+"""What the doctor looks at: whether the file is sound, and whether its parts agree with each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fairlead.engines.base import Check
+from fairlead.engines.sqlite import messages, views
+from fairlead.engines.sqlite.rows import DEAD, LEASES_END, READY
+
+if TYPE_CHECKING:
+    from fairlead.engines.sqlite.store import Store
+    from fairlead.engines.sqlite.turn import Turn
+
+MOST = 100_000
+"""Findings of one kind that one run mends."""
+
+MEND = "run `fairlead doctor --repair`"
+
+
+def check_file(store: Store) -> list[Check]:
+    """SQLite's own check of the file."""
+    with store.reading() as connection:
+        found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
+    sound = found == ["ok"]
+    return [Check("file", sound, "sound" if sound else "; ".join(found), "" if sound else "restore a copy, or `sqlite3 FILE .recover`")]
+
+
+def check_parts(turn: Turn, *, repair: bool) -> list[Check]:
+    """Whether messages, orders, counts, leases and totals agree; mended where asked for. What was lost is counted."""
+    checks = [
+        _entries_without_message(turn, repair=repair),
+        _messages_nowhere(turn, repair=repair),
+        _leases_without_end(turn, repair=repair),
+        _lane_counts(turn, repair=repair),
+        _totals(turn, repair=repair),
+    ]
+    if repair:
+        for lane in views.all_lanes(turn):
+            turn.place(lane)
+    return checks
+
+
+def _finding(name: str, count: int, what: str, *, repair: bool) -> Check:
+    if not count:
+        return Check(name, ok=True, detail="fine")
+    return Check(name, repair, f"{count:,} {what}" + (", mended" if repair else ""), "" if repair else MEND)
+
+
+def _entries_without_message(turn: Turn, *, repair: bool) -> Check:
+    found = turn.all("check_ready_orphans", MOST)
+    if repair:
+        turn.run_many("ready_delete", found)
+    return _finding("order", len(found), "entries without their message", repair=repair)
+
+
+def _messages_nowhere(turn: Turn, *, repair: bool) -> Check:
+    found = turn.all("check_lost_messages", MOST)
+    if repair:
+        for (mid,) in found:
+            _take_in_again(turn, mid)
+    return _finding("messages", len(found), "that stood nowhere and would never have been handed out", repair=repair)
+
+
+def _take_in_again(turn: Turn, mid: int) -> None:
+    row = messages.read(turn, mid)
+    if row is None:
+        return
+    known = turn.one("lane_by_number", row.lane)
+    if row.state == DEAD:
+        messages.bury(turn, turn.keep(known), row, "found by the doctor without its reason", None) if known else messages.remove(turn, row)
+        return
+    if known is None:
+        topic = row.topic or "fairlead.recovered"
+        policy = turn.rules.of(topic)
+        name, rule, lane_topic = messages.lane_name(policy, topic, None, row.seq)
+        row.lane = turn.make_lane(name, rule, lane_topic).lane
+    lane = turn.lane(row.lane)
+    row.state = READY
+    messages.arrive(turn, lane, row)
+    messages.save(turn, row)
+
+
+def _leases_without_end(turn: Turn, *, repair: bool) -> Check:
+    found = turn.all("check_leases", MOST)
+    if repair:
+        turn.run_many("event_insert", [(turn.now, LEASES_END, fence, fence) for (fence,) in found])
+    return _finding("leases", len(found), "that nothing would ever have taken back", repair=repair)
+
+
+def _lane_counts(turn: Turn, *, repair: bool) -> Check:
+    turn.flush()
+    found = turn.all("check_lane_counts", MOST)
+    if repair:
+        for number, ready, delayed, parked, leased in found:
+            lane = turn.lane(number)
+            lane.ready, lane.delayed, lane.parked, lane.leased = ready, delayed, parked, leased
+            turn.touch(lane)
+    return _finding("counts", len(found), "topics whose counts were wrong", repair=repair)
+
+
+def _totals(turn: Turn, *, repair: bool) -> Check:
+    turn.flush()
+    waiting, size, leased, dead, lanes = turn.one("check_totals")
+    shard = turn.shard
+    wrong = sum(
+        now != then
+        for now, then in (
+            (waiting, shard.waiting), (size, shard.bytes), (leased, shard.leased), (dead, shard.dead), (lanes, shard.lanes),
+        )
+    )  # fmt: skip
+    if repair:
+        shard.waiting, shard.bytes, shard.leased, shard.dead, shard.lanes = waiting, size, leased, dead, lanes
+    return _finding("totals", wrong, "totals that were wrong", repair=repair)

@@ -1,0 +1,148 @@
+"""Taking away: purge and delete of a topic, redriving and dropping dead letters. Page by page, so that nobody waits long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fairlead.engines.sqlite import messages, views
+from fairlead.engines.sqlite.rows import DELAYED, PARKED, RETENTION_ENDS, Held, Lane, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairlead.engines.sqlite.turn import Turn
+
+PAGE = 5000
+"""Messages that one transaction takes away."""
+
+
+def purge(turn: Turn, topic: str, last: int) -> int:
+    """Remove waiting messages with numbers up to `last`, at most a page; returns how many."""
+    removed = 0
+    for lane, row in _waiting(turn, topic):
+        if row.seq <= last:
+            _remove(turn, lane, row, topic)
+            removed += 1
+            if removed == PAGE:
+                break
+    for lane in views.lanes_of(turn, topic):
+        turn.place(lane)
+    return removed
+
+
+def _waiting(turn: Turn, topic: str) -> list[tuple[Lane, Row]]:
+    if turn.rules.of(topic).buckets is not None:
+        rows = [Row(*row) for row in turn.all("folded_list", topic, PAGE)]
+        return [(turn.lane(row.lane), row) for row in rows]
+    found: list[tuple[Lane, Row]] = []
+    for lane in views.lanes_of(turn, topic):
+        # Parked ones first: else each removed head would only bring the next one forward.
+        for state in (PARKED, DELAYED):
+            found += [(lane, Row(*row)) for row in turn.all("aside_any", lane.lane, state, PAGE)]
+        if len(found) < PAGE:
+            found += [(lane, Row(*row)) for row in turn.all("ready_list", lane.lane, PAGE)]
+    return found
+
+
+def _remove(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
+    messages.end_waiting(turn, lane, row)
+    messages.finish_ids(turn, row, topic, keep=False)
+    messages.remove(turn, row)
+    if row.serial:
+        messages.free_key(turn, lane, row.key, row.mid)
+    lane.removed += 1
+    turn.shard.removed += 1
+
+
+def delete(turn: Turn, topic: str) -> int:
+    """After a purge: leases, known ids and counters too. Returns how many leases were given up."""
+    given_up = 0
+    for lane in views.lanes_of(turn, topic):
+        for row in turn.all("leased_in_lane", lane.lane):
+            given_up += _give_up(turn, lane, Held(*row), topic)
+        if lane.topic is None:
+            turn.place(lane)
+        elif not (lane.waiting or lane.leased):
+            turn.forget(lane)
+    turn.run("idents_delete_topic", topic)
+    turn.run("edges_delete_topic", topic)
+    return given_up
+
+
+def _give_up(turn: Turn, lane: Lane, held: Held, topic: str) -> int:
+    """A leased message goes; its lease stays as a mark, so that its settle is answered "gone"."""
+    row = messages.read(turn, held.mid)
+    if held.gone or (row is not None and messages.topic_of(row, lane) != topic) or (row is None and lane.topic is None):
+        return 0
+    turn.run("lease_gone", held.fence)
+    lane.leased -= 1
+    turn.shard.leased -= 1
+    if held.gate is not None and (gate := turn.gate(held.gate)) is not None:
+        gate.leased -= 1
+        turn.touch_gate(gate)
+    if row is not None:
+        messages.finish_ids(turn, row, topic, keep=False)
+        messages.remove(turn, row)
+        if row.serial:
+            messages.free_key(turn, lane, row.key, row.mid)
+        lane.removed += 1
+        turn.shard.removed += 1
+    elif held.empty:
+        messages.free_key(turn, lane, held.empty, held.mid)
+    return 1
+
+
+# Dead letters
+
+
+def _dead(turn: Turn, topic: str | None, ids: Sequence[str] | None, limit: int) -> list[tuple[int, str, int]]:
+    """(message, topic, when its retention ends) of those meant, oldest first."""
+    if ids is not None:
+        rows = (views.find(turn, message_id, topic) for message_id in ids[:limit])
+        found = [turn.one("dead_read", row.mid) for row in rows if row is not None]
+        return [(row[1], row[2], row[4]) for row in found if row is not None]
+    listed = turn.all("dead_list", 0, limit) if topic is None else turn.all("dead_list_of", topic, 0, limit)
+    return [(row[1], row[2], row[4]) for row in listed]
+
+
+def redrive(turn: Turn, topic: str | None, ids: Sequence[str] | None, limit: int, spacing_us: int) -> int:
+    """Put dead letters back, with a new number and since, and attempts from the start."""
+    found = _dead(turn, topic, ids, limit)
+    lanes: dict[int, Lane] = {}
+    for n, (mid, its_topic, until) in enumerate(found):
+        row = messages.read(turn, mid)
+        if row is None:
+            continue
+        turn.run("event_delete", until, RETENTION_ENDS, mid)
+        turn.run("dead_delete", mid)
+        turn.shard.dead -= 1
+        lane = _put_back(turn, row, its_topic, turn.now + n * spacing_us)
+        lanes[lane.lane] = lane
+    for lane in lanes.values():
+        turn.place(lane)
+    return len(found)
+
+
+def _put_back(turn: Turn, row: Row, topic: str, since: int) -> Lane:
+    policy = turn.rules.of(topic)
+    row.seq = turn.next_seq()
+    row.since = since
+    row.attempts = row.suspect = 0
+    row.odd = 1
+    row.expires = turn.now + policy.ttl if policy.ttl is not None else None
+    name, rule, lane_topic = messages.lane_name(policy, topic, row.key.encode() if row.key is not None else None, row.seq)
+    lane = turn.make_lane(name, rule, lane_topic)
+    row.lane = lane.lane
+    if row.mkey is not None and turn.one("merge_key_read", lane.lane, row.mkey) is not None:
+        row.mkey = None  # another one of its key waits already; it goes its own way
+    messages.begin_waiting(turn, lane, row)
+    messages.save(turn, row)
+    return lane
+
+
+def drop_dead(turn: Turn, topic: str | None, ids: Sequence[str] | None, limit: int) -> int:
+    """Forget dead letters."""
+    found = _dead(turn, topic, ids, limit)
+    for mid, _, _ in found:
+        messages.forget_dead(turn, mid)
+    return len(found)

@@ -1,0 +1,272 @@
+"""Reading for people: topics, messages, cursors, gates."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.engines import fairness
+from fairlead.engines.base import MessageView, TopicStats
+from fairlead.engines.sqlite import classes, messages
+from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Held, Lane, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fairlead.engines.sqlite.turn import GateState, Turn
+
+ALL = 1 << 40
+_FIRST_RANK = -(1 << 20)
+_PLACE_NAMES = {IDLE: "idle", RUNNABLE: "runnable", ASLEEP: "asleep", AT_GATE: "at_gate", FULL: "full", PAUSED: "paused"}
+_STATE_NAMES = {DELAYED: "delayed", PARKED: "parked", DEAD: "dead"}
+_SUMMED = ("ready", "delayed", "parked", "leased", "bytes", "published", "delivered", "done", "retried", "died", "merged", "expired",
+           "removed")  # fmt: skip
+
+
+class Leased:
+    """Which messages are leased: read once for a call, there are never more than workers hold."""
+
+    def __init__(self, turn: Turn) -> None:
+        held = (Held(*row) for row in turn.all("leases_all"))
+        self._by_mid = {each.mid: each for each in held if not each.gone and each.empty is None}
+
+    def of(self, mid: int) -> Held | None:
+        return self._by_mid.get(mid)
+
+
+# Lanes
+
+
+def lanes_of(turn: Turn, topic: str) -> list[Lane]:
+    """A topic's lanes as they are (a folded topic: its bucket's)."""
+    policy = turn.rules.of(topic)
+    names = [messages.lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
+    turn.load_names(names)
+    found = (turn.find_lane(name) for name in names)
+    return [lane for lane in found if lane is not None]
+
+
+def lanes_under(turn: Turn, pattern: str) -> Iterator[Lane]:
+    """All lanes that the pattern may cover, buckets included."""
+    stem = pattern.removesuffix("*")
+    for low, high in ((messages.BUCKET, messages.BUCKET + "\U0010ffff"), (stem[:-1] if stem != pattern else stem, stem + "\U0010ffff")):
+        for row in turn.all("lanes_in_range", low, high, ALL):
+            yield turn.keep(row)
+    if stem == pattern:
+        for lane in lanes_of(turn, pattern):
+            yield lane
+
+
+def all_lanes(turn: Turn) -> list[Lane]:
+    return [turn.keep(row) for row in turn.all("lanes_all", ALL)]
+
+
+def topics_in(turn: Turn, lane: Lane) -> list[str]:
+    """The topics whose messages are in a lane."""
+    if lane.topic is not None:
+        return [lane.topic]
+    prefix = lane.rule.removesuffix("*")
+    found, after = [], prefix
+    while (step := turn.one("folded_topic_next", after)) is not None and step[0].startswith(prefix):
+        after = step[0]
+        found.append(after)
+    return found
+
+
+def topic_stats(turn: Turn, topic: str) -> TopicStats:
+    """What a topic holds and did; without its cursors."""
+    policy = turn.rules.of(topic)
+    stats = TopicStats(topic, pool=policy.pool, tier=policy.tier)
+    for lane in lanes_of(turn, topic):
+        if lane.topic is None:
+            _add_place(stats, lane)
+        else:
+            _add_lane(turn, stats, lane)
+    if policy.buckets is not None:
+        _count_folded(turn, stats)
+    stats.waiting = stats.ready + stats.delayed + stats.parked
+    stats.dead = turn.one("dead_count", topic)[0]
+    return stats
+
+
+def _add_place(stats: TopicStats, lane: Lane) -> None:
+    if stats.state == "idle":
+        stats.state = _PLACE_NAMES[lane.place]
+        stats.wake_us = lane.wake if lane.place == ASLEEP else None
+
+
+def _add_lane(turn: Turn, stats: TopicStats, lane: Lane) -> None:
+    _add_place(stats, lane)
+    for name in _SUMMED:
+        setattr(stats, name, getattr(stats, name) + getattr(lane, name))
+    stats.throttled_us += lane.throttled
+    stats.rate_now += classes.rate(turn.now, lane.seen, lane.lately, lane.before)
+    oldest = oldest_in(turn, lane)
+    if oldest is not None:
+        stats.oldest_us = oldest if stats.oldest_us is None else min(stats.oldest_us, oldest)
+
+
+def oldest_in(turn: Turn, lane: Lane) -> int | None:
+    """The since of the oldest ready message of a lane."""
+    if not lane.ready:
+        return None
+    firsts = [turn.one("ready_first", lane.lane, rank) for rank in _ranks(turn, "ready_next_rank", lane.lane)]
+    return min((first[1] for first in firsts), default=None)
+
+
+def _count_folded(turn: Turn, stats: TopicStats) -> None:
+    for state, is_leased, count, size, since in turn.all("folded_counts", stats.topic):
+        if is_leased:
+            stats.leased += count
+            continue
+        stats.bytes += size
+        if state == DELAYED:
+            stats.delayed += count
+        elif state == PARKED:
+            stats.parked += count
+        else:
+            stats.ready += count
+            stats.oldest_us = since
+
+
+def _ranks(turn: Turn, query: str, *where: int) -> Iterator[int]:
+    """The ranks that occur, by skipping from one to the next."""
+    rank = _FIRST_RANK
+    while (step := turn.one(query, *where, rank)) is not None:
+        rank = int(step[0])
+        yield rank
+
+
+# Cursors
+
+
+def cursors(turn: Turn, topic: str) -> dict[int, tuple[int, int]]:
+    """Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps nothing."""
+    unseen: dict[int, int] = {}
+    unfinished: dict[int, int] = {}
+    for lane in lanes_of(turn, topic):
+        for rank in _ranks(turn, "ready_next_rank", lane.lane):
+            plain = turn.one("plain_first", lane.lane, rank)
+            if plain is not None:
+                _lower(unseen, rank, plain[0])
+                _lower(unfinished, rank, plain[0])
+        for rank in _ranks(turn, "odd_next_rank", lane.lane):
+            _lower(unfinished, rank, turn.one("odd_first", lane.lane, rank)[0])
+            first_unseen = turn.one("odd_first_unseen", lane.lane, rank)
+            if first_unseen is not None:
+                _lower(unseen, rank, first_unseen[0])
+        for rank, seq in turn.all("leased_places", lane.lane):
+            _lower(unfinished, rank, seq)
+    last = turn.shard.seq
+    return {
+        priority: (unseen.get(priority, last + 1) - 1, unfinished.get(priority, last + 1) - 1)
+        for priority in sorted({0, *unseen, *unfinished}, reverse=True)
+    }
+
+
+def _lower(found: dict[int, int], rank: int, seq: int) -> None:
+    priority = -(rank >> 1)
+    found[priority] = min(found.get(priority, seq), seq)
+
+
+# Messages
+
+
+def find(turn: Turn, message_id: str, topic: str | None) -> Row | None:
+    """A message by its id: one of our making names its row, one of the user's is looked up."""
+    if topic is None:
+        found = turn.one("ident_anywhere", message_id)
+        mid = found[1] if found is not None else None
+    else:
+        found = turn.one("ident_read", message_id, topic)
+        mid = found[0] if found is not None else None
+    if mid is None:
+        made = messages.made_mid(turn.shard.nonce, message_id)
+        if made is None:
+            return None
+        its_topic = messages.made_topic(turn, made)
+        if its_topic is None or topic not in (None, its_topic):
+            return None
+        mid = made
+    return messages.read(turn, mid)
+
+
+def state_of(turn: Turn, topic: str, message_id: str, leased: Leased) -> str:
+    """unknown, waiting, leased, finished or dead."""
+    row = find(turn, message_id, topic)
+    if row is None:
+        known = turn.one("ident_read", message_id, topic)
+        if known is None or (known[1] is not None and known[1] <= turn.now):
+            return "unknown"
+        return "finished"
+    if row.state == DEAD:
+        return "dead"
+    return "leased" if leased.of(row.mid) is not None else "waiting"
+
+
+def message_view(turn: Turn, row: Row, leased: Leased) -> MessageView | None:
+    """A message as people see it."""
+    held = leased.of(row.mid)
+    if row.state == DEAD:
+        found = turn.one("dead_read", row.mid)
+        return dead_view(turn, found) if found is not None else None
+    lane = turn.lane(row.lane)
+    view = _view(turn, row, messages.topic_of(row, lane), "leased" if held is not None else _STATE_NAMES.get(row.state, "ready"))
+    if held is not None:
+        view.fence, view.deadline_us, view.deliveries = held.fence, held.deadline, row.deliveries + 1
+    return view
+
+
+def dead_view(turn: Turn, dead: tuple[Any, ...]) -> MessageView | None:
+    """A dead letter, from its row of `dead`."""
+    _, mid, topic, died, _, reason, error = dead
+    row = messages.read(turn, mid)
+    if row is None:
+        return None
+    view = _view(turn, row, topic, "dead")
+    view.reason, view.error, view.died_us = reason, error, died
+    return view
+
+
+def _view(turn: Turn, row: Row, topic: str, state: str) -> MessageView:
+    note = turn.one("note_read", row.mid)
+    bodies = [row.body, *(body for _, body in turn.all("parts_read", row.mid))] if row.parts else None
+    return MessageView(
+        id=messages.id_of(turn, row), topic=topic, state=state, body=row.body, key=row.key, priority=row.priority,
+        headers=msgspec.json.decode(row.headers) if row.headers else None, seq=row.seq, published_us=row.published, since_us=row.since,
+        expires_us=row.expires, attempts=row.attempts, deliveries=row.deliveries, suspect=bool(row.suspect), bodies=bodies,
+        history=msgspec.json.decode(note[2]) if note is not None else [],
+    )  # fmt: skip
+
+
+def peek(turn: Turn, topic: str, limit: int) -> list[MessageView]:
+    """Ready ones in order, then the parked, then the delayed by due time."""
+    policy = turn.rules.of(topic)
+    rows: list[Row] = []
+    if policy.buckets is not None:
+        rows = [Row(*row) for row in turn.all("folded_list", topic, limit)]
+    else:
+        lanes = lanes_of(turn, topic)
+        ready = [Row(*row) for lane in lanes for row in turn.all("ready_list", lane.lane, limit)]
+        rows = sorted(ready, key=lambda row: (row.rank, row.pos, row.seq))
+        for state in (PARKED, DELAYED):
+            if len(rows) < limit:
+                aside = [Row(*row) for lane in lanes for row in turn.all("aside_list", lane.lane, state, limit)]
+                rows += sorted(aside, key=lambda row: (row.since, row.seq))
+    leased = Leased(turn)
+    return [view for row in rows[:limit] if (view := message_view(turn, row, leased)) is not None]
+
+
+def gate_view(turn: Turn, gate: GateState, counted: int) -> dict[str, Any]:
+    """A gate's limits and what they hold back."""
+    limits = gate.limits
+    permit = None
+    if limits.rate is not None:
+        tat = fairness.rebase(gate.tat, turn.now, limits.rate, limits.effective_burst)
+        permit = fairness.next_permit_us(tat, turn.now, limits.rate, limits.effective_burst)
+    return {
+        "name": gate.name, "rate": limits.rate, "burst": limits.effective_burst if limits.rate is not None else None,
+        "concurrency": limits.concurrency, "leased": gate.leased, "next_permit_us": permit,
+        "waiting": turn.one("gate_lanes", gate.name, counted)[0],
+    }  # fmt: skip
