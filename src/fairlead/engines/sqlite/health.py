@@ -73,8 +73,8 @@ def _take_in_again(turn: Turn, mid: int) -> None:
     if known is None:
         topic = row.topic or "fairlead.recovered"
         policy = turn.rules.of(topic)
-        name, rule, lane_topic = messages.lane_name(policy, topic, None, row.seq)
-        row.lane = turn.make_lane(name, rule, lane_topic).lane
+        name, rule = messages.lane_name(policy, topic, None, row.seq)
+        row.lane = turn.make_lane(name, rule).lane
     lane = turn.lane(row.lane)
     row.state = READY
     messages.arrive(turn, lane, row)

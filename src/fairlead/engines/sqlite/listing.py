@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlead.engines.sqlite import classes, messages, views
+from fairlead.engines.sqlite.rows import BUCKET, PARTITION
 from fairlead.errors import UsageError
 from fairlead.policy import check_pattern, matches
 
@@ -65,12 +66,12 @@ def _names(turn: Turn, pattern: str, limit: int, after: str | None) -> list[str]
 
 def _next(turn: Turn, query: str, after: str) -> str | None:
     """The next topic's name; lanes of a partitioned topic come as one, those of buckets not at all."""
-    at = max(after, messages.BUCKET + _LAST) if query == "lane_name_next" else after
+    at = max(after, BUCKET + _LAST) if query == "lane_name_next" else after
     while (step := turn.one(query, at)) is not None:
-        name = str(step[0]).partition(messages.PARTITION)[0]
+        name = str(step[0]).partition(PARTITION)[0]
         if name != after:
             return name
-        at = after + messages.PARTITION + _LAST
+        at = after + PARTITION + _LAST
     return None
 
 

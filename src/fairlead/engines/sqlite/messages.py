@@ -12,28 +12,26 @@ import msgspec
 
 from fairlead.engines import base
 from fairlead.engines.sqlite.rows import (
-    DEAD, DELAYED, DUE, EXPIRES, PARKED, READY, RETENTION_ENDS, YIELD, Lane, Row,
+    BUCKET, DEAD, DELAYED, DUE, EXPIRES, PARKED, PARTITION, READY, RETENTION_ENDS, YIELD, Lane, Row,
 )  # fmt: skip
 from fairlead.policy import FOREVER, Resolved
 
 if TYPE_CHECKING:
     from fairlead.engines.sqlite.turn import Turn
 
-PARTITION = "\x1f"
-BUCKET = "\x1e"
 HISTORY = 20
 """How many of its last troubles a message remembers."""
 
 
-def lane_name(policy: Resolved, topic: str, spread_by: bytes | None, seq: int) -> tuple[str, str, str | None]:
-    """The lane of a message: its name, what its policy is resolved for, and its topic (None for a bucket)."""
+def lane_name(policy: Resolved, topic: str, spread_by: bytes | None, seq: int) -> tuple[str, str]:
+    """The lane of a message: its name, and what its policy is resolved for."""
     if policy.buckets is not None and policy.buckets_pattern is not None:
         number = zlib.crc32(topic.encode()) % policy.buckets
-        return f"{BUCKET}{policy.buckets_pattern}{PARTITION}{number}", policy.buckets_pattern, None
+        return f"{BUCKET}{policy.buckets_pattern}{PARTITION}{number}", policy.buckets_pattern
     if policy.partitions > 1:
         number = (zlib.crc32(spread_by) if spread_by is not None else seq) % policy.partitions
-        return f"{topic}{PARTITION}{number}", topic, topic
-    return topic, topic, topic
+        return f"{topic}{PARTITION}{number}", topic
+    return topic, topic
 
 
 def made_id(turn: Turn, mid: int) -> str:

@@ -130,8 +130,8 @@ def _put_back(turn: Turn, row: Row, topic: str, since: int) -> Lane:
     row.attempts = row.suspect = 0
     row.odd = 1
     row.expires = turn.now + policy.ttl if policy.ttl is not None else None
-    name, rule, lane_topic = messages.lane_name(policy, topic, row.key.encode() if row.key is not None else None, row.seq)
-    lane = turn.make_lane(name, rule, lane_topic)
+    name, rule = messages.lane_name(policy, topic, row.key.encode() if row.key is not None else None, row.seq)
+    lane = turn.make_lane(name, rule)
     row.lane = lane.lane
     if row.mkey is not None and turn.one("merge_key_read", lane.lane, row.mkey) is not None:
         row.mkey = None  # another one of its key waits already; it goes its own way

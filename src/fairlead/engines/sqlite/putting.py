@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.engines.sqlite import merging, messages
-from fairlead.engines.sqlite.rows import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD, Lane, Row, rank_of
+from fairlead.engines.sqlite.rows import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, PARTITION, READY, YIELD, Lane, Row, rank_of
 from fairlead.errors import BadMessage
 from fairlead.message import Receipt
 
@@ -80,10 +80,10 @@ class _Intake:
         topic = draft.topic
         mkey = merging.merge_key(draft) if policy.merge is not None else None
         if policy.partitions == 1 and policy.buckets is None:
-            name, rule, lane_topic = topic, topic, topic
+            name, rule = topic, topic
         else:
             spread_by = draft.key.encode() if draft.key is not None else draft.body if mkey is not None else None
-            name, rule, lane_topic = messages.lane_name(policy, topic, spread_by, turn.shard.seq + 1)
+            name, rule = messages.lane_name(policy, topic, spread_by, turn.shard.seq + 1)
         if draft.id is not None:
             self.write()
             if messages.is_known(turn, topic, draft.id):
@@ -98,7 +98,7 @@ class _Intake:
             full = make_room(turn, draft, policy, name)
             if full is not None:
                 return Receipt(draft.id or "", topic, "refused", None, full)
-        lane = turn.make_lane(name, rule, lane_topic)
+        lane = turn.make_lane(name, rule)
         self.arrivals[lane.lane] = lane
         mid = self._insert(draft, policy, lane, mkey)
         return Receipt(draft.id or f"{turn.shard.nonce}-{mid:x}", topic)
@@ -194,7 +194,7 @@ def make_room(turn: Turn, draft: Draft, policy: Resolved, name: str) -> str | No
 def _lanes_of(turn: Turn, topic: str, policy: Resolved, name: str) -> list[Lane]:
     names = [name]
     if policy.partitions > 1:
-        names = [f"{topic}{messages.PARTITION}{n}" for n in range(policy.partitions)]
+        names = [f"{topic}{PARTITION}{n}" for n in range(policy.partitions)]
         turn.load_names(names)
     found = (turn.find_lane(each) for each in names)
     return [lane for lane in found if lane is not None]

@@ -15,17 +15,19 @@ READY, DELAYED, PARKED, DEAD = range(4)
 LEASES_END, DUE, EXPIRES, RETENTION_ENDS = 1, 2, 3, 4
 """`event.kind`."""
 
+PARTITION, BUCKET = "\x1f", "\x1e"
+"""Signs in the names of lanes that are not simply topics; topics cannot hold them."""
+
 HOLD, YIELD = 1, 2
 """`message.serial`: what the policy said at publish."""
 
 
 class Lane(msgspec.Struct, gc=False):
-    """A row of `lane`."""
+    """A row of `lane`; from `retried` on what `lane.more` holds, from `stood` on what only a transaction knows."""
 
     lane: int
     name: str
     rule: str
-    topic: str | None
     band: int
     place: int = IDLE
     wake: int | None = None
@@ -40,6 +42,15 @@ class Lane(msgspec.Struct, gc=False):
     published: int = 0
     delivered: int = 0
     done: int = 0
+    seen: int = 0
+    lately: int = 0
+    before: int = 0
+    more: str | None = None
+    big: int | None = None
+    old: int | None = None
+    busy: int | None = None
+    slow: int | None = None
+
     retried: int = 0
     died: int = 0
     merged: int = 0
@@ -47,24 +58,33 @@ class Lane(msgspec.Struct, gc=False):
     removed: int = 0
     throttled: int = 0
     rest_until: int = 0
-    rest_step: int = 0
+    rest_step: int = 0  # above 0: the topic rests, or probes
     rest_fence: int = 0
     mean: int = 0
-    seen: int = 0
-    lately: int = 0
-    before: int = 0
-    big: int | None = None
-    old: int | None = None
-    busy: int | None = None
-    slow: int | None = None
-    # What the row said when it was read: decides which statements write it back.
-    stood: tuple[Any, ...] = ()
+
+    stood: tuple[Any, ...] = ()  # what its indexed columns said when it was read
     is_new: bool = False
     forgotten: bool = False
 
     @property
     def waiting(self) -> int:
         return self.ready + self.delayed + self.parked
+
+    @property
+    def topic(self) -> str | None:
+        """Its topic; None for a bucket."""
+        return None if self.name[0] == BUCKET else self.rule
+
+    def unpack(self) -> None:
+        """Read `more`."""
+        for name, value in zip(MORE, msgspec.json.decode(self.more or "[]"), strict=False):
+            setattr(self, name, value)
+
+    def pack(self) -> None:
+        """Write `more`."""
+        values = (self.retried, self.died, self.merged, self.expired, self.removed, self.throttled, self.rest_until, self.rest_step,
+                  self.rest_fence, self.mean)  # fmt: skip
+        self.more = msgspec.json.encode(values).decode() if any(values) else None
 
 
 class Band(msgspec.Struct, gc=False):
@@ -115,7 +135,8 @@ class Row(msgspec.Struct, gc=False):
         return -(self.rank >> 1)
 
 
-LANE_COLUMNS = Lane.__struct_fields__[:-3]
+LANE_COLUMNS = Lane.__struct_fields__[: Lane.__struct_fields__.index("retried")]
+MORE = Lane.__struct_fields__[len(LANE_COLUMNS) : -3]
 ROW_COLUMNS = Row.__struct_fields__
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from fairlead.engines.sqlite.turn import Turn
     from fairlead.policy import Resolved
 
+FIRST_PAGE = 16
+"""Fewest lanes that are read at once."""
+
 MANY_GATES = 4
 """With more open gates than this in a tier, a few lanes of each are read at first instead of as many as there is room for."""
 
@@ -56,7 +59,7 @@ class _Line:
         self.band = band
         self._turn = turn
         self._heap: list[tuple[int, int, int, Any]] = []
-        self._page = max(room, 1)
+        self._page = max(room // fairness.CHUNK + 1, FIRST_PAGE)
         self._seen: set[int] = set()
         self._gates: dict[str, GateState] = {}
         for lane in turn.came_up:
@@ -87,7 +90,7 @@ class _Line:
             self._offer(self._turn.keep(row))
         if len(rows) == page:
             last = rows[-1]
-            heapq.heappush(self._heap, (last[7], last[0], 1, (gate, (last[7], last[0]))))
+            heapq.heappush(self._heap, (last[6], last[0], 1, (gate, (last[6], last[0]))))
 
     def _offer(self, lane: Lane) -> None:
         """Take a lane in, once; one that was changed in this call may no longer belong here."""

@@ -8,7 +8,7 @@ import msgspec
 
 from fairlead.engines import base, fairness
 from fairlead.engines.sqlite import merging, messages, putting
-from fairlead.engines.sqlite.rows import ASLEEP, FULL, IDLE, LEASES_END, Held, Lane, Row
+from fairlead.engines.sqlite.rows import ASLEEP, FULL, Held, IDLE, LEASES_END, Lane, PARTITION, Row
 from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def _lanes_of_topic(turn: Turn, lane: Lane) -> list[Lane]:
     partitions = turn.rule(lane).partitions
     if lane.topic is None or partitions == 1:
         return [lane]
-    names = [f"{lane.topic}{messages.PARTITION}{n}" for n in range(partitions)]
+    names = [f"{lane.topic}{PARTITION}{n}" for n in range(partitions)]
     turn.load_names(names)
     return [found for found in map(turn.find_lane, names) if found is not None]
 

@@ -14,8 +14,8 @@ import msgspec
 
 from fairlead.engines import fairness
 from fairlead.engines.sqlite.classes import SMALLEST, WINDOW_US, size_class
-from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE, Band, Lane
-from fairlead.engines.sqlite.statements import CLASSES, COUNTS, SQL
+from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LANE_COLUMNS, PAUSED, RUNNABLE, Band, Lane
+from fairlead.engines.sqlite.statements import CLASSES, COUNTS, PLACING, SQL
 from fairlead.policy import Gate, PolicyBook, Resolved, Tier
 from fairlead.units import SECOND
 
@@ -209,7 +209,11 @@ class Turn:
         found = self._lanes.get(row[0])
         if found is None:
             found = Lane(*row)
-            found.stood = (*row[4:9], *row[-4:])  # PLACING and CLASSES, as they were read
+            if found.rule is None:
+                found.rule = found.name
+            if found.more is not None:
+                found.unpack()
+            found.stood = (*row[3:8], *row[-4:])  # PLACING and CLASSES, as they were read
             self._lanes[found.lane] = found
             self._lane_by_name[found.name] = found
         return found
@@ -226,7 +230,7 @@ class Turn:
             self.load_names([name])
         return self._lane_by_name[name]
 
-    def make_lane(self, name: str, rule: str, topic: str | None) -> Lane:
+    def make_lane(self, name: str, rule: str) -> Lane:
         """The lane of that name, made if there is none."""
         found = self.find_lane(name)
         if found is not None:
@@ -238,7 +242,7 @@ class Turn:
         self._last_lane += 1
         policy = self.rules.of(rule)
         band = self.band(policy.pool, policy.tier)
-        lane = Lane(self._last_lane, name, rule, topic, band.band, vt=band.vt, seen=self.now, is_new=True)
+        lane = Lane(self._last_lane, name, rule, band.band, vt=band.vt, seen=self.now, is_new=True)
         self._lanes[lane.lane] = lane
         self._lane_by_name[name] = lane
         self._dirty[lane.lane] = lane
@@ -401,19 +405,20 @@ class Turn:
                     deleted.append((lane.lane,))
                 continue
             self._classify(lane)
-            if lane.is_new:
-                inserted.append(msgspec.structs.astuple(lane)[:-3])
-                continue
+            lane.pack()
             values = msgspec.structs.astuple(lane)
+            if lane.is_new:
+                inserted.append((*values[:2], None if lane.rule == lane.name else lane.rule, *values[3:_COLUMNS]))
+                continue
             stood = lane.stood
-            if stood[:5] != values[4:9]:
-                placed.append((*values[4:9], *_counts(values), lane.lane))
+            if stood[:5] != values[3:8]:
+                placed.append((*values[3:_COUNTS_END], lane.lane))
             else:
-                counted.append((*_counts(values), lane.lane))
-            for position, name in enumerate(CLASSES):
-                now_class = getattr(lane, name)
-                if stood[5 + position] != now_class:
-                    classed[name].append((now_class, lane.lane))
+                counted.append((*values[8:_COUNTS_END], lane.lane))
+            if stood[5:] != values[_COUNTS_END:_COLUMNS]:
+                for name, then, now in zip(CLASSES, stood[5:], values[_COUNTS_END:_COLUMNS], strict=True):
+                    if then != now:
+                        classed[name].append((now, lane.lane))
         self.run_many("lane_insert", inserted)
         self.run_many("lane_place", placed)
         self.run_many("lane_count", counted)
@@ -475,11 +480,7 @@ class Turn:
         self.run("gate_entries_open_set", gate.open, gate.name, gate.open)
 
 
-_COUNT_POSITIONS = tuple(Lane.__struct_fields__.index(name) for name in COUNTS)
-_FIRST, _LAST = _COUNT_POSITIONS[0], _COUNT_POSITIONS[-1] + 1
-if tuple(range(_FIRST, _LAST)) != _COUNT_POSITIONS:
-    raise AssertionError("the counts of a lane must be neighbours, so that a slice writes them")
-
-
-def _counts(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return values[_FIRST:_LAST]
+_COLUMNS = len(LANE_COLUMNS)
+_COUNTS_END = _COLUMNS - len(CLASSES)
+if LANE_COLUMNS[3:_COUNTS_END] != PLACING + COUNTS:
+    raise AssertionError("the columns of a lane stand in the order in which they are written")

@@ -9,7 +9,7 @@ import msgspec
 from fairlead.engines import fairness
 from fairlead.engines.base import MessageView, TopicStats
 from fairlead.engines.sqlite import classes, messages
-from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Held, Lane, Row
+from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, BUCKET, DEAD, DELAYED, FULL, Held, IDLE, Lane, PARKED, PAUSED, RUNNABLE, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +50,7 @@ def lanes_of(turn: Turn, topic: str) -> list[Lane]:
 def lanes_under(turn: Turn, pattern: str) -> Iterator[Lane]:
     """All lanes that the pattern may cover, buckets included."""
     stem = pattern.removesuffix("*")
-    for low, high in ((messages.BUCKET, messages.BUCKET + "\U0010ffff"), (stem[:-1] if stem != pattern else stem, stem + "\U0010ffff")):
+    for low, high in ((BUCKET, BUCKET + "\U0010ffff"), (stem[:-1] if stem != pattern else stem, stem + "\U0010ffff")):
         for row in turn.all("lanes_in_range", low, high, ALL):
             yield turn.keep(row)
     if stem == pattern:

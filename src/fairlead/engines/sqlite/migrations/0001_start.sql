@@ -78,35 +78,25 @@ CREATE INDEX gate_entry_gate ON gate_entry (gate);
 CREATE TABLE lane (
     lane       INTEGER PRIMARY KEY,
     name       TEXT NOT NULL UNIQUE,     -- the topic; topic ␟ partition; ␞ pattern ␟ bucket
-    rule       TEXT NOT NULL,            -- what its policy is resolved for: the topic, or the pattern of a bucket
-    topic      TEXT,                     -- NULL for a bucket
+    rule       TEXT,                     -- what its policy is resolved for, where that is not its name: the topic, or a bucket's pattern
     band       INTEGER NOT NULL,
     place      INTEGER NOT NULL,         -- 0 idle · 1 runnable · 2 asleep · 3 at its gate · 4 full · 5 paused
     wake       INTEGER,                  -- asleep: until then · idle: forgotten then
     vt         INTEGER NOT NULL,
-    tat        INTEGER NOT NULL DEFAULT 0,
     gate       TEXT,
-    ready      INTEGER NOT NULL DEFAULT 0,
-    delayed    INTEGER NOT NULL DEFAULT 0,
-    parked     INTEGER NOT NULL DEFAULT 0,
-    leased     INTEGER NOT NULL DEFAULT 0,
-    bytes      INTEGER NOT NULL DEFAULT 0,
-    published  INTEGER NOT NULL DEFAULT 0,
-    delivered  INTEGER NOT NULL DEFAULT 0,
-    done       INTEGER NOT NULL DEFAULT 0,
-    retried    INTEGER NOT NULL DEFAULT 0,
-    died       INTEGER NOT NULL DEFAULT 0,
-    merged     INTEGER NOT NULL DEFAULT 0,
-    expired    INTEGER NOT NULL DEFAULT 0,
-    removed    INTEGER NOT NULL DEFAULT 0,
-    throttled  INTEGER NOT NULL DEFAULT 0,
-    rest_until INTEGER NOT NULL DEFAULT 0,
-    rest_step  INTEGER NOT NULL DEFAULT 0,   -- above 0: the topic rests, or probes
-    rest_fence INTEGER NOT NULL DEFAULT 0,
-    mean       INTEGER NOT NULL DEFAULT 0,
-    seen       INTEGER NOT NULL DEFAULT 0,   -- deliveries are counted in windows: when the present one began,
-    lately     INTEGER NOT NULL DEFAULT 0,   -- how many in it,
-    before     INTEGER NOT NULL DEFAULT 0,   -- and in the one before
+    tat        INTEGER NOT NULL,
+    ready      INTEGER NOT NULL,
+    delayed    INTEGER NOT NULL,
+    parked     INTEGER NOT NULL,
+    leased     INTEGER NOT NULL,
+    bytes      INTEGER NOT NULL,
+    published  INTEGER NOT NULL,
+    delivered  INTEGER NOT NULL,
+    done       INTEGER NOT NULL,
+    seen       INTEGER NOT NULL,         -- deliveries are counted in windows: when the present one began,
+    lately     INTEGER NOT NULL,         -- how many in it,
+    before     INTEGER NOT NULL,         -- and in the one before
+    more       TEXT,                     -- what few lanes have: rests, troubles counted, costs (JSON, see rows.Lane)
     big        INTEGER,                  -- size classes for the top lists, see classes.py; NULL: too small to matter
     old        INTEGER,
     busy       INTEGER,
