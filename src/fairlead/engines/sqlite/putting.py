@@ -62,17 +62,19 @@ class _Intake:
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
         self.arrivals: dict[int, Lane] = {}
+        self._plain: list[tuple[int, int, int, int, bytes]] = []
         self._messages: list[tuple[Any, ...]] = []
         self._ready: list[tuple[int, int, int, int, int]] = []
         self._events: list[tuple[int, int, int, None]] = []
 
     def write(self) -> None:
         """Write what was collected; done before anything reads these tables."""
-        if self._messages:
+        if self._plain or self._messages:
+            self.turn.run_many("message_insert_plain", self._plain)
             self.turn.run_many("message_insert", self._messages)
             self.turn.run_many("ready_insert", self._ready)
             self.turn.run_many("event_insert", self._events)
-            self._messages, self._ready, self._events = [], [], []
+            self._plain, self._messages, self._ready, self._events = [], [], [], []
 
     def accept(self, draft: Draft, policy: Resolved) -> Receipt:
         """One message: known, merged, refused or accepted, in this order."""
@@ -144,21 +146,25 @@ class _Intake:
         lane.bytes += size
         turn.shard.bytes += size
         turn.shard.waiting += 1
-        turn.touch(lane)
         state = READY
         if since > now:
             state = DELAYED
             lane.delayed += 1
+            turn.touch(lane)
             self._events.append((since, DUE, mid, None))
         else:
             lane.ready += 1
+            turn.grew(lane)
             self._ready.append((lane.lane, rank, since if rank & 1 else -mid, mid, mid))
         if expires is not None:
             self._events.append((expires, EXPIRES, mid, None))
-        self._messages.append(
-            (mid, lane.lane, state, rank, mid, since, now, expires, 0, odd, draft.key, draft.id, row_topic, None, headers,
-             int(draft.sticky), draft.body)
-        )  # fmt: skip
+        if not odd and expires is None and draft.key is None and draft.id is None and headers is None and row_topic is None:
+            self._plain.append((mid, lane.lane, rank, now, draft.body))
+        else:
+            self._messages.append(
+                (mid, lane.lane, state, rank, mid, since, now, expires, 0, odd, draft.key, draft.id, row_topic, None, headers,
+                 int(draft.sticky), draft.body)
+            )  # fmt: skip
         return mid
 
 

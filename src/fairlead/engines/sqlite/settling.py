@@ -67,7 +67,7 @@ class _Ending:
             if lane.place in (FULL, IDLE, ASLEEP) or lane.rest_step:
                 turn.place(lane)
             else:
-                turn.touch(lane)
+                turn.shrank(lane)
 
     def settle(self, row: Any, settlement: Settlement) -> tuple[str, str]:
         if row is None or row[1] != settlement.handle:
@@ -85,6 +85,7 @@ class _Ending:
             return _empty_answer(settlement.action), ""
         if settlement.action == "ack":
             return "acked", self._ack(lane, held, row)
+        turn.touch(lane)
         message = messages.read(turn, held.mid)
         if message is None:
             return "gone", ""
@@ -97,6 +98,7 @@ class _Ending:
         turn.shard.done += 1
         if lane.rest_step and held.fence > lane.rest_fence:
             lane.rest_step = lane.rest_until = 0
+            turn.touch(lane)
         if message_id is not None or joined or parts or sticky or troubled or turn.rule(lane).dedupe is not None or lane.topic is None:
             message = messages.read(turn, held.mid)
             if message is not None:
@@ -139,8 +141,7 @@ def _correct_cost(turn: Turn, lane: Lane, held: Held, cost_us: int) -> None:
     if cost:
         lane.mean = _moved(lane.mean or band.mean or DEFAULT_MEAN_US, cost)
         band.mean = _moved(band.mean or DEFAULT_MEAN_US, cost)
-    if lane.vt != before:
-        turn.place(lane)
+    turn.place(lane)
 
 
 def _moved(mean: int, cost: int) -> int:

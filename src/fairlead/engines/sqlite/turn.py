@@ -151,6 +151,7 @@ class Turn:
         self._lanes: dict[int, Lane] = {}
         self._lane_by_name: dict[str, Lane | None] = {}
         self._dirty: dict[int, Lane] = {}
+        self._slightly: dict[str, dict[int, Lane]] = {"lane_grow": {}, "lane_shrink": {}}
         self._gates: dict[str, GateState | None] = {}
         self._dirty_gates: dict[str, GateState] = {}
         self._gate_bands: set[tuple[str, int]] = set()
@@ -252,6 +253,14 @@ class Turn:
     def touch(self, lane: Lane) -> None:
         """The lane has changed and is to be written."""
         self._dirty[lane.lane] = lane
+
+    def grew(self, lane: Lane) -> None:
+        """Only `ready`, `bytes` and `published` have changed."""
+        self._slightly["lane_grow"][lane.lane] = lane
+
+    def shrank(self, lane: Lane) -> None:
+        """Only `leased` and `done` have changed."""
+        self._slightly["lane_shrink"][lane.lane] = lane
 
     def band(self, pool: str, tier: str) -> Band:
         found = self._band_by_name.get((pool, tier))
@@ -395,9 +404,32 @@ class Turn:
             s.done, s.retried, s.died, s.merged, s.expired, s.removed, s.lanes,
         )  # fmt: skip
 
+    def _flush_slight_changes(self, classed: dict[str, list[tuple[int | None, int]]]) -> None:
+        grown, shrunk = self._slightly.values()
+        for number in grown.keys() & shrunk.keys():
+            self._dirty[number] = grown[number]
+        rows = []
+        for lane in grown.values():
+            if lane.lane not in self._dirty:
+                self._classify(lane)
+                self._note_classes(lane, lane.stood[5:], classed)
+                rows.append((lane.ready, lane.bytes, lane.published, lane.lane))
+        self.run_many("lane_grow", rows)
+        self.run_many("lane_shrink", [(lane.leased, lane.done, lane.lane) for lane in shrunk.values() if lane.lane not in self._dirty])
+        grown.clear()
+        shrunk.clear()
+
+    def _note_classes(self, lane: Lane, then: tuple[Any, ...], classed: dict[str, list[tuple[int | None, int]]]) -> None:
+        now = (lane.big, lane.old, lane.busy, lane.slow)
+        if then != now:
+            for name, before, after in zip(CLASSES, then, now, strict=True):
+                if before != after:
+                    classed[name].append((after, lane.lane))
+
     def _flush_lanes(self) -> None:
         inserted, placed, counted, deleted = [], [], [], []
         classed: dict[str, list[tuple[int | None, int]]] = {name: [] for name in CLASSES}
+        self._flush_slight_changes(classed)
         for lane in self._dirty.values():
             if lane.forgotten:
                 self.shard.lanes -= 1
@@ -407,18 +439,16 @@ class Turn:
             self._classify(lane)
             lane.pack()
             values = msgspec.structs.astuple(lane)
+            stood, lane.stood = lane.stood, (*values[3:8], *values[_COUNTS_END:_COLUMNS])
             if lane.is_new:
+                lane.is_new = False
                 inserted.append((*values[:2], None if lane.rule == lane.name else lane.rule, *values[3:_COLUMNS]))
                 continue
-            stood = lane.stood
             if stood[:5] != values[3:8]:
                 placed.append((*values[3:_COUNTS_END], lane.lane))
             else:
                 counted.append((*values[8:_COUNTS_END], lane.lane))
-            if stood[5:] != values[_COUNTS_END:_COLUMNS]:
-                for name, then, now in zip(CLASSES, stood[5:], values[_COUNTS_END:_COLUMNS], strict=True):
-                    if then != now:
-                        classed[name].append((now, lane.lane))
+            self._note_classes(lane, stood[5:], classed)
         self.run_many("lane_insert", inserted)
         self.run_many("lane_place", placed)
         self.run_many("lane_count", counted)

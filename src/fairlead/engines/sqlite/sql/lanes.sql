@@ -49,6 +49,14 @@ SELECT min(at) FROM (
     UNION ALL SELECT (SELECT min(wake) FROM gate WHERE wake IS NOT NULL)
 );
 
+-- name: lane_grow
+-- After a publish to a lane that stands where it belongs already.
+UPDATE lane SET ready = ?, bytes = ?, published = ? WHERE lane = ?;
+
+-- name: lane_shrink
+-- After acks that do not change where the lane stands.
+UPDATE lane SET leased = ?, done = ? WHERE lane = ?;
+
 -- name: lane_delete
 DELETE FROM lane WHERE lane = ?;
 

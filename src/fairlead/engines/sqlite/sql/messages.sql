@@ -3,6 +3,10 @@
 -- name: message_read
 SELECT {message} FROM message m WHERE m.mid = ?;
 
+-- name: message_insert_plain
+-- Most messages: no key, id, headers, ttl or delay. Half the cost of naming every column.
+INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body) VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, ?5);
+
 -- name: message_move
 UPDATE message SET lane = ?, state = ?, rank = ?, seq = ?, since = ?, expires = ?, serial = ?, odd = 1, attempts = ?, deliveries = ?,
        suspect = ?, joined = ?, parts = ?
