@@ -44,9 +44,7 @@ def join(turn: Turn, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> bo
         turn.run("part_insert", row.mid, row.parts, draft.body)
         _resize(turn, lane, len(draft.body))
         messages.save(turn, row)
-    elif policy.merge == "last":
-        _take_over(turn, lane, row, draft, policy)
-    _set_due(turn, lane, row, draft, policy)
+    _change_waiting(turn, lane, row, draft, policy)
     if draft.id is not None:
         row.joined = 1
         messages.save(turn, row)
@@ -62,16 +60,37 @@ def _resize(turn: Turn, lane: Lane, by: int) -> None:
     turn.shard.bytes += by
 
 
-def _take_over(turn: Turn, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> None:
-    """`last`: body, headers, priority and ttl of the newcomer; attempts start anew."""
+def _change_waiting(turn: Turn, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> None:
+    """What a newcomer changes of the waiting message that it joins: its due time, and with `last` all that it carries."""
+    due = _new_due(turn, row, draft, policy)
+    if policy.merge != "last" and due == row.since:
+        return
     messages.end_waiting(turn, lane, row)
-    headers = msgspec.json.encode(draft.headers).decode() if draft.headers else None
-    _change_content(turn, row, draft.body, headers)
-    ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
-    row.expires = turn.now + ttl if ttl is not None else None
-    row.attempts = 0
-    _change_rank(turn, row, rank_of(draft.priority, at_front=draft.at_front))
-    _wait_again(turn, lane, row)
+    if row.serial and not _holds_key(turn, lane, row):
+        messages.free_key(turn, lane, row.key, row.mid)  # it stands in line for its key anew
+    row.since = due
+    if policy.merge == "last":
+        headers = msgspec.json.encode(draft.headers).decode() if draft.headers else None
+        _change_content(turn, row, draft.body, headers)
+        ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
+        row.expires = turn.now + ttl if ttl is not None else None
+        row.attempts = 0
+        _change_rank(turn, row, rank_of(draft.priority, at_front=draft.at_front))
+    messages.begin_waiting(turn, lane, row)
+    messages.save(turn, row)
+
+
+def _new_due(turn: Turn, row: Row, draft: Draft, policy: Resolved) -> int:
+    due = explicit_due(turn, draft) if policy.merge == "last" else None
+    if due is None and policy.debounce and policy.window is not None and row.since > turn.now:
+        most = policy.max_wait if policy.max_wait is not None else MAX_WAIT_WINDOWS * policy.window
+        due = max(min(row.published + most, turn.now + policy.window), turn.now)
+    return due if due is not None else row.since
+
+
+def _holds_key(turn: Turn, lane: Lane, row: Row) -> bool:
+    found = turn.one("serial_key_read", lane.lane, row.key)
+    return found is not None and found[0] == row.mid and bool(found[1])
 
 
 def _change_content(turn: Turn, row: Row, body: bytes, headers: str | None) -> None:
@@ -84,41 +103,6 @@ def _change_rank(turn: Turn, row: Row, rank: int) -> None:
     if rank != row.rank:
         row.rank = rank
         row.seq = turn.next_seq()
-
-
-def _wait_again(turn: Turn, lane: Lane, row: Row) -> None:
-    """Stand in the order anew, in the old role: a key's head may have to step back, or come forward."""
-    messages.begin_waiting(turn, lane, row)
-    messages.save(turn, row)
-    _reconsider_key(turn, lane, row)
-
-
-def _reconsider_key(turn: Turn, lane: Lane, row: Row) -> None:
-    """After a head that was never handed out changed its place: the first of its key is the head."""
-    if not row.serial or row.key is None:
-        return
-    found = turn.one("serial_key_read", lane.lane, row.key)
-    first = turn.one("parked_first", lane.lane, row.key)
-    if found is None or first is None or found[1] or found[0] != row.mid:
-        return
-    other = messages.read(turn, first[0])
-    if other is not None and (other.rank, other.pos, other.seq) < (row.rank, row.pos, row.seq):
-        turn.run("parked_delete", lane.lane, other.key, other.rank, other.pos, other.seq)
-        lane.parked -= 1
-        messages.arrive(turn, lane, other)
-        messages.save(turn, other)
-
-
-def _set_due(turn: Turn, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> None:
-    due = explicit_due(turn, draft) if policy.merge == "last" else None
-    if due is None and policy.debounce and policy.window is not None and row.since > turn.now:
-        most = policy.max_wait if policy.max_wait is not None else MAX_WAIT_WINDOWS * policy.window
-        due = max(min(row.published + most, turn.now + policy.window), turn.now)
-    if due is None or due == row.since:
-        return
-    messages.end_waiting(turn, lane, row)
-    row.since = due
-    _wait_again(turn, lane, row)
 
 
 def explicit_due(turn: Turn, draft: Draft) -> int | None:
