@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime, timedelta
 
@@ -27,7 +28,7 @@ def seconds(value: Duration) -> float:
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if value != value or value in (float("inf"), float("-inf")):
+        if not math.isfinite(value):
             raise ValueError(f'expected seconds, a timedelta or text like "10m", got {value!r}')
         return float(value)
     if isinstance(value, str):

@@ -347,7 +347,13 @@ class Desk(Protocol):
         ...
 
     def dead_redrive(
-        self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, spacing_us: int = 0, now_us: int | None = None
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        spacing_us: int = 0,
+        now_us: int | None = None,
     ) -> int:
         """
         Put dead letters back (oldest first, at most `limit`), with a new number and attempts from the start; returns how many.
@@ -386,4 +392,3 @@ class OpenEngine(Protocol):
     def __call__(self, url: str, settings: Settings) -> FullEngine:
         """Open or create the store that the URL names."""
         ...
-

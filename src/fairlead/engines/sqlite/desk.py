@@ -49,7 +49,9 @@ class SqliteEngine(Core):
         with self._turn(now_us, durable=True) as turn:
             gate = checked.get("gate")
             if gate is not None and turn.gate(gate) is None:
-                raise BadPolicy(f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}", rate=…, concurrency=…)')
+                raise BadPolicy(
+                    f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}", rate=…, concurrency=…)'
+                )
             return self._change(turn, layer, pattern, lambda book: book.put(layer, pattern, checked))
 
     def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
@@ -189,14 +191,18 @@ class SqliteEngine(Core):
             return [(row[0], view) for row in found if (view := views.dead_view(turn, row)) is not None]
 
     def dead_redrive(
-        self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, spacing_us: int = 0, now_us: int | None = None
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        spacing_us: int = 0,
+        now_us: int | None = None,
     ) -> int:
         with self._turn(now_us, durable=True) as turn:
             return purging.redrive(turn, topic, ids, limit, spacing_us)
 
-    def dead_drop(
-        self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None
-    ) -> int:
+    def dead_drop(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None) -> int:
         with self._turn(now_us, durable=True) as turn:
             return purging.drop_dead(turn, topic, ids, limit)
 

@@ -73,7 +73,7 @@ class Doorbell:
     def _send(self, name: str) -> bool:
         path = f"{self._folder}/{name}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
-            bell.setblocking(False)  # noqa: FBT003  # the standard library's own signature
+            bell.setblocking(False)  # the standard library's own signature
             try:
                 bell.sendto(b"!", path)
             except BlockingIOError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlead.engines.sqlite import messages, settling
-from fairlead.engines.sqlite.rows import ASLEEP, BUCKET, DELAYED, DUE, EXPIRES, IDLE, LEASES_END, Lane, RETENTION_ENDS
+from fairlead.engines.sqlite.rows import ASLEEP, BUCKET, DELAYED, DUE, EXPIRES, IDLE, LEASES_END, RETENTION_ENDS, Lane
 from fairlead.policy import matches
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _sweep_pattern(turn: Turn, pattern: str, after: str, most: int) -> int:
         turn.place(lane)
     if len(lanes) < most:
         for lane in _range(turn, BUCKET, BUCKET + "\U0010ffff", most):
-            if matches(pattern, lane.rule.removesuffix(".*")) or lane.rule == pattern or pattern == "*":
+            if pattern in ("*", lane.rule) or matches(pattern, lane.rule.removesuffix(".*")):
                 turn.place(lane)
         turn.run("sweep_end", pattern)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairlead.engines.sqlite import classes, messages, views
+from fairlead.engines.sqlite import classes, views
 from fairlead.engines.sqlite.rows import BUCKET, PARTITION
 from fairlead.errors import UsageError
 from fairlead.policy import check_pattern, matches
@@ -55,7 +55,9 @@ def _names(turn: Turn, pattern: str, limit: int, after: str | None) -> list[str]
     found: list[str] = []
     last = max(after or "", prefix)
     while len(found) < limit:
-        steps = [name for query in ("lane_name_next", "folded_topic_next", "dead_topic_next") if (name := _next(turn, query, last)) is not None]
+        steps = [
+            name for query in ("lane_name_next", "folded_topic_next", "dead_topic_next") if (name := _next(turn, query, last)) is not None
+        ]
         name = min(steps, default=None)
         if name is None or not name.startswith(prefix):
             break

@@ -12,7 +12,18 @@ import msgspec
 
 from fairlead.engines import base
 from fairlead.engines.sqlite.rows import (
-    BUCKET, DEAD, DELAYED, DUE, EXPIRES, PARKED, PARTITION, READY, RETENTION_ENDS, YIELD, Lane, Row,
+    BUCKET,
+    DEAD,
+    DELAYED,
+    DUE,
+    EXPIRES,
+    PARKED,
+    PARTITION,
+    READY,
+    RETENTION_ENDS,
+    YIELD,
+    Lane,
+    Row,
 )  # fmt: skip
 from fairlead.policy import FOREVER, Resolved
 

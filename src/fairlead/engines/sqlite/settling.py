@@ -8,7 +8,7 @@ import msgspec
 
 from fairlead.engines import base, fairness
 from fairlead.engines.sqlite import merging, messages, putting
-from fairlead.engines.sqlite.rows import ASLEEP, FULL, Held, IDLE, LEASES_END, Lane, PARTITION, Row
+from fairlead.engines.sqlite.rows import ASLEEP, FULL, IDLE, LEASES_END, PARTITION, Held, Lane, Row
 from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US
 
 if TYPE_CHECKING:
@@ -132,9 +132,7 @@ def end_of_lease(turn: Turn, lane: Lane, held: Held, cost_us: int) -> None:
 def _correct_cost(turn: Turn, lane: Lane, held: Held, cost_us: int) -> None:
     """Fair by time: the lane pays what its message really took, never less than keeps it at the tier's time."""
     band = turn.bands[lane.band]
-    cost = min(cost_us, held.deadline - held.granted)
-    if cost <= 0:
-        cost = 0
+    cost = max(0, min(cost_us, held.deadline - held.granted))
     weight = turn.rule(lane).weight
     before = lane.vt
     lane.vt = max(lane.vt + fairness.stride_of_work(cost - held.charge, weight), min(band.vt, before))

@@ -9,7 +9,7 @@ import msgspec
 from fairlead.engines import fairness
 from fairlead.engines.base import MessageView, TopicStats
 from fairlead.engines.sqlite import classes, messages
-from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, BUCKET, DEAD, DELAYED, FULL, Held, IDLE, Lane, PARKED, PAUSED, RUNNABLE, Row
+from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, BUCKET, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Held, Lane, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,8 +54,7 @@ def lanes_under(turn: Turn, pattern: str) -> Iterator[Lane]:
         for row in turn.all("lanes_in_range", low, high, ALL):
             yield turn.keep(row)
     if stem == pattern:
-        for lane in lanes_of(turn, pattern):
-            yield lane
+        yield from lanes_of(turn, pattern)
 
 
 def all_lanes(turn: Turn) -> list[Lane]:

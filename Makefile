@@ -1,0 +1,50 @@
+# Everything sets itself up: a machine needs Python 3.11 or newer, and make.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+ENGINE ?= sqlite
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint fmt bench bench-smoke ci clean
+
+help: ## show this
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(READY) ## make .venv with all that development needs
+
+$(READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Fairlead needs Python 3.11 or newer: none was found; set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY) ## 1,000 merchants, one floods, one fails: half a minute in the terminal
+	$(BIN)/fairlead demo $(ARGS)
+
+test: $(READY) ## all tests; make test ARGS="tests/conformance -k rate" for some
+	$(BIN)/python -m pytest -n auto $(ARGS)
+
+lint: $(READY) ## ruff, mypy, the layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+fmt: $(READY) ## format and mend what ruff can
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## every figure of the README, beside the peers (a while)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r bench/requirements.txt
+	$(BIN)/python -m bench.all $(ARGS)
+
+bench-smoke: $(READY) ## each benchmark once, small: they still run
+	$(BIN)/python -m bench.all --smoke $(ARGS)
+
+ci: ## what CI runs
+	bash .ci/run
+
+clean: ## remove what make made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results
