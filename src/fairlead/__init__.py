@@ -1,0 +1,59 @@
+"""Fairlead: a message and task queue that holds millions of queues at once, and lets none of them starve another."""
+
+from fairlead.app import Fairlead
+from fairlead.delivery import Delivery
+from fairlead.errors import (
+    BacklogFull,
+    BadMessage,
+    BadPolicy,
+    DestinationUnwell,
+    EngineCorrupt,
+    EngineUnavailable,
+    FairleadError,
+    HandlerSignal,
+    LeaseLost,
+    Refused,
+    Reject,
+    Retry,
+    SchemaMismatch,
+    TopicInUse,
+    UnknownHandler,
+    UsageError,
+)
+from fairlead.message import Message, Receipt
+from fairlead.policy import Backoff, Tier
+from fairlead.tasks.task import Task
+from fairlead.topic import DeadLetter, Stats, Topic
+from fairlead.working.limits import SoftTimeLimit
+from fairlead.working.options import Summary
+
+__all__ = [
+    "BacklogFull",
+    "Backoff",
+    "BadMessage",
+    "BadPolicy",
+    "DeadLetter",
+    "Delivery",
+    "DestinationUnwell",
+    "EngineCorrupt",
+    "EngineUnavailable",
+    "Fairlead",
+    "FairleadError",
+    "HandlerSignal",
+    "LeaseLost",
+    "Message",
+    "Receipt",
+    "Refused",
+    "Reject",
+    "Retry",
+    "SchemaMismatch",
+    "SoftTimeLimit",
+    "Stats",
+    "Summary",
+    "Task",
+    "Tier",
+    "Topic",
+    "TopicInUse",
+    "UnknownHandler",
+    "UsageError",
+]

@@ -1,0 +1,429 @@
+"""`Fairlead`: the one object that a program makes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Never, TypeVar
+
+from fairlead import codec, config, namespaces, units
+from fairlead.delivery import Delivery, lease_lost
+from fairlead.engines import open_engine
+from fairlead.errors import BacklogFull, UsageError
+from fairlead.message import Message, Settlement
+from fairlead.policy import FIELDS, Gate, check_fields, check_pattern, check_topic
+from fairlead.producing.bulk import put_all
+from fairlead.producing.publisher import Publisher
+from fairlead.tasks.task import TaskDecorator
+from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
+from fairlead.twins import twin
+from fairlead.working.handler import Handler, Handlers
+from fairlead.working.options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from fairlead.engines.base import Durability, Explanation, FullEngine
+    from fairlead.message import Draft, Receipt
+    from fairlead.policy import Tier
+    from fairlead.topic import DeadLetter
+    from fairlead.units import Duration
+    from fairlead.working.handler import Isolation
+    from fairlead.working.options import Summary
+
+F = TypeVar("F")
+
+THREADS = 64
+"""Most blocking calls of coroutines at once; the others wait for a thread."""
+
+HANDLER_OPTIONS = ("concurrency", "isolation", "batch", "time_limit", "soft_time_limit")
+TASK_OPTIONS = ("isolation", "time_limit", "soft_time_limit")
+PUBLISH_OPTIONS = ("key", "priority", "delay", "at", "ttl", "id", "headers", "at_front", "timeout")
+ORDERS = ("name", "backlog", "age", "rate", "throttled")
+ROOM_FIRST, ROOM_MOST = 0.01, 0.5
+"""Seconds between looks for room in a full backlog: the first, and the longest."""
+
+
+class Fairlead:
+    """
+    An application's messages: publish them, handle them, and see what holds them.
+
+    `url` names the engine; default: `$FAIRLEAD_URL`, `[tool.fairlead] url` in ./pyproject.toml, `sqlite:///fairlead.db`.
+    `namespace` is a whole separate world. `tiers` are the service classes with their shares. `durability`, `max_backlog` and
+    `on_full` hold for the namespace. Nothing is opened before it is used; then policies and gates that were given before are set.
+
+    Every method that touches the engine has an async twin with an `a` in front.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        namespace: str = "default",
+        tiers: Mapping[str, Tier | float | str] | None = None,
+        durability: Durability | None = None,
+        max_backlog: int | str | None = None,
+        on_full: str = "refuse",
+        create: bool = True,
+        **unknown: Never,
+    ) -> None:
+        known = ("namespace", "tiers", "durability", "max_backlog", "on_full", "create")
+        config.refuse_unknown("Fairlead", unknown, ("url", *known))
+        self._settings = config.settings(
+            namespace=namespace, tiers=tiers, durability=durability, max_backlog=max_backlog, on_full=on_full, create=create
+        )
+        self._url = url
+        self._gates: dict[str, Gate] = {}
+        self._policies: dict[str, dict[str, Any]] = {}
+        self._opening = threading.RLock()
+        self._engine: FullEngine | None = None
+        self._pid = 0
+        self.handlers = Handlers()
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fairlead")
+        self._publisher = Publisher(self._put, self.threads)
+
+    # The engine
+
+    @property
+    def url(self) -> str:
+        """The engine's URL."""
+        if self._url is None:
+            self._url = config.default_url()
+        return self._url
+
+    @property
+    def namespace(self) -> str:
+        """The world this application lives in."""
+        return self._settings.namespace
+
+    @property
+    def engine(self) -> FullEngine:
+        """The engine, opened at first use; a forked child opens its own."""
+        if self._engine is not None and self._pid == os.getpid():
+            return self._engine
+        with self._opening:
+            if self._engine is None or self._pid != os.getpid():
+                self._engine = self._open()
+                self._pid = os.getpid()
+            return self._engine
+
+    def _open(self) -> FullEngine:
+        engine = open_engine(self.url, self._settings)
+        try:
+            for name, gate in self._gates.items():
+                engine.gate_set(name, gate, layer="code")
+            for pattern, fields in self._policies.items():
+                engine.policy_set("code", pattern, fields)
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    def close(self) -> None:
+        """Let go of the engine; the next use opens it anew. Calls that wait end."""
+        with self._opening:
+            engine, self._engine = self._engine, None
+        if engine is not None and self._pid == os.getpid():
+            engine.close()
+
+    def __enter__(self) -> Fairlead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Settings
+
+    def policy(self, pattern: str, **fields: Any) -> None:
+        """
+        Set fields of the policy of a topic or of all topics under a dotted prefix (`"push.*"`); None removes one.
+
+        The code's layer: an operator's setting stands above it. Raises BadPolicy, which says what was expected.
+        """
+        checked = check_fields(pattern, fields)
+        with self._opening:
+            self._policies[pattern] = {**self._policies.get(pattern, {}), **checked}
+            if self._engine is not None:
+                self._engine.policy_set("code", pattern, checked)
+
+    def gate(self, name: str, *, rate: float | str | None = None, burst: int | None = None, concurrency: int | None = None) -> None:
+        """A limit that many topics share, by `gate=` in their policies. Raises BadPolicy."""
+        gate = Gate.of(name, rate, burst, concurrency)
+        with self._opening:
+            self._gates[name] = gate
+            if self._engine is not None:
+                self._engine.gate_set(name, gate, layer="code")
+
+    def copy_policies(self, to: Fairlead) -> int:
+        """Set all policies and gates of this namespace in another one too; returns how many policies."""
+        return namespaces.copy(self.engine, to.engine)
+
+    def compare_policies(self, other: Fairlead) -> list[namespaces.Difference]:
+        """Where another namespace's policies and gates differ: (layer, pattern, field, here, there), sorted."""
+        return namespaces.compare(self.engine, other.engine)
+
+    # Publishing
+
+    def publish(
+        self,
+        topic: str,
+        body: Any = None,
+        *,
+        key: str | None = None,
+        priority: int = 0,
+        delay: Duration | None = None,
+        at: datetime | float | None = None,
+        ttl: Duration | None = None,
+        id: str | None = None,  # noqa: A002  # the name users know
+        headers: dict[str, str] | None = None,
+        at_front: bool = False,
+        timeout: float | None = None,
+        **unknown: Never,
+    ) -> Receipt:
+        """
+        Publish one message; once it returns, the message is as durable as the engine's durability says.
+
+        Calls from many threads at once share one transaction. With `on_full="block"` it waits for room, at most `timeout`
+        seconds. Raises BadMessage, BacklogFull, EngineUnavailable.
+        """
+        if unknown:
+            config.refuse_unknown("publish", unknown, PUBLISH_OPTIONS)
+        draft = codec.draft(Message(topic, body, key, priority, delay, at, ttl, id, headers, at_front))
+        receipt = self._publisher.put([draft])[0]
+        return receipt if receipt.outcome != "refused" else self._wait_for_room(draft, receipt, timeout)
+
+    async def apublish(
+        self,
+        topic: str,
+        body: Any = None,
+        *,
+        key: str | None = None,
+        priority: int = 0,
+        delay: Duration | None = None,
+        at: datetime | float | None = None,
+        ttl: Duration | None = None,
+        id: str | None = None,  # noqa: A002  # the name users know
+        headers: dict[str, str] | None = None,
+        at_front: bool = False,
+        timeout: float | None = None,  # noqa: ASYNC109  # how long a full backlog may hold it up, as in publish
+        **unknown: Never,
+    ) -> Receipt:
+        """As `publish`, awaited; what coroutines publish at once shares one transaction."""
+        if unknown:
+            config.refuse_unknown("apublish", unknown, PUBLISH_OPTIONS)
+        draft = codec.draft(Message(topic, body, key, priority, delay, at, ttl, id, headers, at_front))
+        receipt = (await self._publisher.aput([draft]))[0]
+        return receipt if receipt.outcome != "refused" else await self._await_for_room(draft, receipt, timeout)
+
+    def publish_many(self, messages: Iterable[Message], *, progress: bool | None = None, timeout: float | None = None) -> list[Receipt]:
+        """
+        Publish any number of messages, streamed in batches of about 1,000; answers per message, in their order.
+
+        A message over a backlog limit is answered `"refused"`, with `on_full="block"` after waiting `timeout` seconds for room.
+        Each batch is atomic; an error's notes say how many messages were accepted before it. `progress`: show it on
+        standard error; by default where that is a terminal.
+        """
+        shown = sys.stderr.isatty() if progress is None else progress
+        return put_all(messages, self._publisher.put, self._has_to_wait, timeout=timeout, progress=shown)
+
+    def _put(self, drafts: list[Draft]) -> list[Receipt]:
+        return self.engine.put(drafts)
+
+    def _has_to_wait(self, topic: str) -> bool:
+        return "block" in (self._settings.on_full, self.engine.policy_of(topic).on_full)
+
+    def _wait_for_room(self, draft: Draft, receipt: Receipt, timeout: float | None) -> Receipt:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = ROOM_FIRST
+        while receipt.outcome == "refused":
+            left = pause if deadline is None else deadline - time.monotonic()
+            if left <= 0 or not self._has_to_wait(draft.topic):
+                raise BacklogFull(f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog", [receipt])
+            time.sleep(min(pause, left))
+            pause = min(pause * 2, ROOM_MOST)
+            receipt = self._publisher.put([draft])[0]
+        return receipt
+
+    _await_for_room = twin(_wait_for_room)
+
+    # Consuming by hand
+
+    def lease(self, n: int = 1, *, wait: float = 0.0, pool: str = "default", topics: Sequence[str] | None = None) -> list[Delivery]:
+        """
+        Take up to `n` messages, fairly; waits at most `wait` seconds for the first. Each has to be settled.
+
+        `topics` restricts it to these, served strictly in the order named.
+        """
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise UsageError(f"lease: expected a number of messages above 0, got {n!r}")
+        engine = self.engine
+        deadline = time.monotonic() + wait
+        while True:
+            batch = engine.lease(n, pool=pool, topics=topics, record_start=True)
+            left = deadline - time.monotonic()
+            if batch.leases or left <= 0:
+                return [Delivery(engine, lease, self.threads) for lease in batch.leases]
+            if batch.next_wake_us is not None:
+                left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
+            engine.wait(left, pool=pool, topics=topics)
+
+    async def alease(
+        self, n: int = 1, *, wait: float = 0.0, pool: str = "default", topics: Sequence[str] | None = None
+    ) -> list[Delivery]:
+        """As `lease`, awaited; what arrives after the caller was cancelled is given back at once."""
+        call = functools.partial(self.lease, n, wait=wait, pool=pool, topics=topics)
+        leasing = asyncio.get_running_loop().run_in_executor(self.threads, call)
+        try:
+            return await asyncio.shield(leasing)
+        except asyncio.CancelledError:
+            leasing.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, leasing: asyncio.Future[list[Delivery]]) -> None:
+        if not leasing.cancelled() and leasing.exception() is None:
+            leases = [delivery.lease for delivery in leasing.result()]
+            self.engine.settle([Settlement(lease.handle, lease.fence, "release", begun=False) for lease in leases])
+
+    def ack_many(self, deliveries: Iterable[Delivery]) -> None:
+        """Finish many in one transaction. Raises LeaseLost if some leases had ended; the others are finished then."""
+        held = list(deliveries)
+        answers = self.engine.settle([Settlement(one.lease.handle, one.lease.fence) for one in held])
+        lost = [(one.lease, answer) for one, answer in zip(held, answers, strict=True) if answer in ("lost", "gone")]
+        if lost:
+            error = lease_lost(*lost[0])
+            if len(lost) > 1:
+                error.add_note(f"{len(lost)} of {len(held)} leases were lost: {', '.join(lease.id for lease, _ in lost)}")
+            raise error
+
+    # Topics
+
+    def topic(self, name: str) -> Topic:
+        """A handle on one topic. Raises BadMessage where the name cannot be one."""
+        return Topic(self, check_topic(name))
+
+    def topics(self, *, order: str = "name", pattern: str = "*", limit: int = 20, after: str | None = None) -> list[Stats]:
+        """Topics by `"name"` (paged by `after`), or the top by `"backlog"`, `"age"`, `"rate"` or `"throttled"`."""
+        if order not in ORDERS:
+            raise UsageError(f"topics: expected order to be one of {', '.join(ORDERS)}, got {order!r}")
+        found = self.engine.topic_list(order=order, pattern=check_pattern(pattern), limit=limit, after=after)
+        now_us = self.engine.overview().now_us
+        return [stats_of(one, now_us) for one in found]
+
+    def explain(self, message_id: str, topic: str | None = None) -> Explanation:
+        """What a message waits for, and when it will likely start; ids of your own need their topic."""
+        return self.engine.explain(message_id, topic)
+
+    def lookup(self, topic: str, ids: Iterable[str]) -> dict[str, str]:
+        """`"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"` for each id."""
+        return self.engine.lookup(topic, list(ids))
+
+    def dead_letters(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[DeadLetter]:
+        """Dead letters of a topic or of all, oldest first; `after` (a letter's number) pages on."""
+        return [dead_letter_of(number, view) for number, view in self.engine.dead_list(topic, limit=limit, after=after)]
+
+    def redrive(self, topic: str | None = None, ids: Sequence[str] | None = None, *, rate: float | str | None = None) -> int:
+        """Put dead letters back, of a topic or all, at once or at a rate (`"10/s"`); returns how many."""
+        if rate is not None:
+            return self.engine.dead_redrive(topic, ids, limit=sys.maxsize, spacing_us=spacing_us(rate))
+        return _until_short(lambda limit: self.engine.dead_redrive(topic, ids, limit=limit))
+
+    def drop_dead_letters(self, topic: str | None = None, ids: Sequence[str] | None = None) -> int:
+        """Forget dead letters, of a topic or all; returns how many."""
+        return _until_short(lambda limit: self.engine.dead_drop(topic, ids, limit=limit))
+
+    # Handling
+
+    def handler(
+        self,
+        pattern: str,
+        *,
+        concurrency: int | None = None,
+        isolation: Isolation | None = None,
+        batch: int | None = None,
+        time_limit: Duration | None = None,
+        soft_time_limit: Duration | None = None,
+        **unknown: Never,
+    ) -> Callable[[F], F]:
+        """
+        Register a function for the messages of a topic or of all under a dotted prefix; the most specific pattern wins.
+
+        `async def` runs on the event loop, `def` in threads, with `isolation="process"` in child processes. `concurrency`: most
+        at once in one worker. `batch=n`: it gets a list of up to n messages; what it raises holds for all of them, or it returns a
+        list with None or an exception for each. At `soft_time_limit` SoftTimeLimit is raised in it, at `time_limit` it is stopped.
+        """
+        config.refuse_unknown("handler", unknown, HANDLER_OPTIONS)
+
+        def register(function: F) -> F:
+            options = {"concurrency": concurrency, "isolation": isolation, "batch": batch}
+            made = Handler(function, pattern, time_limit=time_limit, soft_time_limit=soft_time_limit, **options)  # type: ignore[arg-type]
+            self.handlers.add(made)
+            return function
+
+        return register
+
+    def task(self, *, topic: str | None = None, name: str | None = None, **options: Any) -> TaskDecorator:
+        """
+        Make a function callable in the background: `function.delay(…)`.
+
+        `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. The other options are how it is run (`isolation`,
+        `time_limit`, `soft_time_limit`) and fields of the topic's policy (`rate`, `concurrency`, `retries` …).
+        """
+        config.refuse_unknown("task", options.keys() - {*TASK_OPTIONS, *FIELDS}, (*TASK_OPTIONS, *FIELDS))
+        run = {option: options.pop(option) for option in TASK_OPTIONS if option in options}
+        return TaskDecorator(self, topic, name, run, options)
+
+    def run_worker(
+        self,
+        *,
+        concurrency: int = 100,
+        burst: bool = False,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        grace: Duration = 30.0,
+        processes: int = 1,
+        reload: bool = False,
+        **unknown: Never,
+    ) -> Summary:
+        """
+        Handle messages until SIGTERM or SIGINT, or with `burst` until nothing is left; returns what was handled.
+
+        `concurrency`: most handlers at once. `pool`, `topics`: what to serve; named topics strictly in their order. `grace`: how
+        long running handlers may go on at the end. `processes`: so many whole workers under a supervisor. `reload`: begin
+        anew when a source file changes.
+        """
+        from fairlead.working.run import run_worker  # noqa: PLC0415  # a program that only publishes needs none of it
+
+        options = Options.checked(concurrency, pool, topics, grace, processes, burst=burst, reload=reload)
+        config.refuse_unknown("run_worker", unknown, Options.__struct_fields__)
+        return run_worker(self, options)
+
+    aclose = twin(close)
+    apolicy = twin(policy)
+    agate = twin(gate)
+    acopy_policies = twin(copy_policies)
+    acompare_policies = twin(compare_policies)
+    apublish_many = twin(publish_many)
+    aack_many = twin(ack_many)
+    atopics = twin(topics)
+    aexplain = twin(explain)
+    alookup = twin(lookup)
+    adead_letters = twin(dead_letters)
+    aredrive = twin(redrive)
+    adrop_dead_letters = twin(drop_dead_letters)
+
+    def __repr__(self) -> str:
+        return f"<Fairlead {self.url} namespace {self.namespace}>"
+
+
+def _until_short(page: Callable[[int], int]) -> int:
+    """Do page after page until one is not full; returns how many in all."""
+    total = 0
+    while (got := page(REDRIVE_AT_ONCE)) == REDRIVE_AT_ONCE:
+        total += got
+    return total + got

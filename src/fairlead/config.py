@@ -1,0 +1,105 @@
+"""Where the engine's URL comes from, and what an application says about its engine, read and checked."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairlead import units
+from fairlead.engines.base import Settings
+from fairlead.errors import BadPolicy, UsageError
+from fairlead.policy import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from fairlead.engines.base import Durability
+
+DEFAULT_URL = "sqlite:///fairlead.db"
+DURABILITIES = ("memory", "fsync", "replicated")
+ON_FULL = ("refuse", "block", "drop_oldest")
+
+
+def default_url() -> str:
+    """`$FAIRLEAD_URL`, else `[tool.fairlead] url` in ./pyproject.toml, else `sqlite:///fairlead.db`."""
+    return os.environ.get("FAIRLEAD_URL") or _url_of_project(Path("pyproject.toml")) or DEFAULT_URL
+
+
+def _url_of_project(path: Path) -> str | None:
+    try:
+        project = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: the engine's URL cannot be read from it ({error}); set FAIRLEAD_URL or mend the file") from error
+    url = project.get("tool", {}).get("fairlead", {}).get("url")
+    if url is not None and not isinstance(url, str):
+        raise UsageError(f"{path}: expected [tool.fairlead] url to be text, got {url!r}")
+    return url
+
+
+def settings(
+    *,
+    namespace: str,
+    tiers: Mapping[str, Tier | float | str] | None,
+    durability: Durability | None,
+    max_backlog: int | str | None,
+    on_full: str,
+    create: bool,
+) -> Settings:
+    """Check what `Fairlead(…)` was given. Raises UsageError or BadPolicy, which name the option and what was expected."""
+    if not isinstance(namespace, str) or not namespace or not namespace.isprintable():
+        raise UsageError(f"namespace: expected a name, got {namespace!r}")
+    if durability is not None and durability not in DURABILITIES:
+        raise UsageError(f"durability: expected one of {', '.join(DURABILITIES)}, got {durability!r}")
+    if on_full not in ON_FULL:
+        raise UsageError(f"on_full: expected one of {', '.join(ON_FULL)}, got {on_full!r}")
+    count, size = _backlog(max_backlog)
+    return Settings(
+        namespace=namespace,
+        tiers=_tiers(tiers),
+        durability=durability,
+        max_backlog=count,
+        max_backlog_bytes=size,
+        on_full=on_full,
+        create=create,
+    )
+
+
+def _tiers(tiers: Mapping[str, Tier | float | str] | None) -> dict[str, Tier] | None:
+    if tiers is None:
+        return None
+    if not tiers:
+        raise BadPolicy("tiers: expected at least one tier with its share")
+    read: dict[str, Tier] = {}
+    for name, share in tiers.items():
+        try:
+            read[name] = Tier.of(share)
+        except BadPolicy as error:
+            raise BadPolicy(f"tiers: {name}: {error}") from error
+    return read
+
+
+def _backlog(value: int | str | None) -> tuple[int | None, int | None]:
+    if value is None:
+        return None, None
+    try:
+        if units.is_size(value):
+            return None, units.size(value)
+    except ValueError as error:
+        raise UsageError(f"max_backlog: {error}") from error
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f'max_backlog: expected a count above 0 or a size like "10GB", got {value!r}')
+    return value, None
+
+
+def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise UsageError if there are unknown options, with the option that was probably meant."""
+    for name in unknown:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(known)}"
+        raise UsageError(f'{call}: unknown option "{name}"{hint}')

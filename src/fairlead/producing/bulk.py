@@ -1,0 +1,114 @@
+"""`publish_many`: any iterable, streamed in batches, with progress on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from fairlead import codec
+from fairlead.errors import BadMessage
+from fairlead.message import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from fairlead.message import Draft, Receipt
+
+BATCH = 1_000
+"""Messages of one transaction; larger ones are hardly cheaper and hold others up."""
+
+BATCH_BYTES = 8_000_000
+ROOM_FIRST, ROOM_MOST = 0.01, 0.5
+SHOW_AFTER, SHOW_EVERY = 0.5, 0.1
+
+
+def put_all(
+    messages: Iterable[Message],
+    put: Callable[[list[Draft]], list[Receipt]],
+    has_to_wait: Callable[[str], bool],
+    *,
+    timeout: float | None,
+    progress: bool,
+) -> list[Receipt]:
+    """Publish everything; answers per message. An error's notes say how many messages were accepted before it."""
+    receipts: list[Receipt] = []
+    bar = _Progress() if progress else None
+    try:
+        for drafts in _batches(messages):
+            answers = put(drafts)
+            if any(answer.outcome == "refused" for answer in answers):
+                _wait_for_room(drafts, answers, put, has_to_wait, timeout)
+            receipts += answers
+            if bar is not None:
+                bar.show(len(receipts))
+    except Exception as error:
+        error.add_note(f"publish_many: the first {len(receipts):,} messages had been answered before")
+        raise
+    finally:
+        if bar is not None:
+            bar.end()
+    return receipts
+
+
+def _batches(messages: Iterable[Message]) -> Iterator[list[Draft]]:
+    stream = iter(messages)
+    position = 0
+    while True:
+        drafts: list[Draft] = []
+        size = 0
+        for message in islice(stream, BATCH):
+            if not isinstance(message, Message):
+                raise BadMessage(f"publish_many: expected item {position} to be a Message, got {message!r:.80}")
+            drafts.append(codec.draft(message))
+            position += 1
+            size += len(drafts[-1].body)
+            if size > BATCH_BYTES:
+                break
+        if not drafts:
+            return
+        yield drafts
+
+
+def _wait_for_room(
+    drafts: list[Draft],
+    answers: list[Receipt],
+    put: Callable[[list[Draft]], list[Receipt]],
+    has_to_wait: Callable[[str], bool],
+    timeout: float | None,
+) -> None:
+    """Offer what was refused again, where the policy says that producers wait, until it is taken or the time is over."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    pause = ROOM_FIRST
+    while waiting := [n for n, answer in enumerate(answers) if answer.outcome == "refused" and has_to_wait(drafts[n].topic)]:
+        left = pause if deadline is None else deadline - time.monotonic()
+        if left <= 0:
+            return
+        time.sleep(min(pause, left))
+        again = put([drafts[n] for n in waiting])
+        taken = any(answer.outcome != "refused" for answer in again)
+        pause = ROOM_FIRST if taken else min(pause * 2, ROOM_MOST)
+        for n, answer in zip(waiting, again, strict=True):
+            answers[n] = answer
+
+
+class _Progress:
+    """One line on standard error, for what takes longer than a moment."""
+
+    def __init__(self) -> None:
+        self._started = self._shown = time.monotonic()
+        self._visible = False
+
+    def show(self, count: int) -> None:
+        now = time.monotonic()
+        if now - self._started < SHOW_AFTER or now - self._shown < SHOW_EVERY:
+            return
+        self._shown = now
+        self._visible = True
+        sys.stderr.write(f"\rpublished {count:,} ({count / (now - self._started):,.0f}/s)")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._visible:
+            sys.stderr.write("\n")

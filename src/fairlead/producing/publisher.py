@@ -1,0 +1,183 @@
+"""
+Group commit: whoever publishes while a commit is running joins the next one, so that many callers cost one transaction.
+
+Leader and followers: who finds nobody committing commits at once, so a lone call goes straight through. Who comes meanwhile
+queues and sleeps; when the leader is done, the first of the queue leads the next commit with all that has queued up.
+Coroutines are gathered per turn of their event loop and join the same queue as one group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from fairlead.errors import BadMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
+    from fairlead.message import Draft, Receipt
+
+    Put = Callable[[list[Draft]], list[Receipt]]
+
+MOST = 5_000
+"""Most messages of one commit: beyond it a transaction only gets longer, not cheaper."""
+
+
+class _Entry:
+    """One caller's messages and what became of them."""
+
+    __slots__ = ("drafts", "error", "future", "receipts")
+
+    def __init__(self, drafts: list[Draft], future: asyncio.Future[list[Receipt]] | None = None) -> None:
+        self.drafts = drafts
+        self.future = future
+        self.receipts: list[Receipt] = []
+        self.error: BaseException | None = None
+
+    def answer(self) -> list[Receipt]:
+        if self.error is not None:
+            raise self.error
+        return self.receipts
+
+    def tell(self) -> None:
+        """Answer a coroutine; on its loop."""
+        if self.future is None or self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.receipts)
+
+
+class _Group:
+    """The entries that one thread brings, and the lock on which it sleeps while others commit."""
+
+    __slots__ = ("awake", "done", "entries")
+
+    def __init__(self, entries: list[_Entry]) -> None:
+        self.entries = entries
+        self.done = False
+        self.awake = threading.Lock()
+        self.awake.acquire()
+
+
+class Publisher:
+    """The one way of an application's messages into its engine."""
+
+    def __init__(self, put: Put, threads: Executor) -> None:
+        self._put = put
+        self._threads = threads
+        self._mutex = threading.Lock()  # guards the two below; held for a few instructions only
+        self._leading = False
+        self._queue: deque[_Group] = deque()
+        self._turns: dict[asyncio.AbstractEventLoop, list[_Entry]] = {}
+
+    def put(self, drafts: list[Draft]) -> list[Receipt]:
+        """Accept messages, together with those of whoever else publishes now. Raises what the engine raises."""
+        with self._mutex:
+            leads = not self._leading
+            self._leading = True
+            if not leads:
+                group = _Group([_Entry(drafts)])
+                self._queue.append(group)
+        if leads:
+            try:
+                return self._put(drafts)
+            finally:
+                self._hand_over()
+        self._follow(group)
+        return group.entries[0].answer()
+
+    def _follow(self, group: _Group) -> None:
+        group.awake.acquire()
+        if not group.done:  # woken to lead, not because it is done
+            self._lead(group)
+
+    def _lead(self, first: _Group) -> None:
+        groups = [first]
+        with self._mutex:
+            count = sum(len(entry.drafts) for entry in first.entries)
+            while self._queue and count < MOST:
+                group = self._queue.popleft()
+                count += sum(len(entry.drafts) for entry in group.entries)
+                groups.append(group)
+        try:
+            self._commit([entry for group in groups for entry in group.entries])
+        finally:
+            self._hand_over()
+            for group in groups:
+                group.done = True
+                group.awake.release()
+
+    def _hand_over(self) -> None:
+        with self._mutex:
+            if not self._queue:
+                self._leading = False
+                return
+            successor = self._queue.popleft()
+        successor.awake.release()
+
+    def _commit(self, entries: list[_Entry]) -> None:
+        try:
+            receipts = self._put([draft for entry in entries for draft in entry.drafts])
+        except BadMessage as error:
+            if len(entries) == 1:
+                entries[0].error = error
+                return
+            # Nothing was changed; one caller's bad message is not the others' business.
+            for entry in entries:
+                self._commit([entry])
+        except BaseException as error:  # noqa: BLE001  # every caller is told what happened to its messages
+            for entry in entries:
+                entry.error = error
+        else:
+            position = 0
+            for entry in entries:
+                entry.receipts = receipts[position : position + len(entry.drafts)]
+                position += len(entry.drafts)
+
+    async def aput(self, drafts: list[Draft]) -> list[Receipt]:
+        """As `put`, awaited; what coroutines publish in one turn of their loop becomes one group."""
+        loop = asyncio.get_running_loop()
+        entry = _Entry(drafts, loop.create_future())
+        gathered = self._turns.get(loop)
+        if gathered is None:
+            self._turns[loop] = [entry]
+            loop.call_soon(self._send, loop)
+        else:
+            gathered.append(entry)
+        assert entry.future is not None
+        return await entry.future
+
+    def _send(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End of the turn: what was gathered goes to a thread. What comes meanwhile is gathered for the next time."""
+        entries = self._turns[loop]
+        if not entries:
+            del self._turns[loop]
+            return
+        self._turns[loop] = []
+        self._threads.submit(self._commit_for, loop, entries)
+
+    def _commit_for(self, loop: asyncio.AbstractEventLoop, entries: list[_Entry]) -> None:
+        group = _Group(entries)
+        with self._mutex:
+            leads = not self._leading
+            self._leading = True
+            if not leads:
+                self._queue.append(group)
+        if leads:
+            self._lead(group)
+        else:
+            self._follow(group)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._answer, loop, entries)
+
+    def _answer(self, loop: asyncio.AbstractEventLoop, entries: list[_Entry]) -> None:
+        for entry in entries:
+            entry.tell()
+        # The callers that were answered run first and may publish again: theirs goes with this turn's.
+        loop.call_soon(self._send, loop)

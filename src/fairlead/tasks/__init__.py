@@ -1,0 +1,1 @@
+"""Functions that are called in the background: messages whose body is a call."""

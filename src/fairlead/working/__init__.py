@@ -1,0 +1,1 @@
+"""How messages are handled: what a worker process is made of."""

@@ -1,0 +1,156 @@
+"""What handles which message: registration, its checks, and the choice of the most specific pattern."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Literal
+
+from fairlead import codec, units
+from fairlead.errors import BadPolicy, Reject, UnknownHandler, UsageError
+from fairlead.policy import check_pattern, prefixes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairlead.message import Lease
+    from fairlead.units import Duration
+
+TASK_HEADER = "fairlead-task"
+"""Names the task whose call a message is."""
+
+KNOWN_TOPICS = 100_000
+"""Topics whose handler is remembered; beyond it the memory begins anew."""
+
+Isolation = Literal["thread", "process"]
+
+
+class Handler:
+    """
+    One function that handles messages, and how it is run.
+
+    `kind`: `"async"` on the event loop, `"thread"`, or `"process"`: a child that can be killed.
+    `batch`: how many messages it takes at once, None: one by one.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        pattern: str,
+        *,
+        name: str | None = None,
+        concurrency: int | None = None,
+        isolation: Isolation | None = None,
+        batch: int | None = None,
+        time_limit: Duration | None = None,
+        soft_time_limit: Duration | None = None,
+    ) -> None:
+        self.function = function
+        self.pattern = pattern
+        self.name = name or getattr(function, "__qualname__", repr(function))
+        where = f"handler {self.name}"
+        self.kind = _kind(where, function, isolation)
+        self.concurrency = _count(where, "concurrency", concurrency)
+        self.batch = _count(where, "batch", batch)
+        self.time_limit = _limit(where, "time_limit", time_limit)
+        self.soft_time_limit = _limit(where, "soft_time_limit", soft_time_limit)
+        if self.time_limit is not None and self.soft_time_limit is not None and self.soft_time_limit >= self.time_limit:
+            raise UsageError(f"{where}: soft_time_limit must be below time_limit, got {soft_time_limit!r} and {time_limit!r}")
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is a time limit to watch."""
+        return self.time_limit is not None or self.soft_time_limit is not None
+
+    @property
+    def address(self) -> str:
+        """`module:attribute` of the function, by which a child process finds it."""
+        return f"{self.function.__module__}:{self.function.__qualname__}"
+
+    def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the function is called with. Raises Reject where the body cannot be that."""
+        try:
+            return (codec.message_of(lease),), {}
+        except ValueError as error:
+            raise Reject(str(error)) from error
+
+
+def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None) -> str:
+    if not callable(function):
+        raise UsageError(f"{where}: expected a function, got {function!r}")
+    if isolation not in (None, "thread", "process"):
+        raise UsageError(f'{where}: expected isolation to be "thread" or "process", got {isolation!r}')
+    if inspect.iscoroutinefunction(function):
+        if isolation is not None:
+            raise UsageError(f'{where}: an async function runs on the event loop; write it as "def" for isolation="{isolation}"')
+        return "async"
+    if isolation == "process" and ("<" in getattr(function, "__qualname__", "<") or not getattr(function, "__module__", None)):
+        raise UsageError(f'{where}: isolation="process" needs a function at the top of a module, so that the child can import it')
+    return isolation or "thread"
+
+
+def _count(where: str, option: str, value: int | None) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise UsageError(f"{where}: expected {option} to be a whole number above 0, got {value!r}")
+    return value
+
+
+def _limit(where: str, option: str, value: Duration | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        limit = units.seconds(value)
+    except ValueError as error:
+        raise UsageError(f"{where}: {option}: {error}") from error
+    if limit <= 0:
+        raise UsageError(f"{where}: expected {option} to be above 0, got {value!r}")
+    return limit
+
+
+class Handlers:
+    """All handlers of an application: by pattern, and tasks by name."""
+
+    def __init__(self) -> None:
+        self._by_pattern: dict[str, Handler] = {}
+        self._by_task: dict[str, Handler] = {}
+        self._known: dict[str, Handler | None] = {}
+
+    def add(self, handler: Handler) -> None:
+        """Register for the handler's pattern. Raises UsageError where the pattern has one already."""
+        try:
+            check_pattern(handler.pattern)
+        except BadPolicy as error:
+            raise UsageError(f"handler {handler.name}: {str(error).removeprefix('policy ')}") from error
+        taken = self._by_pattern.get(handler.pattern)
+        if taken is not None:
+            raise UsageError(f'handler {handler.name}: "{handler.pattern}" is handled by {taken.name} already; give one of them another pattern')
+        self._by_pattern[handler.pattern] = handler
+        self._known.clear()
+
+    def add_task(self, handler: Handler) -> None:
+        """Register a task by its name. Raises UsageError where the name is taken."""
+        if handler.name in self._by_task:
+            raise UsageError(f'task "{handler.name}": there is a task of that name already; give one of them another name=')
+        self._by_task[handler.name] = handler
+
+    def __len__(self) -> int:
+        return len(self._by_pattern) + len(self._by_task)
+
+    def task(self, name: str) -> Handler:
+        """The task of a name. Raises UnknownHandler."""
+        if name not in self._by_task:
+            raise UnknownHandler(f'task "{name}": there is none of that name; there are: {", ".join(sorted(self._by_task)) or "none"}')
+        return self._by_task[name]
+
+    def find(self, lease: Lease) -> Handler | None:
+        """Who handles a delivery: the task it names, else the handler with the most specific pattern."""
+        if lease.headers is not None and TASK_HEADER in lease.headers:
+            return self._by_task.get(lease.headers[TASK_HEADER])
+        topic = lease.topic
+        try:
+            return self._known[topic]
+        except KeyError:
+            if len(self._known) >= KNOWN_TOPICS:
+                self._known.clear()
+            patterns = (self._by_pattern.get(pattern) for pattern in prefixes(topic))
+            found = self._known[topic] = next((handler for handler in patterns if handler is not None), None)
+            return found

@@ -1,0 +1,71 @@
+"""What can be said to a worker, and what it says at the end."""
+
+from __future__ import annotations
+
+import msgspec
+
+from fairlead import units
+from fairlead.errors import UsageError
+
+MOST_PROCESSES = 1_000
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker is to run."""
+
+    concurrency: int = 100
+    burst: bool = False
+    pool: str = "default"
+    topics: list[str] | None = None
+    grace: float = 30.0
+    processes: int = 1
+    reload: bool = False
+
+    @staticmethod
+    def checked(
+        concurrency: int, pool: str, topics: object, grace: units.Duration, processes: int, *, burst: bool, reload: bool
+    ) -> Options:
+        """Check what `run_worker` was given. Raises UsageError, which names the option and what was expected."""
+        named: list[str] | None = None
+        if topics is not None:
+            if isinstance(topics, str) or not isinstance(topics, (list, tuple)) or not topics or not all(isinstance(t, str) for t in topics):
+                raise UsageError(f"run_worker: expected topics to be a list of topics' names, got {topics!r}")
+            named = list(topics)
+        try:
+            seconds = units.seconds(grace)
+            if seconds < 0:
+                raise ValueError(f"expected at least 0, got {grace!r}")
+        except ValueError as error:
+            raise UsageError(f"run_worker: grace: {error}") from error
+        if not isinstance(pool, str) or not pool:
+            raise UsageError(f"run_worker: expected pool to be a name, got {pool!r}")
+        return Options(
+            concurrency=_count("concurrency", concurrency, 100_000),
+            burst=burst,
+            pool=pool,
+            topics=named,
+            grace=seconds,
+            processes=_count("processes", processes, MOST_PROCESSES),
+            reload=reload,
+        )
+
+
+def _count(option: str, value: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise UsageError(f"run_worker: expected {option} to be a whole number from 1 to {most:,}, got {value!r}")
+    return value
+
+
+class Summary(msgspec.Struct):
+    """What a worker did: settlements by kind; with several processes, zero (each logs its own)."""
+
+    acked: int = 0
+    retried: int = 0
+    died: int = 0
+    released: int = 0
+    lost: int = 0
+
+    @property
+    def handled(self) -> int:
+        """Deliveries that were run to an end."""
+        return self.acked + self.retried + self.died
