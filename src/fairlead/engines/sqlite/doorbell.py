@@ -20,7 +20,6 @@ import tempfile
 import threading
 import time
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -139,11 +138,8 @@ class Doorbell:
 def _folder(path: str) -> str:
     """A short path (a socket's is limited to some 100 bytes) that all processes on the file agree on."""
     digest = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:16]
-    base = Path(tempfile.gettempdir())
     owner = os.stat(path).st_uid if os.path.exists(path) else os.getuid()
-    folder = base / f"fairlead-{owner}" / digest
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return str(folder)
+    return f"{tempfile.gettempdir()}/fairlead-{owner}/{digest}"
 
 
 def _pool_mark(pool: str) -> str:

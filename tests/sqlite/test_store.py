@@ -1,0 +1,220 @@
+"""The file: what is refused, what survives, and what other processes meet."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from fairlead.engines import open_engine
+from fairlead.engines.base import FullEngine, Settings
+from fairlead.errors import EngineCorrupt, EngineUnavailable, FairleadError, SchemaMismatch, UsageError
+from fairlead.message import Draft, Settlement
+from fairlead.policy import Tier
+
+
+def engine_at(path: Path, **settings: object) -> FullEngine:
+    return open_engine(f"sqlite:///{path}", Settings(**settings))  # type: ignore[arg-type]
+
+
+def test_what_was_published_is_there_after_opening_anew(tmp_path: Path) -> None:
+    """Bodies, keys, priorities, ids and policies survive."""
+    first = engine_at(tmp_path / "q.db")
+    first.policy_set("operator", "a", {"rate": 5})
+    first.put([Draft("a", b"\x00\xff", key="k", priority=7, id="mine", headers={"h": "v"})])
+    first.close()
+    again = engine_at(tmp_path / "q.db")
+    (lease,) = again.lease(5).leases
+    assert (lease.id, lease.body, lease.key, lease.priority, lease.headers) == ("mine", b"\x00\xff", "k", 7, {"h": "v"})
+    assert again.policy_of("a").rate == 5
+    again.close()
+
+
+def test_namespaces_are_worlds_apart(tmp_path: Path) -> None:
+    """One namespace sees nothing of another."""
+    online = engine_at(tmp_path / "q.db", namespace="online")
+    sandbox = engine_at(tmp_path / "q.db", namespace="sandbox")
+    online.put([Draft("a", b"1")])
+    assert sandbox.lease(5).leases == []
+    assert len(online.lease(5).leases) == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"this is not a database at all, but long enough to look at" * 50, b"SQLite format 3\x00" + b"\xff" * 5000]
+)
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
+    """And is left as it is."""
+    path = tmp_path / "q.db"
+    path.write_bytes(content)
+    with pytest.raises(EngineCorrupt, match=r"q\.db"):
+        engine_at(path)
+    assert path.read_bytes() == content
+
+
+def test_another_programs_database_is_refused(tmp_path: Path) -> None:
+    """Its tables are not touched."""
+    path = tmp_path / "q.db"
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE theirs (x)")
+    other.close()
+    with pytest.raises(EngineCorrupt, match="another program"):
+        engine_at(path)
+
+
+def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
+    """With both versions and what to do."""
+    path = tmp_path / "q.db"
+    engine_at(path).close()
+    raw = sqlite3.connect(path)
+    raw.execute("PRAGMA user_version = 99")
+    raw.close()
+    with pytest.raises(SchemaMismatch, match="layout 99.*upgrade"):
+        engine_at(path)
+
+
+def test_missing_folders_and_folders_instead_of_files_are_told(tmp_path: Path) -> None:
+    """Each with what to do."""
+    with pytest.raises(EngineUnavailable, match="does not exist; make it first"):
+        engine_at(tmp_path / "nowhere" / "q.db")
+    with pytest.raises(EngineUnavailable, match="folder"):
+        engine_at(tmp_path)
+    with pytest.raises(EngineUnavailable, match="no such file"):
+        engine_at(tmp_path / "q.db", create=False)
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """As an ordinary user: root may write everything."""
+    path = tmp_path / "q.db"
+    engine_at(path).close()
+    program = (
+        "import os, sys\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"
+        "from fairlead.engines import open_engine\n"
+        "from fairlead.engines.base import Settings\n"
+        "try: open_engine('sqlite:///' + sys.argv[1], Settings())\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    path.chmod(0o444)
+    for folder in (tmp_path, *list(tmp_path.parents)[:3]):
+        if folder != Path("/") and folder.stat().st_uid == os.getuid():
+            folder.chmod(0o755)
+    source = str(Path(__file__).parents[2] / "src")
+    # The interpreter's own folder may be closed to others: import first, drop the rights afterwards.
+    program = (
+        "import msgspec, sqlite3, importlib.metadata, fairlead.engines.sqlite.desk, fairlead.engines, fairlead.engines.base\n" + program
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source}
+    )
+    assert said.stdout.startswith("EngineUnavailable"), said
+    assert "permissions" in said.stdout
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
+    """What was accepted before stays; after there is room again it goes on."""
+    path = tmp_path / "q.db"
+    program = (
+        "import resource, signal, sys\n"
+        "from fairlead.engines import open_engine\n"
+        "from fairlead.engines.base import Settings\n"
+        "from fairlead.errors import EngineUnavailable\n"
+        "from fairlead.message import Draft\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "engine = open_engine('sqlite:///' + sys.argv[1], Settings())\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, resource.RLIM_INFINITY))\n"
+        "accepted = 0\n"
+        "try:\n"
+        "    while accepted < 100_000:\n"
+        "        accepted += len(engine.put([Draft('a', b'x' * 1000)] * 50))\n"
+        "except EngineUnavailable as error:\n"
+        "    print(accepted, error)\n"
+    )
+    source = str(Path(__file__).parents[2] / "src")
+    said = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source}
+    )
+    accepted, _, text = said.stdout.partition(" ")
+    assert int(accepted) > 0
+    assert text.count("\n") == 1
+    engine = engine_at(path)
+    assert engine.overview().waiting == int(accepted)
+    assert all(check.ok for check in engine.doctor())
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 2_000_000
+
+
+def test_other_tiers_than_the_stored_ones_are_an_error(tmp_path: Path) -> None:
+    """They belong to the namespace; a program that names none takes those that are there."""
+    engine_at(tmp_path / "q.db", tiers={"gold": Tier(3), "mid": Tier(1)}).close()
+    assert list(engine_at(tmp_path / "q.db").tiers) == ["gold", "mid"]
+    with pytest.raises(UsageError, match="gold 3"):
+        engine_at(tmp_path / "q.db", tiers={"gold": Tier(4), "mid": Tier(1)})
+
+
+@pytest.mark.parametrize("url", ["fairlead.db", "sqlit:///x.db", "sqlite://x.db", "mongodb://x"])
+def test_urls_that_name_no_engine_are_refused(url: str) -> None:
+    """With the likely correction."""
+    with pytest.raises(UsageError, match="engine URL"):
+        open_engine(url, Settings())
+
+
+def test_replicated_durability_is_refused_at_once(tmp_path: Path) -> None:
+    """What a file cannot give is an error at start."""
+    with pytest.raises(UsageError, match="replicas"):
+        engine_at(tmp_path / "q.db", durability="replicated")
+
+
+def test_many_threads_share_one_engine_object(tmp_path: Path) -> None:
+    """Every message is handed out once."""
+    engine = engine_at(tmp_path / "q.db", durability="memory")
+    seen: list[str] = []
+
+    def work(number: int) -> None:
+        for n in range(50):
+            engine.put([Draft(f"t.{number}", str(n).encode())])
+            for lease in engine.lease(3).leases:
+                seen.append(lease.id)
+                engine.settle([Settlement(lease.handle, lease.fence)])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    while leases := engine.lease(100).leases:
+        seen += [lease.id for lease in leases]
+        engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+    assert len(seen) == len(set(seen)) == 300
+
+
+def test_a_closed_engine_says_so(tmp_path: Path) -> None:
+    """In one line; closing twice is fine."""
+    engine = engine_at(tmp_path / "q.db")
+    engine.close()
+    engine.close()
+    with pytest.raises(FairleadError, match="closed"):
+        engine.put([Draft("a", b"1")])
+
+
+def test_the_doctor_finds_and_mends_what_was_lost(tmp_path: Path) -> None:
+    """An entry without its message, a message that stands nowhere, wrong counts."""
+    path = tmp_path / "q.db"
+    engine = engine_at(path)
+    engine.put([Draft("a", str(n).encode()) for n in range(10)])
+    engine.close()
+    raw = sqlite3.connect(path)
+    raw.execute("DELETE FROM message WHERE mid = 3")
+    raw.execute("DELETE FROM ready WHERE mid = 5")
+    raw.execute("UPDATE lane SET ready = 77")
+    raw.commit()
+    raw.close()
+    engine = engine_at(path)
+    assert [check.name for check in engine.doctor() if not check.ok] == ["order", "messages", "counts", "totals"]
+    engine.doctor(repair=True)
+    assert all(check.ok for check in engine.doctor())
+    assert sorted(lease.body for lease in engine.lease(100).leases) == [str(n).encode() for n in range(10) if n != 2]

@@ -1,0 +1,69 @@
+"""The arithmetic of rates, virtual time and shares."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fairlead.engines import fairness
+
+NOW = 1_700_000_000_000_000
+
+
+@pytest.mark.parametrize("rate", [1, 3, 7.5, 50, 333, 1_000, 7_001, 9_999, 10_000])
+@pytest.mark.parametrize("burst", [1, 5, 500])
+def test_a_rate_is_never_exceeded_and_missed_by_less_than_one_percent(rate: float, burst: int) -> None:
+    """Never more than rate·T + burst in T; under backlog at least 0.99·rate·T - 1."""
+    draw = random.Random(f"{rate}/{burst}")
+    tat, now, taken = 0, NOW, 0
+    end = NOW + 10_000_000
+    while now < end:
+        got = min(fairness.permits(tat, now, rate, burst), draw.choice([1, 3, 1000]))
+        if got:
+            tat = fairness.take_permits(tat, now, rate, got)
+            taken += got
+        now = max(fairness.next_permit_us(tat, now, rate, burst), now + draw.choice([1, 10]))
+    assert taken <= rate * 10 + burst + 1
+    assert taken >= 0.99 * rate * 10 - 1
+
+
+def test_the_next_permit_is_exactly_when_a_delivery_conforms() -> None:
+    """One microsecond earlier nothing is admitted."""
+    draw = random.Random(7)
+    for _ in range(2_000):
+        rate, burst = draw.choice([0.3, 2, 17, 999, 10_000]), draw.randint(1, 9)
+        tat = fairness.take_permits(0, NOW, rate, draw.randint(1, burst))
+        at = fairness.next_permit_us(tat, NOW, rate, burst)
+        assert fairness.permits(tat, at, rate, burst) >= 1
+        if at > NOW:
+            assert fairness.permits(tat, at - 1, rate, burst) == 0
+
+
+def test_a_raised_rate_brings_the_next_permit_to_at_most_one_new_interval() -> None:
+    """The old rate's debt is not kept."""
+    tat = fairness.take_permits(0, NOW, 0.01, 1)
+    tat = fairness.rebase(tat, NOW, 100, 1)
+    assert fairness.next_permit_us(tat, NOW, 100, 1) <= NOW + 10_000
+
+
+def test_shares_hold_exactly_for_any_size_of_call() -> None:
+    """6 : 3 : 1 over 1,000 deliveries, leased one at a time or in batches."""
+    shares = {"high": 6.0, "mid": 3.0, "low": 1.0}
+    for size in (1, 2, 7, 100):
+        carry: dict[str, int] = {}
+        total = dict.fromkeys(shares, 0)
+        for _ in range(0, 2_000, size):
+            given, carry = fairness.split(size, shares, carry)
+            assert sum(given.values()) == size
+            for tier, number in given.items():
+                total[tier] += number
+        everything = sum(total.values())
+        assert {tier: round(number / everything, 2) for tier, number in total.items()} == {"high": 0.6, "mid": 0.3, "low": 0.1}
+
+
+def test_small_weights_are_exact_and_the_largest_still_advances() -> None:
+    """A lane of weight 3 pays exactly a third."""
+    for weight in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10):
+        assert fairness.stride(1, weight) * weight == fairness.VT_SCALE
+    assert fairness.stride(1, 1000) >= 1

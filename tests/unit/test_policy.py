@@ -1,0 +1,105 @@
+"""Policies: how they are read, refused and resolved."""
+
+from __future__ import annotations
+
+import pytest
+
+from fairlead.errors import BadMessage, BadPolicy
+from fairlead.policy import Backoff, PolicyBook, Tier, check_fields, check_topic
+
+
+def book(*rows: tuple[str, str, dict[str, object]]) -> PolicyBook:
+    made = PolicyBook()
+    for layer, pattern, fields in rows:
+        made.put(layer, pattern, check_fields(pattern, fields))
+    return made
+
+
+def test_the_most_specific_pattern_wins_field_by_field() -> None:
+    """A topic takes each field from the nearest pattern that sets it."""
+    policies = book(("code", "*", {"rate": 1, "retries": 2}), ("code", "push.*", {"rate": 5}), ("code", "push.acme", {"weight": 3}))
+    found = policies.resolve("push.acme")
+    assert (found.rate, found.retries, found.weight) == (5, 2, 3)
+    assert policies.resolve("push.other.deep").rate == 5
+    assert policies.resolve("pushy").rate == 1
+
+
+def test_the_operators_setting_stands_above_the_codes_and_can_be_reset() -> None:
+    """Also where the code's pattern is more specific."""
+    policies = book(("code", "push.acme", {"rate": 5}), ("operator", "push.*", {"rate": 1}))
+    assert policies.resolve("push.acme").rate == 1
+    policies.put("operator", "push.*", {"rate": None})
+    assert policies.resolve("push.acme").rate == 5
+    assert policies.why("push.acme") == {"rate": (5.0, "code", "push.acme")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"rate": -1}, "rate"),
+        ({"rate": "fast"}, "rate"),
+        ({"partitions": 3}, "power of two"),
+        ({"concurency": 3}, 'did you mean "concurrency"'),
+        ({"weight": 0}, "weight"),
+        ({"lease": "soon"}, "lease"),
+        ({"retries": 1.5}, "retries"),
+        ({"merge": "some"}, "merge"),
+        ({"paused": "yes"}, "paused"),
+        ({"max_backlog": "10 parsecs"}, "max_backlog"),
+        ({"backoff": {"base": -1}}, "backoff"),
+        ({"buckets": 4}, "pattern"),
+    ],
+)
+def test_an_impossible_setting_is_refused_with_its_name(fields: dict[str, object], said: str) -> None:
+    """One line that names the pattern, the field and what was expected."""
+    with pytest.raises(BadPolicy) as refused:
+        check_fields("push.acme", fields)
+    assert "push.acme" in str(refused.value)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"concurrency": 2, "partitions": 4},
+        {"tier": "golden"},
+        {"window": 5},
+        {"merge": "first", "debounce": True},
+        {"burst": 5},
+        {"merge": "first", "edge": "leading"},
+    ],
+)
+def test_settings_that_are_impossible_together_are_refused(fields: dict[str, object]) -> None:
+    """When the policy is resolved."""
+    with pytest.raises(BadPolicy):
+        book(("code", "a", fields)).resolve("a")
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\x00", "x" * 256, "é" * 200, "push.*", "*", "\ud800"])
+def test_names_that_cannot_be_topics_are_refused(name: str) -> None:
+    """Control characters, too long, patterns, no name at all."""
+    with pytest.raises(BadMessage):
+        check_topic(name)
+
+
+def test_any_other_name_is_a_topic() -> None:
+    """Spaces, slashes, letters of any script."""
+    for name in ("a", "push.acme", "host.例え.jp", "a b/c", "x" * 255):
+        assert check_topic(name) == name
+
+
+def test_backoff_doubles_up_to_its_cap_with_full_jitter() -> None:
+    """base · factor^(n-1), drawn from 0 to that."""
+    backoff = Backoff()
+    assert [backoff.delay_us(attempt, 1.0) for attempt in (1, 2, 3, 100)] == [1_000_000, 2_000_000, 4_000_000, 3_600_000_000]
+    assert backoff.delay_us(3, 0.5) == 2_000_000
+
+
+def test_tiers_take_shares_strict_and_nothing_else() -> None:
+    """A share above 0, or "strict"."""
+    assert Tier.of(6).share == 6
+    assert Tier.of("strict").share == "strict"
+    for wrong in (0, -1, "first", True):
+        with pytest.raises(BadPolicy):
+            Tier.of(wrong)

@@ -1,0 +1,47 @@
+"""Durations, rates and sizes as people write them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from fairlead import units
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"),
+    [(5, 5), (0.5, 0.5), ("10m", 600), ("1h30m", 5400), ("250ms", 0.25), (timedelta(days=1), 86_400), ("3", 3), ("2d 4h", 187_200)],
+)
+def test_durations(written: units.Duration, seconds: float) -> None:
+    """Seconds, a timedelta, or text."""
+    assert units.seconds(written) == seconds
+
+
+@pytest.mark.parametrize("wrong", ["soon", "10 parsecs", float("nan"), float("inf"), "", "nan", True, None])
+def test_what_is_no_duration_is_refused(wrong: object) -> None:
+    """With what was expected."""
+    with pytest.raises(ValueError, match="expected seconds"):
+        units.seconds(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("written", "rate"), [(50, 50), ("50/s", 50), ("600/m", 10), ("100/10s", 10), ("36/hour", 0.01), ("7", 7)])
+def test_rates(written: float | str, rate: float) -> None:
+    """Per second, from a number or text."""
+    assert units.rate(written) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, "fast", "5/fortnight", float("nan"), 2_000_000, True])
+def test_what_is_no_rate_is_refused(wrong: object) -> None:
+    """Zero is a pause, not a rate."""
+    with pytest.raises(ValueError, match="above 0"):
+        units.rate(wrong)  # type: ignore[arg-type]
+
+
+def test_sizes_and_moments() -> None:
+    """Decimal and binary units; a moment needs its zone."""
+    assert units.size("10GB") == 10**10
+    assert units.size("1MiB") == 2**20
+    assert units.moment(datetime(2026, 1, 1, tzinfo=UTC)) == 1_767_225_600_000_000
+    with pytest.raises(ValueError, match="time zone"):
+        units.moment(datetime(2026, 1, 1))  # noqa: DTZ001
