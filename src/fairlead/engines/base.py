@@ -43,6 +43,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     processes: bool  # several processes may open the same store
     transactions: bool  # ack(publish=…) is one transaction
     shards: int = 1
+    embedded: bool = False  # its work is done in the caller's process, in competition with the caller's other threads
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

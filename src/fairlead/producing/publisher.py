@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     Put = Callable[[list[Draft]], list[Receipt]]
 
+GATHER = 0.0003
+"""Seconds that a leader waits for those who joined the last commit: some ten changes of thread."""
+
 MOST = 5_000
 """Most messages of one commit: beyond it a transaction only gets longer, not cheaper."""
 
@@ -56,10 +59,11 @@ class _Entry:
 class _Group:
     """The entries that one thread brings, and the lock on which it sleeps while others commit."""
 
-    __slots__ = ("awake", "done", "entries")
+    __slots__ = ("awake", "done", "entries", "size")
 
     def __init__(self, entries: list[_Entry]) -> None:
         self.entries = entries
+        self.size = sum(len(entry.drafts) for entry in entries)
         self.done = False
         self.awake = threading.Lock()
         self.awake.acquire()
@@ -71,47 +75,66 @@ class Publisher:
     def __init__(self, put: Put, threads: Executor) -> None:
         self._put = put
         self._threads = threads
-        self._mutex = threading.Lock()  # guards the two below; held for a few instructions only
+        self._mutex = threading.Lock()  # guards the next four; held for a few instructions only
         self._leading = False
         self._queue: deque[_Group] = deque()
+        self._companions = 0  # groups that joined the last commit
+        self._awaited = 0  # the length of the queue for which the leader waits, 0: it does not
+        self._arrived = threading.Lock()
+        self._arrived.acquire()
         self._turns: dict[asyncio.AbstractEventLoop, list[_Entry]] = {}
 
     def put(self, drafts: list[Draft]) -> list[Receipt]:
         """Accept messages, together with those of whoever else publishes now. Raises what the engine raises."""
+        entry = _Entry(drafts)
+        self._join(_Group([entry]))
+        return entry.answer()
+
+    def _join(self, group: _Group) -> None:
+        """Returns when the group is done: by leading a commit, or by sleeping while others do."""
         with self._mutex:
             leads = not self._leading
             self._leading = True
             if not leads:
-                group = _Group([_Entry(drafts)])
                 self._queue.append(group)
-        if leads:
-            try:
-                return self._put(drafts)
-            finally:
-                self._hand_over()
-        self._follow(group)
-        return group.entries[0].answer()
-
-    def _follow(self, group: _Group) -> None:
-        group.awake.acquire()
-        if not group.done:  # woken to lead, not because it is done
+                if len(self._queue) == self._awaited:
+                    self._awaited = 0
+                    self._arrived.release()
+        if not leads:
+            group.awake.acquire()
+        if not group.done:  # it leads, at once or woken to
             self._lead(group)
 
-    def _lead(self, first: _Group) -> None:
-        groups = [first]
-        with self._mutex:
-            count = sum(len(entry.drafts) for entry in first.entries)
-            while self._queue and count < MOST:
-                group = self._queue.popleft()
-                count += sum(len(entry.drafts) for entry in group.entries)
-                groups.append(group)
+    def _lead(self, own: _Group) -> None:
+        groups = [own, *self._gather()]
         try:
             self._commit([entry for group in groups for entry in group.entries])
         finally:
             self._hand_over()
-            for group in groups:
+            own.done = True
+            for group in groups[1:]:
                 group.done = True
                 group.awake.release()
+
+    def _gather(self) -> list[_Group]:
+        """
+        Who joins the commit. Those of the last commit, just woken, are likely to come again at once: it waits a moment for as
+        many, since a transaction of one costs as much as one of several. A lone caller finds nobody to wait for.
+        """
+        with self._mutex:
+            self._awaited = self._companions if self._companions > len(self._queue) else 0
+        if self._awaited:
+            self._arrived.acquire(timeout=GATHER)
+        with self._mutex:
+            self._awaited = 0
+            self._arrived.acquire(blocking=False)  # they came just as the time was over
+            groups: list[_Group] = []
+            count = 0
+            while self._queue and count < MOST:
+                groups.append(self._queue.popleft())
+                count += groups[-1].size
+            self._companions = len(groups)
+        return groups
 
     def _hand_over(self) -> None:
         with self._mutex:
@@ -163,16 +186,7 @@ class Publisher:
         self._threads.submit(self._commit_for, loop, entries)
 
     def _commit_for(self, loop: asyncio.AbstractEventLoop, entries: list[_Entry]) -> None:
-        group = _Group(entries)
-        with self._mutex:
-            leads = not self._leading
-            self._leading = True
-            if not leads:
-                self._queue.append(group)
-        if leads:
-            self._lead(group)
-        else:
-            self._follow(group)
+        self._join(_Group(entries))
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._answer, loop, entries)
 

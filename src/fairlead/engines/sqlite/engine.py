@@ -67,7 +67,12 @@ class Core:
         self.namespace = settings.namespace
         self.durability: str = durability if path is not None else "memory"
         self.capabilities = Capabilities(
-            name="sqlite", durability=frozenset(DURABILITIES), persistent=path is not None, processes=path is not None, transactions=True
+            name="sqlite",
+            durability=frozenset(DURABILITIES),
+            persistent=path is not None,
+            processes=path is not None,
+            transactions=True,
+            embedded=True,
         )
         self._store = Store(path, self.durability, create=settings.create)
         self.tiers = self._settle_tiers(settings)

@@ -1,0 +1,329 @@
+"""
+The one thread of a worker that talks to the engine: it settles, extends, records starts and leases, all in batches.
+
+It owns `held`: every lease this worker has and has not settled. What is to be done is put into its boxes from the event loop;
+what came of it is handed back there. Everything a turn finds in the boxes goes in one batch, so batches grow with the load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from fairlead import units
+from fairlead.errors import EngineCorrupt, EngineUnavailable
+from fairlead.working.keeper import Keeper
+from fairlead.working.options import Summary
+from fairlead.working.pause import Pause
+from fairlead.working.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from fairlead.engines.base import FullEngine
+    from fairlead.message import Batch, Lease, Settlement
+    from fairlead.working.handler import Handler
+    from fairlead.working.options import Options
+
+    class Desk(Protocol):
+        """The worker's side, called from the courier's thread."""
+
+        def find(self, lease: Lease) -> Handler | None: ...
+        def arrived(self, works: list[Work]) -> None: ...
+        def unhandled(self, leases: list[Lease]) -> None: ...
+        def started(self, works: list[Work]) -> None: ...
+        def lost(self, works: list[Work]) -> None: ...
+        def drained(self) -> None: ...
+        def failed(self, error: BaseException) -> None: ...
+        def call_soon(self, callback: Callable[[], None]) -> object: ...
+
+
+log = logging.getLogger("fairlead.worker")
+
+AHEAD_SECONDS = 0.05
+"""So much work, at the pace of late, is leased ahead of what runs: it bounds how long a message waits here."""
+
+AHEAD_MOST = 2_000
+PACE_WINDOW = 0.02
+AWAY_FIRST, AWAY_MOST = 0.05, 5.0
+"""Seconds between attempts to reach an engine that is away."""
+
+BELL_SECONDS = 60.0
+"""Longest wait for the engine's bell."""
+
+BURST_LOOK = 1_000
+"""Topics that are looked at to tell whether anything is ready when a burst seems over."""
+
+
+class Courier(threading.Thread):
+    """Between the engine and one worker."""
+
+    def __init__(self, engine: FullEngine, options: Options, desk: Desk, pause: Pause) -> None:
+        super().__init__(name="fairlead-courier", daemon=True)
+        self.summary = Summary()
+        self.settlements: deque[Settlement] = deque()
+        self.starts: deque[Work] = deque()
+        self.held: dict[int, Work | None] = {}
+        self.go = threading.Event()
+        self._engine = engine
+        self._options = options
+        self._desk = desk
+        self._pause = pause
+        self._keeper = Keeper()
+        self._bell = _Bell(engine, options, self.go)
+        self._pace = 0.0
+        self._counted, self._counted_since = 0, time.monotonic()
+        self._away = 0.0
+        self._leasing = True
+        self._ending = False
+        self._ask_again = True
+
+    # From the event loop
+
+    def stop_leasing(self) -> None:
+        """From now on nothing new is taken."""
+        self._leasing = False
+        self._bell.end()
+
+    def end(self, seconds: float) -> None:
+        """Settle what is in the boxes, then stop; waits for that. From any thread but the loop's."""
+        self._ending = True
+        self.go.set()
+        self.join(seconds)
+
+    def settle_rest(self) -> None:
+        """Settle what came after the end; best effort, the leases run out by themselves."""
+        with contextlib.suppress(EngineUnavailable):
+            self._settle(len(self.settlements))
+
+    # The thread
+
+    def run(self) -> None:
+        self._bell.start()
+        try:
+            while not self._ending or self.settlements:
+                try:
+                    self._turn()
+                    self._away = 0.0
+                except EngineCorrupt:
+                    raise
+                except EngineUnavailable as error:
+                    if self._ending:
+                        log.warning("the engine is away, %d leases will run out by themselves: %s", len(self.held), error)
+                        return
+                    self._back_off(error)
+                else:
+                    self._sleep()
+        except BaseException as error:  # noqa: BLE001  # the worker ends with it
+            self._desk.failed(error)
+        finally:
+            self._bell.end()
+
+    def _back_off(self, error: EngineUnavailable) -> None:
+        if not self._away:
+            log.warning("the engine is away, trying again until it is back: %s", error)
+        self._away = min(AWAY_MOST, self._away * 2 or AWAY_FIRST)
+        self._ask_again = True
+        self._keeper.next_look = 0.0
+        self.go.clear()
+        # Settlements that come meanwhile wait with the others; only the end of the worker cuts this short.
+        deadline = time.monotonic() + self._away * random.uniform(0.5, 1.0)  # noqa: S311  # spreads workers that come back
+        while not self._ending and (left := deadline - time.monotonic()) > 0:
+            time.sleep(min(left, 0.05))
+
+    def _sleep(self) -> None:
+        if self.settlements or self.starts:
+            return
+        self.go.wait(min(self._keeper.next_look - time.monotonic(), BELL_SECONDS) if self.held else BELL_SECONDS)
+        self.go.clear()
+        if self._bell.take():
+            self._ask_again = True
+
+    def _turn(self) -> None:
+        settling, starting = len(self.settlements), len(self.starts)
+        ahead = min(AHEAD_MOST, int(self._pace * AHEAD_SECONDS))
+        room = self._options.concurrency + ahead - len(self.held) + settling
+        wants = self._leasing and self._ask_again and room > ahead // 2
+        looks = self._keeper.is_due(self.held)
+        if not (settling or starting or wants or looks):
+            return
+        with self._pause.during(settling + starting + max(0, room if wants else 0), self._desk.call_soon):
+            if looks:
+                self._extend()
+            if settling:
+                self._settle(settling)
+            if starting:
+                self._start(starting)
+            asked = self._options.concurrency + ahead - len(self.held) if self._leasing and self._ask_again else 0
+            batch = self._lease(asked) if asked > ahead // 2 else None
+        if batch is not None:
+            self._deliver(batch, asked)
+
+    # What a turn does
+
+    def _settle(self, count: int) -> None:
+        settlements = [self.settlements.popleft() for _ in range(count)]
+        try:
+            answers = self._engine.settle(settlements)
+        except BaseException:
+            self.settlements.extendleft(reversed(settlements))
+            raise
+        held, summary = self.held, self.summary
+        for settlement, answer in zip(settlements, answers, strict=True):
+            work = held.pop(settlement.fence, None)
+            if answer == "acked":
+                summary.acked += 1
+            else:
+                self._count(answer, settlement)
+            if work is not None and (work.lease.limited or work.lease.key is not None):
+                self._ask_again = True  # its topic or its key may deliver again
+        self._measure(count)
+
+    def _count(self, answer: str, settlement: Settlement) -> None:
+        match answer:
+            case "retried":
+                self.summary.retried += 1
+            case "died":
+                self.summary.died += 1
+            case "released":
+                self.summary.released += 1
+            case _:
+                self.summary.lost += 1
+                log.debug("a lease (fence %d) had ended before it was settled: %s", settlement.fence, answer)
+
+    def _measure(self, count: int) -> None:
+        self._counted += count
+        elapsed = (now := time.monotonic()) - self._counted_since
+        if elapsed >= PACE_WINDOW:
+            self._pace += (self._counted / elapsed - self._pace) / 2
+            self._counted, self._counted_since = 0, now
+
+    def _extend(self) -> None:
+        for length_us, works in self._keeper.due(self.held).items():
+            began = time.monotonic()
+            kept = self._engine.extend([work.place for work in works], length_us)
+            for work, is_kept in zip(works, kept, strict=True):
+                if is_kept:
+                    work.expires = began + length_us / units.SECOND
+            lost = [work for work, is_kept in zip(works, kept, strict=True) if not is_kept]
+            if lost:
+                for work in lost:
+                    self.held.pop(work.lease.fence, None)
+                self._desk.lost(lost)
+
+    def _start(self, count: int) -> None:
+        works = [self.starts.popleft() for _ in range(count)]
+        try:
+            answers = self._engine.start([work.place for work in works])
+        except BaseException:
+            self.starts.extendleft(reversed(works))
+            raise
+        started = [work for work, is_held in zip(works, answers, strict=True) if is_held]
+        lost = [work for work, is_held in zip(works, answers, strict=True) if not is_held]
+        if started:
+            self._desk.started(started)
+        if lost:
+            for work in lost:
+                self.held.pop(work.lease.fence, None)
+            self._desk.lost(lost)
+
+    def _lease(self, count: int) -> Batch:
+        options = self._options
+        startable = max(0, options.concurrency - len(self.held))
+        return self._engine.lease(count, pool=options.pool, topics=options.topics, startable=startable)
+
+    def _deliver(self, batch: Batch, asked: int) -> None:
+        now = time.monotonic()
+        works: list[Work] = []
+        unhandled: list[Lease] = []
+        held, find, now_us = self.held, self._desk.find, batch.now_us
+        for lease in batch.leases:
+            handler = find(lease)
+            if handler is None:
+                held[lease.fence] = None
+                unhandled.append(lease)
+                continue
+            length_us = lease.deadline_us - now_us
+            work = Work(lease, handler, now + length_us / units.SECOND, length_us)
+            held[lease.fence] = work
+            works.append(work)
+        if works:
+            self._keeper.took(works)
+            self._desk.arrived(works)
+        if unhandled:
+            self._desk.unhandled(unhandled)
+        if len(held) < self._options.concurrency and len(batch.leases) < asked:
+            # There is no more; with every slot taken, the next settlement asks again instead.
+            self._ask_again = False
+            self._wait_for_bell(batch)
+
+    def _wait_for_bell(self, batch: Batch) -> None:
+        if self._options.burst and not self.held and not self._anything_ready():
+            self._leasing = False
+            self._desk.drained()
+            return
+        seconds = BELL_SECONDS
+        if batch.next_wake_us is not None:
+            seconds = min(seconds, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
+        self._bell.listen(seconds)
+
+    def _anything_ready(self) -> bool:
+        """Whether something is ready that a rate, a gate or a concurrency holds back now; what is delayed or paused is not."""
+        options = self._options
+        return any(
+            topic.ready and topic.state != "paused" and topic.pool == options.pool and (options.topics is None or topic.topic in options.topics)
+            for topic in self._engine.topic_list(order="backlog", limit=BURST_LOOK)
+        )
+
+
+class _Bell(threading.Thread):
+    """Sleeps in `engine.wait` on the courier's behalf, so that a settlement never waits for a message to come."""
+
+    def __init__(self, engine: FullEngine, options: Options, go: threading.Event) -> None:
+        super().__init__(name="fairlead-bell", daemon=True)
+        self._engine = engine
+        self._options = options
+        self._go = go
+        self._asked = threading.Semaphore(0)
+        self._listening = False
+        self._seconds = 0.0
+        self._rang = False
+        self._ended = False
+
+    def listen(self, seconds: float) -> None:
+        """Tell the courier when something could be leased, or after so many seconds."""
+        if not self._listening:
+            self._listening = True
+            self._seconds = seconds
+            self._asked.release()
+
+    def take(self) -> bool:
+        """Whether it rang since last asked."""
+        rang, self._rang = self._rang, False
+        return rang
+
+    def end(self) -> None:
+        """Stop listening for good."""
+        self._ended = True
+        self._asked.release()
+        with contextlib.suppress(EngineUnavailable):
+            self._engine.interrupt()
+
+    def run(self) -> None:
+        while True:
+            self._asked.acquire()
+            if self._ended:
+                return
+            try:
+                self._engine.wait(self._seconds, pool=self._options.pool, topics=self._options.topics)
+            except EngineUnavailable:
+                log.debug("the engine was away while the worker waited for messages")
+            self._listening = False
+            self._rang = True
+            self._go.set()

@@ -1,0 +1,88 @@
+"""One delivery inside a worker: its lease, who handles it, and how far it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from fairlead.message import Lease
+    from fairlead.working.handler import Handler
+
+
+class Runner(Protocol):
+    """Whatever runs a delivery, and can be told to end it."""
+
+    def warn(self, work: Work, error: BaseException) -> None:
+        """Raise the error in the handler, which may tidy up."""
+        ...
+
+    def stop(self, work: Work, error: BaseException) -> None:
+        """End the handler, for good where that is possible; the error says why."""
+        ...
+
+
+class Work:
+    """
+    A delivery on its way: buffered, begun, over.
+
+    `expires` is the lease's end by this process's monotonic clock; `length_us` how long leases of its topic are.
+    `over` is set once its end is decided: what a handler does later changes nothing.
+    A batch is a whole of several `parts`, with the `messages` that its handler gets.
+    """
+
+    __slots__ = ("began", "expires", "handler", "lease", "length_us", "messages", "over", "parts", "runner", "timers", "whole")
+
+    def __init__(self, lease: Lease, handler: Handler, expires: float, length_us: int) -> None:
+        self.lease = lease
+        self.handler = handler
+        self.expires = expires
+        self.length_us = length_us
+        self.began = 0.0
+        self.over = False
+        self.parts: list[Work] | None = None
+        self.messages: list[Any] | None = None
+        self.whole: Work | None = None
+        self.runner: Runner | None = None
+        self.timers: list[asyncio.TimerHandle] | None = None
+
+    @staticmethod
+    def together(parts: list[Work], messages: list[Any]) -> Work:
+        """Several deliveries for one call of a batch handler."""
+        first = parts[0]
+        made = Work(first.lease, first.handler, first.expires, first.length_us)
+        made.parts = parts
+        made.messages = messages
+        for part in parts:
+            part.whole = made
+        return made
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What the engine needs to find the lease."""
+        return self.lease.handle, self.lease.fence
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the handler is called with. Raises Reject where the body cannot be that."""
+        if self.parts is None:
+            return self.handler.arguments(self.lease)
+        return (self.messages,), {}
+
+    def outcomes(self, returned: Any, error: BaseException | None) -> list[tuple[Work, BaseException | None]]:
+        """What became of each delivery: an error holds for all; a batch may return one outcome for each."""
+        if self.parts is None:
+            return [(self, error)]
+        if error is not None or returned is None:
+            return [(part, error) for part in self.parts]
+        if not isinstance(returned, list) or len(returned) != len(self.parts) or not all(_is_outcome(one) for one in returned):
+            wrong = TypeError(
+                f"a batch handler returns None, or a list with None or an exception for each of its {len(self.parts)} messages, "
+                f"got {returned!r:.200}"
+            )
+            return [(part, wrong) for part in self.parts]
+        return list(zip(self.parts, returned, strict=True))
+
+
+def _is_outcome(value: object) -> bool:
+    return value is None or isinstance(value, BaseException)

@@ -1,0 +1,377 @@
+"""
+One worker process: the event loop's side.
+
+The way of a message: the courier's thread leases it, `arrived` puts it into the buffer, `_dispatch` begins it in an executor as
+soon as a slot is free, `_finished` judges how it ended, and the courier settles it with all others that ended meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from fairlead.errors import LeaseLost, Reject, UsageError
+from fairlead.message import Settlement
+from fairlead.working.buffer import Buffer
+from fairlead.working.courier import Courier
+from fairlead.working.executors.aio import AsyncExecutor
+from fairlead.working.executors.processes import ProcessCaller
+from fairlead.working.executors.threads import ThreadExecutor
+from fairlead.working.limits import SoftTimeLimit, TimeLimit
+from fairlead.working.pause import Pause
+from fairlead.working.settle import give_back, judge
+from fairlead.working.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairlead.engines.base import FullEngine
+    from fairlead.message import Lease
+    from fairlead.working.buffer import Shelf
+    from fairlead.working.handler import Handler, Handlers
+    from fairlead.working.options import Options, Summary
+
+log = logging.getLogger("fairlead.worker")
+
+PUT_OFF_US = 1_000_000
+"""How long a message stays away whose handler is at its own limit in this worker with enough more waiting."""
+
+WARN_EVERY = 60.0
+"""Seconds between warnings about messages of one topic that nothing handles."""
+
+STOP_SECONDS = 10.0
+"""How long the last settlements may take."""
+
+
+class Worker:
+    """Handles messages with an application's handlers until it is told to stop. Used once."""
+
+    def __init__(self, engine: FullEngine, handlers: Handlers, options: Options) -> None:
+        if not len(handlers):
+            raise UsageError("worker: the application has no handlers; register one with @app.handler or @app.task")
+        self._engine = engine
+        self._handlers = handlers
+        self._options = options
+        self._buffer = Buffer(options.concurrency)
+        self._running: set[Work] = set()
+        self._awaiting_start = 0
+        self._pause = Pause(embedded=engine.capabilities.embedded)
+        self._flush_is_due = False
+        self._collect_is_due = False
+        self._warned: dict[str, float] = {}
+        self._stops = 0
+        self._failure: BaseException | None = None
+
+    # Life
+
+    def run(self) -> Summary:
+        """Work until told to stop, or with `burst` until nothing is left. Raises what makes working impossible."""
+        return asyncio.run(self.arun())
+
+    async def arun(self) -> Summary:
+        """As `run`, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._change = asyncio.Event()  # a stop was asked for, or the last handler has ended
+        self._aio = AsyncExecutor(self._finished)
+        self._children = ProcessCaller()
+        self._threads = ThreadExecutor(self._options.concurrency, self._call, self._ring, self._pause)
+        self._courier = Courier(self._engine, self._options, self, self._pause)
+        with self._signals():
+            self._courier.start()
+            log.info("worker %d handles messages of pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
+            await self._until(lambda: self._stops > 0)
+            await self._shut_down()
+        if self._failure is not None:
+            raise self._failure
+        return self._courier.summary
+
+    def stop(self) -> None:
+        """Stop in order: finish what runs within the grace; called again, at once. From any thread."""
+        self._loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self._stops += 1
+        self._change.set()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Any:
+        caught = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Only the main thread may; elsewhere, `stop` is the way.
+            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+                self._loop.add_signal_handler(number, self._stop)
+                caught.append(number)
+        try:
+            yield
+        finally:
+            for number in caught:
+                self._loop.remove_signal_handler(number)
+
+    async def _until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    self._change.clear()
+                    await self._change.wait()
+
+    async def _shut_down(self) -> None:
+        self._courier.stop_leasing()
+        self._release_unbegun()
+        if self._stops == 1 and self._running:
+            log.info("stopping: %d handlers may go on for %g s; stop again to end them now", len(self._running), self._options.grace)
+            await self._until(lambda: not self._running or self._stops > 1, self._options.grace)
+        stopped = asyncio.CancelledError("the worker is stopped")
+        for unit in list(self._running):
+            self._give_up(unit, stopped, [give_back(part, begun=True) for part in unit.parts or [unit] if part is unit or not part.over])
+        await self._loop.run_in_executor(None, self._courier.end, STOP_SECONDS)
+        if self._courier.settlements:  # of leases that were on their way when it ended
+            await self._loop.run_in_executor(None, self._courier.settle_rest)
+        self._aio.close()
+        self._threads.close()
+        self._children.close()
+
+    def _release_unbegun(self) -> None:
+        for work in self._buffer.drain():
+            self._settle(give_back(work, begun=False))
+
+    # What the courier brings; called from its thread
+
+    def find(self, lease: Lease) -> Handler | None:
+        return self._handlers.find(lease)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(callback)
+
+    def arrived(self, works: list[Work]) -> None:
+        self._loop.call_soon_threadsafe(self._take_in, works)
+
+    def unhandled(self, leases: list[Lease]) -> None:
+        self._loop.call_soon_threadsafe(self._put_back_unhandled, leases)
+
+    def started(self, works: list[Work]) -> None:
+        self._loop.call_soon_threadsafe(self._begin_started, works)
+
+    def lost(self, works: list[Work]) -> None:
+        self._loop.call_soon_threadsafe(self._let_go_of, works)
+
+    def drained(self) -> None:
+        self.stop()
+
+    def failed(self, error: BaseException) -> None:
+        self._failure = error
+        self.stop()
+
+    # On the loop
+
+    def _take_in(self, works: list[Work]) -> None:
+        if self._stops:
+            for work in works:
+                self._settle(give_back(work, begun=False))
+            return
+        for work in works:
+            if not self._buffer.add(work):
+                work.over = True
+                self._settle(give_back(work, begun=False, delay_us=PUT_OFF_US))
+        self._dispatch()
+
+    def _put_back_unhandled(self, leases: list[Lease]) -> None:
+        now = time.monotonic()
+        for lease in leases:
+            if now - self._warned.get(lease.topic, -WARN_EVERY) >= WARN_EVERY:
+                self._warned[lease.topic] = now
+                log.warning("message %s in %s: nothing handles it here; it goes back, and is dead after an hour", lease.id, lease.topic)
+            self._settle(Settlement(lease.handle, lease.fence, "unhandled"))
+
+    def _dispatch(self) -> None:
+        """Begin what can be begun now."""
+        most, running, buffer = self._options.concurrency, self._running, self._buffer
+        while len(running) < most and (shelf := buffer.next_shelf()) is not None:
+            work = shelf.pop()
+            if work.over:
+                continue
+            if work.expires <= time.monotonic():
+                work.over = True  # the engine has handed it to somebody else by now
+                continue
+            if work.lease.suspect:
+                self._begin_suspect(shelf, work)
+            elif shelf.handler.batch is not None:
+                self._begin_batch(shelf, work)
+            else:
+                self._begin(shelf, work)
+
+    def _begin_suspect(self, shelf: Shelf, work: Work) -> None:
+        """Its start is recorded first, and it runs by itself: if it kills this process, that is its own attempt."""
+        unit = self._together([work]) if work.handler.batch is not None else work
+        if unit is not None:
+            shelf.running += 1
+            self._running.add(unit)
+            self._courier.starts.append(unit)
+            self._flush_soon()
+
+    def _begin_started(self, units: list[Work]) -> None:
+        for unit in units:
+            if not unit.over:
+                self._execute(unit)
+
+    def _begin(self, shelf: Shelf, unit: Work) -> None:
+        shelf.running += 1
+        self._running.add(unit)
+        self._execute(unit)
+
+    def _begin_batch(self, shelf: Shelf, first: Work) -> None:
+        works = [first]
+        while shelf.count and len(works) < (shelf.handler.batch or 1):
+            work = shelf.pop()
+            if work.lease.suspect:
+                self._begin_suspect(shelf, work)
+            elif not work.over:
+                works.append(work)
+        unit = self._together(works)
+        if unit is not None:
+            self._begin(shelf, unit)
+
+    def _together(self, works: list[Work]) -> Work | None:
+        """One call for several deliveries; those whose body cannot be read are refused by themselves."""
+        parts: list[Work] = []
+        messages: list[Any] = []
+        for work in works:
+            try:
+                (message,), _ = work.handler.arguments(work.lease)
+            except Reject as error:
+                work.over = True
+                self._settle(judge(work, error, 0))
+            else:
+                parts.append(work)
+                messages.append(message)
+        return Work.together(parts, messages) if parts else None
+
+    def _execute(self, unit: Work) -> None:
+        handler = unit.handler
+        if handler.limited:
+            self._set_timers(unit)
+        if handler.kind == "async":
+            self._aio.start(unit)
+        else:
+            self._threads.start(unit)
+
+    def _call(self, unit: Work) -> Any:
+        """Run a plain function; in a thread."""
+        if unit.handler.kind == "process":
+            return self._children.call(unit)
+        args, kwargs = unit.arguments()
+        return unit.handler.function(*args, **kwargs)
+
+    def _ring(self) -> None:
+        """A thread has a result; called from it."""
+        if not self._collect_is_due:
+            self._collect_is_due = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: a handler that was given up has ended after all
+                self._loop.call_soon_threadsafe(self._collect)
+
+    def _collect(self) -> None:
+        self._collect_is_due = False
+        results = self._threads.results
+        while results:
+            self._finished(*results.popleft())
+
+    def _finished(self, unit: Work, returned: Any, error: BaseException | None) -> None:
+        if unit.over:
+            return
+        self._end(unit)
+        cost_us = int((time.perf_counter() - unit.began) * 1_000_000)
+        if unit.parts is None:
+            if returned is not None:
+                error = error or nonsense(unit, returned)
+            self._settle(judge(unit, error, cost_us))
+        else:
+            for part, outcome in unit.outcomes(returned, error):
+                if not part.over:
+                    part.over = True
+                    self._settle(judge(part, outcome, cost_us // len(unit.parts)))
+        self._dispatch()
+
+    def _end(self, unit: Work) -> None:
+        unit.over = True
+        self._running.discard(unit)
+        self._buffer.shelf(unit.handler).running -= 1
+        if unit.timers is not None:
+            for timer in unit.timers:
+                timer.cancel()
+        if self._stops and not self._running:
+            self._change.set()
+
+    # Stopping handlers
+
+    def _set_timers(self, unit: Work) -> None:
+        handler = unit.handler
+        unit.timers = []
+        if handler.time_limit is not None:
+            unit.timers.append(self._loop.call_later(handler.time_limit, self._time_is_over, unit))
+        if handler.soft_time_limit is not None and handler.kind != "process":  # a child watches its own
+            unit.timers.append(self._loop.call_later(handler.soft_time_limit, self._warn, unit))
+
+    def _warn(self, unit: Work) -> None:
+        if unit.runner is not None:
+            unit.runner.warn(unit, SoftTimeLimit(f"the handler has run for {unit.handler.soft_time_limit:g} s"))
+
+    def _time_is_over(self, unit: Work) -> None:
+        error = TimeLimit(f"the handler was stopped after its time limit of {unit.handler.time_limit:g} s")
+        cost_us = int((unit.handler.time_limit or 0) * 1_000_000)
+        self._give_up(unit, error, [judge(part, error, cost_us) for part in unit.parts or [unit] if part is unit or not part.over])
+        self._dispatch()
+
+    def _let_go_of(self, works: list[Work]) -> None:
+        """Leases were lost: somebody else may have the messages now."""
+        for work in works:
+            if work.over:
+                continue
+            unit = work.whole or work
+            log.warning("message %s in %s: the lease was lost; its handler is stopped", work.lease.id, work.lease.topic)
+            error = LeaseLost(f"message {work.lease.id}: the lease (fence {work.lease.fence}) has ended", work.lease.id, work.lease.fence)
+            work.over = True
+            if unit in self._running and all(part.over for part in unit.parts or ()):
+                self._give_up(unit, error, [])
+        self._dispatch()
+
+    def _give_up(self, unit: Work, error: BaseException, settlements: list[Settlement]) -> None:
+        """End a handler from outside; what it does from here on changes nothing."""
+        self._end(unit)
+        for part in unit.parts or ():
+            part.over = True
+        for settlement in settlements:
+            self._settle(settlement)
+        if unit.handler.kind == "process":
+            self._children.kill(unit)
+        elif unit.runner is not None:
+            unit.runner.stop(unit, error)
+
+    # Settling
+
+    def _settle(self, settlement: Settlement) -> None:
+        self._courier.settlements.append(settlement)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """At the end of a turn: all that ended in it is settled together."""
+        self._flush_is_due = False
+        self._courier.go.set()
+
+
+def nonsense(unit: Work, returned: Any) -> BaseException | None:
+    """What a handler returned is not looked at, but a coroutine means that its work was never done."""
+    if inspect.iscoroutine(returned):
+        returned.close()
+        return TypeError(f"handler {unit.handler.name} returned a coroutine that nobody awaits; write it as \"async def\"")
+    log.debug("handler %s returned %.200r, which is not used", unit.handler.name, returned)
+    return None
