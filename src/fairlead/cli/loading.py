@@ -1,0 +1,59 @@
+"""Finding the application that a command names: `module:attribute`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from fairlead.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from fairlead import Fairlead
+
+
+def load_app(target: str) -> Fairlead:
+    """The `Fairlead` of `module:attribute` (or `module.attribute`, or a module with only one); the current folder is looked in."""
+    from fairlead import Fairlead
+
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module_name, _, attribute = target.partition(":")
+    if not attribute and not _is_module(module_name) and "." in module_name:
+        module_name, _, attribute = module_name.rpartition(".")
+    module = _import(target, module_name)
+    if not attribute:
+        apps = {name: value for name, value in vars(module).items() if isinstance(value, Fairlead)}
+        if len(set(map(id, apps.values()))) != 1:
+            found = ", ".join(apps) or "none"
+            raise UsageError(f"{target}: say which application, like {module_name}:app; {module.__file__} has: {found}")
+        return next(iter(apps.values()))
+    if not hasattr(module, attribute):
+        apps_named = [name for name, value in vars(module).items() if isinstance(value, Fairlead)]
+        hint = f"; did you mean {module_name}:{apps_named[0]}?" if apps_named else ""
+        raise UsageError(f'{target}: the module {module_name} ({module.__file__}) has no "{attribute}"{hint}')
+    app = getattr(module, attribute)
+    if not isinstance(app, Fairlead):
+        raise UsageError(f"{target}: expected a Fairlead application, found {type(app).__name__}")
+    return app
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _import(target: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UsageError(f'{target}: there is no module "{error.name}" in {os.getcwd()} or among the installed packages') from error
+        raise UsageError(f'{target}: importing {name} failed: it needs the module "{error.name}", which is not installed') from error

@@ -1,0 +1,73 @@
+"""The command's root: global options, and the list of commands, each imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import version
+from typing import Any
+
+import click
+
+from fairlead.cli.session import Session, failing_well
+
+COMMANDS = {
+    "worker": "worker",
+    "publish": "publish",
+    "topics": "topics",
+    "peek": "topics",
+    "top": "top",
+    "policy": "policy",
+    "gate": "gate",
+    "pause": "pause",
+    "resume": "pause",
+    "dead": "dead",
+    "explain": "explain",
+    "purge": "purge",
+    "doctor": "doctor",
+    "demo": "demo",
+    "bench": "bench",
+}
+"""Command -> module in this folder."""
+
+
+class Commands(click.Group):
+    """Imports a command's module only when it is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"fairlead.cli.{module}"), cmd_name)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            if near:
+                error.message += f' Did you mean "{near[0]}"?'
+            raise
+
+    @failing_well
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("-u", "--url", envvar="FAIRLEAD_URL", help="The store, like sqlite:///fairlead.db. Default: $FAIRLEAD_URL, then pyproject.toml.")
+@click.option("-n", "--namespace", default="default", show_default=True, help="Which of the store's worlds.")
+@click.version_option(version("fairlead"), "--version", prog_name="fairlead")
+@click.pass_context
+def main(ctx: click.Context, url: str | None, namespace: str) -> None:
+    """
+    Fairlead: millions of fair queues.
+
+    Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong call, 3 the store cannot be used.
+    """
+    ctx.obj = Session(url, namespace)

@@ -1,0 +1,29 @@
+"""`fairlead pause` and `fairlead resume`."""
+
+from __future__ import annotations
+
+import click
+
+from fairlead.cli.session import Session, pass_session
+
+
+@click.command()
+@click.argument("pattern")
+@pass_session
+def pause(session: Session, pattern: str) -> None:
+    """Let the topics of PATTERN accept messages and deliver none."""
+    session.engine().policy_set("operator", pattern, {"paused": True})
+    click.echo(f"{pattern} is paused: it accepts and delivers nothing until `fairlead resume {pattern}`")
+
+
+@click.command()
+@click.argument("pattern")
+@pass_session
+def resume(session: Session, pattern: str) -> None:
+    """Let the topics of PATTERN deliver again."""
+    engine = session.engine()
+    engine.policy_set("operator", pattern, {"paused": None})
+    stem = pattern.removesuffix(".*")
+    if engine.policies().resolve(stem if stem != "*" else "x").paused:
+        engine.policy_set("operator", pattern, {"paused": False})  # another pattern, or the code, pauses it too
+    click.echo(f"{pattern} delivers again")

@@ -1,0 +1,23 @@
+"""`fairlead purge`: remove what waits in a topic."""
+
+from __future__ import annotations
+
+import click
+
+from fairlead.cli.session import Session, pass_session
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--delete", is_flag=True, help="Also its leases, dead letters, known ids and counters.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pass_session
+def purge(session: Session, topic: str, *, delete: bool, yes: bool) -> None:
+    """Remove the messages that wait in TOPIC; leases stay whole."""
+    handle = session.app().topic(topic)
+    stats = handle.stats()
+    if not yes:
+        also = f", {stats.leased:,} leased and {stats.dead:,} dead" if delete else ""
+        click.confirm(f"Remove {stats.waiting:,} waiting{also} messages of {topic}?", abort=True)
+    number = handle.delete() if delete else handle.purge()
+    click.echo(f"{number:,} removed from {topic}")

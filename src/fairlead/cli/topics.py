@@ -1,0 +1,56 @@
+"""`fairlead topics` and `fairlead peek`: what there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from fairlead.cli.session import Session, duration, json_option, moment, pass_session, print_json, table
+
+ORDERS = ("name", "backlog", "age", "rate", "throttled")
+
+
+@click.command()
+@click.argument("pattern", default="*")
+@click.option("--order", type=click.Choice(ORDERS), default="backlog", show_default=True)
+@click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
+@click.option("--after", help="With --order name: go on after this one.")
+@json_option
+@pass_session
+def topics(session: Session, pattern: str, *, order: str, limit: int, after: str | None, as_json: bool) -> None:
+    """List topics of a pattern ('push.*'), the top of an order first. The cost does not grow with their number."""
+    if after is not None and order != "name":
+        raise click.UsageError("--after pages through --order name only")
+    found = session.app().topics(order=order, pattern=pattern, limit=limit, after=after)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (each.topic, each.waiting, duration(each.oldest_age), each.leased, each.delayed, each.parked, each.dead, each.rate_now,
+         duration(each.throttled_us / 1e6), each.tier, each.state)
+        for each in found
+    ]  # fmt: skip
+    columns = ("topic", "waiting", "oldest", "leased", "delayed", "parked", "dead", "per s", "throttled", "tier", "state")
+    table(columns, rows, empty=f'no topic of "{pattern}" has anything' + (f" in the order of {order}" if order != "name" else ""))
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--limit", type=click.IntRange(1, 10_000), default=10, show_default=True)
+@json_option
+@pass_session
+def peek(session: Session, topic: str, *, limit: int, as_json: bool) -> None:
+    """Show the messages of TOPIC that are next; nothing is changed."""
+    found = session.engine().topic_peek(topic, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(each.id, each.state, each.priority, each.key, each.attempts, moment(each.since_us), shown(each.body)) for each in found]
+    table(("id", "state", "priority", "key", "attempts", "since", "body"), rows, empty=f"nothing waits in {topic}")
+
+
+def shown(body: Any) -> str:
+    """The beginning of a body."""
+    text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+    return text if len(text) <= 60 else text[:57] + "…"

@@ -1,0 +1,44 @@
+"""`fairlead worker`: handle messages."""
+
+from __future__ import annotations
+
+import logging
+
+import click
+
+from fairlead.cli.loading import load_app
+from fairlead.cli.session import Session, pass_session
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+@click.command()
+@click.argument("target", metavar="MODULE:APP")
+@click.option("-c", "--concurrency", type=click.IntRange(1), default=100, show_default=True, help="Most handlers at once, in each process.")
+@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Whole workers under a supervisor.")
+@click.option("--pool", default="default", show_default=True, help="Which topics' pool to serve.")
+@click.option("--topics", help="Serve only these, strictly in this order: high,low.")
+@click.option("--burst", is_flag=True, help="End when nothing is left.")
+@click.option("--grace", default="30s", show_default=True, help="How long running handlers may go on after SIGTERM.")
+@click.option("--reload", is_flag=True, help="Begin anew when a source file changes (development).")
+@click.option("-l", "--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+@pass_session
+def worker(
+    session: Session, target: str, *, concurrency: int, processes: int, pool: str, topics: str | None, burst: bool, grace: str, reload: bool,
+    log_level: str,
+) -> None:  # fmt: skip
+    """Handle the messages of an application's topics until SIGTERM or Ctrl-C."""
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
+    app = load_app(target)
+    if session.url is not None and click.get_current_context().parent is not None:
+        _refuse_other_store(session, app.url)
+    named = [topic.strip() for topic in topics.split(",") if topic.strip()] if topics else None
+    summary = app.run_worker(concurrency=concurrency, processes=processes, pool=pool, topics=named, burst=burst, grace=grace, reload=reload)
+    if burst and processes == 1:
+        click.echo(f"{summary.acked:,} done, {summary.retried:,} to be retried, {summary.died:,} dead")
+
+
+def _refuse_other_store(session: Session, url: str) -> None:
+    """The application names its store itself; a worker that silently served another would be found out late."""
+    if session.url != url:
+        raise click.UsageError(f"the application uses {url}, --url or FAIRLEAD_URL says {session.url}; leave it out, or change the application")
