@@ -140,7 +140,7 @@ class Fairlead:
 
     # Settings
 
-    def policy(self, pattern: str, **fields: Any) -> None:
+    def policy(self, pattern: str, /, **fields: Any) -> None:
         """
         Set fields of the policy of a topic or of all topics under a dotted prefix (`"push.*"`); None removes one.
 
@@ -260,7 +260,7 @@ class Fairlead:
 
         `topics` restricts it to these, served strictly in the order named.
         """
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        if n < 1:
             raise UsageError(f"lease: expected a number of messages above 0, got {n!r}")
         engine = self.engine
         deadline = time.monotonic() + wait

@@ -6,7 +6,7 @@ import difflib
 import os
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fairlead import units
 from fairlead.engines.base import Settings
@@ -96,7 +96,7 @@ def _backlog(value: int | str | None) -> tuple[int | None, int | None]:
     return value, None
 
 
-def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
+def refuse_unknown(call: str, unknown: Iterable[str], known: Iterable[str]) -> None:
     """Raise UsageError if there are unknown options, with the option that was probably meant."""
     for name in unknown:
         known = sorted(known)

@@ -79,7 +79,7 @@ def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None)
         raise UsageError(f"{where}: expected a function, got {function!r}")
     if isolation not in (None, "thread", "process"):
         raise UsageError(f'{where}: expected isolation to be "thread" or "process", got {isolation!r}')
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004  # an object
         if isolation is not None:
             raise UsageError(f'{where}: an async function runs on the event loop; write it as "def" for isolation="{isolation}"')
         return "async"
@@ -88,8 +88,10 @@ def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None)
     return isolation or "thread"
 
 
-def _count(where: str, option: str, value: int | None) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+def _count(where: str, option: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{where}: expected {option} to be a whole number above 0, got {value!r}")
     return value
 
@@ -143,8 +145,8 @@ class Handlers:
 
     def find(self, lease: Lease) -> Handler | None:
         """Who handles a delivery: the task it names, else the handler with the most specific pattern."""
-        if lease.headers is not None and TASK_HEADER in lease.headers:
-            return self._by_task.get(lease.headers[TASK_HEADER])
+        if lease.headers is not None and (task := lease.headers.get(TASK_HEADER)) is not None:
+            return self._by_task.get(task)
         topic = lease.topic
         try:
             return self._known[topic]

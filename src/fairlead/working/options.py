@@ -23,34 +23,41 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def checked(
-        concurrency: int, pool: str, topics: object, grace: units.Duration, processes: int, *, burst: bool, reload: bool
+        concurrency: object, pool: object, topics: object, grace: units.Duration, processes: object, *, burst: bool, reload: bool
     ) -> Options:
         """Check what `run_worker` was given. Raises UsageError, which names the option and what was expected."""
-        named: list[str] | None = None
-        if topics is not None:
-            if isinstance(topics, str) or not isinstance(topics, (list, tuple)) or not topics or not all(isinstance(t, str) for t in topics):
-                raise UsageError(f"run_worker: expected topics to be a list of topics' names, got {topics!r}")
-            named = list(topics)
-        try:
-            seconds = units.seconds(grace)
-            if seconds < 0:
-                raise ValueError(f"expected at least 0, got {grace!r}")
-        except ValueError as error:
-            raise UsageError(f"run_worker: grace: {error}") from error
         if not isinstance(pool, str) or not pool:
             raise UsageError(f"run_worker: expected pool to be a name, got {pool!r}")
         return Options(
             concurrency=_count("concurrency", concurrency, 100_000),
             burst=burst,
             pool=pool,
-            topics=named,
-            grace=seconds,
+            topics=_topics(topics),
+            grace=_grace(grace),
             processes=_count("processes", processes, MOST_PROCESSES),
             reload=reload,
         )
 
 
-def _count(option: str, value: int, most: int) -> int:
+def _topics(topics: object) -> list[str] | None:
+    if topics is None:
+        return None
+    if not isinstance(topics, (list, tuple)) or not topics or not all(isinstance(topic, str) for topic in topics):
+        raise UsageError(f"run_worker: expected topics to be a list of topics' names, got {topics!r}")
+    return list(topics)
+
+
+def _grace(grace: units.Duration) -> float:
+    try:
+        seconds = units.seconds(grace)
+    except ValueError as error:
+        raise UsageError(f"run_worker: grace: {error}") from error
+    if seconds < 0:
+        raise UsageError(f"run_worker: expected grace to be at least 0, got {grace!r}")
+    return seconds
+
+
+def _count(option: str, value: object, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise UsageError(f"run_worker: expected {option} to be a whole number from 1 to {most:,}, got {value!r}")
     return value

@@ -13,4 +13,8 @@ if TYPE_CHECKING:
 
 def run_worker(app: Fairlead, options: Options) -> Summary:
     """Handle messages until told to stop."""
+    if options.processes > 1 or options.reload:
+        from fairlead.working.supervisor import Supervisor, address_of  # noqa: PLC0415  # most workers need no supervisor
+
+        return Supervisor(address_of(app), options).run()
     return Worker(app.engine, app.handlers, options).run()

@@ -29,7 +29,7 @@ from fairlead.working.settle import give_back, judge
 from fairlead.working.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from fairlead.engines.base import FullEngine
     from fairlead.message import Lease
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from fairlead.working.options import Options, Summary
 
 log = logging.getLogger("fairlead.worker")
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 PUT_OFF_US = 1_000_000
 """How long a message stays away whose handler is at its own limit in this worker with enough more waiting."""
@@ -70,19 +72,19 @@ class Worker:
 
     # Life
 
-    def run(self) -> Summary:
+    def run(self, signals: Sequence[int] = STOP_SIGNALS) -> Summary:
         """Work until told to stop, or with `burst` until nothing is left. Raises what makes working impossible."""
-        return asyncio.run(self.arun())
+        return asyncio.run(self.arun(signals))
 
-    async def arun(self) -> Summary:
-        """As `run`, on the running event loop."""
+    async def arun(self, signals: Sequence[int] = ()) -> Summary:
+        """As `run`, on the running event loop; `signals` stop it, where this is the main thread."""
         self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()  # a stop was asked for, or the last handler has ended
         self._aio = AsyncExecutor(self._finished)
         self._children = ProcessCaller()
         self._threads = ThreadExecutor(self._options.concurrency, self._call, self._ring, self._pause)
         self._courier = Courier(self._engine, self._options, self, self._pause)
-        with self._signals():
+        with self._signals(signals):
             self._courier.start()
             log.info("worker %d handles messages of pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
             await self._until(lambda: self._stops > 0)
@@ -93,16 +95,20 @@ class Worker:
 
     def stop(self) -> None:
         """Stop in order: finish what runs within the grace; called again, at once. From any thread."""
-        self._loop.call_soon_threadsafe(self._stop)
+        loop = getattr(self, "_loop", None)
+        if loop is None:
+            self._stops += 1  # before it has begun
+        else:
+            loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
         self._stops += 1
         self._change.set()
 
     @contextlib.contextmanager
-    def _signals(self) -> Any:
+    def _signals(self, signals: Sequence[int]) -> Iterator[None]:
         caught = []
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals:
             # Only the main thread may; elsewhere, `stop` is the way.
             with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
                 self._loop.add_signal_handler(number, self._stop)
@@ -372,6 +378,6 @@ def nonsense(unit: Work, returned: Any) -> BaseException | None:
     """What a handler returned is not looked at, but a coroutine means that its work was never done."""
     if inspect.iscoroutine(returned):
         returned.close()
-        return TypeError(f"handler {unit.handler.name} returned a coroutine that nobody awaits; write it as \"async def\"")
+        return TypeError(f'handler {unit.handler.name} returned a coroutine that nobody awaits; write it as "async def"')
     log.debug("handler %s returned %.200r, which is not used", unit.handler.name, returned)
     return None

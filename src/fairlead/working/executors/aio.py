@@ -63,14 +63,15 @@ class AsyncExecutor:
                 self._open_slot()
             work.runner = running
             work.began = began = perf_counter()
-            returned = error = None
+            returned: Any = None
+            error: BaseException | None = None
             try:
                 args, kwargs = work.arguments()
                 call = work.handler.function(*args, **kwargs)
                 returned = await (call if work.handler.soft_time_limit is None else interruptible(call, running.interrupter))
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
-            is_spent = work.over or isinstance(error, GeneratorExit) or task.cancelling() or contextvars.copy_context() != clean
+            is_spent = isinstance(error, GeneratorExit) or task.cancelling() > 0 or contextvars.copy_context() != clean
             work.runner = None
             self._finished(work, returned, error)
             if is_spent:

@@ -1,0 +1,230 @@
+"""
+Several whole workers under one parent that restarts the dead, forwards signals, and, in development, begins anew when the code changes.
+
+Each worker is a fresh interpreter ("spawn") that imports the application by its address, so nothing is shared but the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.errors import FairleadError, UsageError
+from fairlead.working.options import Options, Summary
+from fairlead.working.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+    from fairlead.app import Fairlead
+
+log = logging.getLogger("fairlead.supervisor")
+
+_SPAWN = multiprocessing.get_context("spawn")
+RESTART_FIRST, RESTART_MOST = 0.1, 10.0
+"""Seconds before a worker that died is started again, doubled while it keeps dying."""
+
+HEALTHY_SECONDS = 30.0
+"""A worker that lived so long did not die of its start."""
+
+LOOK_SECONDS = 1.0
+"""How often source files are looked at in development."""
+
+USAGE, RELOAD = 2, 3
+"""Exit codes of a worker: the program has to be changed; the code has changed."""
+
+
+def address_of(app: Fairlead) -> str:
+    """`module:name` by which another process finds the application. Raises UsageError."""
+    for module_name, module in list(sys.modules.items()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is app and not module_name.startswith("fairlead."):
+                return f"{module_name}:{name}"
+    raise UsageError("run_worker: several processes need the application at the top of a module, like `app = Fairlead(…)`")
+
+
+class Supervisor:
+    """Keeps `processes` workers running until told to stop, or until all have ended by themselves."""
+
+    def __init__(self, address: str, options: Options) -> None:
+        self._address = address
+        self._options = options
+        self._places = [_Place(number, address, options) for number in range(options.processes)]
+        self._stops = 0
+
+    def run(self) -> Summary:
+        """Returns what all workers together did. Raises UsageError where a worker could not be started by the program's fault."""
+        with _signals(self._stop):
+            for place in self._places:
+                place.start()
+            while any(place.is_wanted for place in self._places):
+                self._look()
+        total = Summary()
+        for place in self._places:
+            for field in Summary.__struct_fields__:
+                setattr(total, field, getattr(total, field) + getattr(place.summary, field))
+        return total
+
+    def _look(self) -> None:
+        alive = [place.process.sentinel for place in self._places if place.process is not None]
+        pauses = [place.restart_at - time.monotonic() for place in self._places if place.is_wanted and place.process is None]
+        if alive:
+            multiprocessing.connection.wait(alive, timeout=max(0.0, min(pauses, default=LOOK_SECONDS)))
+        elif pauses:
+            time.sleep(max(0.0, min(*pauses, LOOK_SECONDS)))
+        for place in self._places:
+            if place.process is not None and not place.process.is_alive():
+                place.bury(is_stopping=self._stops > 0)
+            if place.is_wanted and place.process is None:
+                if self._stops:
+                    place.is_wanted = False
+                elif time.monotonic() >= place.restart_at:
+                    place.start()
+
+    def _stop(self, *_: object) -> None:
+        self._stops += 1
+        for place in self._places:
+            place.signal(kill=self._stops > 2)  # first: in order; second: at once; third: by force
+
+
+class _Place:
+    """One of the workers, through all its restarts."""
+
+    def __init__(self, number: int, address: str, options: Options) -> None:
+        self.number = number
+        self.is_wanted = True
+        self.restart_at = 0.0
+        self.process: Any = None
+        self.summary = Summary()
+        self._address = address
+        self._options = msgspec.structs.replace(options, processes=1)
+        self._pause = RESTART_FIRST
+        self._started = 0.0
+        self._answers: Connection | None = None
+
+    def start(self) -> None:
+        self._answers, theirs = _SPAWN.Pipe(duplex=False)
+        self.process = _SPAWN.Process(target=work, args=(self._address, self._options, theirs), name=f"fairlead-worker-{self.number}")
+        self.process.start()
+        theirs.close()
+        self._started = time.monotonic()
+
+    def signal(self, *, kill: bool) -> None:
+        if self.process is not None and self.process.is_alive():
+            if kill:
+                self.process.kill()
+            else:
+                self.process.terminate()
+
+    def bury(self, *, is_stopping: bool) -> None:
+        """A worker ended: by itself, by the program's fault, for new code, or by an accident."""
+        code = self.process.exitcode
+        self._collect()
+        self.process = None
+        if code == USAGE:
+            raise UsageError(f"worker: {self._address} cannot be run, see the error above")
+        if code == 0 or is_stopping:
+            self.is_wanted = False
+            return
+        if code == RELOAD or time.monotonic() - self._started > HEALTHY_SECONDS:
+            self._pause = RESTART_FIRST
+        if code != RELOAD:
+            log.warning("worker %d ended with exit code %s; it is started again in %.1f s", self.number, code, self._pause)
+        self.restart_at = time.monotonic() + (0 if code == RELOAD else self._pause)
+        self._pause = min(self._pause * 2, RESTART_MOST)
+
+    def _collect(self) -> None:
+        assert self._answers is not None
+        with self._answers, contextlib.suppress(EOFError, OSError):
+            if self._answers.poll():
+                done: Summary = self._answers.recv()
+                for field in Summary.__struct_fields__:
+                    setattr(self.summary, field, getattr(self.summary, field) + getattr(done, field))
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[..., None]) -> Iterator[None]:
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def work(address: str, options: Options, answers: Connection) -> None:
+    """What a worker process does."""
+    # A Ctrl-C in the terminal reaches every process of the group; only the parent acts on it, and sends SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        module, _, name = address.partition(":")
+        app: Fairlead = getattr(importlib.import_module(module), name)
+        worker = Worker(app.engine, app.handlers, options)
+    except FairleadError as error:
+        log.error("worker: %s", error)  # noqa: TRY400  # one line; the error says all
+        sys.exit(USAGE)
+    _watch_parent(worker)
+    changed = _watch_files(worker) if options.reload else None
+    summary = worker.run((signal.SIGTERM,))
+    with contextlib.suppress(OSError):
+        answers.send(summary)
+    if changed is not None and changed.is_set():
+        sys.exit(RELOAD)
+
+
+def _watch_parent(worker: Worker) -> None:
+    """An orphan ends in order: nobody would restart or stop it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+
+        def wait() -> None:
+            parent.join()
+            worker.stop()
+
+        threading.Thread(target=wait, name="fairlead-parent", daemon=True).start()
+
+
+def _watch_files(worker: Worker) -> threading.Event:
+    """Stop the worker when the source of a loaded module changes."""
+    changed = threading.Event()
+
+    def watch() -> None:
+        before = _modification_times()
+        while True:
+            time.sleep(LOOK_SECONDS)
+            now = _modification_times()
+            different = sorted(path for path, modified in now.items() if before.get(path, modified) != modified)
+            if different:
+                log.info("%s has changed; beginning anew", different[0])
+                changed.set()
+                worker.stop()
+                return
+            before = now | before
+
+    threading.Thread(target=watch, name="fairlead-reload", daemon=True).start()
+    return changed
+
+
+def _modification_times() -> dict[str, float]:
+    times: dict[str, float] = {}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if path and not path.startswith(sys.base_prefix):
+            with contextlib.suppress(OSError):
+                times[path] = os.stat(path).st_mtime
+    return times
