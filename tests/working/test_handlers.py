@@ -1,0 +1,425 @@
+"""Handlers: who gets which message, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+
+import pytest
+
+from fairlead import BadMessage, DestinationUnwell, Fairlead, Message, Reject, Retry, UsageError
+
+
+def test_a_burst_handles_everything_and_ends(app: Fairlead) -> None:
+    """A burst ends by itself when nothing is left, and each message was handled once."""
+    seen: list[int] = []
+
+    @app.handler("push.*")
+    async def handle(message: Message) -> None:
+        seen.append(message.body["n"])
+
+    app.publish_many(Message(f"push.{n % 7}", {"n": n}) for n in range(3000))
+    summary = app.run_worker(burst=True)
+    assert sorted(seen) == list(range(3000))
+    assert summary.acked == 3000
+
+
+def test_the_most_specific_pattern_wins(app: Fairlead) -> None:
+    """A handler of the exact name goes before one of a prefix, that before `*`."""
+    seen: list[tuple[str, str]] = []
+
+    @app.handler("*")
+    async def rest(message: Message) -> None:
+        seen.append(("rest", message.topic))
+
+    @app.handler("push.*")
+    async def pushes(message: Message) -> None:
+        seen.append(("pushes", message.topic))
+
+    @app.handler("push.acme")
+    def acme(message: Message) -> None:
+        seen.append(("acme", message.topic))
+
+    for topic in ("push.acme", "push.other", "mail"):
+        app.publish(topic)
+    app.run_worker(burst=True)
+    assert sorted(seen) == [("acme", "push.acme"), ("pushes", "push.other"), ("rest", "mail")]
+
+
+def test_what_a_handler_gets(app: Fairlead) -> None:
+    """The message as it was published, with its attempt; bytes come as bytes."""
+    seen: list[Message] = []
+
+    @app.handler("a.*")
+    def handle(message: Message) -> None:
+        seen.append(message)
+
+    receipt = app.publish("a.json", {"x": [1, None]}, key="k", priority=3, headers={"trace": "7"})
+    app.publish("a.raw", b"\x00\xff")
+    app.run_worker(burst=True)
+    by_topic = {message.topic: message for message in seen}
+    first = by_topic["a.json"]
+    assert (first.body, first.key, first.priority, first.headers, first.id) == ({"x": [1, None]}, "k", 3, {"trace": "7"}, receipt.id)
+    assert (first.attempt, first.deliveries) == (1, 1)
+    assert first.published_at > 0
+    assert by_topic["a.raw"].body == b"\x00\xff"
+
+
+def test_collected_bodies_come_as_a_list(app: Fairlead) -> None:
+    """With merge="all" the handler gets the bodies in the order in which they were published."""
+    seen: list[object] = []
+    app.policy("m", merge="all")
+
+    @app.handler("m")
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+
+    for n in range(3):
+        app.publish("m", n, key="k")
+    app.run_worker(burst=True)
+    assert seen == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("error", [ValueError("no such order"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_whatever_a_handler_raises_is_a_failure_of_its_message(app: Fairlead, error: BaseException, kind: str) -> None:
+    """Any exception, also SystemExit, counts as an attempt, is kept with the message, and does not end the worker."""
+    app.policy("bad", retries=1)
+    seen: list[int] = []
+
+    def handle(message: Message) -> None:
+        if message.topic == "good":
+            seen.append(1)
+            return
+        raise error
+
+    async def ahandle(message: Message) -> None:
+        handle(message)
+
+    app.handler("*")(ahandle if kind == "async" else handle)
+    app.publish("bad")
+    app.publish("good")
+    summary = app.run_worker(burst=True)
+    # A retry is due at once, but a burst does not wait for what is delayed.
+    while not (dead := app.topic("bad").dead_letters()):
+        summary = app.run_worker(burst=True)
+    assert seen == [1]
+    assert summary.died == 1
+    assert type(error).__name__ in (dead[0].error or "")
+    assert dead[0].reason.startswith("retries used up")
+
+
+def test_the_error_text_tells_where(app: Fairlead) -> None:
+    """Type, message and the innermost lines of the traceback are kept."""
+    app.policy("bad", retries=0)
+
+    @app.handler("bad")
+    async def handle(_: Message) -> None:
+        raise LookupError("order 42 is unknown")
+
+    app.publish("bad")
+    app.run_worker(burst=True)
+    (dead,) = app.topic("bad").dead_letters()
+    assert dead.error is not None
+    assert dead.error.startswith("LookupError: order 42 is unknown")
+    assert "test_handlers.py" in dead.error
+
+
+def test_reject_makes_a_dead_letter_at_once(app: Fairlead) -> None:
+    """Reject ends the tries."""
+
+    @app.handler("r")
+    def handle(_: Message) -> None:
+        raise Reject("no such customer")
+
+    app.publish("r")
+    assert app.run_worker(burst=True).died == 1
+    assert app.topic("r").dead_letters()[0].reason == "no such customer"
+
+
+def test_retry_with_a_delay(app: Fairlead) -> None:
+    """Retry asks for its own delay and counts an attempt."""
+
+    @app.handler("r")
+    async def handle(_: Message) -> None:
+        raise Retry("later", delay="1h")
+
+    app.publish("r")
+    assert app.run_worker(burst=True).retried == 1
+    stats = app.topic("r").stats()
+    assert (stats.delayed, stats.ready) == (1, 0)
+
+
+def test_a_retry_with_a_senseless_delay_is_told(app: Fairlead) -> None:
+    """A delay that cannot be read is named in the error; the message is retried all the same."""
+    app.policy("r", retries=0)
+
+    @app.handler("r")
+    async def handle(_: Message) -> None:
+        raise Retry("later", delay="soon")
+
+    app.publish("r")
+    app.run_worker(burst=True)
+    assert "'soon'" in (app.topic("r").dead_letters()[0].error or "")
+
+
+def test_an_unwell_destination_rests_the_topic(app: Fairlead) -> None:
+    """The whole topic waits, no attempt is counted."""
+
+    @app.handler("u")
+    async def handle(_: Message) -> None:
+        stopping.set()
+        raise DestinationUnwell("503", retry_after=60)
+
+    stopping = threading.Event()
+    app.publish("u")
+    app.publish("u")
+    from tests.working.conftest import Running
+
+    with Running(app, concurrency=1):
+        assert stopping.wait(10)
+    stats = app.topic("u").stats()
+    assert stats.waiting == 2
+    assert stats.died == stats.retried == 0
+
+
+def test_nonsense_returned_is_ignored(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+    """A return value changes nothing and is told at debug level."""
+    caplog.set_level(logging.DEBUG, "fairlead.worker")
+
+    @app.handler("n")
+    async def handle(_: Message) -> object:
+        return object()
+
+    app.publish("n")
+    assert app.run_worker(burst=True).acked == 1
+    assert "not used" in caplog.text
+
+
+def test_a_returned_coroutine_is_a_failure(app: Fairlead) -> None:
+    """A plain function that returns a coroutine has not done its work."""
+    app.policy("n", retries=0)
+
+    async def work() -> None: ...
+
+    @app.handler("n")
+    def handle(_: Message) -> object:
+        return work()
+
+    app.publish("n")
+    assert app.run_worker(burst=True).died == 1
+    assert "async def" in (app.topic("n").dead_letters()[0].error or "")
+
+
+def test_a_body_that_cannot_be_read_is_a_dead_letter(app: Fairlead) -> None:
+    """A body that is not what its headers say is refused with a clear reason."""
+    from fairlead.message import Draft
+
+    @app.handler("x")
+    async def handle(_: Message) -> None: ...
+
+    app.engine.put([Draft("x", b"{not json")])
+    assert app.run_worker(burst=True).died == 1
+    assert "not JSON" in app.topic("x").dead_letters()[0].reason
+
+
+def test_no_handler_here(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+    """A message that nothing handles goes back delayed, with a warning and no attempt."""
+
+    @app.handler("known")
+    async def handle(_: Message) -> None: ...
+
+    app.publish("unknown")
+    app.run_worker(burst=True)
+    stats = app.topic("unknown").stats()
+    assert (stats.delayed, stats.dead) == (1, 0)
+    assert "nothing handles it" in caplog.text
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_batches(app: Fairlead, raised: bool) -> None:
+    """A batch handler gets lists; what it raises holds for all, a returned list for each."""
+    app.policy("b", retries=0)
+    sizes: list[int] = []
+
+    @app.handler("b", batch=10, concurrency=1)
+    def handle(messages: list[Message]) -> list[BaseException | None]:
+        sizes.append(len(messages))
+        if raised:
+            raise ValueError("all of them")
+        return [None if message.body % 2 else Reject("even") for message in messages]
+
+    app.publish_many(Message("b", n) for n in range(40))
+    summary = app.run_worker(burst=True)
+    assert sum(sizes) == 40
+    assert max(sizes) == 10
+    assert (summary.acked, summary.died) == ((0, 40) if raised else (20, 20))
+
+
+def test_a_batch_that_returns_nonsense(app: Fairlead) -> None:
+    """A list of the wrong length is an error of all its messages, which says what was expected."""
+    app.policy("b", retries=0)
+
+    @app.handler("b", batch=10)
+    async def handle(messages: list[Message]) -> list[None]:
+        return [None] * (len(messages) + 1)
+
+    app.publish_many(Message("b", n) for n in range(5))
+    assert app.run_worker(burst=True).died == 5
+    assert "exception for each" in (app.topic("b").dead_letters()[0].error or "")
+
+
+def test_one_bad_body_does_not_spoil_its_batch(app: Fairlead) -> None:
+    """Of a batch only the message that cannot be read is refused."""
+    from fairlead.message import Draft
+
+    got: list[int] = []
+
+    @app.handler("b", batch=10)
+    async def handle(messages: list[Message]) -> None:
+        got.extend(message.body for message in messages)
+
+    app.engine.put([Draft("b", b"1"), Draft("b", b"?"), Draft("b", b"3")])
+    summary = app.run_worker(burst=True)
+    assert got == [1, 3]
+    assert (summary.acked, summary.died) == (2, 1)
+
+
+def test_context_variables_do_not_leak(app: Fairlead) -> None:
+    """What a handler sets in a context variable, no other message's handler sees."""
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=-1)
+    seen: list[int] = []
+
+    @app.handler("c")
+    async def handle(message: Message) -> None:
+        seen.append(variable.get())
+        variable.set(message.body)
+
+    app.publish_many(Message("c", n) for n in range(50))
+    app.run_worker(burst=True)
+    assert seen == [-1] * 50
+
+
+def test_concurrency_of_worker_and_handler(app: Fairlead) -> None:
+    """No more handlers run at once than the worker and the handler allow; others go on beside a slow one."""
+    running = {"slow": 0, "fast": 0}
+    most = {"slow": 0, "fast": 0}
+
+    async def handle(message: Message) -> None:
+        name = message.topic
+        running[name] += 1
+        most[name] = max(most[name], running[name])
+        await asyncio.sleep(0.002)
+        running[name] -= 1
+
+    app.handler("slow", concurrency=2)(handle)
+    app.handler("fast")(handle)
+    app.publish_many(Message(topic, n) for n in range(40) for topic in ("slow", "fast"))
+    summary = app.run_worker(burst=True, concurrency=6)
+    assert summary.acked == 80
+    assert most["slow"] == 2
+    assert 2 < most["fast"] <= 6
+
+
+def test_priority_goes_first_in_the_buffer(app: Fairlead) -> None:
+    """Of what is waiting in the worker, the higher priority is begun first."""
+    seen: list[int] = []
+
+    @app.handler("p.*")
+    async def handle(message: Message) -> None:
+        seen.append(message.priority)
+
+    app.publish_many(Message(f"p.{n}", n, priority=n) for n in range(5))
+    app.run_worker(burst=True, concurrency=5)
+    assert seen == [4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"concurency": 3}, 'did you mean "concurrency"'),
+        ({"concurrency": 0}, "concurrency"),
+        ({"batch": -1}, "batch"),
+        ({"time_limit": "soon"}, "time_limit"),
+        ({"time_limit": 0}, "time_limit"),
+        ({"time_limit": 1, "soft_time_limit": 2}, "soft_time_limit must be below"),
+        ({"isolation": "container"}, "isolation"),
+    ],
+)
+def test_bad_options_of_a_handler(app: Fairlead, options: dict[str, object], told: str) -> None:
+    """An unknown or impossible option names itself."""
+    with pytest.raises(UsageError, match=told):
+        app.handler("x", **options)(lambda _: None)  # type: ignore[arg-type]
+
+
+def test_bad_handlers(app: Fairlead) -> None:
+    """A second handler of a pattern, a bad pattern, an async or hidden function in a process: errors at the start."""
+    app.handler("x")(print)
+    with pytest.raises(UsageError, match="already"):
+        app.handler("x")(print)
+    with pytest.raises(UsageError, match=r"\*"):
+        app.handler("x*y")(print)
+    with pytest.raises(UsageError, match="top of a module"):
+        app.handler("y", isolation="process")(lambda _: None)
+
+    async def coroutine(_: Message) -> None: ...
+
+    with pytest.raises(UsageError, match="event loop"):
+        app.handler("z", isolation="process")(coroutine)
+    with pytest.raises(UsageError, match="no handlers"):
+        Fairlead("sqlite://").run_worker(burst=True)
+    with pytest.raises(UsageError, match='did you mean "concurrency"'):
+        app.run_worker(concurency=3)  # type: ignore[call-arg]
+    for bad in ({"concurrency": 0}, {"grace": -1}, {"topics": "a,b"}, {"processes": 0}, {"pool": ""}):
+        with pytest.raises(UsageError, match=next(iter(bad))):
+            app.run_worker(**bad)  # type: ignore[arg-type]
+
+
+def test_publishing_from_handlers(app: Fairlead) -> None:
+    """Handlers of both kinds publish while the worker works."""
+    seen: list[int] = []
+
+    @app.handler("first")
+    async def first(message: Message) -> None:
+        await app.apublish("second", message.body)
+
+    @app.handler("second")
+    def second(message: Message) -> None:
+        app.publish("third", message.body)
+
+    @app.handler("third")
+    async def third(message: Message) -> None:
+        seen.append(message.body)
+
+    app.publish_many(Message("first", n) for n in range(200))
+    app.run_worker(burst=True)
+    assert sorted(seen) == list(range(200))
+
+
+def test_at_most_once(app: Fairlead) -> None:
+    """With delivery="at_most_once" a failure is not tried again."""
+    app.policy("o", delivery="at_most_once")
+
+    @app.handler("o")
+    async def handle(_: Message) -> None:
+        raise ValueError
+
+    app.publish("o")
+    app.run_worker(burst=True)
+    stats = app.topic("o").stats()
+    assert (stats.waiting, stats.leased, stats.dead) == (0, 0, 0)
+
+
+def test_bad_messages_are_refused_before_anything_is_stored(app: Fairlead) -> None:
+    """A handler's own mistakes in publishing are errors like any other."""
+    app.policy("h", retries=0)
+
+    @app.handler("h")
+    async def handle(_: Message) -> None:
+        await app.apublish("x", float("nan"))
+
+    app.publish("h")
+    app.run_worker(burst=True)
+    assert BadMessage.__name__ in (app.topic("h").dead_letters()[0].error or "")
