@@ -71,3 +71,4 @@ def main(ctx: click.Context, url: str | None, namespace: str) -> None:
     Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong call, 3 the store cannot be used.
     """
     ctx.obj = Session(url, namespace)
+

@@ -114,6 +114,15 @@ def split(room: int, shares: Mapping[str, float], carry: Mapping[str, int]) -> t
         else:
             tier = min((name for name in names if given[name]), key=lambda name: claims[name] - given[name] * CARRY_SCALE)
             given[tier] -= 1
-    limit = 2 * CARRY_SCALE
+    limit = 32 * CARRY_SCALE
     kept = {tier: max(-limit, min(limit, claims[tier] - given[tier] * CARRY_SCALE)) for tier in names}
     return given, kept
+
+
+def settle_carry(shares: Mapping[str, float], carry: Mapping[str, int], taken: Mapping[str, int]) -> dict[str, int]:
+    """The carries after a division that ended early: what each tier had coming of all that was taken, less what it took."""
+    total, everything = sum(shares.values()), sum(taken.values())
+    return {
+        tier: carry.get(tier, 0) + round(everything * CARRY_SCALE * share / total) - taken.get(tier, 0) * CARRY_SCALE
+        for tier, share in shares.items()
+    }

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 FIRST_PAGE = 16
 """Fewest lanes that are read at once."""
 
+STEP = 16
+"""What is handed out ahead of what the caller can start goes in steps of this size, so that tiers end at nearly their shares."""
+
 MANY_GATES = 4
 """With more open gates than this in a tier, a few lanes of each are read at first instead of as many as there is room for."""
 
@@ -127,6 +130,7 @@ class _Serving:
         self.startable = startable
         self.visits: list[tuple[Lane, int]] = []
         self.visited: dict[int, Lane] = {}
+        self.withheld = False
 
     def serve_pool(self, pool: str, room: int) -> None:
         """Strict tiers first, the others by their shares; what one cannot use flows to those that can."""
@@ -144,8 +148,9 @@ class _Serving:
                 lines[name] = None  # read when its room is known
             else:
                 band.carry = 0
-        while room > 0 and shares:
-            room -= self._serve_shares(pool, room, shares, lines)
+        while room > 0 and shares and not self.withheld:
+            step = room if self.startable >= room else self.startable or min(room, STEP)
+            room -= self._serve_shares(pool, step, shares, lines)
 
     def _has_work(self, band: Band) -> bool:
         if any(lane.band == band.band and lane.place in (RUNNABLE, AT_GATE) for lane in self.turn.came_up):
@@ -154,36 +159,44 @@ class _Serving:
 
     def _serve_shares(self, pool: str, room: int, shares: dict[str, float], lines: dict[str, _Line | None]) -> int:
         bands = {name: self.turn.band(pool, name) for name in shares}
-        given, carry = fairness.split(room, shares, {name: band.carry for name, band in bands.items()})
-        taken = 0
+        before = {name: band.carry for name, band in bands.items()}
+        all_shares = dict(shares)
+        given, carry = fairness.split(room, shares, before)
+        taken: dict[str, int] = {}
         for name, part in given.items():
-            band = bands[name]
-            band.carry = carry[name]
+            bands[name].carry = carry[name]
             if part == 0:
                 continue
             line = lines[name]
             if line is None:
-                line = lines[name] = _Line(self.turn, band, part)
-            got = self._serve(line, part)
-            taken += got
-            if got < part:
+                line = lines[name] = _Line(self.turn, bands[name], part)
+            taken[name] = self._serve(line, part)
+            if self.withheld:
+                break
+            if taken[name] < part:
                 del shares[name]
-                band.carry = 0
-        return taken
+                bands[name].carry = 0
+        if self.withheld:
+            for name, owed in fairness.settle_carry(all_shares, before, taken).items():
+                bands[name].carry = owed
+        return sum(taken.values())
 
     def _serve(self, line: _Line, room: int) -> int:
+        """Take up to `room` from the line; less if it has no more, or if what comes next cannot be started yet."""
         lanes = line.count(room)
-        taken = in_vain = 0
-        while taken < room and in_vain < 2 * room:
+        taken = 0
+        while taken < room:
             lane = line.pop()
             if lane is None:
                 break
+            if not self.startable and self.turn.rule(lane).limited:
+                # It is its turn, and the caller cannot start it yet. To pass it over would let the unlimited fill the caller's
+                # buffer for ever; so all that would come after it is withheld until he can.
+                self.withheld = True
+                break
             got = self.visit(lane, line.band, room - taken, lanes)
-            if not got:
-                in_vain += 1  # limited, while nothing limited can be started: bounded, or a million such would be read
-                continue
             taken += got
-            if lane.ready and self.turn.allowance(lane, self.turn.rule(lane)):
+            if got and lane.ready and self.turn.allowance(lane, self.turn.rule(lane)):
                 line.push(lane)
         return taken
 
@@ -201,8 +214,7 @@ class _Serving:
         if policy.paused or (lane.rest_step and lane.rest_until > turn.now):
             take = 0
         if take <= 0:
-            if not policy.limited or self.startable:
-                self.visited[lane.lane] = lane  # its policy changed under it, or its gate shut: it is placed anew
+            self.visited[lane.lane] = lane  # its policy changed under it, or its gate shut: it is placed anew
             return 0
         if policy.limited:
             self.startable -= take
@@ -242,6 +254,8 @@ class _Serving:
                 if room <= 0 or lane is None or lane.forgotten or lane.place not in (RUNNABLE, AT_GATE):
                     continue
                 band = turn.bands[lane.band]
+                if not self.startable and turn.rule(lane).limited:
+                    return
                 if band.pool == pool:
                     room -= self.visit(lane, band, room, 1)
 
