@@ -64,8 +64,9 @@ class Shelf:
 class Buffer:
     """All shelves. The caller counts `running` of a shelf up and down."""
 
-    def __init__(self, concurrency: int) -> None:
+    def __init__(self, concurrency: int, *, keeps_all: bool) -> None:
         self._concurrency = concurrency
+        self._keeps_all = keeps_all  # a burst does not wait for what it would put off
         self._shelves: dict[Handler, Shelf] = {}
         self._filled: dict[Handler, Shelf] = {}
 
@@ -81,7 +82,7 @@ class Buffer:
     def add(self, work: Work) -> bool:
         """Take it in; False: its handler is too far behind, it should go back."""
         shelf = self._shelves.get(work.handler) or self.shelf(work.handler)
-        if shelf.is_over_full:
+        if shelf.is_over_full and not self._keeps_all:
             return False
         shelf.add(work)
         self._filled[work.handler] = shelf

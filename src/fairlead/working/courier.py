@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fairlead.worker")
 
-AHEAD_SECONDS = 0.05
+AHEAD_SECONDS = 0.02
 """So much work, at the pace of late, is leased ahead of what runs: it bounds how long a message waits here."""
 
 AHEAD_MOST = 2_000
@@ -138,7 +138,7 @@ class Courier(threading.Thread):
             time.sleep(min(left, 0.05))
 
     def _sleep(self) -> None:
-        if self.settlements or self.starts:
+        if self.settlements or self.starts or self._ending:
             return
         self.go.wait(min(self._keeper.next_look - time.monotonic(), BELL_SECONDS) if self.held else BELL_SECONDS)
         self.go.clear()
@@ -183,6 +183,8 @@ class Courier(threading.Thread):
                 self._count(answer, settlement)
             if work is not None and (work.lease.limited or work.lease.key is not None):
                 self._ask_again = True  # its topic or its key may deliver again
+        if self._options.burst and not held:
+            self._ask_again = True  # was that the last?
         self._measure(count)
 
     def _count(self, answer: str, settlement: Settlement) -> None:

@@ -25,6 +25,10 @@ class TimeLimit(FairleadError):
     """What the error of a message says whose handler was stopped at its `time_limit`; never raised in the handler."""
 
 
+class WorkerStopped(FairleadError):
+    """Raised in a thread's handler that has not ended when the worker does; its message was given back."""
+
+
 class Interrupter:
     """Brings an exception into a coroutine that `interruptible` runs: asyncio itself can only cancel."""
 
@@ -69,7 +73,18 @@ def interruptible(coroutine: Coroutine[Any, Any, Any], interrupter: Interrupter)
             error = None
 
 
-def raise_in_thread(ident: int, error: type[BaseException] | None) -> None:
-    """Raise an exception in a thread at its next bytecode; None takes back one that was not raised yet."""
-    what = ctypes.py_object(error) if error is not None else None
+def raise_in_thread(ident: int, error: Exception | None) -> None:
+    """Raise an error in a thread at its next bytecode; None takes back one that was not raised yet."""
+    what = ctypes.py_object(_without_arguments(error)) if error is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), what)
+
+
+def _without_arguments(error: Exception) -> type[Exception]:
+    """The error as a class: the interpreter takes only a class, and makes the instance without arguments."""
+    kind = type(error)
+
+    def fill(self: Exception) -> None:
+        Exception.__init__(self, *error.args)
+        self.__dict__.update(error.__dict__)
+
+    return type(kind.__name__, (kind,), {"__init__": fill, "__module__": kind.__module__})

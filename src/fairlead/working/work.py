@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """Whatever runs a delivery, and can be told to end it."""
 
-    def warn(self, work: Work, error: BaseException) -> None:
+    def warn(self, work: Work, error: Exception) -> None:
         """Raise the error in the handler, which may tidy up."""
         ...
 
-    def stop(self, work: Work, error: BaseException) -> None:
+    def stop(self, work: Work, error: Exception) -> None:
         """End the handler, for good where that is possible; the error says why."""
         ...
 

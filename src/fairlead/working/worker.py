@@ -23,7 +23,7 @@ from fairlead.working.courier import Courier
 from fairlead.working.executors.aio import AsyncExecutor
 from fairlead.working.executors.processes import ProcessCaller
 from fairlead.working.executors.threads import ThreadExecutor
-from fairlead.working.limits import SoftTimeLimit, TimeLimit
+from fairlead.working.limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from fairlead.working.pause import Pause
 from fairlead.working.settle import give_back, judge
 from fairlead.working.work import Work
@@ -60,7 +60,7 @@ class Worker:
         self._engine = engine
         self._handlers = handlers
         self._options = options
-        self._buffer = Buffer(options.concurrency)
+        self._buffer = Buffer(options.concurrency, keeps_all=options.burst)
         self._running: set[Work] = set()
         self._awaiting_start = 0
         self._pause = Pause(embedded=engine.capabilities.embedded)
@@ -99,7 +99,8 @@ class Worker:
         if loop is None:
             self._stops += 1  # before it has begun
         else:
-            loop.call_soon_threadsafe(self._stop)
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
         self._stops += 1
@@ -132,7 +133,7 @@ class Worker:
         if self._stops == 1 and self._running:
             log.info("stopping: %d handlers may go on for %g s; stop again to end them now", len(self._running), self._options.grace)
             await self._until(lambda: not self._running or self._stops > 1, self._options.grace)
-        stopped = asyncio.CancelledError("the worker is stopped")
+        stopped = WorkerStopped("the worker is stopped")
         for unit in list(self._running):
             self._give_up(unit, stopped, [give_back(part, begun=True) for part in unit.parts or [unit] if part is unit or not part.over])
         await self._loop.run_in_executor(None, self._courier.end, STOP_SECONDS)
@@ -345,7 +346,7 @@ class Worker:
                 self._give_up(unit, error, [])
         self._dispatch()
 
-    def _give_up(self, unit: Work, error: BaseException, settlements: list[Settlement]) -> None:
+    def _give_up(self, unit: Work, error: Exception, settlements: list[Settlement]) -> None:
         """End a handler from outside; what it does from here on changes nothing."""
         self._end(unit)
         for part in unit.parts or ():

@@ -98,10 +98,10 @@ class _Running:
         self._task = task
         self.interrupter = Interrupter(task)
 
-    def warn(self, work: Work, error: BaseException) -> None:
+    def warn(self, work: Work, error: Exception) -> None:
         if work.runner is self:
             self.interrupter.throw(error)
 
-    def stop(self, work: Work, error: BaseException) -> None:
+    def stop(self, work: Work, error: Exception) -> None:
         if work.runner is self:
             self._task.cancel(str(error))

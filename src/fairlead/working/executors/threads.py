@@ -147,16 +147,16 @@ class _Runner(threading.Thread):
             work.runner = None
             raise_in_thread(self.ident or 0, None)
 
-    def warn(self, work: Work, error: BaseException) -> None:
+    def warn(self, work: Work, error: Exception) -> None:
         with self._lock:
             if self._work is work:
-                raise_in_thread(self.ident or 0, type(error))
+                raise_in_thread(self.ident or 0, error)
 
-    def stop(self, work: Work, error: BaseException) -> None:
+    def stop(self, work: Work, error: Exception) -> None:
         """Tell the handler, give it up, and let another thread take the place of this one."""
         with self._lock:
             if self._work is not work:
                 return
-            raise_in_thread(self.ident or 0, type(error))
+            raise_in_thread(self.ident or 0, error)
             self._abandoned = True
         self._executor.give_up()

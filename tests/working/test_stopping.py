@@ -1,0 +1,329 @@
+"""Time limits, lost leases, shutdown, and an engine that goes away: nothing is lost, nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fairlead import EngineUnavailable, Fairlead, LeaseLost, Message, SoftTimeLimit
+from tests.working.conftest import Running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def dead_error(app: Fairlead, topic: str) -> str:
+    """The error of the topic's only dead letter."""
+    (dead,) = app.topic(topic).dead_letters()
+    return dead.error or ""
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait for what another thread does to the engine."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        threading.Event().wait(0.01)
+
+
+def test_a_coroutine_is_cancelled_at_its_time_limit(app: Fairlead) -> None:
+    """At the hard limit a coroutine is cancelled and its message retried as timed out."""
+    app.policy("t", retries=0)
+    ended: list[str] = []
+
+    @app.handler("t", time_limit=0.05)
+    async def handle(_: Message) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    app.publish("t")
+    assert app.run_worker(burst=True).died == 1
+    assert ended == ["cancelled"]
+    assert "time limit of 0.05 s" in dead_error(app, "t")
+
+
+def test_a_coroutine_that_will_not_end_is_given_up(app: Fairlead) -> None:
+    """One that swallows its cancellation loses its message all the same, and what it does later changes nothing."""
+    app.policy("t", retries=0)
+
+    @app.handler("t", time_limit=0.05)
+    async def handle(_: Message) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.1)
+
+    app.publish("t")
+    app.publish("t")
+    summary = app.run_worker(burst=True, concurrency=1)
+    assert (summary.died, summary.acked) == (2, 0)
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_the_soft_limit_is_raised_in_the_handler(app: Fairlead, kind: str) -> None:
+    """At the soft limit the handler may tidy up and end well."""
+    seen: list[str] = []
+
+    async def ahandle(_: Message) -> None:
+        try:
+            await asyncio.sleep(60)
+        except SoftTimeLimit:
+            await asyncio.sleep(0)
+            seen.append("tidied up")
+
+    def handle(_: Message) -> None:
+        try:
+            while True:
+                time.sleep(0.001)
+        except SoftTimeLimit:
+            seen.append("tidied up")
+
+    app.handler("t", soft_time_limit=0.05, time_limit=30)(ahandle if kind == "async" else handle)
+    app.publish("t")
+    assert app.run_worker(burst=True).acked == 1
+    assert seen == ["tidied up"]
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_an_uncaught_soft_limit_is_a_failure(app: Fairlead, kind: str) -> None:
+    """A handler that lets it out is retried like after any other exception, and the next message is not hit by it."""
+    app.policy("t", retries=0)
+
+    async def ahandle(message: Message) -> None:
+        await asyncio.sleep(message.body)
+
+    def handle(message: Message) -> None:
+        until_over = time.monotonic() + message.body
+        while time.monotonic() < until_over:
+            time.sleep(0.001)
+
+    app.handler("t", soft_time_limit=0.05)(ahandle if kind == "async" else handle)
+    app.publish_many([Message("t", 60), *(Message("t", 0.001) for _ in range(20))])
+    summary = app.run_worker(burst=True, concurrency=1)
+    assert (summary.died, summary.acked) == (1, 20)
+    assert "SoftTimeLimit" in dead_error(app, "t")
+
+
+def test_a_thread_that_hangs_is_given_up_and_replaced(app: Fairlead) -> None:
+    """A thread cannot be killed: its message is timed out, and others are handled although only one may run at once."""
+    app.policy("*", retries=0)
+    release = threading.Event()
+    seen: list[str] = []
+
+    @app.handler("hang", time_limit=0.05)
+    def hang(_: Message) -> None:
+        release.wait(30)
+
+    @app.handler("fine")
+    def fine(_: Message) -> None:
+        seen.append("fine")
+
+    app.publish("hang", priority=1)
+    app.publish("fine")
+    try:
+        summary = app.run_worker(burst=True, concurrency=1)
+    finally:
+        release.set()
+    assert (summary.died, summary.acked) == (1, 1)
+    assert seen == ["fine"]
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_leases_are_extended_while_a_handler_runs(app: Fairlead, kind: str) -> None:
+    """A handler may take longer than the lease; nobody else is given its message."""
+    app.policy("long", lease=0.3)
+    starts: list[int] = []
+
+    async def ahandle(message: Message) -> None:
+        starts.append(message.attempt)
+        await asyncio.sleep(1.0)
+
+    def handle(message: Message) -> None:
+        starts.append(message.attempt)
+        time.sleep(1.0)
+
+    app.handler("long")(ahandle if kind == "async" else handle)
+    app.publish("long")
+    assert app.run_worker(burst=True).acked == 1
+    assert starts == [1]
+
+
+def test_a_lost_lease_cancels_its_coroutine(app: Fairlead) -> None:
+    """When the lease is gone the handler is cancelled, and the message is not settled by it."""
+    app.policy("l", lease=0.3)
+    begun, cancelled = threading.Event(), threading.Event()
+
+    @app.handler("l")
+    async def handle(_: Message) -> None:
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    app.publish("l")
+    with Running(app):
+        assert begun.wait(10)
+        app.topic("l").delete()
+        assert cancelled.wait(10)
+
+
+def test_a_lost_lease_is_raised_in_its_thread(app: Fairlead) -> None:
+    """A plain function is told by LeaseLost."""
+    app.policy("l", lease=0.3)
+    begun, told = threading.Event(), threading.Event()
+
+    @app.handler("l")
+    def handle(_: Message) -> None:
+        begun.set()
+        try:
+            while True:
+                time.sleep(0.001)
+        except LeaseLost:
+            told.set()
+
+    app.publish("l")
+    with Running(app):
+        assert begun.wait(10)
+        app.topic("l").delete()
+        assert told.wait(10)
+
+
+def test_stop_finishes_what_runs_and_gives_back_the_rest(app: Fairlead) -> None:
+    """At a stop running handlers finish within the grace; what was not begun goes back, no attempt counted."""
+    begun, finish = threading.Event(), threading.Event()
+
+    @app.handler("s")
+    def handle(_: Message) -> None:
+        begun.set()
+        finish.wait(10)
+
+    app.publish_many(Message("s", n) for n in range(20))
+    running = Running(app, concurrency=2, grace=10)
+    with running:
+        assert begun.wait(10)
+        running.stop()
+        finish.set()
+        summary = running.join()
+    stats = app.topic("s").stats()
+    assert stats.leased == 0
+    assert summary.acked == stats.done
+    assert 1 <= summary.acked <= 2
+    assert stats.ready == 20 - summary.acked
+
+
+@pytest.mark.parametrize("stops", [1, 2])
+def test_stop_ends_handlers_after_the_grace_or_at_a_second_stop(app: Fairlead, stops: int) -> None:
+    """What has not finished within the grace is given back without an attempt; a second stop does not wait for the grace."""
+    begun = threading.Event()
+
+    @app.handler("s")
+    async def handle(_: Message) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    app.publish("s")
+    running = Running(app, grace=0.1 if stops == 1 else 60)
+    with running:
+        assert begun.wait(10)
+        for _ in range(stops):
+            running.stop()
+        running.join()
+    (delivery,) = app.lease(1)
+    assert (delivery.attempt, delivery.lease.deliveries) == (1, 2)
+
+
+def test_a_message_published_to_an_idle_worker_starts_at_once(app: Fairlead) -> None:
+    """An idle worker is woken, also after a while."""
+    got: list[float] = []
+    arrived = threading.Semaphore(0)
+
+    @app.handler("i")
+    async def handle(message: Message) -> None:
+        got.append(time.time() - message.body)
+        arrived.release()
+
+    with Running(app):
+        for _ in range(20):
+            app.publish("i", time.time())
+            assert arrived.acquire(timeout=5)
+    assert sorted(got)[10] < 0.05
+
+
+def test_what_is_due_later_is_handled_when_it_is_due(app: Fairlead) -> None:
+    """A worker sleeps exactly until the next message is due."""
+    late: list[float] = []
+    arrived = threading.Event()
+
+    @app.handler("d")
+    async def handle(message: Message) -> None:
+        late.append(time.time() - message.body)
+        arrived.set()
+
+    with Running(app):
+        app.publish("d", time.time() + 0.3, delay=0.3)
+        assert arrived.wait(5)
+    assert -0.005 < late[0] < 0.2
+
+
+def test_a_worker_goes_on_after_the_engine_was_away(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+    """While the engine is away the worker tries again; then it settles what it has and goes on."""
+    caplog.set_level(logging.WARNING)
+    away = threading.Event()
+    done = threading.Semaphore(0)
+    engine = app.engine
+    lease, settle = engine.lease, engine.settle
+
+    def failing(call: Callable[..., object]) -> Callable[..., object]:
+        def attempt(*args: object, **kwargs: object) -> object:
+            if away.is_set():
+                raise EngineUnavailable("the disk is full; nothing was changed, make room and try again")
+            return call(*args, **kwargs)
+
+        return attempt
+
+    engine.lease, engine.settle = failing(lease), failing(settle)  # type: ignore[method-assign, assignment]
+
+    @app.handler("e")
+    async def handle(message: Message) -> None:
+        if message.body == 1:
+            away.set()
+        done.release()
+
+    with Running(app):
+        app.publish("e", 1)
+        assert done.acquire(timeout=5)
+        app.publish("e", 2)
+        until(lambda: "engine is away" in caplog.text)
+        away.clear()
+        assert done.acquire(timeout=10)
+        until(lambda: app.topic("e").stats().done == 2)
+    assert "disk is full" in caplog.text
+
+
+def test_an_expired_lease_is_dropped_unstarted(app: Fairlead) -> None:
+    """What ran out in the worker's buffer is not begun there; it is handed out anew and handled once."""
+    app.policy("x", lease=0.2)
+    handled: list[int] = []
+    blocked = threading.Event()
+
+    @app.handler("x")
+    async def handle(message: Message) -> None:
+        if not blocked.is_set():
+            blocked.set()
+            time.sleep(0.5)  # the event loop stands still, but the courier extends
+        handled.append(message.body)
+
+    app.publish_many(Message("x", n) for n in range(20))
+    summary = app.run_worker(burst=True, concurrency=5)
+    assert summary.lost == 0
+    assert sorted(handled) == list(range(20))
