@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fairlead.worker")
 
-AHEAD_SECONDS = 0.02
+AHEAD_SECONDS = 0.01
 """So much work, at the pace of late, is leased ahead of what runs: it bounds how long a message waits here."""
 
 AHEAD_MOST = 2_000
