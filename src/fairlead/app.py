@@ -273,9 +273,7 @@ class Fairlead:
                 left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
             engine.wait(left, pool=pool, topics=topics)
 
-    async def alease(
-        self, n: int = 1, *, wait: float = 0.0, pool: str = "default", topics: Sequence[str] | None = None
-    ) -> list[Delivery]:
+    async def alease(self, n: int = 1, *, wait: float = 0.0, pool: str = "default", topics: Sequence[str] | None = None) -> list[Delivery]:
         """As `lease`, awaited; what arrives after the caller was cancelled is given back at once."""
         call = functools.partial(self.lease, n, wait=wait, pool=pool, topics=topics)
         leasing = asyncio.get_running_loop().run_in_executor(self.threads, call)

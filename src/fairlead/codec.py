@@ -55,7 +55,7 @@ def _fault(body: Any, error: Exception) -> str:
 
 
 def _leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    if depth > 100:  # noqa: PLR2004  # deeper bodies are only told as a whole
+    if depth > 100:  # deeper bodies are only told as a whole
         return
     if isinstance(value, dict):
         for key, item in value.items():
@@ -149,9 +149,7 @@ def _check_key(topic: str, key: object) -> str:
 
 def _check_priority(topic: str, priority: object) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise BadMessage(
-            f"message to {topic}: expected priority to be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r}"
-        )
+        raise BadMessage(f"message to {topic}: expected priority to be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r}")
     return priority
 
 

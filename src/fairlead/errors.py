@@ -22,7 +22,10 @@ Each message has one line in four parts: what, which, the values, and what to do
 
 from __future__ import annotations
 
-from fairlead.units import Duration
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fairlead.units import Duration
 
 
 class FairleadError(Exception):

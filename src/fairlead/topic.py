@@ -110,7 +110,7 @@ class Topic:
         engine = self._app.engine
         return stats_of(engine.topic_stats(self.name), engine.overview().now_us)
 
-    def policy(self, **fields: Any) -> dict[str, Any]:
+    def policy(self, /, **fields: Any) -> dict[str, Any]:
         """
         Set the policy of exactly this topic. Returns what now holds for it and was set by somebody, by field.
 

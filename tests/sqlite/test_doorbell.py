@@ -105,9 +105,7 @@ def test_a_publish_wakes_another_process(tmp_path: Path) -> None:
     )
 
     def start() -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": SOURCE}
-        )
+        process = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": SOURCE})
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         return process

@@ -45,9 +45,7 @@ def test_namespaces_are_worlds_apart(tmp_path: Path) -> None:
     assert len(online.lease(5).leases) == 1
 
 
-@pytest.mark.parametrize(
-    "content", [b"this is not a database at all, but long enough to look at" * 50, b"SQLite format 3\x00" + b"\xff" * 5000]
-)
+@pytest.mark.parametrize("content", [b"this is not a database at all, but long enough to look at" * 50, b"SQLite format 3\x00" + b"\xff" * 5000])
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
     """And is left as it is."""
     path = tmp_path / "q.db"
@@ -74,7 +72,7 @@ def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
     raw = sqlite3.connect(path)
     raw.execute("PRAGMA user_version = 99")
     raw.close()
-    with pytest.raises(SchemaMismatch, match="layout 99.*upgrade"):
+    with pytest.raises(SchemaMismatch, match=r"layout 99.*upgrade"):
         engine_at(path)
 
 
@@ -106,9 +104,7 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
             folder.chmod(0o755)
     source = str(Path(__file__).parents[2] / "src")
     # The interpreter's own folder may be closed to others: import first, drop the rights afterwards.
-    program = (
-        "import msgspec, sqlite3, importlib.metadata, fairlead.engines.sqlite.desk, fairlead.engines, fairlead.engines.base\n" + program
-    )
+    program = "import msgspec, sqlite3, importlib.metadata, fairlead.engines.sqlite.desk, fairlead.engines, fairlead.engines.base\n" + program
     said = subprocess.run(
         [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source}
     )

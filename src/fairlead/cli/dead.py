@@ -41,7 +41,6 @@ def show(session: Session, message_id: str, *, topic: str | None, as_json: bool)
     view = session.engine().find(message_id, topic)
     if view is None or view.state != "dead":
         leave(f"{message_id}: no dead letter has this id" + ("; an id of your own needs its --topic" if topic is None else ""), STATE_SAYS_NO)
-        return
     if as_json:
         print_json(view)
         return

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import sys
 from importlib.metadata import version
 from typing import Any
 
 import click
 
-from fairlead.cli.session import Session, failing_well
+from fairlead.cli.session import STATE_SAYS_NO, USAGE, Session, failing_well, leave
 
 COMMANDS = {
     "worker": "worker",
@@ -47,12 +49,23 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            import difflib
-
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            if near:
-                error.message += f' Did you mean "{near[0]}"?'
-            raise
+            hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(COMMANDS)}"
+            raise click.UsageError(f'there is no command "{args[0]}"; {hint}', ctx) from error
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """As click does it, but a wrong call is told in one line, like every other error."""
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx is not None else "fairlead"
+            leave(f"{error.format_message().rstrip('.')} (see `{where} --help`)", USAGE)
+        except click.ClickException as error:
+            leave(error.format_message(), STATE_SAYS_NO)
+        except click.Abort:
+            leave("nothing was done", STATE_SAYS_NO)
+        sys.exit(code if isinstance(code, int) else 0)
 
     @failing_well
     def invoke(self, ctx: click.Context) -> Any:
@@ -71,4 +84,3 @@ def main(ctx: click.Context, url: str | None, namespace: str) -> None:
     Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong call, 3 the store cannot be used.
     """
     ctx.obj = Session(url, namespace)
-

@@ -71,7 +71,7 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
 @_settings
 @click.option("--unset", multiple=True, metavar="SETTING", help="No longer set this one; may be given again.")
 @pass_session
-def set_policy(session: Session, pattern: str, *, unset: tuple[str, ...], **options: str | None) -> None:
+def set_policy(session: Session, /, pattern: str, *, unset: tuple[str, ...], **options: str | None) -> None:
     """Set an operator's policy of PATTERN: it stands above the code's, and acts on what waits already."""
     fields = {name: _value(name, text) for name, text in options.items() if text is not None}
     fields.update(dict.fromkeys(unset))

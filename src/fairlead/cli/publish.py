@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option("--lines", is_flag=True, help="Read stdin: each line is a body.")
 @json_option
 @pass_session
-def publish(session: Session, topic: str, body: str | None, *, raw: bool, lines: bool, as_json: bool, **options: Any) -> None:
+def publish(session: Session, /, topic: str, body: str | None, *, raw: bool, lines: bool, as_json: bool, **options: Any) -> None:
     """
     Publish BODY (JSON; "-" or nothing reads it from stdin) to TOPIC.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never
 
 import click
 import msgspec
@@ -63,7 +63,7 @@ def failing_well(run: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def leave(text: str, code: int) -> None:
+def leave(text: str, code: int) -> Never:
     """End the program with one line."""
     click.echo(f"fairlead: {text}", err=True)
     sys.exit(code)

@@ -62,7 +62,9 @@ def screen(app: Fairlead, before: Overview, order: str, limit: int) -> tuple[Any
         part = f"{delta / sum(deltas):.1%}" if sum(deltas) else "-"
         ready = f"{tier.runnable:,}" + ("+" if tier.runnable >= 1000 else "")
         tiers.add_row(tier.pool, tier.tier, str(tier.share), f"{delta / span:,.0f}", part, ready)
-    listed = Table("topic", "waiting", "oldest", "leased", "dead", "per s", "throttled", "tier", "state", title=f"top by {order}", title_justify="left")
+    listed = Table(
+        "topic", "waiting", "oldest", "leased", "dead", "per s", "throttled", "tier", "state", title=f"top by {order}", title_justify="left"
+    )
     for each in app.topics(order=order, limit=limit):
         listed.add_row(
             each.topic, f"{each.waiting:,}", duration(each.oldest_age) or "-", f"{each.leased:,}", f"{each.dead:,}", f"{each.rate_now:,.1f}",

@@ -75,7 +75,7 @@ def register(app: Fairlead, folder: Path) -> None:
             log.add(message.topic, message.published_at, started)
 
     @app.handler("share.*")
-    async def share(message: Message) -> None:
+    async def share(_: Message) -> None:
         await asyncio.sleep(SHARE_LATENCY * draw.uniform(0.5, 1.5))
 
 

@@ -119,9 +119,7 @@ def _play(app: Fairlead, seconds: float, merchants: int, flood: int, seed: int, 
 
 def _measure_shares(app: Fairlead, phases: Phases, window: _Window, seconds: float) -> None:
     """Let every tier have more to do than the workers can."""
-    app.publish_many(
-        (Message(f"share.{tier}.{n % SHARE_TOPICS}", n) for n in range(SHARE_MESSAGES) for tier in TIERS), progress=False
-    )
+    app.publish_many((Message(f"share.{tier}.{n % SHARE_TOPICS}", n) for n in range(SHARE_MESSAGES) for tier in TIERS), progress=False)
     window.watch("all three tiers have more to do than the workers can", 0.5)
     phases.shares_from = app.engine.overview()
     window.watch("all three tiers have more to do than the workers can", seconds)

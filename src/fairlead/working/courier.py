@@ -19,7 +19,6 @@ from fairlead import units
 from fairlead.errors import EngineCorrupt, EngineUnavailable
 from fairlead.working.keeper import Keeper
 from fairlead.working.options import Summary
-from fairlead.working.pause import Pause
 from fairlead.working.work import Work
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from fairlead.message import Batch, Lease, Settlement
     from fairlead.working.handler import Handler
     from fairlead.working.options import Options
+    from fairlead.working.pause import Pause
 
     class Desk(Protocol):
         """The worker's side, called from the courier's thread."""
@@ -133,7 +133,7 @@ class Courier(threading.Thread):
         self._keeper.next_look = 0.0
         self.go.clear()
         # Settlements that come meanwhile wait with the others; only the end of the worker cuts this short.
-        deadline = time.monotonic() + self._away * random.uniform(0.5, 1.0)  # noqa: S311  # spreads workers that come back
+        deadline = time.monotonic() + self._away * random.uniform(0.5, 1.0)  # spreads workers that come back
         while not self._ending and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, 0.05))
 

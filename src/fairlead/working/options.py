@@ -22,9 +22,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     reload: bool = False
 
     @staticmethod
-    def checked(
-        concurrency: object, pool: object, topics: object, grace: units.Duration, processes: object, *, burst: bool, reload: bool
-    ) -> Options:
+    def checked(concurrency: object, pool: object, topics: object, grace: units.Duration, processes: object, *, burst: bool, reload: bool) -> Options:
         """Check what `run_worker` was given. Raises UsageError, which names the option and what was expected."""
         if not isinstance(pool, str) or not pool:
             raise UsageError(f"run_worker: expected pool to be a name, got {pool!r}")

@@ -77,8 +77,7 @@ class Work:
             return [(part, error) for part in self.parts]
         if not isinstance(returned, list) or len(returned) != len(self.parts) or not all(_is_outcome(one) for one in returned):
             wrong = TypeError(
-                f"a batch handler returns None, or a list with None or an exception for each of its {len(self.parts)} messages, "
-                f"got {returned!r:.200}"
+                f"a batch handler returns None, or a list with None or an exception for each of its {len(self.parts)} messages, got {returned!r:.200}"
             )
             return [(part, wrong) for part in self.parts]
         return list(zip(self.parts, returned, strict=True))

@@ -49,9 +49,7 @@ class SqliteEngine(Core):
         with self._turn(now_us, durable=True) as turn:
             gate = checked.get("gate")
             if gate is not None and turn.gate(gate) is None:
-                raise BadPolicy(
-                    f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}", rate=…, concurrency=…)'
-                )
+                raise BadPolicy(f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}", rate=…, concurrency=…)')
             return self._change(turn, layer, pattern, lambda book: book.put(layer, pattern, checked))
 
     def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:

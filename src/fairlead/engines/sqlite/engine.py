@@ -57,9 +57,7 @@ class Core:
     def __init__(self, url: str, settings: Settings) -> None:
         durability = settings.durability or "fsync"
         if durability not in DURABILITIES:
-            raise UsageError(
-                f'engine {url}: durability "{durability}" needs replicas, which a file has not; use "fsync" (the default) or "memory"'
-            )
+            raise UsageError(f'engine {url}: durability "{durability}" needs replicas, which a file has not; use "fsync" (the default) or "memory"')
         if not settings.namespace or not all(sign.isalnum() or sign in "-_" for sign in settings.namespace):
             raise UsageError(f"namespace {settings.namespace!r}: use letters, digits, - and _ only")
         path = path_of(url, settings.namespace)

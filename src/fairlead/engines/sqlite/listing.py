@@ -55,9 +55,7 @@ def _names(turn: Turn, pattern: str, limit: int, after: str | None) -> list[str]
     found: list[str] = []
     last = max(after or "", prefix)
     while len(found) < limit:
-        steps = [
-            name for query in ("lane_name_next", "folded_topic_next", "dead_topic_next") if (name := _next(turn, query, last)) is not None
-        ]
+        steps = [name for query in ("lane_name_next", "folded_topic_next", "dead_topic_next") if (name := _next(turn, query, last)) is not None]
         name = min(steps, default=None)
         if name is None or not name.startswith(prefix):
             break

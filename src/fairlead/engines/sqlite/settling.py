@@ -44,10 +44,7 @@ def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, 
 
 def _derived(drafts: Sequence[Draft], parent: str) -> list[Draft]:
     """Messages published with an ack: their ids come from it, so that a repeat is a duplicate."""
-    return [
-        msgspec.structs.replace(draft, id=draft.id if draft.id is not None else f"{parent}:{n}", sticky=True)
-        for n, draft in enumerate(drafts)
-    ]
+    return [msgspec.structs.replace(draft, id=draft.id if draft.id is not None else f"{parent}:{n}", sticky=True) for n, draft in enumerate(drafts)]
 
 
 class _Ending:

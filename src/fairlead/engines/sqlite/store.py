@@ -48,9 +48,7 @@ class Store:
         if self.path is not None:
             self._check_path(Path(self.path))
         try:
-            connection = sqlite3.connect(
-                self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False, cached_statements=1024
-            )
+            connection = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False, cached_statements=1024)
         except sqlite3.Error as error:
             raise self.explain(error) from error
         try:
@@ -86,7 +84,7 @@ class Store:
             except sqlite3.OperationalError as error:
                 if not _is_busy(error) or time.monotonic() > deadline:
                     raise
-                time.sleep(random.uniform(0.001, 0.005))  # noqa: S311  # not a secret: processes that meet should part
+                time.sleep(random.uniform(0.001, 0.005))  # not a secret: processes that meet should part
             else:
                 break
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
@@ -99,9 +97,7 @@ class Store:
         if tables and application != APPLICATION_ID:
             raise EngineCorrupt(f"{self.name}: this SQLite file belongs to another program; name another file")
         if version > SCHEMA_VERSION:
-            raise SchemaMismatch(
-                f"{self.name}: the file has layout {version}, this Fairlead knows layouts up to {SCHEMA_VERSION}; upgrade Fairlead"
-            )
+            raise SchemaMismatch(f"{self.name}: the file has layout {version}, this Fairlead knows layouts up to {SCHEMA_VERSION}; upgrade Fairlead")
         if self.path is not None:
             connection.execute("PRAGMA journal_mode = WAL")
         if version == SCHEMA_VERSION:
@@ -184,7 +180,7 @@ class Store:
                     raise EngineUnavailable(
                         f"{self.name}: another process has held the write lock for {BUSY_TIMEOUT:.0f} s; nothing was changed, try again"
                     ) from error
-                time.sleep(random.uniform(pause / 2, pause))  # noqa: S311  # spreads waiting processes
+                time.sleep(random.uniform(pause / 2, pause))  # spreads waiting processes
                 pause = min(pause * 1.5, 0.002)
             else:
                 return
@@ -204,9 +200,7 @@ class Store:
         code = getattr(error, "sqlite_errorname", "") or ""
         text = str(error)
         if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "malformed" in text or "not a database" in text:
-            return EngineCorrupt(
-                f"{self.name}: the file is damaged or not a database ({text}); run `fairlead doctor`, or restore a copy of it"
-            )
+            return EngineCorrupt(f"{self.name}: the file is damaged or not a database ({text}); run `fairlead doctor`, or restore a copy of it")
         if code.startswith("SQLITE_FULL"):
             return EngineUnavailable(f"{self.name}: the disk is full; nothing was changed, make room and try again")
         if code.startswith("SQLITE_READONLY") or "readonly" in text:

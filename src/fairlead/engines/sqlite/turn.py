@@ -210,8 +210,7 @@ class Turn:
         found = self._lanes.get(row[0])
         if found is None:
             found = Lane(*row)
-            if found.rule is None:
-                found.rule = found.name
+            found.rule = row[2] or row[1]
             if found.more is not None:
                 found.unpack()
             found.stood = (*row[3:8], *row[-4:])  # PLACING and CLASSES, as they were read

@@ -98,9 +98,7 @@ class _Child:
         self.process.start()
         theirs.close()
 
-    def ask(
-        self, arguments: tuple[tuple[Any, ...], dict[str, Any]], soft_time_limit: float | None, *, is_batch: bool
-    ) -> tuple[str, Any]:
+    def ask(self, arguments: tuple[tuple[Any, ...], dict[str, Any]], soft_time_limit: float | None, *, is_batch: bool) -> tuple[str, Any]:
         self._pipe.send((arguments, soft_time_limit, is_batch))
         answer: tuple[str, Any] = self._pipe.recv()
         return answer
@@ -137,9 +135,7 @@ def serve(pipe: Connection, address: str) -> None:
             pipe.send(_answer(address, args, kwargs, soft_time_limit, is_batch=is_batch))
 
 
-def _answer(
-    address: str, args: tuple[Any, ...], kwargs: dict[str, Any], soft_time_limit: float | None, *, is_batch: bool
-) -> tuple[str, Any]:
+def _answer(address: str, args: tuple[Any, ...], kwargs: dict[str, Any], soft_time_limit: float | None, *, is_batch: bool) -> tuple[str, Any]:
     try:
         function = _resolve(address)
         with _soft_limit(soft_time_limit):
