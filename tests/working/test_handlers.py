@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from fairlead import BadMessage, DestinationUnwell, Fairlead, Message, Reject, Retry, UsageError
+from tests.working.conftest import Running
 
 
 def test_a_burst_handles_everything_and_ends(app: Fairlead) -> None:
@@ -176,8 +177,6 @@ def test_an_unwell_destination_rests_the_topic(app: Fairlead) -> None:
     stopping = threading.Event()
     app.publish("u")
     app.publish("u")
-    from tests.working.conftest import Running
-
     with Running(app, concurrency=1):
         assert stopping.wait(10)
     stats = app.topic("u").stats()

@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.working.conftest import Running
 
 from fairlead import EngineUnavailable, Fairlead, LeaseLost, Message, SoftTimeLimit
-from tests.working.conftest import Running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -320,7 +320,7 @@ def test_an_expired_lease_is_dropped_unstarted(app: Fairlead) -> None:
     async def handle(message: Message) -> None:
         if not blocked.is_set():
             blocked.set()
-            time.sleep(0.5)  # the event loop stands still, but the courier extends
+            time.sleep(0.5)  # noqa: ASYNC251  # the event loop stands still, but the courier extends
         handled.append(message.body)
 
     app.publish_many(Message("x", n) for n in range(20))

@@ -1,0 +1,339 @@
+"""The application object: configuration, deliveries, topics, policies, tasks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+import fairlead
+from fairlead import BadMessage, BadPolicy, EngineCorrupt, EngineUnavailable, Fairlead, LeaseLost, Message, UnknownHandler, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Fairlead]:
+    with Fairlead(f"sqlite:///{tmp_path}/fairlead.db", durability="memory") as made:
+        yield made
+
+
+def test_everything_public_is_there() -> None:
+    """`__all__` is what users may import."""
+    assert all(hasattr(fairlead, name) for name in fairlead.__all__)
+    assert sorted(fairlead.__all__) == fairlead.__all__
+
+
+def test_where_the_url_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The argument, then $FAIRLEAD_URL, then pyproject.toml, then a file in the folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FAIRLEAD_URL", raising=False)
+    assert Fairlead().url == "sqlite:///fairlead.db"
+    (tmp_path / "pyproject.toml").write_text('[tool.fairlead]\nurl = "sqlite:///project.db"\n')
+    assert Fairlead().url == "sqlite:///project.db"
+    monkeypatch.setenv("FAIRLEAD_URL", "sqlite:///environment.db")
+    assert Fairlead().url == "sqlite:///environment.db"
+    assert Fairlead("sqlite:///mine.db").url == "sqlite:///mine.db"
+
+
+@pytest.mark.parametrize("text", ["[tool", "[tool.fairlead]\nurl = 3"])
+def test_a_broken_project_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """A project file that cannot be read is named."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FAIRLEAD_URL", raising=False)
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(UsageError, match=r"pyproject\.toml"):
+        _ = Fairlead().url
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"durability": "perhaps"}, "durability"),
+        ({"durability": "replicated"}, "replica"),
+        ({"on_full": "explode"}, "on_full"),
+        ({"max_backlog": 0}, "max_backlog"),
+        ({"max_backlog": "0GB"}, "max_backlog"),
+        ({"tiers": {}}, "tier"),
+        ({"tiers": {"high": -1}}, "high"),
+        ({"namespace": ""}, "namespace"),
+        ({"namespace": "../x"}, "namespace"),
+    ],
+)
+def test_bad_settings(tmp_path: Path, options: dict[str, object], told: str) -> None:
+    """Impossible settings are errors that name them."""
+    with pytest.raises(UsageError, match=told):
+        _ = Fairlead(f"sqlite:///{tmp_path}/x.db", **options).engine  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("url", ["fairlead.db", "sqlit:///x.db", "valky://localhost"])
+def test_bad_urls(url: str) -> None:
+    """A URL that names no engine says what is missing."""
+    with pytest.raises(UsageError, match="engine"):
+        Fairlead(url).publish("x")
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    """A missing folder, a folder, a file that is no database, a missing file that must be there: one clear error each."""
+    with pytest.raises(EngineUnavailable, match="does not exist"):
+        Fairlead(f"sqlite:///{tmp_path}/no/such/folder/x.db").publish("x")
+    with pytest.raises(EngineUnavailable, match="folder"):
+        Fairlead(f"sqlite:///{tmp_path}").publish("x")
+    (tmp_path / "text.db").write_text("this is no database " * 500)
+    with pytest.raises(EngineCorrupt, match=r"text\.db"):
+        Fairlead(f"sqlite:///{tmp_path}/text.db").publish("x")
+    with pytest.raises(EngineUnavailable, match="no such file"):
+        Fairlead(f"sqlite:///{tmp_path}/missing.db", create=False).publish("x")
+
+
+def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
+    """Policies and gates given before are set when the engine is opened, and later ones at once."""
+    app = Fairlead(f"sqlite:///{tmp_path}/lazy.db")
+    app.policy("push.*", rate="50/s", gate="stripe")
+    app.gate("stripe", rate=100)
+    app.handler("push.*")(print)
+    assert not (tmp_path / "lazy.db").exists()
+    assert app.topic("push.acme").policy() == {"rate": 50.0, "gate": "stripe"}
+    assert app.engine.gate_list()[0]["rate"] == 100
+    app.policy("push.*", rate=10)
+    assert app.topic("push.acme").policy()["rate"] == 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"), [({"rate": -1}, "rate"), ({"partitions": 3}, "power of two"), ({"rats": 5}, 'did you mean "rate"'), ({"rate": "fast"}, "fast")]
+)
+def test_bad_policies(app: Fairlead, fields: dict[str, object], told: str) -> None:
+    """An impossible policy is refused at the call, also before the engine is open."""
+    with pytest.raises(BadPolicy, match=told):
+        app.policy("push.*", **fields)
+    with pytest.raises(BadPolicy, match="gate g"):
+        app.gate("g", rate=-5)
+
+
+def test_a_delivery_is_settled_once(app: Fairlead) -> None:
+    """Settling again, or after the topic was deleted, raises LeaseLost with id and fence, and changes nothing."""
+    app.publish("t", {"order": 42}, id="mine")
+    (delivery,) = app.lease(1)
+    assert (delivery.topic, delivery.id, delivery.body, delivery.attempt) == ("t", "mine", {"order": 42}, 1)
+    delivery.extend("1m")
+    delivery.ack()
+    with pytest.raises(LeaseLost, match="mine") as caught:
+        delivery.ack()
+    assert (caught.value.message_id, caught.value.fence) == ("mine", delivery.fence)
+    for call in (delivery.retry, delivery.dead, delivery.release, lambda: delivery.extend(5)):
+        with pytest.raises(LeaseLost):
+            call()
+    app.publish("t")
+    (delivery,) = app.lease(1)
+    app.topic("t").delete()
+    with pytest.raises(LeaseLost):
+        delivery.ack()
+
+
+def test_what_a_consumer_can_do(app: Fairlead) -> None:
+    """Retry, dead and release mean what the words say."""
+    for n in range(3):
+        app.publish("t", n)
+    first, second, third = app.lease(3)
+    first.retry(delay="1h", error="later")
+    second.dead("no")
+    third.release()
+    stats = app.topic("t").stats()
+    assert (stats.delayed, stats.dead, stats.ready) == (1, 1, 1)
+    with pytest.raises(BadMessage, match="retry"):
+        app.lease(1)[0].retry(delay="soon")
+
+
+def test_ack_publishes_the_next_in_one_transaction(app: Fairlead) -> None:
+    """What is published with an ack is there when it succeeds; with a lost lease it is not."""
+    app.publish("first", 1)
+    (delivery,) = app.lease(1)
+    delivery.ack(publish=[Message("second", 2), Message("second", 3)])
+    assert [one.body for one in app.lease(5, topics=["second"])] == [2, 3]
+    with pytest.raises(LeaseLost):
+        delivery.ack(publish=[Message("third")])
+    assert app.topic("third").stats().waiting == 0
+
+
+def test_ack_many(app: Fairlead) -> None:
+    """One batch; a lost one is told, the others are finished."""
+    app.publish_many(Message("t", n) for n in range(5))
+    deliveries = app.lease(5)
+    deliveries[2].ack()
+    with pytest.raises(LeaseLost):
+        app.ack_many(deliveries)
+    assert app.topic("t").stats().done == 5
+
+
+def test_lease_waits(app: Fairlead) -> None:
+    """An empty lease waits for the first message, and no longer than asked."""
+    assert app.lease(1) == []
+    began = time.monotonic()
+    assert app.lease(1, wait=0.1) == []
+    assert 0.09 < time.monotonic() - began < 1
+    threading.Timer(0.05, app.publish, ("t", 1)).start()
+    assert app.lease(1, wait=10)[0].body == 1
+    with pytest.raises(UsageError):
+        app.lease(0)
+
+
+def test_a_topic_as_a_handle(app: Fairlead) -> None:
+    """Stats, pause, peek, purge, lookup, dead letters and redrive of one topic."""
+    acme = app.topic("push.acme")
+    acme.publish(1, id="a")
+    acme.publish(2, priority=5)
+    stats = acme.stats()
+    assert (stats.waiting, stats.published, stats.topic) == (2, 2, "push.acme")
+    assert stats.oldest_age is not None
+    assert [message.body for message in acme.peek()] == [2, 1]
+    acme.pause()
+    assert app.lease(5) == []
+    acme.resume()
+    assert acme.lookup(["a", "b"]) == {"a": "waiting", "b": "unknown"}
+    for delivery in app.lease(5):
+        delivery.dead("no")
+    assert [(dead.message.body, dead.reason) for dead in acme.dead_letters()] == [(2, "no"), (1, "no")]
+    assert acme.redrive() == 2
+    assert acme.purge() == 2
+    assert [one.topic for one in app.topics(order="backlog", pattern="push.*")] in ([], ["push.acme"])
+    with pytest.raises(UsageError, match="order"):
+        app.topics(order="size")
+    with pytest.raises(BadMessage):
+        app.topic("a\nb")
+
+
+def test_resume_also_against_a_pattern(app: Fairlead) -> None:
+    """A topic can be resumed while its pattern stays paused."""
+    app.policy("push.*", paused=True)
+    app.publish("push.acme")
+    app.publish("push.other")
+    app.topic("push.acme").resume()
+    assert [delivery.topic for delivery in app.lease(5)] == ["push.acme"]
+
+
+def test_redrive_and_drop_all(app: Fairlead) -> None:
+    """Dead letters of all topics go back at once, at a rate, or are forgotten."""
+    app.publish_many(Message(f"t.{n}", n) for n in range(30))
+    for delivery in app.lease(30):
+        delivery.dead()
+    assert app.redrive("t.0") == 1
+    assert app.redrive("t.1", rate="1/m") == 1
+    assert app.drop_dead_letters("t.2") == 1
+    assert app.redrive() == 27
+    assert app.dead_letters() == []
+    with pytest.raises(BadPolicy, match="rate"):
+        app.redrive(rate="fast")
+
+
+def test_wait_done(app: Fairlead) -> None:
+    """Waits for all that was published before the call, whatever its priority, and not for what comes later."""
+    topic = app.topic("w")
+    assert topic.wait_done(timeout=1)
+    app.publish_many(Message("w", n, priority=n % 3) for n in range(9))
+    assert not topic.wait_done(timeout=0.1)
+    deliveries = app.lease(9)
+    threading.Timer(0.1, app.ack_many, (deliveries,)).start()
+    threading.Timer(0.02, app.publish, ("w", "later")).start()
+    assert topic.wait_done(timeout=10)
+
+
+def test_explain(app: Fairlead) -> None:
+    """An application tells what a message waits for."""
+    app.policy("e", paused=True)
+    receipt = app.publish("e")
+    assert "pause" in " ".join(app.explain(receipt.id).reasons)
+
+
+def test_policies_of_two_namespaces(tmp_path: Path) -> None:
+    """Try in one namespace, compare, and copy to another."""
+    sandbox = Fairlead(f"sqlite:///{tmp_path}/f.db", namespace="sandbox")
+    online = Fairlead(f"sqlite:///{tmp_path}/f.db", namespace="online")
+    sandbox.gate("stripe", rate=5)
+    sandbox.policy("push.*", rate=10, gate="stripe")
+    online.policy("push.*", rate=20)
+    assert ("code", "push.*", "rate", 10.0, 20.0) in sandbox.compare_policies(online)
+    assert sandbox.copy_policies(to=online) == 1
+    assert sandbox.compare_policies(online) == []
+
+
+def test_tasks(app: Fairlead) -> None:
+    """A task is called in the background by delay, and is the function when called."""
+    seen: list[tuple[str, str]] = []
+
+    @app.task(topic="mail.{customer}", rate="1000/s", burst=10)
+    def mail(customer: str, template: str = "welcome") -> str:
+        seen.append((customer, template))
+        return "sent"
+
+    assert mail("me") == "sent"
+    receipt = mail.delay("acme", template="bye")
+    mail.delay("other")
+    assert receipt.topic == "mail.acme"
+    assert app.topic("mail.acme").policy() == {"rate": 1000.0, "burst": 10}
+    assert app.run_worker(burst=True).acked == 2
+    assert sorted(seen) == [("acme", "bye"), ("me", "welcome"), ("other", "welcome")]
+
+
+def test_tasks_without_a_topic(app: Fairlead) -> None:
+    """The default topic is made of the task's name; async functions are tasks too."""
+    seen: list[int] = []
+
+    @app.task(name="count")
+    async def anything(n: int) -> None:
+        seen.append(n)
+
+    assert anything.delay(3).topic == "task.count"
+    app.run_worker(burst=True)
+    assert seen == [3]
+
+
+def test_wrong_calls_fail_at_the_call(app: Fairlead) -> None:
+    """Arguments are checked by the function's signature, and that JSON can hold them, before anything is published."""
+
+    @app.task(topic="mail.{customer}")
+    def mail(customer: str, template: object) -> None: ...
+
+    with pytest.raises(BadMessage, match="template"):
+        mail.delay("acme")  # type: ignore[call-arg]
+    with pytest.raises(BadMessage, match="args"):
+        mail.delay("acme", object())
+    with pytest.raises(BadMessage, match="customer"):
+        mail.delay("", "x")
+    with pytest.raises(BadMessage, match="control"):
+        mail.delay("a\nb", "x")
+
+
+def test_bad_tasks(app: Fairlead) -> None:
+    """A template that names no argument, an unknown option, a name that is taken: errors at the definition."""
+
+    def mail(customer: str) -> None: ...
+
+    with pytest.raises(UsageError, match='"client"'):
+        app.task(topic="mail.{client}")(mail)
+    with pytest.raises(UsageError, match='did you mean "rate"'):
+        app.task(topic="mail.{customer}", raet=5)
+    with pytest.raises(UsageError, match="policy fields need"):
+        app.task(topic="{customer}", name="x", rate=5)(mail)
+    app.task(name="mail")(mail)
+    with pytest.raises(UsageError, match="already"):
+        app.task(name="mail")(mail)
+    with pytest.raises(UnknownHandler, match="none of that name"):
+        app.handlers.task("nail")
+
+
+def test_a_call_that_no_longer_fits_is_a_dead_letter(app: Fairlead) -> None:
+    """A message of an older version of the task is refused with a clear reason."""
+
+    @app.task(name="t")
+    def task(n: int) -> None: ...
+
+    task.delay(1)
+    app.publish("task.t", {"args": [1, 2], "kwargs": {}}, headers={"fairlead-task": "t"})
+    app.publish("task.t", "what", headers={"fairlead-task": "t"})
+    summary = app.run_worker(burst=True)
+    assert (summary.acked, summary.died) == (1, 2)
+    assert all('task "t"' in dead.reason for dead in app.dead_letters())

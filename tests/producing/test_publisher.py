@@ -1,0 +1,123 @@
+"""Group commit: many callers, few transactions, everybody told what became of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fairlead import BadMessage, EngineUnavailable
+from fairlead.message import Draft, Receipt
+from fairlead.producing.publisher import Publisher
+
+
+class SlowStore:
+    """Takes batches one at a time, each only when allowed."""
+
+    def __init__(self, *, held: bool) -> None:
+        self.batches: list[list[str]] = []
+        self.begun = threading.Event()
+        self.go_on = threading.Event()
+        self._one = threading.Lock()
+        if not held:
+            self.go_on.set()
+
+    def put(self, drafts: list[Draft]) -> list[Receipt]:
+        assert self._one.acquire(blocking=False), "two commits at once"
+        try:
+            self.begun.set()
+            assert self.go_on.wait(10)
+            if any(draft.topic == "bad" for draft in drafts):
+                raise BadMessage("too large")
+            if any(draft.topic == "away" for draft in drafts):
+                raise EngineUnavailable("the disk is full")
+            self.batches.append([draft.topic for draft in drafts])
+            return [Receipt(f"id-{draft.topic}", draft.topic) for draft in drafts]
+        finally:
+            self._one.release()
+
+
+@pytest.fixture
+def threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(20)
+
+
+def gather(publisher: Publisher, store: SlowStore, threads: ThreadPoolExecutor, topics: list[str]) -> list[object]:
+    """Publish one while nobody else does, the others while its commit runs; what each was told."""
+
+    def put(topic: str) -> object:
+        try:
+            return publisher.put([Draft(topic, b"")])[0].id
+        except (BadMessage, EngineUnavailable) as error:
+            return type(error)
+
+    first = threads.submit(put, "first")
+    assert store.begun.wait(10)
+    others = [threads.submit(put, topic) for topic in topics]
+    while len(publisher._queue) < len(topics):
+        threading.Event().wait(0.001)
+    store.go_on.set()
+    return [first.result(10), *(other.result(10) for other in others)]
+
+
+def test_a_lone_call_goes_straight_through(threads: ThreadPoolExecutor) -> None:
+    """One caller, one batch, in its own thread."""
+    store = SlowStore(held=False)
+    publisher = Publisher(store.put, threads)
+    assert publisher.put([Draft("a", b"")])[0].id == "id-a"
+    assert store.batches == [["a"]]
+
+
+def test_who_comes_during_a_commit_joins_the_next(threads: ThreadPoolExecutor) -> None:
+    """Ten callers that queue while one commits become one batch, each with its own answer."""
+    store = SlowStore(held=True)
+    topics = [f"t{n}" for n in range(10)]
+    answers = gather(Publisher(store.put, threads), store, threads, topics)
+    assert answers == ["id-first", *(f"id-{topic}" for topic in topics)]
+    assert [len(batch) for batch in store.batches] == [1, 10]
+
+
+def test_one_bad_message_does_not_hurt_the_others(threads: ThreadPoolExecutor) -> None:
+    """The caller of a message that the engine refuses gets the error, the others their receipts."""
+    store = SlowStore(held=True)
+    answers = gather(Publisher(store.put, threads), store, threads, ["a", "bad", "b"])
+    assert answers == ["id-first", "id-a", BadMessage, "id-b"]
+
+
+def test_a_failed_commit_is_told_to_all(threads: ThreadPoolExecutor) -> None:
+    """When the engine is away every caller of the batch learns it, and the next commit goes on."""
+    store = SlowStore(held=True)
+    publisher = Publisher(store.put, threads)
+    assert gather(publisher, store, threads, ["a", "away"]) == ["id-first", EngineUnavailable, EngineUnavailable]
+    assert publisher.put([Draft("later", b"")])[0].id == "id-later"
+
+
+def test_coroutines_of_one_turn_share_a_commit(threads: ThreadPoolExecutor) -> None:
+    """A hundred coroutines that publish at once become one batch."""
+    store = SlowStore(held=False)
+    publisher = Publisher(store.put, threads)
+
+    async def main() -> list[str]:
+        answers = await asyncio.gather(*(publisher.aput([Draft(f"t{n}", b"")]) for n in range(100)))
+        return [receipts[0].id for receipts in answers]
+
+    assert asyncio.run(main()) == [f"id-t{n}" for n in range(100)]
+    assert [len(batch) for batch in store.batches] == [100]
+
+
+def test_a_cancelled_coroutine_does_not_disturb_the_others(threads: ThreadPoolExecutor) -> None:
+    """Its message may be published; the others are answered."""
+    store = SlowStore(held=False)
+    publisher = Publisher(store.put, threads)
+
+    async def main() -> None:
+        cancelled = asyncio.ensure_future(publisher.aput([Draft("a", b"")]))
+        other = asyncio.ensure_future(publisher.aput([Draft("b", b"")]))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        assert (await other)[0].id == "id-b"
+        assert (await publisher.aput([Draft("c", b"")]))[0].id == "id-c"
+
+    asyncio.run(main())

@@ -1,0 +1,198 @@
+"""Handlers in child processes, and several workers under a supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fairlead import Fairlead, Message, UsageError
+from tests.working.conftest import Running
+from tests.working.test_stopping import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PROGRAM = """
+import os, sys, time
+from fairlead import DestinationUnwell, Fairlead, Message, Reject, Retry, SoftTimeLimit
+
+app = Fairlead("sqlite:///{folder}/fairlead.db", durability="memory")
+app.policy("*", backoff=0, retries=0)
+folder = "{folder}"
+
+def note(name, text=""):
+    with open(f"{{folder}}/{{name}}", "a") as file:
+        file.write(f"{{text or os.getpid()}}\\n")
+
+@app.handler("child.*", isolation="process", time_limit=20)
+def child(message):
+    what = message.topic.removeprefix("child.")
+    if what == "kill":
+        os.kill(os.getpid(), 9)
+    if what == "exit":
+        os._exit(7)
+    if what == "system_exit":
+        sys.exit(4)
+    if what == "raise":
+        raise LookupError("order 42 is unknown")
+    if what == "reject":
+        raise Reject("no such customer")
+    if what == "retry":
+        raise Retry("later", delay="1h")
+    if what == "unwell":
+        raise DestinationUnwell("503", retry_after=60)
+    note("children")
+
+@app.handler("hang", isolation="process", time_limit=1.5)
+def hang(message):
+    while True:
+        pass
+
+@app.handler("soft", isolation="process", soft_time_limit=0.3, time_limit=30)
+def soft(message):
+    try:
+        time.sleep(60)
+    except SoftTimeLimit:
+        note("soft", "tidied up")
+
+@app.handler("batch", isolation="process", batch=10)
+def batch(messages):
+    return [None if message.body % 2 else Reject("even") for message in messages]
+
+@app.handler("work.*")
+async def work(message):
+    if message.body == "die":
+        os._exit(9)
+    note("workers")
+
+if __name__ == "__main__":
+    app.run_worker(processes=2, burst="burst" in sys.argv, concurrency=4)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fairlead]:
+    """The program above as a module that child processes can import."""
+    name = f"program_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(PROGRAM.format(folder=tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = __import__(name)
+    with module.app:
+        yield module.app
+    del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("topic", "told"),
+    [
+        ("kill", "killed by signal 9 (SIGKILL)"),
+        ("exit", "exit code 7"),
+        ("system_exit", "SystemExit: 4"),
+        ("raise", "LookupError: order 42 is unknown"),
+    ],
+)
+def test_a_child_that_fails_or_dies(app: Fairlead, topic: str, told: str) -> None:
+    """What a child raises, or how it died, is the message's error; the worker and the other messages go on."""
+    app.publish(f"child.{topic}", priority=1)
+    app.publish("child.fine")
+    summary = app.run_worker(burst=True, concurrency=1)
+    assert (summary.died, summary.acked) == (1, 1)
+    assert told in (app.topic(f"child.{topic}").dead_letters()[0].error or "")
+
+
+def test_signals_of_a_handler_come_over(app: Fairlead) -> None:
+    """Retry, Reject and DestinationUnwell mean in a child what they mean elsewhere."""
+    app.policy("child.retry", retries=1)
+    for topic in ("reject", "retry", "unwell"):
+        app.publish(f"child.{topic}")
+    with Running(app, concurrency=3):
+        until(lambda: app.topic("child.reject").stats().dead)
+        until(lambda: app.topic("child.retry").stats().retried)
+        until(lambda: app.topic("child.unwell").stats().delivered and not app.topic("child.unwell").stats().leased)
+    assert app.topic("child.reject").dead_letters()[0].reason == "no such customer"
+    assert app.topic("child.retry").stats().delayed == 1
+    assert app.topic("child.unwell").stats().waiting == 1
+
+
+def test_a_child_serves_many_messages(app: Fairlead, tmp_path: Path) -> None:
+    """Children are kept between messages."""
+    app.publish_many(Message("child.fine", n) for n in range(30))
+    assert app.run_worker(burst=True, concurrency=2).acked == 30
+    assert len(set((tmp_path / "children").read_text().split())) <= 2
+
+
+def test_a_child_is_killed_at_its_time_limit(app: Fairlead) -> None:
+    """A handler that hangs in a child is really ended."""
+    app.publish("hang")
+    began = time.monotonic()
+    assert app.run_worker(burst=True).died == 1
+    assert time.monotonic() - began < 10
+    assert "time limit of 1.5 s" in (app.topic("hang").dead_letters()[0].error or "")
+
+
+def test_the_soft_limit_reaches_into_a_sleeping_child(app: Fairlead, tmp_path: Path) -> None:
+    """SoftTimeLimit is raised in the child, also in the middle of a sleep."""
+    app.publish("soft")
+    assert app.run_worker(burst=True).acked == 1
+    assert (tmp_path / "soft").read_text() == "tidied up\n"
+
+
+def test_batches_in_children(app: Fairlead) -> None:
+    """A batch handler in a child answers for each message."""
+    app.publish_many(Message("batch", n) for n in range(10))
+    summary = app.run_worker(burst=True)
+    assert (summary.acked, summary.died) == (5, 5)
+
+
+def test_several_workers_share_a_burst(app: Fairlead, tmp_path: Path) -> None:
+    """With processes=2 a supervisor runs two workers; together they handle everything once."""
+    app.publish_many(Message(f"work.{n % 5}", n) for n in range(500))
+    summary = app.run_worker(burst=True, processes=2, concurrency=4)
+    assert summary.acked == 500
+    assert len((tmp_path / "workers").read_text().split()) == 500
+    assert str(os.getpid()) not in (tmp_path / "workers").read_text().split()
+
+
+def test_a_worker_that_dies_is_started_again(app: Fairlead, tmp_path: Path) -> None:
+    """A message that kills its worker becomes a dead letter; the innocent are handled by the next worker."""
+    app.policy("work.*", lease=0.5)
+    app.publish("work.bad", "die")
+    app.publish_many(Message("work.good", n) for n in range(10))
+    program = subprocess.Popen(  # our own program
+        [sys.executable, str(next(tmp_path.glob("program_*.py")))], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    try:
+        until(lambda: app.topic("work.bad").dead_letters() and len((tmp_path / "workers").read_text().split()) >= 10, 40)
+    finally:
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(20) == 0
+    assert app.topic("work.good").dead_letters() == []
+
+
+def test_sigterm_and_sigint_stop_a_worker(app: Fairlead, tmp_path: Path) -> None:
+    """A signal stops all workers in order, with exit code 0."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        app.publish("work.x", "go")
+        before = len((tmp_path / "workers").read_text().split()) if (tmp_path / "workers").exists() else 0
+        program = subprocess.Popen(  # our own program
+            [sys.executable, str(next(tmp_path.glob("program_*.py")))], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        )
+        until(lambda: (tmp_path / "workers").exists() and len((tmp_path / "workers").read_text().split()) > before, 20)  # noqa: B023
+        program.send_signal(number)
+        assert program.wait(20) == 0
+    assert app.topic("work.x").stats().leased == 0
+
+
+def test_several_processes_need_an_importable_application(tmp_path: Path) -> None:
+    """An application that no module holds cannot be found by other processes."""
+    app = Fairlead(f"sqlite:///{tmp_path}/x.db")
+    app.handler("*")(print)
+    with pytest.raises(UsageError, match="top of a module"):
+        app.run_worker(processes=2)
