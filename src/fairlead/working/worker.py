@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from fairlead.errors import LeaseLost, Reject, UsageError
@@ -44,6 +45,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 PUT_OFF_US = 1_000_000
 """How long a message stays away whose handler is at its own limit in this worker with enough more waiting."""
 
+TRIAL_SECONDS = 1.0
+"""How long a suspect runs before the next one is begun beside it."""
+
 WARN_EVERY = 60.0
 """Seconds between warnings about messages of one topic that nothing handles."""
 
@@ -62,7 +66,8 @@ class Worker:
         self._options = options
         self._buffer = Buffer(options.concurrency, keeps_all=options.burst)
         self._running: set[Work] = set()
-        self._awaiting_start = 0
+        self._suspects: deque[Work] = deque()
+        self._on_trial: Work | None = None
         self._pause = Pause(embedded=engine.capabilities.embedded)
         self._flush_is_due = False
         self._collect_is_due = False
@@ -144,8 +149,10 @@ class Worker:
         self._children.close()
 
     def _release_unbegun(self) -> None:
-        for work in self._buffer.drain():
-            self._settle(give_back(work, begun=False))
+        for work in [*self._buffer.drain(), *self._suspects]:
+            if not is_gone(work):
+                work.over = True
+                self._settle(give_back(work, begun=False))
 
     # What the courier brings; called from its thread
 
@@ -198,33 +205,51 @@ class Worker:
     def _dispatch(self) -> None:
         """Begin what can be begun now."""
         most, running, buffer = self._options.concurrency, self._running, self._buffer
+        if self._suspects:
+            self._try_suspect()
         while len(running) < most and (shelf := buffer.next_shelf()) is not None:
             work = shelf.pop()
-            if work.over:
-                continue
-            if work.expires <= time.monotonic():
-                work.over = True  # the engine has handed it to somebody else by now
+            if is_gone(work):
                 continue
             if work.lease.suspect:
-                self._begin_suspect(shelf, work)
+                self._suspects.append(work)
+                self._try_suspect()
             elif shelf.handler.batch is not None:
                 self._begin_batch(shelf, work)
             else:
                 self._begin(shelf, work)
 
-    def _begin_suspect(self, shelf: Shelf, work: Work) -> None:
-        """Its start is recorded first, and it runs by itself: if it kills this process, that is its own attempt."""
-        unit = self._together([work]) if work.handler.batch is not None else work
-        if unit is not None:
-            shelf.running += 1
-            self._running.add(unit)
-            self._courier.starts.append(unit)
-            self._flush_soon()
+    def _try_suspect(self) -> None:
+        """
+        Begin the next message whose lease ran out before: its start is recorded first, so that killing this process is an
+        attempt of its own. One at a time, and the next when it has ended or run for a while, so that no other is charged.
+        """
+        while self._suspects and self._on_trial is None and len(self._running) < self._options.concurrency:
+            shelf = self._buffer.shelf(self._suspects[0].handler)
+            if shelf.running >= shelf.most:
+                return
+            work = self._suspects.popleft()
+            if is_gone(work):
+                continue
+            unit = self._together([work]) if work.handler.batch is not None else work
+            if unit is not None:
+                shelf.running += 1
+                self._running.add(unit)
+                self._on_trial = unit
+                self._courier.starts.append(unit)
+                self._flush_soon()
 
     def _begin_started(self, units: list[Work]) -> None:
         for unit in units:
             if not unit.over:
+                self._loop.call_later(TRIAL_SECONDS, self._end_trial, unit)
                 self._execute(unit)
+
+    def _end_trial(self, unit: Work) -> None:
+        if self._on_trial is unit:
+            self._on_trial = None
+            if self._suspects:
+                self._loop.call_soon(self._dispatch)
 
     def _begin(self, shelf: Shelf, unit: Work) -> None:
         shelf.running += 1
@@ -236,8 +261,8 @@ class Worker:
         while shelf.count and len(works) < (shelf.handler.batch or 1):
             work = shelf.pop()
             if work.lease.suspect:
-                self._begin_suspect(shelf, work)
-            elif not work.over:
+                self._suspects.append(work)
+            elif not is_gone(work):
                 works.append(work)
         unit = self._together(works)
         if unit is not None:
@@ -306,6 +331,7 @@ class Worker:
     def _end(self, unit: Work) -> None:
         unit.over = True
         self._running.discard(unit)
+        self._end_trial(unit)
         self._buffer.shelf(unit.handler).running -= 1
         if unit.timers is not None:
             for timer in unit.timers:
@@ -373,6 +399,13 @@ class Worker:
         """At the end of a turn: all that ended in it is settled together."""
         self._flush_is_due = False
         self._courier.go.set()
+
+
+def is_gone(work: Work) -> bool:
+    """Whether a delivery that waits here is not to be begun: its end is decided, or its lease ran out and somebody else has it."""
+    if work.expires <= time.monotonic():
+        work.over = True
+    return work.over
 
 
 def nonsense(unit: Work, returned: Any) -> BaseException | None:
