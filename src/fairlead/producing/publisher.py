@@ -79,9 +79,7 @@ class Publisher:
         self._leading = False
         self._queue: deque[_Group] = deque()
         self._companions = 0  # groups that joined the last commit
-        self._awaited = 0  # the length of the queue for which the leader waits, 0: it does not
-        self._arrived = threading.Lock()
-        self._arrived.acquire()
+        self._gathering: _Group | None = None  # the leader that waits for them
         self._turns: dict[asyncio.AbstractEventLoop, list[_Entry]] = {}
 
     def put(self, drafts: list[Draft]) -> list[Receipt]:
@@ -95,18 +93,45 @@ class Publisher:
         with self._mutex:
             leads = not self._leading
             self._leading = True
-            if not leads:
+            if not leads and self._gathering is not None and len(self._queue) + 1 >= self._companions:
+                # The last of those that were waited for leads: it is awake.
+                self._queue.appendleft(self._gathering)
+                self._gathering = None
+                leads = True
+            elif not leads:
                 self._queue.append(group)
-                if len(self._queue) == self._awaited:
-                    self._awaited = 0
-                    self._arrived.release()
         if not leads:
             group.awake.acquire()
-        if not group.done:  # it leads, at once or woken to
+        if not group.done and not self._waits_for_others(group):
             self._lead(group)
 
+    def _waits_for_others(self, group: _Group) -> bool:
+        """
+        A leader waits a moment for as many as joined the last commit: just woken, they are likely to come again at once, and a
+        transaction of one costs as much as one of several. True: the last of them has led and the group is done. A lone caller
+        finds nobody to wait for.
+        """
+        with self._mutex:
+            if len(self._queue) >= self._companions:
+                return False
+            self._gathering = group
+        if group.awake.acquire(timeout=GATHER):
+            return True
+        with self._mutex:
+            if self._gathering is group:
+                self._gathering = None
+                return False
+        group.awake.acquire()
+        return True
+
     def _lead(self, own: _Group) -> None:
-        groups = [own, *self._gather()]
+        groups = [own]
+        count = own.size
+        with self._mutex:
+            while self._queue and count < MOST:
+                groups.append(self._queue.popleft())
+                count += groups[-1].size
+            self._companions = len(groups) - 1
         try:
             self._commit([entry for group in groups for entry in group.entries])
         finally:
@@ -115,26 +140,6 @@ class Publisher:
             for group in groups[1:]:
                 group.done = True
                 group.awake.release()
-
-    def _gather(self) -> list[_Group]:
-        """
-        Who joins the commit. Those of the last commit, just woken, are likely to come again at once: it waits a moment for as
-        many, since a transaction of one costs as much as one of several. A lone caller finds nobody to wait for.
-        """
-        with self._mutex:
-            self._awaited = self._companions if self._companions > len(self._queue) else 0
-        if self._awaited:
-            self._arrived.acquire(timeout=GATHER)
-        with self._mutex:
-            self._awaited = 0
-            self._arrived.acquire(blocking=False)  # they came just as the time was over
-            groups: list[_Group] = []
-            count = 0
-            while self._queue and count < MOST:
-                groups.append(self._queue.popleft())
-                count += groups[-1].size
-            self._companions = len(groups)
-        return groups
 
     def _hand_over(self) -> None:
         with self._mutex:
