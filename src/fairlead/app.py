@@ -17,7 +17,7 @@ from fairlead.engines import open_engine
 from fairlead.errors import BacklogFull, UsageError
 from fairlead.message import Message, Settlement
 from fairlead.policy import FIELDS, Gate, check_fields, check_pattern, check_topic
-from fairlead.producing.bulk import put_all
+from fairlead.producing.bulk import put_all, wait_for_room
 from fairlead.producing.publisher import Publisher
 from fairlead.tasks.task import TaskDecorator
 from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
@@ -46,8 +46,6 @@ HANDLER_OPTIONS = ("concurrency", "isolation", "batch", "time_limit", "soft_time
 TASK_OPTIONS = ("isolation", "time_limit", "soft_time_limit")
 PUBLISH_OPTIONS = ("key", "priority", "delay", "at", "ttl", "id", "headers", "at_front", "timeout")
 ORDERS = ("name", "backlog", "age", "rate", "throttled")
-ROOM_FIRST, ROOM_MOST = 0.01, 0.5
-"""Seconds between looks for room in a full backlog: the first, and the longest."""
 
 
 class Fairlead:
@@ -239,16 +237,11 @@ class Fairlead:
         return "block" in (self._settings.on_full, self.engine.policy_of(topic).on_full)
 
     def _wait_for_room(self, draft: Draft, receipt: Receipt, timeout: float | None) -> Receipt:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        pause = ROOM_FIRST
-        while receipt.outcome == "refused":
-            left = pause if deadline is None else deadline - time.monotonic()
-            if left <= 0 or not self._has_to_wait(draft.topic):
-                raise BacklogFull(f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog", [receipt])
-            time.sleep(min(pause, left))
-            pause = min(pause * 2, ROOM_MOST)
-            receipt = self._publisher.put([draft])[0]
-        return receipt
+        receipts = [receipt]
+        wait_for_room([draft], receipts, self._publisher.put, self._has_to_wait, timeout)
+        if receipts[0].outcome == "refused":
+            raise BacklogFull(f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog", [*receipts])
+        return receipts[0]
 
     _await_for_room = twin(_wait_for_room)
 

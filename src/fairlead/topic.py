@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 LOOK_EVERY = 0.05
 """Seconds between looks at the done cursor."""
 
-NOBODY = "\0"
-"""No topic can have this name, so nothing of it is outstanding: its cursors are the last number that was given."""
-
 REDRIVE_AT_ONCE = 1_000
 """Dead letters that one transaction puts back, where no rate spreads them."""
 
@@ -154,7 +151,7 @@ class Topic:
         False when the timeout (seconds) is over first.
         """
         engine = self._app.engine
-        last = engine.cursors(NOBODY)[0][1]
+        last = engine.overview().last_number
         deadline = None if timeout is None else time.monotonic() + timeout
         while min(done for _, done in engine.cursors(self.name).values()) < last:
             left = LOOK_EVERY if deadline is None else deadline - time.monotonic()

@@ -104,7 +104,8 @@ def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"), [({"rate": -1}, "rate"), ({"partitions": 3}, "power of two"), ({"rats": 5}, 'did you mean "rate"'), ({"rate": "fast"}, "fast")]
+    ("fields", "told"),
+    [({"rate": -1}, "rate"), ({"partitions": 3}, "power of two"), ({"rats": 5}, 'did you mean "rate"'), ({"rate": "fast"}, "fast")],
 )
 def test_bad_policies(app: Fairlead, fields: dict[str, object], told: str) -> None:
     """An impossible policy is refused at the call, also before the engine is open."""

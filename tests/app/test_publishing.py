@@ -78,7 +78,7 @@ def test_a_body_that_contains_itself(app: Fairlead) -> None:
 
 def test_the_limit_of_a_body(app: Fairlead) -> None:
     """1 MiB by default, a policy sets it; others' messages of the same moment are not hurt."""
-    with pytest.raises(BadMessage, match="1,?048,?576|MiB"):
+    with pytest.raises(BadMessage, match=r"1,?048,?576|MiB"):
         app.publish("b", b"x" * ((1 << 20) + 1))
     app.policy("b", max_body="2MiB")
     app.publish("b", b"x" * ((1 << 20) + 1))

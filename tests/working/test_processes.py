@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-
-from fairlead import Fairlead, Message, UsageError
 from tests.working.conftest import Running
 from tests.working.test_stopping import until
+
+from fairlead import Fairlead, Message, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,6 +21,8 @@ BATCH = 1_000
 
 BATCH_BYTES = 8_000_000
 ROOM_FIRST, ROOM_MOST = 0.01, 0.5
+"""Seconds between looks for room in a full backlog: the first, and the longest."""
+
 SHOW_AFTER, SHOW_EVERY = 0.5, 0.1
 
 
@@ -39,7 +41,7 @@ def put_all(
         for drafts in _batches(messages):
             answers = put(drafts)
             if any(answer.outcome == "refused" for answer in answers):
-                _wait_for_room(drafts, answers, put, has_to_wait, timeout)
+                wait_for_room(drafts, answers, put, has_to_wait, timeout)
             receipts += answers
             if bar is not None:
                 bar.show(len(receipts))
@@ -71,7 +73,7 @@ def _batches(messages: Iterable[Message]) -> Iterator[list[Draft]]:
         yield drafts
 
 
-def _wait_for_room(
+def wait_for_room(
     drafts: list[Draft],
     answers: list[Receipt],
     put: Callable[[list[Draft]], list[Receipt]],

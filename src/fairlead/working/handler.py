@@ -46,7 +46,7 @@ class Handler:
     ) -> None:
         self.function = function
         self.pattern = pattern
-        self.name: str = name or getattr(function, "__qualname__", repr(function))
+        self.name = name or str(getattr(function, "__qualname__", function))
         where = f"handler {self.name}"
         self.kind = _kind(where, function, isolation)
         self.concurrency = _count(where, "concurrency", concurrency)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairlead import units
 from fairlead.errors import DestinationUnwell, FairleadError, Reject, Retry
@@ -12,6 +14,8 @@ from fairlead.message import Settlement
 if TYPE_CHECKING:
     from fairlead.units import Duration
     from fairlead.working.work import Work
+
+log = logging.getLogger("fairlead.worker")
 
 ERROR_FRAMES = 5
 """Innermost lines of a traceback that are kept with the message."""
@@ -51,6 +55,15 @@ def _again(settlement: Settlement, name: str, delay: Duration | None) -> Settlem
         except (ValueError, OverflowError, TypeError) as error:
             settlement.error = f"{settlement.error or ''} ({name}: {error})".lstrip()
     return settlement
+
+
+def nonsense(handler: str, returned: Any) -> TypeError | None:
+    """What a handler returned is not looked at, but a coroutine means that its work was never done."""
+    if inspect.iscoroutine(returned):
+        returned.close()
+        return TypeError(f'handler {handler} returned a coroutine that nobody awaits; write it as "async def"')
+    log.debug("handler %s returned %.200r, which is not used", handler, returned)
+    return None
 
 
 def give_back(work: Work, *, begun: bool, delay_us: int | None = None) -> Settlement:

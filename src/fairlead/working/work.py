@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -62,6 +63,12 @@ class Work:
     def place(self) -> tuple[int, int]:
         """What the engine needs to find the lease."""
         return self.lease.handle, self.lease.fence
+
+    def is_gone(self) -> bool:
+        """Whether it is not to be begun any more: its end is decided, or its lease ran out and somebody else has it."""
+        if self.expires <= time.monotonic():
+            self.over = True
+        return self.over
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the handler is called with. Raises Reject where the body cannot be that."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import os
 import signal
@@ -26,7 +25,7 @@ from fairlead.working.executors.processes import ProcessCaller
 from fairlead.working.executors.threads import ThreadExecutor
 from fairlead.working.limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from fairlead.working.pause import Pause
-from fairlead.working.settle import give_back, judge
+from fairlead.working.settle import give_back, judge, nonsense
 from fairlead.working.work import Work
 
 if TYPE_CHECKING:
@@ -49,7 +48,10 @@ TRIAL_SECONDS = 1.0
 """How long a suspect runs before the next one is begun beside it."""
 
 WARN_EVERY = 60.0
-"""Seconds between warnings about messages of one topic that nothing handles."""
+"""Seconds between warnings about messages that nothing handles."""
+
+CANCEL_SECONDS = 2.0
+"""How long cancelled tasks may take to end when the worker does."""
 
 STOP_SECONDS = 10.0
 """How long the last settlements may take."""
@@ -71,7 +73,7 @@ class Worker:
         self._pause = Pause(embedded=engine.capabilities.embedded)
         self._flush_is_due = False
         self._collect_is_due = False
-        self._warned: dict[str, float] = {}
+        self._warned_at = -WARN_EVERY
         self._stops = 0
         self._failure: BaseException | None = None
 
@@ -79,7 +81,12 @@ class Worker:
 
     def run(self, signals: Sequence[int] = STOP_SIGNALS) -> Summary:
         """Work until told to stop, or with `burst` until nothing is left. Raises what makes working impossible."""
-        return asyncio.run(self.arun(signals))
+        loop = asyncio.new_event_loop()
+        try:
+            return loop.run_until_complete(self.arun(signals))
+        finally:
+            loop.run_until_complete(end_tasks())
+            loop.close()
 
     async def arun(self, signals: Sequence[int] = ()) -> Summary:
         """As `run`, on the running event loop; `signals` stop it, where this is the main thread."""
@@ -150,7 +157,7 @@ class Worker:
 
     def _release_unbegun(self) -> None:
         for work in [*self._buffer.drain(), *self._suspects]:
-            if not is_gone(work):
+            if not work.is_gone():
                 work.over = True
                 self._settle(give_back(work, begun=False))
 
@@ -196,10 +203,11 @@ class Worker:
 
     def _put_back_unhandled(self, leases: list[Lease]) -> None:
         now = time.monotonic()
+        if now - self._warned_at >= WARN_EVERY:
+            self._warned_at = now
+            first = leases[0]
+            log.warning("message %s in %s: nothing handles it here; it goes back, and is dead after an hour", first.id, first.topic)
         for lease in leases:
-            if now - self._warned.get(lease.topic, -WARN_EVERY) >= WARN_EVERY:
-                self._warned[lease.topic] = now
-                log.warning("message %s in %s: nothing handles it here; it goes back, and is dead after an hour", lease.id, lease.topic)
             self._settle(Settlement(lease.handle, lease.fence, "unhandled"))
 
     def _dispatch(self) -> None:
@@ -209,7 +217,7 @@ class Worker:
             self._try_suspect()
         while len(running) < most and (shelf := buffer.next_shelf()) is not None:
             work = shelf.pop()
-            if is_gone(work):
+            if work.is_gone():
                 continue
             if work.lease.suspect:
                 self._suspects.append(work)
@@ -229,7 +237,7 @@ class Worker:
             if shelf.running >= shelf.most:
                 return
             work = self._suspects.popleft()
-            if is_gone(work):
+            if work.is_gone():
                 continue
             unit = self._together([work]) if work.handler.batch is not None else work
             if unit is not None:
@@ -262,7 +270,7 @@ class Worker:
             work = shelf.pop()
             if work.lease.suspect:
                 self._suspects.append(work)
-            elif not is_gone(work):
+            elif not work.is_gone():
                 works.append(work)
         unit = self._together(works)
         if unit is not None:
@@ -319,7 +327,7 @@ class Worker:
         cost_us = int((time.perf_counter() - unit.began) * 1_000_000)
         if unit.parts is None:
             if returned is not None:
-                error = error or nonsense(unit, returned)
+                error = error or nonsense(unit.handler.name, returned)
             self._settle(judge(unit, error, cost_us))
         else:
             for part, outcome in unit.outcomes(returned, error):
@@ -401,17 +409,13 @@ class Worker:
         self._courier.go.set()
 
 
-def is_gone(work: Work) -> bool:
-    """Whether a delivery that waits here is not to be begun: its end is decided, or its lease ran out and somebody else has it."""
-    if work.expires <= time.monotonic():
-        work.over = True
-    return work.over
-
-
-def nonsense(unit: Work, returned: Any) -> BaseException | None:
-    """What a handler returned is not looked at, but a coroutine means that its work was never done."""
-    if inspect.iscoroutine(returned):
-        returned.close()
-        return TypeError(f'handler {unit.handler.name} returned a coroutine that nobody awaits; write it as "async def"')
-    log.debug("handler %s returned %.200r, which is not used", unit.handler.name, returned)
-    return None
+async def end_tasks() -> None:
+    """Cancel what handlers left behind. Unlike `asyncio.run`, does not wait for ever for what will not be cancelled."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, stubborn = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+        for task in stubborn:
+            log.warning("left behind, because it ignores its cancellation: %r", task)
+    await asyncio.get_running_loop().shutdown_asyncgens()
