@@ -1,0 +1,96 @@
+"""What the benchmarks share: options, timing, tables, and the JSON beside them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+BODY = b"x" * 100
+BATCH = 500
+RESULTS = Path(__file__).parent / "results"
+
+
+def options(about: str) -> argparse.Namespace:
+    """--quick: smaller; --smoke: one iteration, seconds; --json FILE."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--quick", action="store_true", help="smaller numbers, a minute at most")
+    parser.add_argument("--smoke", action="store_true", help="once and tiny: does it still run?")
+    parser.add_argument("--json", type=Path, help="where to write the figures (default: bench/results/NAME.json)")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+def pick(chosen: argparse.Namespace, full: Any, quick: Any, smoke: Any) -> Any:
+    """The value for the size that was asked for."""
+    return smoke if chosen.smoke else quick if chosen.quick else full
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder that goes when the benchmark does."""
+    with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as name:
+        yield Path(name)
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """How long it takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Minimum, median and maximum."""
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cpus": os.cpu_count(),
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "fairlead": version("fairlead"),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def publish_table(name: str, chosen: argparse.Namespace, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: str = "") -> None:
+    """Print the table and write it as JSON."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(column), *(len(row[n]) for row in cells)) if cells else len(column) for n, column in enumerate(columns)]
+    print(f"\n{name}" + (f" ({notes})" if notes else ""))
+    for line in (list(columns), *cells):
+        print("  " + "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(line, widths, strict=True))))
+    path = chosen.json or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = "smoke" if chosen.smoke else "quick" if chosen.quick else "full"
+    figures = [dict(zip(columns, row, strict=True)) for row in rows]
+    path.write_text(
+        json.dumps({"bench": name, "size": size, "seed": chosen.seed, "machine": machine(), "notes": notes, "figures": figures}, indent=1)
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def python(program: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Another process of this Python, running a program text."""
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})

@@ -1,0 +1,53 @@
+"""Distinct topics over a lifetime leave nothing behind: waves of new topics, and what the store holds after each."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from bench.common import BODY, folder, options, pick, publish_table
+from fairlead.engines import open_engine
+from fairlead.engines.base import Settings
+from fairlead.message import Draft, Settlement
+
+START = 1_700_000_000_000_000
+TABLES = ("lane", "message", "ready", "lease", "event", "ident", "note", "merge_key", "serial_key", "dead")
+
+
+def main() -> None:
+    chosen = options(__doc__ or "")
+    waves = pick(chosen, 20, 5, 3)
+    topics = pick(chosen, 100_000, 20_000, 500)
+    now = START
+    rows = []
+    with folder() as place:
+        path = Path(place) / "q.db"
+        engine = open_engine(f"sqlite:///{path}", Settings(durability="memory"))
+        engine.policy_set("code", "*", {"rate": 10, "concurrency": 2})
+        for wave in range(1, waves + 1):
+            for first in range(0, topics, 500):
+                engine.put([Draft(f"w{wave}.{n}", BODY) for n in range(first, first + 500)], now_us=now)
+                now += 1_000
+                leases = engine.lease(500, now_us=now).leases
+                engine.settle([Settlement(lease.handle, lease.fence) for lease in leases], now_us=now)
+            while leases := engine.lease(500, now_us=now).leases:
+                engine.settle([Settlement(lease.handle, lease.fence) for lease in leases], now_us=now)
+                now += 1_000
+            now += 2_000_000
+            while engine.overview(now_us=now).topics:
+                engine.tick(now_us=now)
+            raw = sqlite3.connect(path)
+            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            left = sum(raw.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES)
+            raw.close()
+            rows.append((wave * topics, left, path.stat().st_size))
+        engine.close()
+    shown = rows if len(rows) <= 8 else rows[:: len(rows) // 5] + rows[-1:]
+    publish_table(
+        "lifetime", chosen, ("topics so far", "rows left", "file, bytes"), shown, "each topic with a rate and a concurrency, one message each"
+    )
+    assert all(left == 0 for _, left, _ in rows), "something was left behind"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""The curve that others cannot hold: the same backlog spread over 1 to 1,000,000 topics, drained by one worker, end to end."""
+
+from __future__ import annotations
+
+import time
+
+from bench.common import folder, options, pick, publish_table
+from bench.endtoend import drain
+from fairlead import Fairlead, Message
+
+
+def main() -> None:
+    chosen = options(__doc__ or "")
+    messages = pick(chosen, 1_000_000, 100_000, 2_000)
+    rows = []
+    first = 0.0
+    topics = 1
+    while topics <= messages:
+        with folder() as place:
+            url = f"sqlite:///{place}/q.db"
+            app = Fairlead(url, durability="memory")
+            began = time.perf_counter()
+            app.publish_many((Message(f"t.{n % topics}", "x" * 98) for n in range(messages)), progress=False)
+            published = messages / (time.perf_counter() - began)
+            size = app.engine.overview()
+            assert size.waiting == messages
+            app.close()
+            on_disk = sum(file.stat().st_size for file in place.iterdir() if file.name == "q.db")
+            drained = drain(url, "memory", "async", 1, messages)
+        first = first or drained
+        rows.append((f"{topics:,}", published, drained, first / drained, on_disk / messages))
+        topics *= pick(chosen, 10, 10, 20)
+    publish_table(
+        "topics", chosen, ("topics", "publish_many/s", "drain/s", "times slower than 1", "bytes/message on disk"), rows,
+        f"{messages:,} messages of 100 bytes, one worker, async handlers that do nothing, durability memory",
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
