@@ -73,7 +73,8 @@ async def work(message):
     note("workers")
 
 if __name__ == "__main__":
-    app.run_worker(processes=2, burst="burst" in sys.argv, concurrency=4)
+    reload = "reload" in sys.argv
+    app.run_worker(processes=1 if reload else 2, reload=reload, concurrency=4)
 """
 
 
@@ -151,6 +152,12 @@ def test_batches_in_children(app: Fairlead) -> None:
     assert (summary.acked, summary.died) == (5, 5)
 
 
+def start(source: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """The program, as a user would start it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen([sys.executable, str(source), *arguments], cwd=source.parent, env=environment)
+
+
 def test_several_workers_share_a_burst(app: Fairlead, tmp_path: Path) -> None:
     """With processes=2 a supervisor runs two workers; together they handle everything once."""
     app.publish_many(Message(f"work.{n % 5}", n) for n in range(500))
@@ -165,9 +172,7 @@ def test_a_worker_that_dies_is_started_again(app: Fairlead, tmp_path: Path) -> N
     app.policy("work.*", lease=0.5)
     app.publish("work.bad", "die")
     app.publish_many(Message("work.good", n) for n in range(10))
-    program = subprocess.Popen(  # our own program
-        [sys.executable, str(next(tmp_path.glob("program_*.py")))], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
+    program = start(next(tmp_path.glob("program_*.py")))
     try:
         until(lambda: app.topic("work.bad").dead_letters() and len((tmp_path / "workers").read_text().split()) >= 10, 40)
     finally:
@@ -181,9 +186,7 @@ def test_sigterm_and_sigint_stop_a_worker(app: Fairlead, tmp_path: Path) -> None
     for number in (signal.SIGTERM, signal.SIGINT):
         app.publish("work.x", "go")
         before = len((tmp_path / "workers").read_text().split()) if (tmp_path / "workers").exists() else 0
-        program = subprocess.Popen(  # our own program
-            [sys.executable, str(next(tmp_path.glob("program_*.py")))], cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        )
+        program = start(next(tmp_path.glob("program_*.py")))
         until(lambda: (tmp_path / "workers").exists() and len((tmp_path / "workers").read_text().split()) > before, 20)  # noqa: B023
         program.send_signal(number)
         assert program.wait(20) == 0
@@ -196,3 +199,29 @@ def test_several_processes_need_an_importable_application(tmp_path: Path) -> Non
     app.handler("*")(print)
     with pytest.raises(UsageError, match="top of a module"):
         app.run_worker(processes=2)
+
+
+def test_reload_begins_anew_when_the_code_changes(app: Fairlead, tmp_path: Path) -> None:
+    """With reload a changed source file is what handles the next message, also after a version that cannot be imported."""
+    source = next(tmp_path.glob("program_*.py"))
+    program = start(source, "reload")
+    seen = tmp_path / "seen"
+    try:
+        for text in ("first", "second", None, "third"):
+            # None: a version with a mistake in its syntax; the next one mends it.
+            source.write_text(PROGRAM.format(folder=tmp_path).replace('note("workers")', f'note("seen", "{text}")' if text else "note("))
+            os.utime(source, ns=(time.time_ns(), time.time_ns()))
+            if text is not None:
+                app.publish("work.x", "go")
+                until(lambda: published_after(app, seen, text), 30)  # noqa: B023
+    finally:
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(20) == 0
+
+
+def published_after(app: Fairlead, seen: Path, text: str) -> bool:
+    """Whether the version that writes this text has handled a message; publishes another one if not."""
+    if seen.exists() and text in seen.read_text().split():
+        return True
+    app.publish("work.x", "go")
+    return False
