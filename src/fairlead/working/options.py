@@ -62,7 +62,7 @@ def _count(option: str, value: object, most: int) -> int:
 
 
 class Summary(msgspec.Struct):
-    """What a worker did: settlements by kind; with several processes, zero (each logs its own)."""
+    """What a worker did, or several under a supervisor together: settlements by kind."""
 
     acked: int = 0
     retried: int = 0
