@@ -23,7 +23,7 @@ def main() -> None:
     with folder() as place:
         path = Path(place) / "q.db"
         engine = open_engine(f"sqlite:///{path}", Settings(durability="memory"))
-        engine.policy_set("code", "*", {"rate": 10, "concurrency": 2})
+        engine.policy_set("code", "*", {"rate": 10, "concurrency": 2}, now_us=now)
         for wave in range(1, waves + 1):
             for first in range(0, topics, 500):
                 engine.put([Draft(f"w{wave}.{n}", BODY) for n in range(first, first + 500)], now_us=now)
@@ -33,7 +33,8 @@ def main() -> None:
             while leases := engine.lease(500, now_us=now).leases:
                 engine.settle([Settlement(lease.handle, lease.fence) for lease in leases], now_us=now)
                 now += 1_000
-            now += 2_000_000
+            now += 61_000_000  # past the longest lease: its batch's event goes too
+            engine.tick(now_us=now)
             while engine.overview(now_us=now).topics:
                 engine.tick(now_us=now)
             raw = sqlite3.connect(path)
