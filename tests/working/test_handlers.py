@@ -8,7 +8,7 @@ import logging
 import threading
 
 import pytest
-from tests.working.conftest import Running
+from tests.working.support import Running
 
 from fairlead import BadMessage, DestinationUnwell, Fairlead, Message, Reject, Retry, UsageError
 
@@ -370,10 +370,10 @@ def test_bad_handlers(app: Fairlead) -> None:
     with pytest.raises(UsageError, match="no handlers"):
         Fairlead("sqlite://").run_worker(burst=True)
     with pytest.raises(UsageError, match='did you mean "concurrency"'):
-        app.run_worker(concurency=3)  # type: ignore[call-arg]
+        app.run_worker(concurency=3)  # type: ignore[arg-type]
     for bad in ({"concurrency": 0}, {"grace": -1}, {"topics": "a,b"}, {"processes": 0}, {"pool": ""}):
         with pytest.raises(UsageError, match=next(iter(bad))):
-            app.run_worker(**bad)  # type: ignore[arg-type]
+            app.run_worker(**bad)
 
 
 def test_publishing_from_handlers(app: Fairlead) -> None:

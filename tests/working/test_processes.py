@@ -10,8 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.working.conftest import Running
-from tests.working.test_stopping import until
+from tests.working.support import Running, until
 
 from fairlead import Fairlead, Message, UsageError
 

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.working.conftest import Running
+from tests.working.support import Running, until
 
 from fairlead import EngineUnavailable, Fairlead, LeaseLost, Message, SoftTimeLimit
 
@@ -21,14 +21,6 @@ def dead_error(app: Fairlead, topic: str) -> str:
     """The error of the topic's only dead letter."""
     (dead,) = app.topic(topic).dead_letters()
     return dead.error or ""
-
-
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for what another thread does to the engine."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.01)
 
 
 def test_a_coroutine_is_cancelled_at_its_time_limit(app: Fairlead) -> None:

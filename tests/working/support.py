@@ -1,0 +1,53 @@
+"""A worker that a test can stop, and waiting for what it does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from fairlead.working.options import Options
+from fairlead.working.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairlead import Fairlead, Summary
+
+
+class Running:
+    """A worker in a thread."""
+
+    def __init__(self, app: Fairlead, **options: object) -> None:
+        defaults = {"concurrency": 10, "pool": "default", "topics": None, "grace": 5, "processes": 1, "burst": False, "reload": False}
+        self.worker = Worker(app.engine, app.handlers, Options.checked(**{**defaults, **options}))  # type: ignore[arg-type]
+        self.summary: Summary | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        self.summary = self.worker.run()
+
+    def __enter__(self) -> Running:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self.worker.stop()
+
+    def join(self) -> Summary:
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the worker did not end"
+        assert self.summary is not None
+        return self.summary
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.join()
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait for what another thread does to the engine."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        threading.Event().wait(0.01)
