@@ -12,7 +12,7 @@ import fairlead
 from fairlead import BadMessage, BadPolicy, EngineCorrupt, EngineUnavailable, Fairlead, LeaseLost, Message, UnknownHandler, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -125,7 +125,8 @@ def test_a_delivery_is_settled_once(app: Fairlead) -> None:
     with pytest.raises(LeaseLost, match="mine") as caught:
         delivery.ack()
     assert (caught.value.message_id, caught.value.fence) == ("mine", delivery.fence)
-    for call in (delivery.retry, delivery.dead, delivery.release, lambda: delivery.extend(5)):
+    calls: list[Callable[[], None]] = [delivery.retry, delivery.dead, delivery.release, lambda: delivery.extend(5)]
+    for call in calls:
         with pytest.raises(LeaseLost):
             call()
     app.publish("t")
