@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Never
 import click
 import msgspec
 
+from fairlead.message import RAW
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -70,12 +72,21 @@ def leave(text: str, code: int) -> Never:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=_plain), indent=2))
+    """One JSON document; bodies are in it as the JSON they are, those published as bytes as text."""
+    plain = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=str)
+    click.echo(msgspec.json.format(msgspec.json.encode(_readable(plain)), indent=2))
 
 
-def _plain(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+def _readable(value: Any, *, raw: bool = False) -> Any:
+    if isinstance(value, dict):
+        headers = value.get("headers")
+        raw = isinstance(headers, dict) and headers.get("content-type") == RAW
+        return {name: _readable(each, raw=raw) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_readable(each, raw=raw) for each in value]
+    if not isinstance(value, bytes):
+        return value
+    return value.decode(errors="replace") if raw else msgspec.json.decode(value)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:

@@ -28,7 +28,7 @@ def top(session: Session, *, order: str, limit: int, every: float, once: bool) -
     from rich.live import Live
 
     app = session.app()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width, and scripts want whole names
     before = app.engine.overview()
     if once or not sys.stdout.isatty():
         time.sleep(min(every, 1.0))

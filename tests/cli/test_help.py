@@ -1,0 +1,55 @@
+"""Help, the list of commands, and wrong calls."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+
+from fairlead.cli import main
+from fairlead.cli.main import COMMANDS
+from fairlead.policy import FIELDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cli.conftest import Command
+
+
+def paths() -> Iterator[tuple[str, ...]]:
+    """Every command and subcommand there is."""
+    context = click.Context(main)
+    for name in COMMANDS:
+        yield (name,)
+        command = main.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from ((name, sub) for sub in command.list_commands(context))
+
+
+@pytest.mark.parametrize("path", [(), *paths()])
+def test_every_command_has_help(fairlead: Command, path: tuple[str, ...]) -> None:
+    """--help works everywhere, says what the command does, and explains its options."""
+    assert "Usage:" in fairlead(*path, "--help").stdout
+    command: click.Command | None = main
+    for name in path:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), name)
+    assert command is not None
+    assert command.help
+
+
+def test_every_setting_is_an_option(fairlead: Command) -> None:
+    """`policy set` takes each setting of a policy."""
+    text = fairlead("policy", "set", "--help").stdout
+    assert all(f"--{name.replace('_', '-')}" in text for name in FIELDS)
+
+
+def test_a_typing_error_gets_a_hint(fairlead: Command) -> None:
+    """An unknown command says which was likely meant."""
+    assert 'did you mean "topics"' in fairlead("topcs", code=2).stderr
+
+
+def test_version(fairlead: Command) -> None:
+    """--version needs no store."""
+    assert fairlead("--version").stdout.startswith("fairlead")

@@ -1,0 +1,135 @@
+"""Publishing, looking, purging, dead letters: the commands that are about messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fairlead import Fairlead
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command
+
+
+def kill(fairlead: Command, topic: str) -> None:
+    """Make a dead letter of all that waits in the topic."""
+    with Fairlead(fairlead.url) as app:
+        for delivery in app.lease(100, topics=[topic]):
+            delivery.dead("no such address")
+
+
+def test_publish_and_peek(fairlead: Command) -> None:
+    """What was published is what peek shows."""
+    receipt = fairlead.json("publish", "push.acme", '{"order": 42}', "--priority", "5", "--key", "order-42", "-H", "trace=abc")
+    assert receipt["outcome"] == "accepted"
+    [seen] = fairlead.json("peek", "push.acme")
+    assert (seen["id"], seen["priority"], seen["key"], seen["headers"]) == (receipt["id"], 5, "order-42", {"trace": "abc"})
+    assert seen["body"] == {"order": 42}
+
+
+def test_publish_lines(fairlead: Command) -> None:
+    """--lines publishes a message for each line of stdin."""
+    assert "3 accepted" in fairlead("publish", "a", "--lines", stdin="1\n2\n3\n").stdout
+    assert fairlead.json("topics")[0]["waiting"] == 3
+
+
+@pytest.mark.parametrize("arguments", [("publish", "a", "-"), ("publish", "a")])
+def test_publish_from_stdin(fairlead: Command, arguments: tuple[str, ...]) -> None:
+    """A body of "-", or none, is read from stdin."""
+    fairlead(*arguments, stdin='{"a": 1}')
+    assert fairlead.json("peek", "a")[0]["body"] == {"a": 1}
+
+
+def test_publish_bytes(fairlead: Command) -> None:
+    """--raw takes the body as it is."""
+    fairlead("publish", "a", "not json", "--raw")
+    with Fairlead(fairlead.url) as app:
+        app.publish("b", b"\xff")
+        assert app.lease(1, topics=["a"])[0].body == b"not json"
+    assert fairlead.json("peek", "b")[0]["body"] == "\ufffd"
+
+
+def test_the_same_id_is_a_duplicate(fairlead: Command) -> None:
+    """A second publish of a pending id changes nothing."""
+    fairlead("publish", "a", "1", "--id", "mine")
+    assert fairlead.json("publish", "a", "1", "--id", "mine")["outcome"] == "duplicate"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("publish", "a", "not json"), "not JSON"),
+        (("publish", "a\nb", "1"), "control"),
+        (("publish", "a", "1", "--header", "nothing"), "NAME=VALUE"),
+        (("publish", "a", "1", "--delay", "soon"), "soon"),
+        (("publish", "a", "1", "--lines"), "--lines"),
+        (("publish", "a", "--lines", "--id", "x"), "--id"),
+        (("publish", "a", "1", "--priority", "101"), "--priority"),
+    ],
+)
+def test_a_wrong_publish_is_one_line(fairlead: Command, arguments: tuple[str, ...], told: str) -> None:
+    """What is wrong is named in one line on stderr, and the exit code is 2."""
+    result = fairlead(*arguments, code=2)
+    assert result.stderr.startswith("fairlead: ")
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_full_backlog(fairlead: Command) -> None:
+    """A refused publish has exit code 1 and says why."""
+    fairlead("policy", "set", "a", "--max-backlog", "1")
+    fairlead("publish", "a", "1")
+    assert "a" in fairlead("publish", "a", "2", code=1).stderr
+
+
+def test_topics_by_order(fairlead: Command) -> None:
+    """The largest backlog comes first; a pattern restricts, a page goes on."""
+    fairlead("publish", "push.few", "--lines", stdin="1\n")
+    fairlead("publish", "push.many", "--lines", stdin="1\n" * 50)
+    fairlead("publish", "mail.other", "1")
+    assert [topic["topic"] for topic in fairlead.json("topics", "push.*", "--order", "backlog")] == ["push.many", "push.few"]
+    assert [topic["topic"] for topic in fairlead.json("topics", "--order", "name", "--after", "mail.other")] == ["push.few", "push.many"]
+    assert "push.many" in fairlead("topics").stdout
+    assert "push.many" in fairlead("top", "--once", "--every", "0.1").stdout
+
+
+def test_purge_asks(fairlead: Command) -> None:
+    """Purging without --yes asks, and a no changes nothing."""
+    fairlead("publish", "a", "1")
+    fairlead("purge", "a", code=1, stdin="n\n")
+    assert len(fairlead.json("peek", "a")) == 1
+    fairlead("purge", "a", "--yes")
+    assert fairlead.json("peek", "a") == []
+
+
+def test_explain(fairlead: Command) -> None:
+    """The binding reason is told; an unknown id has exit code 1."""
+    receipt = fairlead.json("publish", "a", "1")
+    fairlead("pause", "a")
+    told = fairlead.json("explain", receipt["id"])
+    assert "pause" in told["reasons"][0]
+    assert fairlead.json("explain", "nobody", "--topic", "a", code=1)["state"] == "unknown"
+
+
+def test_dead_letters(fairlead: Command) -> None:
+    """Dead letters are listed with their reason, shown, and put back."""
+    receipt = fairlead.json("publish", "a", "1")
+    kill(fairlead, "a")
+    [listed] = fairlead.json("dead", "list", "--topic", "a")
+    assert listed["message"]["reason"] == "no such address"
+    assert "no such address" in fairlead("dead", "show", receipt["id"]).stdout
+    fairlead("dead", "redrive", receipt["id"], "--topic", "a")
+    assert fairlead.json("dead", "list") == []
+    assert fairlead.json("peek", "a")[0]["attempts"] == 0
+
+
+def test_drop_dead_letters(fairlead: Command) -> None:
+    """Dropping says how many; nothing to drop is exit code 1, and no choice at all a wrong call."""
+    fairlead("publish", "a", "1")
+    kill(fairlead, "a")
+    fairlead("dead", "drop", code=2)
+    fairlead("dead", "drop", "--all", code=1, stdin="n\n")
+    assert "1 dropped" in fairlead("dead", "drop", "--all", "--yes").stdout
+    fairlead("dead", "redrive", "--all", code=1)
+    fairlead("dead", "show", "nobody", code=1)
