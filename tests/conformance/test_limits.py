@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.conformance.conftest import TIERS, Bench
 
 from fairlead.errors import BadPolicy, TopicInUse
 from fairlead.policy import Gate, Tier
 from fairlead.units import SECOND
+from tests.conformance.conftest import TIERS, Bench
 
 
 def test_a_rate_holds_whatever_is_asked_for(bench: Bench) -> None:

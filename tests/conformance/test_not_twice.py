@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.conformance.conftest import Bench
 
 from fairlead.message import Draft
 from fairlead.units import SECOND
+from tests.conformance.conftest import Bench
 
 
 def test_an_id_that_is_pending_is_a_duplicate(bench: Bench) -> None:

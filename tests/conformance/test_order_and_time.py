@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.conformance.conftest import Bench
 
 from fairlead.errors import BadMessage
 from fairlead.message import Draft, Settlement
 from fairlead.units import SECOND
+from tests.conformance.conftest import Bench
 
 
 def test_higher_priority_first_then_publish_order(bench: Bench) -> None:

@@ -8,9 +8,9 @@ import logging
 import threading
 
 import pytest
-from tests.working.support import Running
 
 from fairlead import BadMessage, DestinationUnwell, Fairlead, Message, Reject, Retry, UsageError
+from tests.working.support import Running
 
 
 def test_a_burst_handles_everything_and_ends(app: Fairlead) -> None:

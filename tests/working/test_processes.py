@@ -10,9 +10,9 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.working.support import Running, until
 
 from fairlead import Fairlead, Message, UsageError
+from tests.working.support import Running, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
