@@ -133,3 +133,12 @@ def test_drop_dead_letters(fairlead: Command) -> None:
     assert "1 dropped" in fairlead("dead", "drop", "--all", "--yes").stdout
     fairlead("dead", "redrive", "--all", code=1)
     fairlead("dead", "show", "nobody", code=1)
+
+
+def test_a_few_dead_letters(fairlead: Command) -> None:
+    """--limit takes the oldest only."""
+    fairlead("publish", "a", "--lines", stdin="1\n2\n3\n")
+    kill(fairlead, "a")
+    assert "1 redriven" in fairlead("dead", "redrive", "--all", "--limit", "1", "--rate", "10/s").stdout
+    assert "1 dropped" in fairlead("dead", "drop", "--all", "--yes", "--limit", "1").stdout
+    assert [each["message"]["body"] for each in fairlead.json("dead", "list")] == [3]
