@@ -1,0 +1,1 @@
+"""Programs that use Fairlead for something real."""

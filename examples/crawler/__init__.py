@@ -1,0 +1,1 @@
+"""A polite crawler: every host is a topic."""
