@@ -16,7 +16,7 @@ import time
 from collections import Counter, deque
 from pathlib import Path
 
-from examples.crawler.crawler import BURST, CONCURRENCY, RATE, fetch, make_app, page
+from examples.crawler.crawler import BURST, RATE, fetch, make_app, page
 from examples.crawler.website import Site
 from fairlead import Fairlead
 
@@ -133,7 +133,6 @@ def check(app: Fairlead, site: Site, expected: set[str]) -> dict[str, object]:
         "fetched again after the kill (at most what ran then)": f"{len(twice)} of at most {THREADS}",
         "retried after a failure": sum(status == 503 for _, _, _, status in site.log),
         f"most requests of a host in a second (rate {RATE}/s)": max(fastest.values()),
-        "concurrency of each host": CONCURRENCY,
         "dead letters (links to pages that are not there)": done.dead,
         "all as promised": same and once and polite,
     }
