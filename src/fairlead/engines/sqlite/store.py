@@ -218,6 +218,12 @@ class Store:
         with self.lock:
             self.connection.close()
 
+    def __del__(self) -> None:
+        # A program that simply drops its application is not warned of a resource that it never saw (Python 3.13 does).
+        connection = getattr(self, "connection", None)
+        if connection is not None:
+            connection.close()
+
 
 def _is_busy(error: sqlite3.Error) -> bool:
     return "locked" in str(error) or "busy" in str(error)
