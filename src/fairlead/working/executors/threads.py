@@ -118,9 +118,9 @@ class _Runner(threading.Thread):
             executor.pause.respect()
             if ready and not executor.coming:
                 executor.wake_one()
-            self._handle(work)
+            self._run_one(work)
 
-    def _handle(self, work: Work) -> None:
+    def _run_one(self, work: Work) -> None:
         if work.over:
             return
         work.runner = self
