@@ -11,6 +11,7 @@ import os
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -200,7 +201,9 @@ class Histories(RuleBasedStateMachine):
         self.engine.close()
 
 
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(
+TestHistories = pytest.mark.skipif(not LONG, reason="a long run: set FAIRLEAD_HISTORIES=200; one history in many does not end, see the issue")(
+    Histories.TestCase
+)
+Histories.TestCase.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=40, deadline=None, print_blob=True, derandomize=not LONG, suppress_health_check=list(HealthCheck)
 )
