@@ -201,9 +201,7 @@ class Histories(RuleBasedStateMachine):
         self.engine.close()
 
 
-TestHistories = pytest.mark.skipif(not LONG, reason="a long run: set FAIRLEAD_HISTORIES=200; one history in many does not end, see the issue")(
-    Histories.TestCase
-)
+TestHistories = pytest.mark.skipif(not LONG, reason="set FAIRLEAD_HISTORIES")(Histories.TestCase)
 Histories.TestCase.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=40, deadline=None, print_blob=True, derandomize=not LONG, suppress_health_check=list(HealthCheck)
 )
