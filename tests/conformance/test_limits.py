@@ -253,3 +253,15 @@ def test_an_idle_topic_leaves_nothing_behind(bench: Bench) -> None:
     bench.later(61)
     bench.engine.tick(now_us=bench.now)
     assert bench.engine.overview(now_us=bench.now).topics == 0
+
+
+def test_purge_of_a_bucketed_topic_with_serial_keys_takes_everything(bench: Bench) -> None:
+    """Removing a key's head brings the next of the key forward, which is to be removed too."""
+    bench.policy("b.*", buckets=2, serial="hold")
+    bench.put("b.1", "head", "second", "third", key="k")
+    bench.put("b.1", "free")
+    assert bench.engine.topic_purge("b.1", now_us=bench.now) == 4
+    assert [check for check in bench.engine.doctor() if not check.ok] == []
+    assert bench.bodies() == []
+    bench.put("b.1", "new", key="k")
+    assert bench.bodies() == ["new"]

@@ -11,8 +11,7 @@ import os
 from collections import Counter
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -28,6 +27,9 @@ GATE_CONCURRENCY = 3
 LONG = "FAIRLEAD_HISTORIES" in os.environ
 EXAMPLES = int(os.environ.get("FAIRLEAD_HISTORIES", "40"))
 """How many histories: always the same forty, or so many random ones in a long run."""
+
+PHASES = list(Phase) if LONG else [Phase.generate]
+"""A short run tells what failed at once; a long one makes the history short first."""
 
 TOPICS = [f"{family}.{n}" for family in "abcde" for n in (1, 2)]
 PATTERNS = [f"{family}.*" for family in "abcde"] + ["a.1", "b.1", "*"]
@@ -201,7 +203,7 @@ class Histories(RuleBasedStateMachine):
         self.engine.close()
 
 
-TestHistories = pytest.mark.skipif(not LONG, reason="set FAIRLEAD_HISTORIES")(Histories.TestCase)
+TestHistories = Histories.TestCase
 Histories.TestCase.settings = settings(
-    max_examples=EXAMPLES, stateful_step_count=40, deadline=None, print_blob=True, derandomize=not LONG, suppress_health_check=list(HealthCheck)
+    max_examples=EXAMPLES, stateful_step_count=40, deadline=None, print_blob=True, derandomize=not LONG, phases=PHASES, suppress_health_check=list(HealthCheck)
 )

@@ -19,8 +19,10 @@ PAGE = 5000
 def purge(turn: Turn, topic: str, last: int) -> int:
     """Remove waiting messages with numbers up to `last`, at most a page; returns how many."""
     removed = 0
-    for lane, row in _waiting(turn, topic):
-        if row.seq <= last:
+    for lane, listed in _waiting(turn, topic):
+        # A serial key's next message came forward when its head was removed: it is no longer where it was listed.
+        row = messages.read(turn, listed.mid) if listed.serial else listed
+        if row is not None and row.seq <= last:
             _remove(turn, lane, row, topic)
             removed += 1
             if removed == PAGE:
