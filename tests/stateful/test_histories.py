@@ -81,6 +81,7 @@ class Histories(RuleBasedStateMachine):
         self.engine = open_engine("sqlite://", Settings(tiers=tiers, random=lambda: 0.5))
         self.now = START
         self.held: dict[int, Lease] = {}
+        self.empty: set[int] = set()
         self.over: list[Lease] = []
         self.highest_fence = 0
         self.engine.gate_set("g", Gate(concurrency=GATE_CONCURRENCY), now_us=self.now)
@@ -110,15 +111,21 @@ class Histories(RuleBasedStateMachine):
         limited = sum(lease.limited for lease in batch.leases)
         assert startable is None or limited <= startable
         self._close_those_that_ran_out()
+        alive = self._fences_with_a_message()
         for lease in batch.leases:
             assert lease.fence > self.highest_fence, "fences grow over everything"
             self.highest_fence = lease.fence
             assert all(lease.handle != other.handle for other in self.held.values()), "one live lease a message"
             assert lease.deadline_us > self.now
             self.held[lease.fence] = lease
+            if lease.fence not in alive:
+                self.empty.add(lease.fence)  # at most once: the message is gone, its lease is not
+
+    def _fences_with_a_message(self) -> set[int]:
+        return {message["fence"] for message in self.engine.snapshot(now_us=self.now)["messages"] if message["fence"] is not None}
 
     def _close_those_that_ran_out(self) -> None:
-        alive = {message["fence"] for message in self.engine.snapshot(now_us=self.now)["messages"] if message["fence"] is not None}
+        alive = self._fences_with_a_message() | self.empty
         for fence in list(self.held):
             lease = self.held[fence]
             if lease.deadline_us <= self.now or fence not in alive:
@@ -165,6 +172,8 @@ class Histories(RuleBasedStateMachine):
     def take_away(self, topic: str, everything: bool) -> None:
         if everything:
             self.engine.topic_delete(topic, now_us=self.now)
+            for fence in [fence for fence, lease in self.held.items() if lease.topic == topic and fence in self.empty]:
+                del self.held[fence]  # whether a bucket knows whose it was is its own affair
             self._close_those_that_ran_out()
         else:
             self.engine.topic_purge(topic, now_us=self.now)
@@ -205,5 +214,11 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 Histories.TestCase.settings = settings(
-    max_examples=EXAMPLES, stateful_step_count=40, deadline=None, print_blob=True, derandomize=not LONG, phases=PHASES, suppress_health_check=list(HealthCheck)
+    max_examples=EXAMPLES,
+    stateful_step_count=40,
+    deadline=None,
+    print_blob=True,
+    derandomize=not LONG,
+    phases=PHASES,
+    suppress_health_check=list(HealthCheck),
 )
