@@ -13,6 +13,7 @@ import msgspec
 from fairlead.engines.base import BRING_IN, Capabilities, Settings
 from fairlead.engines.sqlite import housekeeping, messages, putting, serving, settling
 from fairlead.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
+from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.rows import AT_GATE, RUNNABLE
 from fairlead.engines.sqlite.statements import SQL
 from fairlead.engines.sqlite.store import Store
@@ -74,6 +75,7 @@ class Core:
         )
         self._store = Store(path, self.durability, create=settings.create)
         self.tiers = self._settle_tiers(settings)
+        self._memory = Memory()
         self._rules = Rules(self.tiers, settings.random or random.random)
         self._settle_limits(settings)
         self._bell = Doorbell(path, self._look)
@@ -111,15 +113,19 @@ class Core:
 
     @contextmanager
     def _turn(self, now_us: int | None, *, durable: bool) -> Iterator[Turn]:
-        turn: Turn | None = None
-        try:
-            with self._store.writing(durable=durable) as connection:
-                turn = Turn(connection, self._rules, _clock() if now_us is None else now_us)
-                yield turn
-                turn.flush()
-        except BaseException:
-            self._rules.forget()  # what was read of the policies may have been rolled back
-            raise
+        store, memory = self._store, self._memory
+        with store.lock:
+            try:
+                with store.writing(durable=durable) as connection:
+                    memory.check(connection, store.commits)
+                    turn = Turn(connection, self._rules, _clock() if now_us is None else now_us, memory)
+                    yield turn
+                    turn.flush()
+                memory.committed(store.commits)
+            except BaseException:
+                self._rules.forget()  # what was read of the policies may have been rolled back
+                memory.forget()
+                raise
         for pool in turn.rang:
             self._bell.ring(pool)
 
@@ -162,8 +168,14 @@ class Core:
     ) -> list[str]:
         if not settlements:
             return []
+        try:
+            return self._settle(settlements, publish or {}, now_us)
+        except settling.Outdated:
+            return self._settle(settlements, publish or {}, now_us)  # what was remembered of these leases is forgotten now
+
+    def _settle(self, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]], now_us: int | None) -> list[str]:
         with self._turn(now_us, durable=True) as turn:
-            answers = settling.settle(turn, settlements, publish or {})
+            answers = settling.settle(turn, settlements, publish)
             if any(settlement.action != "ack" for settlement in settlements):
                 self._ring_for_soon(turn)
         return answers

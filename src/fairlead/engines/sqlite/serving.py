@@ -89,11 +89,12 @@ class _Line:
             rows = self._turn.all("lanes_runnable", self.band.band, *after, page)
         else:
             rows = self._turn.all("lanes_at_gate", gate.name, self.band.band, *after, page)
-        for row in rows:
-            self._offer(self._turn.keep(row))
+        self._turn.load_numbers(number for number, _ in rows)
+        for number, _ in rows:
+            self._offer(self._turn.lane(number))
         if len(rows) == page:
-            last = rows[-1]
-            heapq.heappush(self._heap, (last[6], last[0], 1, (gate, (last[6], last[0]))))
+            number, vt = rows[-1]
+            heapq.heappush(self._heap, (vt, number, 1, (gate, (vt, number))))
 
     def _offer(self, lane: Lane) -> None:
         """Take a lane in, once; one that was changed in this call may no longer belong here."""
@@ -377,6 +378,11 @@ class _HandOut:
         if policy.delivery == "at_most_once":
             empty = (row.key or "") if row.serial else ""
             self._finish_now(lane, row)
+        elif not (
+            charge or policy.gate or row.odd or row.serial or row.id or row.topic or row.joined or row.parts or row.sticky
+            or row.attempts or row.suspect or row.deliveries
+        ):  # fmt: skip
+            turn.memory.handed[fence] = (row.mid, lane.lane)
         self._leases.append((fence, row.mid, lane.lane, deadline, turn.now, charge, started, policy.gate, empty))
         if lane.ready:
             lane.old = row.since >> 23

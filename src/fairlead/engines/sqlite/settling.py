@@ -12,7 +12,7 @@ from fairlead.engines.sqlite.rows import ASLEEP, FULL, IDLE, LEASES_END, PARTITI
 from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fairlead.engines.sqlite.turn import Turn
     from fairlead.message import Draft, Settlement
@@ -23,23 +23,86 @@ _PLAIN = 10
 """Columns of `leases_and_messages` that are the lease's; the message's follow."""
 
 
+class Outdated(Exception):  # noqa: N818  # never leaves the engine
+    """A lease that was handed out here is held no more: the transaction is to be rolled back and done again, by what the file says."""
+
+
 def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]) -> list[str]:
-    """End each lease as it says; publish what goes with the acks that succeed."""
-    found = {row[0]: row for row in turn.all("leases_and_messages", _dumps([s.fence for s in settlements]))}
-    turn.load_numbers({row[2] for row in found.values()})
-    ending = _Ending(turn)
-    answers: list[str] = []
-    drafts: list[Draft] = []
-    for position, settlement in enumerate(settlements):
-        row = found.pop(settlement.fence, None)  # popped: the second settlement of one lease is lost
-        answer, message_id = ending.settle(row, settlement)
-        answers.append(answer)
-        if answer == "acked" and publish.get(position):
-            drafts += _derived(publish[position], message_id)
-    ending.write()
+    """End each lease as it says; publish what goes with the acks that succeed. Raises Outdated."""
+    left = _quick_acks(turn, settlements)
+    answers = ["acked"] * len(settlements)
+    parents = {n: messages.made_id(turn, settlements[n].handle) for n in publish}
+    if left:
+        found = {row[0]: row for row in turn.all("leases_and_messages", _dumps([settlements[n].fence for n in left]))}
+        turn.load_numbers({row[2] for row in found.values()})
+        ending = _Ending(turn)
+        for n in left:
+            row = found.pop(settlements[n].fence, None)  # popped: the second settlement of one lease is lost
+            answers[n], parents[n] = ending.settle(row, settlements[n])
+        ending.write()
+    drafts = [draft for n in sorted(publish) if answers[n] == "acked" for draft in _derived(publish[n], parents[n])]
     if drafts:
         putting.put(turn, drafts)
     return answers
+
+
+def _quick_acks(turn: Turn, settlements: Sequence[Settlement]) -> list[int]:
+    """
+    Acks of leases that were handed out here and of which nothing stays but counts, which is most of them: nothing is read of them.
+
+    That they were still held is seen from the number of rows that go. Returns the positions of all other settlements.
+    """
+    handed, lanes = turn.memory.handed, turn.memory.lanes
+    places = [handed.pop(settlement.fence, None) for settlement in settlements]
+    turn.load_numbers({place[1] for place in places if place is not None})
+    left: list[int] = []
+    fences: list[int] = []
+    mids: list[int] = []
+    touched: dict[int, Lane] = {}
+    for n, (settlement, place) in enumerate(zip(settlements, places, strict=True)):
+        lane = lanes.get(place[1]) if place is not None else None
+        if (
+            place is None or lane is None or settlement.action != "ack" or settlement.handle != place[0]
+            or lane.rest_step or turn.rule(lane).dedupe is not None
+        ):  # fmt: skip
+            left.append(n)
+            continue
+        fences.append(settlement.fence)
+        mids.append(place[0])
+        lane.leased -= 1
+        lane.done += 1
+        touched[lane.lane] = lane
+    if fences:
+        if turn.run_many("leases_end", _runs(fences)) != len(fences):
+            raise Outdated
+        turn.run_many("messages_end", _runs(mids))
+        turn.shard.leased -= len(fences)
+        turn.shard.done += len(fences)
+        _stand(turn, touched.values())
+    return left
+
+
+def _stand(turn: Turn, lanes: Iterable[Lane]) -> None:
+    """Lanes with fewer leases: most stand where they stood."""
+    for lane in lanes:
+        if lane.place in (FULL, IDLE, ASLEEP) or lane.rest_step:
+            turn.place(lane)
+        else:
+            turn.shrank(lane)
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """The ranges, first and last, that hold these numbers and no other."""
+    numbers.sort()
+    runs: list[tuple[int, int]] = []
+    first = last = numbers[0]
+    for number in numbers:
+        if number > last + 1:
+            runs.append((first, last))
+            first = number
+        last = number
+    runs.append((first, last))
+    return runs
 
 
 def _derived(drafts: Sequence[Draft], parent: str) -> list[Draft]:
@@ -60,11 +123,7 @@ class _Ending:
         turn = self.turn
         turn.run_many("lease_delete", self._leases)
         turn.run_many("message_delete", self._messages)
-        for lane in self._lanes.values():
-            if lane.place in (FULL, IDLE, ASLEEP) or lane.rest_step:
-                turn.place(lane)
-            else:
-                turn.shrank(lane)
+        _stand(turn, self._lanes.values())
 
     def settle(self, row: Any, settlement: Settlement) -> tuple[str, str]:
         if row is None or row[1] != settlement.handle:

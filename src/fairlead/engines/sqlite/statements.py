@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from importlib import resources
+from typing import TYPE_CHECKING
 
 from fairlead.engines.sqlite.rows import LANE_COLUMNS, ROW_COLUMNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def _load() -> dict[str, str]:
@@ -34,10 +38,18 @@ SQL = _load()
 """Every statement by name."""
 
 SQL["lane_insert"] = f"INSERT INTO lane ({', '.join(LANE_COLUMNS)}) VALUES ({', '.join('?' * len(LANE_COLUMNS))})"
-SQL["lane_count"] = f"UPDATE lane SET {', '.join(f'{name} = ?' for name in COUNTS)} WHERE lane = ?"
-SQL["lane_place"] = f"UPDATE lane SET {', '.join(f'{name} = ?' for name in PLACING + COUNTS)} WHERE lane = ?"
-for _name in CLASSES:
-    SQL[f"lane_{_name}"] = f"UPDATE lane SET {_name} = ? WHERE lane = ?"
+
+
+def class_mark(changed: Iterable[int]) -> str:
+    """The end of a statement's name that sets these size classes too."""
+    return "".join(f"+{CLASSES[number]}" for number in changed)
+
+
+for _number in range(1 << len(CLASSES)):
+    _changed = [n for n in range(len(CLASSES)) if _number >> n & 1]
+    for _name, _columns in (("lane_count", COUNTS), ("lane_place", PLACING + COUNTS), ("lane_grow", ("ready", "bytes", "published"))):
+        _set = (*_columns, *(CLASSES[n] for n in _changed))
+        SQL[_name + class_mark(_changed)] = f"UPDATE lane SET {', '.join(f'{name} = ?' for name in _set)} WHERE lane = ?"
 _INSERTED = ("mid", "lane", "state", "rank", "seq", "since", "published", "expires", "serial", "odd",
              "key", "id", "topic", "mkey", "headers", "sticky", "body")  # fmt: skip
 SQL["message_insert"] = f"INSERT INTO message ({', '.join(_INSERTED)}) VALUES ({', '.join('?' * len(_INSERTED))})"

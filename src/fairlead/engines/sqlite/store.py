@@ -39,6 +39,7 @@ class Store:
         self.path = path
         self.name = path or "memory"
         self.lock = threading.RLock()
+        self.commits = 0
         self._full = durability == "fsync" and path is not None
         self._synchronous = ""
         self._create = create
@@ -137,6 +138,7 @@ class Store:
                 raise
             try:
                 connection.execute("COMMIT")
+                self.commits += 1
             except sqlite3.Error as error:
                 self._roll_back(connection)
                 raise self.explain(error) from error

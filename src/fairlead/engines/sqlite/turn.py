@@ -14,8 +14,9 @@ import msgspec
 
 from fairlead.engines import fairness
 from fairlead.engines.sqlite.classes import SMALLEST, WINDOW_US, size_class
+from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LANE_COLUMNS, PAUSED, RUNNABLE, Band, Lane
-from fairlead.engines.sqlite.statements import CLASSES, COUNTS, PLACING, SQL
+from fairlead.engines.sqlite.statements import CLASSES, COUNTS, PLACING, SQL, class_mark
 from fairlead.policy import Gate, PolicyBook, Resolved, Tier
 from fairlead.units import SECOND
 
@@ -140,24 +141,28 @@ class Rules:
 class Turn:
     """A transaction in progress. Everything that changes lanes goes through here."""
 
-    def __init__(self, connection: sqlite3.Connection, rules: Rules, clock: int) -> None:
+    def __init__(self, connection: sqlite3.Connection, rules: Rules, clock: int, memory: Memory | None = None) -> None:
         self.connection = connection
         self.rules = rules
-        self.shard = Shard(*connection.execute(SQL["shard_read"]).fetchone())
+        self.memory = memory = memory or Memory()
+        if memory.shard is None:
+            memory.shard = Shard(*connection.execute(SQL["shard_read"]).fetchone())
+            memory.bands = {row[0]: Band(*row) for row in connection.execute(SQL["bands"])}
+        self.shard = memory.shard
+        self.bands = memory.bands
         self.now = max(clock, self.shard.now)
         rules.refresh(connection, self.shard.policy_version)
         self.rang: set[str] = set()
         self.came_up: list[Lane] = []  # lanes that became runnable, or came to a gate, in this turn
-        self._lanes: dict[int, Lane] = {}
-        self._lane_by_name: dict[str, Lane | None] = {}
+        self._absent: set[str] = set()  # names without a lane
         self._dirty: dict[int, Lane] = {}
         self._slightly: dict[str, dict[int, Lane]] = {"lane_grow": {}, "lane_shrink": {}}
         self._gates: dict[str, GateState | None] = {}
         self._dirty_gates: dict[str, GateState] = {}
         self._gate_bands: set[tuple[str, int]] = set()
         self._last_lane: int | None = None
-        self.bands = {row[0]: Band(*row) for row in connection.execute(SQL["bands"])}
         self._band_by_name = {(band.pool, band.tier): band for band in self.bands.values()}
+        self._bands_stood = list(map(msgspec.structs.astuple, self.bands.values()))
 
     # Reading
 
@@ -171,9 +176,9 @@ class Turn:
     def run(self, name: str, *values: Any) -> None:
         self.connection.execute(SQL[name], values)
 
-    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        if rows:
-            self.connection.executemany(SQL[name], rows)
+    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Returns how many rows changed."""
+        return self.connection.executemany(SQL[name], rows).rowcount if rows else 0
 
     def next_seq(self) -> int:
         self.shard.seq += 1
@@ -186,18 +191,20 @@ class Turn:
 
     def load_names(self, names: Iterable[str]) -> None:
         """Read lanes by name, all in one statement."""
-        wanted = [name for name in names if name not in self._lane_by_name]
+        known = self.memory.names
+        wanted = [name for name in names if name not in known and name not in self._absent]
         if len(wanted) == 1:
             rows = self.all("lane_by_name", wanted[0])
         else:
             rows = self.all("lanes_by_name", _dumps(wanted)) if wanted else []
-        for name in wanted:
-            self._lane_by_name[name] = None
         for row in rows:
             self.keep(row)
+        if len(rows) < len(wanted):
+            self._absent.update(name for name in wanted if name not in known)
 
     def load_numbers(self, numbers: Iterable[int]) -> None:
-        wanted = [number for number in numbers if number not in self._lanes]
+        known = self.memory.lanes
+        wanted = [number for number in numbers if number not in known]
         if len(wanted) == 1:
             rows = self.all("lane_by_number", wanted[0])
         else:
@@ -207,28 +214,29 @@ class Turn:
 
     def keep(self, row: Sequence[Any]) -> Lane:
         """The lane of a row; the one in hand if it was read before, for that is newer."""
-        found = self._lanes.get(row[0])
+        found = self.memory.lanes.get(row[0])
         if found is None:
             found = Lane(*row)
             found.rule = row[2] or row[1]
             if found.more is not None:
                 found.unpack()
             found.stood = (*row[3:8], *row[-4:])  # PLACING and CLASSES, as they were read
-            self._lanes[found.lane] = found
-            self._lane_by_name[found.name] = found
+            self.memory.keep(found)
         return found
 
     def lane(self, number: int) -> Lane:
-        found = self._lanes.get(number)
+        found = self.memory.lanes.get(number)
         if found is None:
             self.load_numbers([number])
-            found = self._lanes[number]
+            found = self.memory.lanes[number]
         return found
 
     def find_lane(self, name: str) -> Lane | None:
-        if name not in self._lane_by_name:
+        found = self.memory.names.get(name)
+        if found is None and name not in self._absent:
             self.load_names([name])
-        return self._lane_by_name[name]
+            found = self.memory.names.get(name)
+        return found
 
     def make_lane(self, name: str, rule: str) -> Lane:
         """The lane of that name, made if there is none."""
@@ -243,8 +251,7 @@ class Turn:
         policy = self.rules.of(rule)
         band = self.band(policy.pool, policy.tier)
         lane = Lane(self._last_lane, name, rule, band.band, vt=band.vt, seen=self.now, is_new=True)
-        self._lanes[lane.lane] = lane
-        self._lane_by_name[name] = lane
+        self.memory.keep(lane)
         self._dirty[lane.lane] = lane
         self.shard.lanes += 1
         return lane
@@ -396,44 +403,26 @@ class Turn:
         """Write everything back; the transaction may then be committed."""
         self._flush_lanes()
         self._flush_gates()
-        self.run_many("band_write", [(b.vt, b.carry, b.mean, b.delivered, b.band) for b in self.bands.values()])
+        bands = list(map(msgspec.structs.astuple, self.bands.values()))
+        if bands != self._bands_stood:
+            self._bands_stood = bands
+            self.run_many("band_write", [(b.vt, b.carry, b.mean, b.delivered, b.band) for b in self.bands.values()])
         s = self.shard
+        s.now = self.now
         self.run(
             "shard_write", s.seq, s.fence, self.now, s.policy_version, s.waiting, s.bytes, s.leased, s.dead, s.published, s.delivered,
             s.done, s.retried, s.died, s.merged, s.expired, s.removed, s.lanes,
         )  # fmt: skip
 
-    def _flush_slight_changes(self, classed: dict[str, list[tuple[int | None, int]]]) -> None:
+    def _flush_lanes(self) -> None:
+        """One statement for all lanes of which the same columns changed: SQLite rewrites an index for a column that is named."""
+        written: dict[str, list[tuple[Any, ...]]] = {}
         grown, shrunk = self._slightly.values()
         for number in grown.keys() & shrunk.keys():
             self._dirty[number] = grown[number]
-        rows = []
-        for lane in grown.values():
-            if lane.lane not in self._dirty:
-                self._classify(lane)
-                self._note_classes(lane, lane.stood[5:], classed)
-                rows.append((lane.ready, lane.bytes, lane.published, lane.lane))
-        self.run_many("lane_grow", rows)
-        self.run_many("lane_shrink", [(lane.leased, lane.done, lane.lane) for lane in shrunk.values() if lane.lane not in self._dirty])
-        grown.clear()
-        shrunk.clear()
-
-    def _note_classes(self, lane: Lane, then: tuple[Any, ...], classed: dict[str, list[tuple[int | None, int]]]) -> None:
-        now = (lane.big, lane.old, lane.busy, lane.slow)
-        if then != now:
-            for name, before, after in zip(CLASSES, then, now, strict=True):
-                if before != after:
-                    classed[name].append((after, lane.lane))
-
-    def _flush_lanes(self) -> None:
-        inserted, placed, counted, deleted = [], [], [], []
-        classed: dict[str, list[tuple[int | None, int]]] = {name: [] for name in CLASSES}
-        self._flush_slight_changes(classed)
         for lane in self._dirty.values():
             if lane.forgotten:
-                self.shard.lanes -= 1
-                if not lane.is_new:
-                    deleted.append((lane.lane,))
+                self._flush_forgotten(lane, written)
                 continue
             self._classify(lane)
             lane.pack()
@@ -441,20 +430,29 @@ class Turn:
             stood, lane.stood = lane.stood, (*values[3:8], *values[_COUNTS_END:_COLUMNS])
             if lane.is_new:
                 lane.is_new = False
-                inserted.append((*values[:2], None if lane.rule == lane.name else lane.rule, *values[3:_COLUMNS]))
+                written.setdefault("lane_insert", []).append((*values[:2], None if lane.rule == lane.name else lane.rule, *values[3:_COLUMNS]))
                 continue
-            if stood[:5] != values[3:8]:
-                placed.append((*values[3:_COUNTS_END], lane.lane))
-            else:
-                counted.append((*values[8:_COUNTS_END], lane.lane))
-            self._note_classes(lane, stood[5:], classed)
-        self.run_many("lane_insert", inserted)
-        self.run_many("lane_place", placed)
-        self.run_many("lane_count", counted)
-        self.run_many("lane_delete", deleted)
-        for name, rows in classed.items():
-            self.run_many(f"lane_{name}", rows)
-        self._dirty.clear()
+            is_placed = stood[:5] != lane.stood[:5]
+            name, changed = _changed_classes(stood, lane.stood)
+            columns = values[3:_COUNTS_END] if is_placed else values[8:_COUNTS_END]
+            written.setdefault(f"{'lane_place' if is_placed else 'lane_count'}{name}", []).append((*columns, *changed, lane.lane))
+        for lane in grown.values():
+            if lane.lane not in self._dirty:
+                self._classify(lane)
+                stood, lane.stood = lane.stood, (*lane.stood[:5], lane.big, lane.old, lane.busy, lane.slow)
+                name, changed = _changed_classes(stood, lane.stood)
+                written.setdefault(f"lane_grow{name}", []).append((lane.ready, lane.bytes, lane.published, *changed, lane.lane))
+        written["lane_shrink"] = [(lane.leased, lane.done, lane.lane) for lane in shrunk.values() if lane.lane not in self._dirty]
+        for name, rows in written.items():
+            self.run_many(name, rows)
+        for each in (self._dirty, grown, shrunk):
+            each.clear()
+
+    def _flush_forgotten(self, lane: Lane, written: dict[str, list[tuple[Any, ...]]]) -> None:
+        self.shard.lanes -= 1
+        self.memory.drop(lane)
+        if not lane.is_new:
+            written.setdefault("lane_delete", []).append((lane.lane,))
 
     def _classify(self, lane: Lane) -> None:
         waiting = lane.waiting
@@ -507,6 +505,14 @@ class Turn:
         gate.open = int(is_open)
         self._dirty_gates[gate.name] = gate
         self.run("gate_entries_open_set", gate.open, gate.name, gate.open)
+
+
+def _changed_classes(before: tuple[Any, ...], after: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """Which size classes changed, as the end of a statement's name, and their values."""
+    if before[5:] == after[5:]:
+        return "", ()
+    changed = [n for n in range(len(CLASSES)) if before[5 + n] != after[5 + n]]
+    return class_mark(changed), tuple(after[5 + n] for n in changed)
 
 
 _COLUMNS = len(LANE_COLUMNS)

@@ -30,12 +30,11 @@ SELECT {lane} FROM lane l WHERE l.lane = ?;
 SELECT {lane} FROM lane l WHERE l.name > ? AND l.name < ? ORDER BY l.name LIMIT ?;
 
 -- name: lanes_runnable
--- Who is served next in one tier of one pool: served by lane_runnable.
-SELECT {lane} FROM lane l WHERE l.band = ? AND l.place = 1 AND (l.vt, l.lane) > (?, ?) ORDER BY l.vt, l.lane LIMIT ?;
+-- Who is served next in one tier of one pool: answered by the index lane_runnable alone.
+SELECT lane, vt FROM lane WHERE band = ? AND place = 1 AND (vt, lane) > (?, ?) ORDER BY vt, lane LIMIT ?;
 
 -- name: lanes_at_gate
-SELECT {lane} FROM lane l
- WHERE l.gate = ? AND l.band = ? AND l.place = 3 AND (l.vt, l.lane) > (?, ?) ORDER BY l.vt, l.lane LIMIT ?;
+SELECT lane, vt FROM lane WHERE gate = ? AND band = ? AND place = 3 AND (vt, lane) > (?, ?) ORDER BY vt, lane LIMIT ?;
 
 -- name: lanes_to_wake
 -- place is 2 (asleep) or 0 (idle, to be forgotten): served by lane_timer.
@@ -48,10 +47,6 @@ SELECT min(at) FROM (
     UNION ALL SELECT (SELECT min(wake) FROM lane WHERE place = 0 AND wake IS NOT NULL)
     UNION ALL SELECT (SELECT min(wake) FROM gate WHERE wake IS NOT NULL)
 );
-
--- name: lane_grow
--- After a publish to a lane that stands where it belongs already.
-UPDATE lane SET ready = ?, bytes = ?, published = ? WHERE lane = ?;
 
 -- name: lane_shrink
 -- After acks that do not change where the lane stands.

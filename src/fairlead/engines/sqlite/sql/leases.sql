@@ -34,6 +34,10 @@ SELECT min(deadline) FROM lease WHERE fence BETWEEN ? AND ?;
 -- name: lease_of_message
 SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM lease WHERE mid = ? AND empty IS NULL AND NOT gone;
 
+-- name: leases_end
+-- Those of a range of fences that are held.
+DELETE FROM lease WHERE fence BETWEEN ? AND ? AND NOT gone;
+
 -- name: lease_delete
 DELETE FROM lease WHERE fence = ?;
 

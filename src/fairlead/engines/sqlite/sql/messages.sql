@@ -15,6 +15,9 @@ UPDATE message SET lane = ?, state = ?, rank = ?, seq = ?, since = ?, expires = 
 -- name: message_content
 UPDATE message SET headers = ?, body = ? WHERE mid = ?;
 
+-- name: messages_end
+DELETE FROM message WHERE mid BETWEEN ? AND ?;
+
 -- name: message_delete
 DELETE FROM message WHERE mid = ?;
 
