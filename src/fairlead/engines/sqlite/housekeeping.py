@@ -76,11 +76,11 @@ def _expires(turn: Turn, mid: int) -> None:
 def _wake(turn: Turn, budget: int) -> None:
     for row in turn.all("gates_to_wake", turn.now, budget):
         turn.reopen(turn.keep_gate(row))
-    for row in turn.all("lanes_to_wake", ASLEEP, turn.now, budget):
+    for row in turn.all("lanes_to_wake", turn.now, budget):
         lane = turn.keep(row)
         if lane.place == ASLEEP and lane.wake is not None and lane.wake <= turn.now:
             turn.place(lane)
-    for row in turn.all("lanes_to_wake", IDLE, turn.now, budget):
+    for row in turn.all("lanes_to_forget", turn.now, budget):
         lane = turn.keep(row)
         if lane.place == IDLE and lane.wake is not None and lane.wake <= turn.now:
             turn.forget(lane)

@@ -98,13 +98,13 @@ def begin_waiting(turn: Turn, lane: Lane, row: Row) -> None:
     turn.shard.bytes += size
     turn.shard.waiting += 1
     if row.expires is not None:
-        turn.run("event_insert", row.expires, EXPIRES, row.mid, None)
+        turn.run("event_insert", row.expires, EXPIRES, row.mid, 0)
     if row.mkey is not None:
         turn.run("merge_key_write", lane.lane, row.mkey, row.mid)
     if row.since > turn.now:
         row.state = DELAYED
         lane.delayed += 1
-        turn.run("event_insert", row.since, DUE, row.mid, None)
+        turn.run("event_insert", row.since, DUE, row.mid, 0)
     else:
         arrive(turn, lane, row)
     turn.touch(lane)
@@ -272,7 +272,7 @@ def bury(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None) -> No
     row.lane = 0  # lanes come and go; a dead letter belongs to its topic
     save(turn, row)
     turn.run("dead_insert", row.mid, topic, turn.now, until, reason, error)
-    turn.run("event_insert", until, RETENTION_ENDS, row.mid, None)
+    turn.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
     turn.shard.dead += 1
 
 

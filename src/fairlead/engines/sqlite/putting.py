@@ -62,18 +62,18 @@ class _Intake:
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
         self.arrivals: dict[int, Lane] = {}
-        self._plain: list[tuple[int, int, int, int, bytes]] = []
+        self._plain: list[tuple[int, int, int, int, bytearray]] = []
         self._messages: list[tuple[Any, ...]] = []
         self._ready: list[tuple[int, int, int, int, int]] = []
-        self._events: list[tuple[int, int, int, None]] = []
+        self._events: list[tuple[int, int, int, int]] = []
 
     def write(self) -> None:
         """Write what was collected; done before anything reads these tables."""
         if self._plain or self._messages:
-            self.turn.run_many("message_insert_plain", self._plain)
-            self.turn.run_many("message_insert", self._messages)
-            self.turn.run_many("ready_insert", self._ready)
-            self.turn.run_many("event_insert", self._events)
+            self.turn.insert("message_insert_plain", self._plain)
+            self.turn.insert("message_insert", self._messages)
+            self.turn.insert("ready_insert", self._ready)
+            self.turn.insert("event_insert", self._events)
             self._plain, self._messages, self._ready, self._events = [], [], [], []
 
     def accept(self, draft: Draft, policy: Resolved) -> Receipt:
@@ -151,15 +151,15 @@ class _Intake:
             state = DELAYED
             lane.delayed += 1
             turn.touch(lane)
-            self._events.append((since, DUE, mid, None))
+            self._events.append((since, DUE, mid, 0))
         else:
             lane.ready += 1
             turn.grew(lane)
             self._ready.append((lane.lane, rank, since if rank & 1 else -mid, mid, mid))
         if expires is not None:
-            self._events.append((expires, EXPIRES, mid, None))
+            self._events.append((expires, EXPIRES, mid, 0))
         if not odd and expires is None and draft.key is None and draft.id is None and headers is None and row_topic is None:
-            self._plain.append((mid, lane.lane, rank, now, draft.body))
+            self._plain.append((mid, lane.lane, rank, now, bytearray(draft.body)))
         else:
             self._messages.append(
                 (mid, lane.lane, state, rank, mid, since, now, expires, 0, odd, draft.key, draft.id, row_topic, None, headers,

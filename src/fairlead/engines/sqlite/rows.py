@@ -75,6 +75,15 @@ class Lane(msgspec.Struct, gc=False):
         """Its topic; None for a bucket."""
         return None if self.name[0] == BUCKET else self.rule
 
+    def standing(self) -> tuple[Any, ...]:
+        """What indexes stand on: PLACING, then CLASSES."""
+        return (self.band, self.place, self.wake, self.vt, self.gate, self.big, self.old, self.busy, self.slow)
+
+    def counts(self) -> tuple[Any, ...]:
+        """COUNTS, as they are written."""
+        return (self.tat, self.ready, self.delayed, self.parked, self.leased, self.bytes, self.published, self.delivered, self.done,
+                self.seen, self.lately, self.before, self.more or 0)  # fmt: skip
+
     def unpack(self) -> None:
         """Read `more`."""
         for name, value in zip(MORE, msgspec.json.decode(self.more or "[]"), strict=False):

@@ -14,7 +14,7 @@ import msgspec
 
 from fairlead.engines import fairness
 from fairlead.engines.sqlite import messages
-from fairlead.engines.sqlite.rows import AT_GATE, EXPIRES, LEASES_END, RUNNABLE, Band, Lane, Row
+from fairlead.engines.sqlite.rows import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE, Band, Lane, Row
 from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US, GateState
 from fairlead.message import Lease
 
@@ -32,6 +32,9 @@ STEP = 16
 
 MANY_GATES = 4
 """With more open gates than this in a tier, a few lanes of each are read at first instead of as many as there is room for."""
+
+_SINCE, _EXPIRES, _RARE = 3, 5, 10
+"""Columns of what is fetched of a message, see statements."""
 
 _dumps = msgspec.json.Encoder().encode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -267,51 +270,106 @@ class _HandOut:
     def __init__(self, turn: Turn, *, record_start: bool) -> None:
         self.turn = turn
         self.record_start = record_start
+        self._made: list[Lease] = []
         self._leases: list[tuple[Any, ...]] = []
-        self._taken_heads: list[tuple[int, int, int, int]] = []
+        self._plain_leases: list[tuple[int, int, int, int, int]] = []
         self._deadlines: dict[int, list[int]] = {}
+        self._rare: dict[int, Row] = {}
 
     def run(self, visits: list[tuple[Lane, int]]) -> list[Lease]:
         if not visits:
             return []
-        rows = self._fetch(visits)
-        leases: list[Lease] = []
+        stock = self._fetch(visits)
         for lane, take in visits:
-            policy = self.turn.rule(lane)
-            stock = rows[lane.lane]
-            for _ in range(take):
-                row = stock.pop() if stock else None
-                if row is None:
-                    self._nothing_there(lane, policy)
-                elif row.expires is not None and row.expires <= self.turn.now:
-                    self._too_late(lane, row)
-                else:
-                    leases.append(self._lease(lane, row, policy))
+            self._hand_out(lane, take, stock[lane.lane])
         self._write()
-        return leases
+        return self._made
 
-    def _fetch(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Row]]:
-        """Each lane's messages, the last one first (they are popped)."""
+    def _fetch(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Any]]:
+        """Each lane's messages, the last one first (they are popped); they leave the order."""
+        turn = self.turn
         wanted: dict[int, int] = {}
         for lane, take in visits:
             wanted[lane.lane] = wanted.get(lane.lane, 0) + take
-        rows: dict[int, list[Row]] = {number: [] for number in wanted}
+        stock: dict[int, list[Any]] = {number: [] for number in wanted}
         singles = [number for number, take in wanted.items() if take == 1]
         if singles:
-            for found in self.turn.all("heads", _dumps(singles)):
-                row = Row(*found)
-                rows[row.lane].append(row)
-                self._taken_heads.append((row.lane, row.rank, row.pos, row.seq))
+            for found in turn.all("heads", _dumps(singles)):
+                stock[found[1]].append(found)
         for number, take in wanted.items():
             if take > 1:
-                several = [Row(*found) for found in self.turn.all("head_of", number, take)]
-                if several:
-                    last = several[-1]
-                    self._taken_heads.append((number, last.rank, last.pos, last.seq))
+                several = turn.all("head_of", number, take)
                 several.reverse()
-                rows[number] = several
-        self.turn.run_many("ready_delete_head", self._taken_heads)
-        return rows
+                stock[number] = several
+        rare = [found[0] for several in stock.values() for found in several if found[_RARE]]
+        if rare:
+            self._rare = {row[0]: Row(*row) for row in turn.all("messages_by_number", _dumps(rare))}
+        turn.run_many("ready_delete_head", [self._place(several[0]) for several in stock.values() if several])
+        return stock
+
+    def _place(self, found: Any) -> tuple[int, int, int, int]:
+        """Where a message stands in the order."""
+        mid, lane, rank, since, *_ = found
+        if found[_RARE]:
+            row = self._rare[mid]
+            return lane, rank, row.pos, row.seq
+        return lane, rank, since, mid
+
+    def _hand_out(self, lane: Lane, take: int, stock: list[Any]) -> None:
+        """The messages of one visit."""
+        policy = self.turn.rule(lane)
+        taken = stock[-take:]
+        taken.reverse()
+        del stock[-take:]
+        for _ in range(take - len(taken)):
+            self._nothing_there(lane, policy)
+        if self._is_plain(lane, policy) and not any(found[_RARE] or found[_EXPIRES] is not None for found in taken):
+            self._lease_plain(lane, taken, policy)
+            return
+        for found in taken:
+            row = self._rare.get(found[0]) or _plain_row(found)
+            if row.expires is not None and row.expires <= self.turn.now:
+                self._too_late(lane, row)
+            else:
+                self._made.append(self._lease(lane, row, policy))
+
+    def _is_plain(self, lane: Lane, policy: Resolved) -> bool:
+        """Whether its leases need nothing but a row each."""
+        return policy.gate is None and policy.delivery != "at_most_once" and not self.turn.fair_by_time(self.turn.bands[lane.band])
+
+    def _lease_plain(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
+        """Most messages have nothing that has to be seen to, and are dealt with all at once."""
+        if not taken:
+            return
+        turn, shard = self.turn, self.turn.shard
+        number, topic, limited = lane.lane, lane.topic or "", policy.limited
+        now, deadline, nonce = turn.now, turn.now + policy.lease, shard.nonce
+        handed, made, leases = turn.memory.handed, self._made, self._plain_leases
+        fence, size = shard.fence, 0
+        for mid, _, rank, _, published, _, key, message_id, headers, body, _ in taken:
+            fence += 1
+            size += len(body)
+            leases.append((fence, mid, number, deadline, now))
+            if message_id is None:
+                message_id = f"{nonce}-{mid:x}"
+                handed[fence] = (mid, number)
+            made.append(
+                Lease(mid, fence, message_id, topic, body, deadline, 1, 1, key, -(rank >> 1), _headers(headers) if headers else None,
+                      published, False, None, limited)
+            )  # fmt: skip
+        self._ends(deadline, shard.fence + 1, fence)
+        shard.fence = fence
+        shard.leased += len(taken)
+        shard.waiting -= len(taken)
+        shard.bytes -= size
+        lane.bytes -= size
+        if lane.ready:
+            lane.old = taken[-1][_SINCE] >> 23
+
+    def _ends(self, deadline: int, first: int, last: int) -> None:
+        """These leases end then: one event for all of the same deadline."""
+        span = self._deadlines.setdefault(deadline, [first, last])
+        span[1] = last
 
     def _nothing_there(self, lane: Lane, policy: Resolved) -> None:
         """The lane counted a message that its order does not hold: the count was wrong."""
@@ -358,11 +416,7 @@ class _HandOut:
         fence = shard.fence
         shard.leased += 1
         deadline = turn.now + policy.lease
-        spans = self._deadlines.get(deadline)
-        if spans is None:
-            self._deadlines[deadline] = [fence, fence]
-        else:
-            spans[1] = fence
+        self._ends(deadline, fence, fence)
         if row.serial:
             turn.run("serial_keys_held", lane.lane, row.key, row.mid)
         band = turn.bands[lane.band]
@@ -378,11 +432,6 @@ class _HandOut:
         if policy.delivery == "at_most_once":
             empty = (row.key or "") if row.serial else ""
             self._finish_now(lane, row)
-        elif not (
-            charge or policy.gate or row.odd or row.serial or row.id or row.topic or row.joined or row.parts or row.sticky
-            or row.attempts or row.suspect or row.deliveries
-        ):  # fmt: skip
-            turn.memory.handed[fence] = (row.mid, lane.lane)
         self._leases.append((fence, row.mid, lane.lane, deadline, turn.now, charge, started, policy.gate, empty))
         if lane.ready:
             lane.old = row.since >> 23
@@ -398,5 +447,12 @@ class _HandOut:
 
     def _write(self) -> None:
         turn = self.turn
+        turn.insert("lease_insert_plain", self._plain_leases)
         turn.run_many("lease_insert", self._leases)
         turn.run_many("event_insert", [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()])
+
+
+def _plain_row(found: Any) -> Row:
+    """The whole row of a message that has nothing rare."""
+    mid, lane, rank, since, published, expires, key, message_id, headers, body, _ = found
+    return Row(mid, lane, READY, rank, mid, since, published, expires, 0, 0, key, message_id, None, None, headers, 0, 0, 0, 0, 0, 0, body)

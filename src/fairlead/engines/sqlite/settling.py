@@ -23,7 +23,7 @@ _PLAIN = 10
 """Columns of `leases_and_messages` that are the lease's; the message's follow."""
 
 
-class Outdated(Exception):  # noqa: N818  # never leaves the engine
+class Outdated(Exception):  # never leaves the engine
     """A lease that was handed out here is held no more: the transaction is to be rolled back and done again, by what the file says."""
 
 

@@ -37,8 +37,11 @@ SELECT lane, vt FROM lane WHERE band = ? AND place = 1 AND (vt, lane) > (?, ?) O
 SELECT lane, vt FROM lane WHERE gate = ? AND band = ? AND place = 3 AND (vt, lane) > (?, ?) ORDER BY vt, lane LIMIT ?;
 
 -- name: lanes_to_wake
--- place is 2 (asleep) or 0 (idle, to be forgotten): served by lane_timer.
-SELECT {lane} FROM lane l WHERE l.place = ? AND l.wake <= ? ORDER BY l.wake, l.lane LIMIT ?;
+-- Those asleep. Their place is named in the text: bound, it would make SQLite plan anew each time (it is in conditions of indexes).
+SELECT {lane} FROM lane l WHERE l.place = 2 AND l.wake <= ? ORDER BY l.wake, l.lane LIMIT ?;
+
+-- name: lanes_to_forget
+SELECT {lane} FROM lane l WHERE l.place = 0 AND l.wake <= ? ORDER BY l.wake, l.lane LIMIT ?;
 
 -- name: next_wake
 SELECT min(at) FROM (

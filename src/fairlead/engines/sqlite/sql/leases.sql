@@ -2,15 +2,18 @@
 
 -- name: heads
 -- The first message of each of these lanes (JSON list of numbers).
-SELECT {message} FROM json_each(?) j
+SELECT {handed} FROM json_each(?) j
   CROSS JOIN message m ON m.mid = (SELECT r.mid FROM ready r WHERE r.lane = j.value ORDER BY r.rank, r.pos, r.seq LIMIT 1);
 
 -- name: head_of
 -- The first messages of one lane.
-SELECT {message} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+SELECT {handed} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: serial_keys_held
 UPDATE serial_key SET held = 1 WHERE lane = ? AND key = ? AND head = ?;
+
+-- name: lease_insert_plain
+INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started) VALUES (?, ?, ?, ?, ?, 0, 0);
 
 -- name: lease_insert
 INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, gate, empty) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);

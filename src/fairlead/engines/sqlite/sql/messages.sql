@@ -3,6 +3,9 @@
 -- name: message_read
 SELECT {message} FROM message m WHERE m.mid = ?;
 
+-- name: messages_by_number
+SELECT {message} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
+
 -- name: message_insert_plain
 -- Most messages: no key, id, headers, ttl or delay. Half the cost of naming every column.
 INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body) VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, ?5);
@@ -36,7 +39,7 @@ DELETE FROM ready WHERE lane = ? AND rank = ? AND pos = ? AND seq = ?;
 DELETE FROM ready WHERE lane = ? AND (rank, pos, seq) <= (?, ?, ?);
 
 -- name: event_insert
-INSERT OR IGNORE INTO event (at, kind, a, b) VALUES (?, ?, ?, ?);
+INSERT OR IGNORE INTO event (at, kind, a, b) VALUES (?, ?, ?, nullif(?, 0));
 
 -- name: event_delete
 DELETE FROM event WHERE at = ? AND kind = ? AND a = ?;
