@@ -113,28 +113,26 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     delivery: str = "at_least_once"
     paused: bool = False
 
-    @property
-    def limited(self) -> bool:
-        """Whether a rate, a concurrency or a gate holds the topic back."""
-        return self.rate is not None or self.concurrency is not None or self.gate is not None
+    # What follows from these, looked at at every visit
 
-    @property
-    def lane_rate(self) -> float | None:
-        """The part of the rate that each lane has."""
-        return None if self.rate is None else self.rate / self.partitions
+    limited: bool = False
+    """Whether a rate, a concurrency or a gate holds the topic back."""
+    lane_rate: float = 0.0
+    """The part of the rate that each lane has."""
+    lane_burst: int = 1
+    """The burst of each lane, at least 1; by default the larger of 1 and a twentieth of the rate."""
+    lane_concurrency: int | None = None
+    """The part of the concurrency that each lane has."""
 
-    @property
-    def lane_burst(self) -> int:
-        """The burst of each lane, at least 1; by default the larger of 1 and a twentieth of the rate."""
-        if self.rate is None:
-            return 1
-        burst = self.burst if self.burst is not None else self.rate / 20
-        return max(1, int(burst / self.partitions))
-
-    @property
-    def lane_concurrency(self) -> int | None:
-        """The part of the concurrency that each lane has."""
-        return None if self.concurrency is None else self.concurrency // self.partitions
+    def __post_init__(self) -> None:
+        derive = msgspec.structs.force_setattr
+        derive(self, "limited", self.rate is not None or self.concurrency is not None or self.gate is not None)
+        if self.rate is not None:
+            burst = self.burst if self.burst is not None else self.rate / 20
+            derive(self, "lane_rate", self.rate / self.partitions)
+            derive(self, "lane_burst", max(1, int(burst / self.partitions)))
+        if self.concurrency is not None:
+            derive(self, "lane_concurrency", self.concurrency // self.partitions)
 
 
 def _expected(what: str) -> Callable[[object], BadPolicy]:

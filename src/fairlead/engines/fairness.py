@@ -13,6 +13,7 @@ of a double: times are microseconds, rate clocks quarter microseconds ("ticks").
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ CARRY_SCALE = 1_000_000
 """One delivery in the unit of a tier's carry."""
 
 
+@lru_cache(4096)
 def interval(rate: float) -> int:
     """Ticks between two deliveries, rounded up so that the rate is never exceeded."""
     return max(1, ceil(1_000_000 * TICKS / rate - 1e-9))

@@ -92,8 +92,8 @@ def _limits(turn: Turn, lane: Lane, policy: Resolved, told: Explanation, ahead: 
         told.reasons.append(f"{lane.leased} of its topic run, and its concurrency is {policy.concurrency}")
         at = None
     if policy.rate is not None:
-        tat = fairness.rebase(lane.tat, turn.now, policy.lane_rate or 0.0, policy.lane_burst)
-        permit = fairness.next_permit_us(tat, turn.now, policy.lane_rate or 0.0, policy.lane_burst)
+        tat = fairness.rebase(lane.tat, turn.now, policy.lane_rate, policy.lane_burst)
+        permit = fairness.next_permit_us(tat, turn.now, policy.lane_rate, policy.lane_burst)
         if permit > turn.now or ahead:
             told.reasons.append(f"the topic may send again in {_in(turn, permit)} (rate {policy.rate:g}/s)")
             at = max(at, permit) if at is not None else None

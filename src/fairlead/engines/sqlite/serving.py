@@ -239,8 +239,8 @@ class _Serving:
         else:
             lane.vt += fairness.stride(take, policy.weight)
         if policy.rate is not None:
-            tat = fairness.rebase(lane.tat, turn.now, policy.lane_rate or 0.0, policy.lane_burst)
-            lane.tat = fairness.take_permits(tat, turn.now, policy.lane_rate or 0.0, take)
+            tat = fairness.rebase(lane.tat, turn.now, policy.lane_rate, policy.lane_burst)
+            lane.tat = fairness.take_permits(tat, turn.now, policy.lane_rate, take)
         lane.ready -= take
         lane.leased += take
         band.delivered += take
@@ -346,16 +346,15 @@ class _HandOut:
         now, deadline, nonce = turn.now, turn.now + policy.lease, shard.nonce
         handed, made, leases = turn.memory.handed, self._made, self._plain_leases
         fence, size = shard.fence, 0
-        for mid, _, rank, _, published, _, key, message_id, headers, body, _ in taken:
+        for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
             fence += 1
             size += len(body)
             leases.append((fence, mid, number, deadline, now))
-            if message_id is None:
-                message_id = f"{nonce}-{mid:x}"
+            if own_id is None:
                 handed[fence] = (mid, number)
             made.append(
-                Lease(mid, fence, message_id, topic, body, deadline, 1, 1, key, -(rank >> 1), _headers(headers) if headers else None,
-                      published, False, None, limited)
+                Lease(mid, fence, own_id if own_id is not None else f"{nonce}-{mid:x}", topic, body, deadline, 1, 1, key, -(rank >> 1),
+                      _headers(headers) if headers else None, published, False, None, limited)
             )  # fmt: skip
         self._ends(deadline, shard.fence + 1, fence)
         shard.fence = fence

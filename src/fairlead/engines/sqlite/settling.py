@@ -293,7 +293,7 @@ def _lanes_of_topic(turn: Turn, lane: Lane) -> list[Lane]:
 def _return_permits(turn: Turn, lane: Lane, held: Held) -> None:
     policy = turn.rule(lane)
     if policy.rate is not None:
-        lane.tat = fairness.return_permits(lane.tat, policy.lane_rate or 0.0, 1)
+        lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, 1)
     gate = turn.gate(held.gate) if held.gate is not None else None
     if gate is not None:
         gate.give_back(1)

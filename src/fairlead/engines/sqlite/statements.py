@@ -8,7 +8,7 @@ row, None and bytes included, which costs more than the row. So 0 stands for NUL
 from __future__ import annotations
 
 import re
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from typing import TYPE_CHECKING
 
@@ -86,4 +86,9 @@ def insert_many(name: str, count: int) -> str:
     if not numbers:
         return head + values + ", ".join([row] * count)
     width = max(numbers)
-    return head + values + ", ".join(re.sub(r"\?(\d+)", lambda found, n=n: f"?{int(found[1]) + n * width}", row) for n in range(count))
+    rows = (re.sub(r"\?(\d+)", partial(_shifted, by=n * width), row) for n in range(count))
+    return head + values + ", ".join(rows)
+
+
+def _shifted(parameter: re.Match[str], by: int) -> str:
+    return f"?{int(parameter[1]) + by}"

@@ -352,8 +352,9 @@ class Turn:
 
     def _where(self, lane: Lane, policy: Resolved, band: Band) -> tuple[int, int | None]:
         now = self.now
-        if policy.rate is not None:
-            lane.tat = fairness.rebase(lane.tat, now, policy.lane_rate or 0.0, policy.lane_burst)
+        is_used = policy.rate is not None and not fairness.recovered(lane.tat, now)
+        if is_used:
+            lane.tat = fairness.rebase(lane.tat, now, policy.lane_rate, policy.lane_burst)
         if policy.paused and lane.waiting:
             return PAUSED, None
         if not lane.ready:
@@ -365,8 +366,8 @@ class Turn:
             concurrency = 1
         if concurrency is not None and lane.leased >= concurrency:
             return FULL, None
-        if policy.rate is not None:
-            permit = fairness.next_permit_us(lane.tat, now, policy.lane_rate or 0.0, policy.lane_burst)
+        if is_used:
+            permit = fairness.next_permit_us(lane.tat, now, policy.lane_rate, policy.lane_burst)
             if permit > now:
                 if lane.place != ASLEEP or lane.wake != permit:
                     lane.throttled += permit - max(now, lane.wake or 0 if lane.place == ASLEEP else 0)
@@ -401,8 +402,11 @@ class Turn:
         if concurrency is not None:
             allowed = min(allowed, concurrency - lane.leased)
         if policy.rate is not None and allowed > 0:
-            rate, burst = policy.lane_rate or 0.0, policy.lane_burst
-            allowed = min(allowed, fairness.permits(fairness.rebase(lane.tat, self.now, rate, burst), self.now, rate, burst))
+            permits = policy.lane_burst
+            if not fairness.recovered(lane.tat, self.now):
+                tat = fairness.rebase(lane.tat, self.now, policy.lane_rate, policy.lane_burst)
+                permits = fairness.permits(tat, self.now, policy.lane_rate, policy.lane_burst)
+            allowed = min(allowed, permits)
         return max(allowed, 0)
 
     def forget(self, lane: Lane) -> None:
