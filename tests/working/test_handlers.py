@@ -322,19 +322,6 @@ def test_concurrency_of_worker_and_handler(app: Fairlead) -> None:
     assert 2 < most["fast"] <= 6
 
 
-def test_priority_goes_first_in_the_buffer(app: Fairlead) -> None:
-    """Of what is waiting in the worker, the higher priority is begun first."""
-    seen: list[int] = []
-
-    @app.handler("p.*")
-    async def handle(message: Message) -> None:
-        seen.append(message.priority)
-
-    app.publish_many(Message(f"p.{n}", n, priority=n) for n in range(5))
-    app.run_worker(burst=True, concurrency=5)
-    assert seen == [4, 3, 2, 1, 0]
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -1,8 +1,13 @@
-"""What was leased and is not yet begun: by handler, in the order of priority, then of hand-out."""
+"""
+What was leased and is not yet begun, by handler.
+
+The engine is fair in what it hands out; this keeps the few milliseconds of work that a worker has ahead fair too. Topics take
+turns, one message each, so that what comes of a quiet topic does not stand behind all that was leased of a busy one before it.
+Within a topic it is priority, then hand-out. Whatever is here will be begun: shares and weights are decided by what was leased.
+"""
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -17,39 +22,50 @@ SPARE = 16
 class Shelf:
     """One handler's messages, and how many of it run."""
 
-    __slots__ = ("_by_priority", "_priorities", "count", "handler", "most", "running")
+    __slots__ = ("_coming", "_lines", "_turn", "count", "handler", "most", "round", "running")
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
         self.handler = handler
         self.most = min(handler.concurrency or concurrency, concurrency)
         self.running = 0
         self.count = 0
-        self._by_priority: dict[int, deque[Work]] = {}
-        self._priorities: list[int] = []
+        self.round = 0
+        """How often all its topics have had their turn."""
+        self._lines: dict[str, deque[Work]] = {}
+        self._turn: deque[str] = deque()  # topics that have yet to have their turn in this round
+        self._coming: deque[str] = deque()  # those that had it
 
     def add(self, work: Work) -> None:
-        priority = work.lease.priority
-        queue = self._by_priority.get(priority)
-        if queue is None:
-            queue = self._by_priority[priority] = deque()
-            insort(self._priorities, priority)
-        queue.append(work)
+        topic = work.lease.topic
+        line = self._lines.get(topic)
+        if line is None:
+            self._lines[topic] = deque((work,))
+            self._turn.append(topic)
+        elif line[-1].lease.priority >= work.lease.priority:
+            line.append(work)
+        else:
+            priority = work.lease.priority
+            line.insert(next(n for n, other in enumerate(line) if other.lease.priority < priority), work)
         self.count += 1
 
     def pop(self) -> Work:
-        priority = self._priorities[-1]
-        queue = self._by_priority[priority]
-        work = queue.popleft()
-        if not queue:
-            del self._by_priority[priority]
-            self._priorities.pop()
+        """The next message of the topic whose turn it is; there must be one."""
+        topic = self._turn.popleft()
+        line = self._lines[topic]
+        work = line.popleft()
+        if line:
+            self._coming.append(topic)
+        else:
+            del self._lines[topic]
+        if not self._turn:
+            self._turn, self._coming = self._coming, self._turn
+            self.round += 1
         self.count -= 1
         return work
 
     def rank(self) -> tuple[int, int]:
         """Smaller goes first."""
-        priority = self._priorities[-1]
-        return -priority, self._by_priority[priority][0].lease.fence
+        return self.round, self._lines[self._turn[0]][0].lease.fence
 
     @property
     def is_open(self) -> bool:
@@ -69,6 +85,7 @@ class Buffer:
         self._keeps_all = keeps_all  # a burst does not wait for what it would put off
         self._shelves: dict[Handler, Shelf] = {}
         self._filled: dict[Handler, Shelf] = {}
+        self._round = 0
 
     def __len__(self) -> int:
         return sum(shelf.count for shelf in self._filled.values())
@@ -84,21 +101,30 @@ class Buffer:
         shelf = self._shelves.get(work.handler) or self.shelf(work.handler)
         if shelf.is_over_full and not self._keeps_all:
             return False
+        if shelf.count == 0:
+            shelf.round = max(shelf.round, self._round)  # while it was empty it saved nothing up
+            self._filled[work.handler] = shelf
         shelf.add(work)
-        self._filled[work.handler] = shelf
         return True
 
     def next_shelf(self) -> Shelf | None:
         """The shelf whose first message is to be begun next; None: nothing can be begun."""
         filled = self._filled
         if len(filled) == 1:
-            (shelf,) = filled.values()
-            if shelf.count == 0:
+            (found,) = filled.values()
+            if found.count == 0:
                 filled.clear()
-            return shelf if shelf.is_open else None
-        for handler in [handler for handler, shelf in filled.items() if shelf.count == 0]:
-            del filled[handler]
-        return min((shelf for shelf in filled.values() if shelf.is_open), key=Shelf.rank, default=None)
+            if not found.is_open:
+                return None
+        else:
+            for handler in [handler for handler, shelf in filled.items() if shelf.count == 0]:
+                del filled[handler]
+            shelf = min((shelf for shelf in filled.values() if shelf.is_open), key=Shelf.rank, default=None)
+            if shelf is None:
+                return None
+            found = shelf
+        self._round = found.round
+        return found
 
     def drain(self) -> list[Work]:
         """Take everything out."""

@@ -1,0 +1,87 @@
+"""What a worker has ahead of its handlers: topics take turns, within a topic it is priority, then hand-out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fairlead import Fairlead
+from fairlead.message import Lease
+from fairlead.working.buffer import Buffer
+from fairlead.working.handler import Handler
+from fairlead.working.work import Work
+
+
+def handlers(*patterns: str) -> list[Handler]:
+    app = Fairlead("sqlite://")
+    made = []
+    for pattern in patterns:
+
+        async def nothing(message: Any) -> None:
+            pass
+
+        app.handler(pattern)(nothing)
+        found = app.handlers.find(Lease(1, 1, "1", pattern.replace("*", "x"), b"1", 0))
+        assert found is not None
+        made.append(found)
+    return made
+
+
+class Numbered:
+    """Works with growing fences."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+        self.fence = 0
+
+    def add(self, handler: Handler, topic: str, *priorities: int) -> None:
+        for priority in priorities:
+            self.fence += 1
+            assert self.buffer.add(Work(Lease(self.fence, self.fence, "", topic, b"", 0, priority=priority), handler, 0.0, 0))
+
+    def order(self, tell: Callable[[Lease], Any]) -> list[Any]:
+        out = []
+        while (shelf := self.buffer.next_shelf()) is not None:
+            out.append(tell(shelf.pop().lease))
+        return out
+
+
+def test_a_quiet_topic_does_not_wait_behind_a_busy_one() -> None:
+    (handler,) = handlers("*")
+    box = Numbered(Buffer(10, keeps_all=True))
+    box.add(handler, "busy", *[0] * 5)
+    assert [box.buffer.next_shelf().pop().lease.topic for _ in range(2)] == ["busy", "busy"]  # type: ignore[union-attr]
+    box.add(handler, "quiet", 0)
+    box.add(handler, "other", 0, 0)
+    order = box.order(lambda lease: lease.topic)
+    assert order.index("quiet") <= 1
+    assert order == ["busy", "quiet", "other", "busy", "other", "busy"]
+
+
+def test_within_a_topic_priority_goes_first_then_the_hand_out() -> None:
+    (handler,) = handlers("*")
+    box = Numbered(Buffer(10, keeps_all=True))
+    box.add(handler, "a", 0, 5, 0, 5, -1, 9)
+    assert box.order(lambda lease: (lease.priority, lease.fence)) == [(9, 6), (5, 2), (5, 4), (0, 1), (0, 3), (-1, 5)]
+
+
+def test_turns_go_over_all_handlers() -> None:
+    """A topic of another handler does not wait until the first handler has nothing left."""
+    one, two = handlers("a.*", "b.*")
+    box = Numbered(Buffer(10, keeps_all=True))
+    box.add(one, "a.busy", *[0] * 4)
+    box.add(two, "b.quiet", 0)
+    assert box.order(lambda lease: lease.topic) == ["a.busy", "b.quiet", "a.busy", "a.busy", "a.busy"]
+
+
+def test_a_handler_at_its_limit_is_passed_over() -> None:
+    one, two = handlers("a.*", "b.*")
+    buffer = Buffer(10, keeps_all=True)
+    box = Numbered(buffer)
+    box.add(one, "a.1", 0, 0)
+    box.add(two, "b.1", 0)
+    buffer.shelf(one).running = 10
+    assert box.order(lambda lease: lease.topic) == ["b.1"]
+    buffer.shelf(one).running = 0
+    assert len(buffer.drain()) == 2
+    assert len(buffer) == 0
