@@ -80,10 +80,7 @@ def _wake(turn: Turn, budget: int) -> None:
         lane = turn.keep(row)
         if lane.place == ASLEEP and lane.wake is not None and lane.wake <= turn.now:
             turn.place(lane)
-    for row in turn.all("lanes_to_forget", turn.now, budget):
-        lane = turn.keep(row)
-        if lane.place == IDLE and lane.wake is not None and lane.wake <= turn.now:
-            turn.forget(lane)
+    turn.forget_idle(budget)
 
 
 def sweep(turn: Turn, budget: int) -> None:

@@ -8,6 +8,7 @@ the shard's counters. `place` is the one rule that says where a lane stands.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,9 @@ LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
 
 DEFAULT_MEAN_US = SECOND
 """What a message is taken to cost in a tier that is fair by time, before anything is known."""
+
+MOST_RESOLVED = 200_000
+"""Topics whose policy is kept at hand."""
 
 INSERTED_AT_ONCE = (64, 8)
 """Rows in one INSERT, the larger first."""
@@ -110,7 +114,9 @@ class Rules:
         self.max_backlog: int | None = None
         self.max_backlog_bytes: int | None = None
         self.on_full = "refuse"
-        self._by_topic: dict[str, Resolved] = {}
+        self._by_topic = _ByTopic(self.book)
+        self.of: Callable[[str], Resolved] = self._by_topic.__getitem__
+        """What holds for a topic (or the pattern of a bucket)."""
 
     def refresh(self, connection: sqlite3.Connection, version: int) -> None:
         if version != self.version:
@@ -132,13 +138,18 @@ class Rules:
         """Read the policies anew next time: a change was rolled back, or is being made."""
         self.version = -1
 
-    def of(self, topic: str) -> Resolved:
-        """What holds for a topic (or the pattern of a bucket)."""
-        found = self._by_topic.get(topic)
-        if found is None:
-            if len(self._by_topic) > 200_000:
-                self._by_topic.clear()
-            found = self._by_topic[topic] = self.book.resolve(topic)
+
+class _ByTopic(dict[str, Resolved]):
+    """What was resolved before; whoever asks for a topic that is not there finds it."""
+
+    def __init__(self, book: PolicyBook) -> None:
+        super().__init__()
+        self._book = book
+
+    def __missing__(self, topic: str) -> Resolved:
+        if len(self) >= MOST_RESOLVED:
+            self.clear()
+        found = self[topic] = self._book.resolve(topic)
         return found
 
 
@@ -414,6 +425,17 @@ class Turn:
         lane.forgotten = True
         self._dirty[lane.lane] = lane
 
+    def forget_idle(self, most: int) -> None:
+        """Drop the rows of idle lanes whose time has come, unread."""
+        for number, name in self.all("lanes_forget", self.now, most):
+            self.shard.lanes -= 1
+            lane = self.memory.lanes.get(number)
+            if lane is not None:
+                lane.forgotten = True
+                self._dirty.pop(number, None)
+                self.memory.drop(lane)
+            self._absent.add(name)
+
     # Writing
 
     def flush(self) -> None:
@@ -433,49 +455,46 @@ class Turn:
 
     def _flush_lanes(self) -> None:
         """One statement for all lanes of which the same columns changed: SQLite rewrites an index for a column that is named."""
-        written: dict[str, list[tuple[Any, ...]]] = {}
+        written: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
         inserted: list[tuple[Any, ...]] = []
         grown, shrunk = self._slightly.values()
         for number in grown.keys() & shrunk.keys():
             self._dirty[number] = grown[number]
         for lane in self._dirty.values():
             if lane.forgotten:
-                self._flush_forgotten(lane, written)
+                self.shard.lanes -= 1
+                self.memory.drop(lane)
+                if not lane.is_new:
+                    written["lane_delete"].append((lane.lane,))
                 continue
             self._classify(lane)
             lane.pack()
-            stood, lane.stood = lane.stood, lane.standing()
-            counts = lane.counts()
+            before, lane.stood = lane.stood, lane.standing()
+            stood, counts = lane.stood, lane.counts()
             if lane.is_new:
                 lane.is_new = False
                 rule = 0 if lane.rule == lane.name else lane.rule
-                standing = [value or 0 for value in lane.stood]
+                standing = [value or 0 for value in stood]
                 inserted.append((lane.lane, lane.name, rule, *standing[:_PLACED], *counts, *standing[_PLACED:]))
                 continue
-            mark, changed = _changed_classes(stood, lane.stood)
-            if stood[:_PLACED] == lane.stood[:_PLACED]:
-                written.setdefault(f"lane_count{mark}", []).append((*counts, *changed, lane.lane))
+            mark, changed = _changed_classes(before, stood)
+            if before[:_PLACED] == stood[:_PLACED]:
+                written[f"lane_count{mark}"].append((*counts, *changed, lane.lane))
             else:
                 placing = (lane.band, lane.place, lane.wake or 0, lane.vt, lane.gate or 0)
-                written.setdefault(f"lane_place{mark}", []).append((*placing, *counts, *changed, lane.lane))
+                written[f"lane_place{mark}"].append((*placing, *counts, *changed, lane.lane))
         for lane in grown.values():
             if lane.lane not in self._dirty:
                 self._classify(lane)
-                stood, lane.stood = lane.stood, lane.standing()
-                mark, changed = _changed_classes(stood, lane.stood)
-                written.setdefault(f"lane_grow{mark}", []).append((lane.ready, lane.bytes, lane.published, *changed, lane.lane))
+                before, lane.stood = lane.stood, lane.standing()
+                mark, changed = _changed_classes(before, lane.stood)
+                written[f"lane_grow{mark}"].append((lane.ready, lane.bytes, lane.published, *changed, lane.lane))
         written["lane_shrink"] = [(lane.leased, lane.done, lane.lane) for lane in shrunk.values() if lane.lane not in self._dirty]
         self.insert("lane_insert", inserted)
         for name, rows in written.items():
             self.run_many(name, rows)
         for each in (self._dirty, grown, shrunk):
             each.clear()
-
-    def _flush_forgotten(self, lane: Lane, written: dict[str, list[tuple[Any, ...]]]) -> None:
-        self.shard.lanes -= 1
-        self.memory.drop(lane)
-        if not lane.is_new:
-            written.setdefault("lane_delete", []).append((lane.lane,))
 
     def _classify(self, lane: Lane) -> None:
         waiting = lane.waiting

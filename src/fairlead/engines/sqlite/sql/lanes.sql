@@ -40,8 +40,8 @@ SELECT lane, vt FROM lane WHERE gate = ? AND band = ? AND place = 3 AND (vt, lan
 -- Those asleep. Their place is named in the text: bound, it would make SQLite plan anew each time (it is in conditions of indexes).
 SELECT {lane} FROM lane l WHERE l.place = 2 AND l.wake <= ? ORDER BY l.wake, l.lane LIMIT ?;
 
--- name: lanes_to_forget
-SELECT {lane} FROM lane l WHERE l.place = 0 AND l.wake <= ? ORDER BY l.wake, l.lane LIMIT ?;
+-- name: lanes_forget
+DELETE FROM lane WHERE lane IN (SELECT lane FROM lane WHERE place = 0 AND wake <= ? ORDER BY wake, lane LIMIT ?) RETURNING lane, name;
 
 -- name: next_wake
 SELECT min(at) FROM (
