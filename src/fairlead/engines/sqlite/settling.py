@@ -8,7 +8,7 @@ import msgspec
 
 from fairlead.engines import base, fairness
 from fairlead.engines.sqlite import merging, messages, putting
-from fairlead.engines.sqlite.rows import ASLEEP, FULL, IDLE, LEASES_END, PARTITION, Held, Lane, Row
+from fairlead.engines.sqlite.rows import ASLEEP, FULL, LEASES_END, PARTITION, Held, Lane, Row
 from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _quick_acks(turn: Turn, settlements: Sequence[Settlement]) -> list[int]:
 def _stand(turn: Turn, lanes: Iterable[Lane]) -> None:
     """Lanes with fewer leases: most stand where they stood."""
     for lane in lanes:
-        if lane.place in (FULL, IDLE, ASLEEP) or lane.rest_step:
+        if lane.place in (FULL, ASLEEP) or lane.rest_step:
             turn.place(lane)
         else:
             turn.shrank(lane)

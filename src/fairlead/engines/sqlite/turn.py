@@ -8,17 +8,17 @@ the shard's counters. `place` is the one rule that says where a lane stands.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fairlead.engines import fairness
-from fairlead.engines.sqlite.classes import SMALLEST, WINDOW_US, size_class
+from fairlead.engines.sqlite.changes import LaneChanges
+from fairlead.engines.sqlite.classes import WINDOW_US, size_class
 from fairlead.engines.sqlite.memory import Memory
-from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LANE_COLUMNS, PAUSED, RUNNABLE, Band, Lane
-from fairlead.engines.sqlite.statements import CLASSES, COUNTS, PLACING, SQL, class_mark, insert_many
+from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE, Band, Lane
+from fairlead.engines.sqlite.statements import SQL, insert_many
 from fairlead.policy import Gate, PolicyBook, Resolved, Tier
 from fairlead.units import SECOND
 
@@ -170,8 +170,7 @@ class Turn:
         self.rang: set[str] = set()
         self.came_up: list[Lane] = []  # lanes that became runnable, or came to a gate, in this turn
         self._absent: set[str] = set()  # names without a lane
-        self._dirty: dict[int, Lane] = {}
-        self._slightly: dict[str, dict[int, Lane]] = {"lane_grow": {}, "lane_shrink": {}}
+        self._changes = LaneChanges()
         self._gates: dict[str, GateState | None] = {}
         self._dirty_gates: dict[str, GateState] = {}
         self._gate_bands: set[tuple[str, int]] = set()
@@ -276,21 +275,29 @@ class Turn:
         band = self.band(policy.pool, policy.tier)
         lane = Lane(self._last_lane, name, rule, band.band, vt=band.vt, seen=self.now, is_new=True)
         self.memory.keep(lane)
-        self._dirty[lane.lane] = lane
+        self._changes.dirty[lane.lane] = lane
         self.shard.lanes += 1
         return lane
 
     def touch(self, lane: Lane) -> None:
         """The lane has changed and is to be written."""
-        self._dirty[lane.lane] = lane
+        self._changes.dirty[lane.lane] = lane
 
     def grew(self, lane: Lane) -> None:
         """Only `ready`, `bytes` and `published` have changed."""
-        self._slightly["lane_grow"][lane.lane] = lane
+        self._changes.grown[lane.lane] = lane
 
     def shrank(self, lane: Lane) -> None:
-        """Only `leased` and `done` have changed."""
-        self._slightly["lane_shrink"][lane.lane] = lane
+        """Only `leased` and `done` have changed, and of an idle lane when it is forgotten."""
+        if lane.place == IDLE:
+            policy, band = self.rule(lane), self.bands[lane.band]
+            if lane.ready or policy.paused or band.pool != policy.pool or band.tier != policy.tier:
+                self.place(lane)
+                return
+            _, lane.wake = self._where(lane, policy, band)
+            self._changes.ended[lane.lane] = lane
+        else:
+            self._changes.shrunk[lane.lane] = lane
 
     def band(self, pool: str, tier: str) -> Band:
         found = self._band_by_name.get((pool, tier))
@@ -335,7 +342,7 @@ class Turn:
 
     def place(self, lane: Lane) -> None:
         """Put the lane where it belongs now; the rule of docs/behaviour.md, "Placing"."""
-        self._dirty[lane.lane] = lane
+        self._changes.dirty[lane.lane] = lane
         policy = self.rules.of(lane.rule)
         band = self.bands[lane.band]
         if band.pool != policy.pool or band.tier != policy.tier:
@@ -423,7 +430,7 @@ class Turn:
     def forget(self, lane: Lane) -> None:
         """Drop the lane's row."""
         lane.forgotten = True
-        self._dirty[lane.lane] = lane
+        self._changes.dirty[lane.lane] = lane
 
     def forget_idle(self, most: int) -> None:
         """Drop the rows of idle lanes whose time has come, unread."""
@@ -432,7 +439,7 @@ class Turn:
             lane = self.memory.lanes.get(number)
             if lane is not None:
                 lane.forgotten = True
-                self._dirty.pop(number, None)
+                self._changes.dirty.pop(number, None)
                 self.memory.drop(lane)
             self._absent.add(name)
 
@@ -440,7 +447,7 @@ class Turn:
 
     def flush(self) -> None:
         """Write everything back; the transaction may then be committed."""
-        self._flush_lanes()
+        self._changes.write(self)
         self._flush_gates()
         bands = list(map(msgspec.structs.astuple, self.bands.values()))
         if bands != self._bands_stood:
@@ -452,59 +459,6 @@ class Turn:
             "shard_write", s.seq, s.fence, self.now, s.policy_version, s.waiting, s.bytes, s.leased, s.dead, s.published, s.delivered,
             s.done, s.retried, s.died, s.merged, s.expired, s.removed, s.lanes,
         )  # fmt: skip
-
-    def _flush_lanes(self) -> None:
-        """One statement for all lanes of which the same columns changed: SQLite rewrites an index for a column that is named."""
-        written: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
-        inserted: list[tuple[Any, ...]] = []
-        grown, shrunk = self._slightly.values()
-        for number in grown.keys() & shrunk.keys():
-            self._dirty[number] = grown[number]
-        for lane in self._dirty.values():
-            if lane.forgotten:
-                self.shard.lanes -= 1
-                self.memory.drop(lane)
-                if not lane.is_new:
-                    written["lane_delete"].append((lane.lane,))
-                continue
-            self._classify(lane)
-            lane.pack()
-            before, lane.stood = lane.stood, lane.standing()
-            stood, counts = lane.stood, lane.counts()
-            if lane.is_new:
-                lane.is_new = False
-                rule = 0 if lane.rule == lane.name else lane.rule
-                standing = [value or 0 for value in stood]
-                inserted.append((lane.lane, lane.name, rule, *standing[:_PLACED], *counts, *standing[_PLACED:]))
-                continue
-            mark, changed = _changed_classes(before, stood)
-            if before[:_PLACED] == stood[:_PLACED]:
-                written[f"lane_count{mark}"].append((*counts, *changed, lane.lane))
-            else:
-                placing = (lane.band, lane.place, lane.wake or 0, lane.vt, lane.gate or 0)
-                written[f"lane_place{mark}"].append((*placing, *counts, *changed, lane.lane))
-        for lane in grown.values():
-            if lane.lane not in self._dirty:
-                self._classify(lane)
-                before, lane.stood = lane.stood, lane.standing()
-                mark, changed = _changed_classes(before, lane.stood)
-                written[f"lane_grow{mark}"].append((lane.ready, lane.bytes, lane.published, *changed, lane.lane))
-        written["lane_shrink"] = [(lane.leased, lane.done, lane.lane) for lane in shrunk.values() if lane.lane not in self._dirty]
-        self.insert("lane_insert", inserted)
-        for name, rows in written.items():
-            self.run_many(name, rows)
-        for each in (self._dirty, grown, shrunk):
-            each.clear()
-
-    def _classify(self, lane: Lane) -> None:
-        waiting = lane.waiting
-        lane.big = size_class(waiting) if waiting >= SMALLEST else None
-        if not lane.ready:
-            lane.old = None
-        elif lane.old is None:
-            lane.old = self.now >> 23
-        if lane.throttled >= SECOND:
-            lane.slow = size_class(lane.throttled // 10_000)
 
     def count_deliveries(self, lane: Lane, taken: int) -> None:
         """Keep the lane's recent rate."""
@@ -547,16 +501,3 @@ class Turn:
         gate.open = int(is_open)
         self._dirty_gates[gate.name] = gate
         self.run("gate_entries_open_set", gate.open, gate.name, gate.open)
-
-
-def _changed_classes(before: tuple[Any, ...], after: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
-    """Which size classes changed, as the end of a statement's name, and their values."""
-    if before[_PLACED:] == after[_PLACED:]:
-        return "", ()
-    changed = [n for n in range(len(CLASSES)) if before[_PLACED + n] != after[_PLACED + n]]
-    return class_mark(changed), tuple(after[_PLACED + n] or 0 for n in changed)
-
-
-_PLACED = len(PLACING)
-if LANE_COLUMNS[3:] != PLACING + COUNTS + CLASSES:
-    raise AssertionError("the columns of a lane stand in the order in which they are written")

@@ -55,6 +55,10 @@ SELECT min(at) FROM (
 -- After acks that do not change where the lane stands.
 UPDATE lane SET leased = ?, done = ? WHERE lane = ?;
 
+-- name: lane_end
+-- After acks of an idle lane.
+UPDATE lane SET leased = ?, done = ?, wake = nullif(?, 0) WHERE lane = ?;
+
 -- name: lane_delete
 DELETE FROM lane WHERE lane = ?;
 
