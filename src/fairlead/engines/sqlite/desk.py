@@ -94,13 +94,14 @@ class SqliteEngine(Core):
             return
         for lane in views.lanes_under(turn, pattern):
             for topic in views.topics_in(turn, lane):
-                if not matches(pattern, topic) or not (lane.waiting or lane.leased):
+                waiting, leased = views.holds(turn, lane, topic)
+                if not matches(pattern, topic) or not (waiting or leased):
                     continue
                 old, new = before.resolve(topic), rules.of(topic)
                 if any(getattr(old, field) != getattr(new, field) for field in LANE_SHAPE):
                     raise TopicInUse(
                         f"policy {pattern}: partitions and buckets change only while a topic is empty, and {topic} holds "
-                        f"{lane.waiting} waiting and {lane.leased} leased; drain or purge it first"
+                        f"{waiting} waiting and {leased} leased; drain or purge it first"
                     )
 
     def policy_of(self, topic: str) -> Resolved:
@@ -118,10 +119,11 @@ class SqliteEngine(Core):
             else:
                 state.code = text
             state.limits = msgspec.json.decode(state.operator or state.code or text, type=Gate)
+            state.rebase(turn.now)
 
     def gate_list(self) -> list[dict[str, Any]]:
         with self._view() as turn:
-            return [views.gate_view(turn, turn.keep_gate(row), COUNTED) for row in turn.all("gates")]
+            return _gates(turn)
 
     # Topics
 
@@ -238,6 +240,10 @@ class SqliteEngine(Core):
                 "totals": msgspec.structs.asdict(self.overview(now_us=now_us)),
                 "topics": {name: msgspec.structs.asdict(views.topic_stats(turn, name)) for name in names},
                 "messages": [msgspec.structs.asdict(view) for view in found],
-                "gates": self.gate_list(),
+                "gates": _gates(turn),
                 "policies": turn.rules.book.rows(),
             }
+
+
+def _gates(turn: Turn) -> list[dict[str, Any]]:
+    return [views.gate_view(turn, turn.keep_gate(row), COUNTED) for row in turn.all("gates")]

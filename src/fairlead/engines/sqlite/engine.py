@@ -152,6 +152,7 @@ class Core:
     ) -> Batch:
         with self._turn(now_us, durable=False) as turn:
             housekeeping.keep_house(turn, BRING_IN)
+            turn.flush_what_went_down()
             leases = serving.lease(turn, n, pool, topics, n if startable is None else startable, record_start=record_start)
             turn.flush()
             wake = housekeeping.next_wake(turn)

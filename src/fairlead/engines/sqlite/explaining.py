@@ -72,7 +72,7 @@ def _waiting(turn: Turn, row: Row, told: Explanation) -> None:
 
 
 def _parked(turn: Turn, lane: Lane, row: Row) -> str:
-    found = turn.one("serial_key_read", lane.lane, row.key)
+    found = turn.one("serial_key_read", lane.lane, row.line)
     head = messages.read(turn, found[0]) if found is not None else None
     who = messages.id_of(turn, head) if head is not None else "another message"
     return f'its key "{row.key}" is busy with {who}; they run one at a time, in order'

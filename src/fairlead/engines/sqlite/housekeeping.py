@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairlead.engines.sqlite import messages, settling
 from fairlead.engines.sqlite.rows import ASLEEP, BUCKET, DELAYED, DUE, EXPIRES, IDLE, LEASES_END, RETENTION_ENDS, Lane
@@ -28,24 +28,34 @@ def next_wake(turn: Turn) -> int | None:
 
 
 def _events(turn: Turn, budget: int) -> None:
-    due = turn.all("events_due", turn.now, budget)
     left = budget
-    for at, kind, a, b in due:
-        if left <= 0:
+    while left > 0 and (page := turn.all("events_due", turn.now, left)):
+        left -= _happen(turn, page, left)
+    turn.run("idents_forget", turn.now, budget)
+    turn.run("edges_forget", turn.now, budget)
+
+
+def _happen(turn: Turn, page: list[Any], left: int) -> int:
+    """The events of a page, in their order; ends early where another one comes between them. Returns how many messages and leases it were."""
+    done = 0
+    for at, kind, a, b in page:
+        if done >= left:
             break
         turn.run("event_delete", at, kind, a)
         if kind == LEASES_END:
-            left -= settling.lease_batch_over(turn, a, b, left)
-        else:
-            left -= 1
-            if kind == DUE:
-                _due(turn, a)
-            elif kind == EXPIRES:
-                _expires(turn, a)
-            elif kind == RETENTION_ENDS:
-                messages.forget_dead(turn, a)
-    turn.run("idents_forget", turn.now, budget)
-    turn.run("edges_forget", turn.now, budget)
+            ended, next_deadline = settling.lease_batch_over(turn, a, b, at, left - done)
+            done += ended
+            if next_deadline is not None and next_deadline <= turn.now:
+                break
+            continue
+        done += 1
+        if kind == DUE:
+            _due(turn, a)
+        elif kind == EXPIRES:
+            _expires(turn, a)
+        elif kind == RETENTION_ENDS:
+            messages.forget_dead(turn, a)
+    return done
 
 
 def _due(turn: Turn, mid: int) -> None:
@@ -69,7 +79,7 @@ def _expires(turn: Turn, mid: int) -> None:
     messages.end_waiting(turn, lane, row)
     messages.expire(turn, lane, row)
     if row.serial:
-        messages.free_key(turn, lane, row.key, row.mid)
+        messages.free_key(turn, lane, row.line, row.mid)
     turn.place(lane)
 
 

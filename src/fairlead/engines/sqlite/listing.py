@@ -77,7 +77,7 @@ def _next(turn: Turn, query: str, after: str) -> str | None:
 
 def _has_something(turn: Turn, topic: str) -> bool:
     stats = views.topic_stats(turn, topic)
-    return bool(stats.waiting or stats.leased or stats.dead or views.lanes_of(turn, topic))
+    return bool(stats.waiting or stats.leased or stats.dead or any(lane.topic == topic for lane in views.lanes_of(turn, topic)))
 
 
 def _candidates(turn: Turn, order: str, pattern: str) -> list[Lane]:

@@ -24,8 +24,9 @@ MAX_WAIT_WINDOWS = 10
 
 
 def merge_key(draft: Draft) -> bytes:
-    """What a message merges by: its key, else its body. Long ones by their digest."""
+    """What a message merges by: its topic (buckets hold several), and its key, else its body. Long ones by their digest."""
     mark, text = (b"k", draft.key.encode()) if draft.key is not None else (b"b", draft.body)
+    text = draft.topic.encode() + b"\0" + text
     return mark + (text if len(text) <= 40 else hashlib.blake2b(text, digest_size=24).digest())
 
 
@@ -45,6 +46,8 @@ def join(turn: Turn, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> bo
         _resize(turn, lane, len(draft.body))
         messages.save(turn, row)
     _change_waiting(turn, lane, row, draft, policy)
+    if draft.sticky and not row.sticky:
+        _stick(turn, row)
     if draft.id is not None:
         row.joined = 1
         messages.save(turn, row)
@@ -67,11 +70,11 @@ def _change_waiting(turn: Turn, lane: Lane, row: Row, draft: Draft, policy: Reso
         return
     messages.end_waiting(turn, lane, row)
     if row.serial and not _holds_key(turn, lane, row):
-        messages.free_key(turn, lane, row.key, row.mid)  # it stands in line for its key anew
+        messages.free_key(turn, lane, row.line, row.mid)  # it stands in line for its key anew
     row.since = due
     if policy.merge == "last":
         headers = msgspec.json.encode(draft.headers).decode() if draft.headers else None
-        _change_content(turn, row, draft.body, headers)
+        _change_content(turn, row, [draft.body], headers)
         ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
         row.expires = turn.now + ttl if ttl is not None else None
         row.attempts = 0
@@ -89,13 +92,28 @@ def _new_due(turn: Turn, row: Row, draft: Draft, policy: Resolved) -> int:
 
 
 def _holds_key(turn: Turn, lane: Lane, row: Row) -> bool:
-    found = turn.one("serial_key_read", lane.lane, row.key)
+    found = turn.one("serial_key_read", lane.lane, row.line)
     return found is not None and found[0] == row.mid and bool(found[1])
 
 
-def _change_content(turn: Turn, row: Row, body: bytes, headers: str | None) -> None:
-    row.body, row.headers = body, headers
-    turn.run("message_content", headers, body, row.mid)
+def _change_content(turn: Turn, row: Row, bodies: list[bytes], headers: str | None) -> None:
+    row.body, row.headers = bodies[0], headers
+    turn.run("message_content", headers, row.body, row.mid)
+    if row.parts:  # collected while the policy merged all
+        turn.run("parts_delete", row.mid)
+    row.parts = 0
+    _add_parts(turn, row, bodies[1:])
+
+
+def _add_parts(turn: Turn, row: Row, bodies: list[bytes]) -> None:
+    turn.run_many("part_insert", [(row.mid, row.parts + n, body) for n, body in enumerate(bodies, 1)])
+    row.parts += len(bodies)
+
+
+def _stick(turn: Turn, row: Row) -> None:
+    """Its ids are kept for a day after the finish, because one that joined it is sticky."""
+    row.sticky = 1
+    turn.run("message_sticky", row.mid)
 
 
 def _change_rank(turn: Turn, row: Row, rank: int) -> None:
@@ -142,17 +160,18 @@ def rejoin(turn: Turn, lane: Lane, row: Row) -> None:
         row.mkey = None  # the later one goes on collecting; this one no longer does
         return
     messages.end_waiting(turn, lane, other)
+    bodies = [other.body, *(body for _, body in turn.all("parts_read", other.mid))]
     if policy.merge == "all":
-        bodies = [other.body, *(body for _, body in turn.all("parts_read", other.mid))]
-        turn.run_many("part_insert", [(row.mid, row.parts + n, body) for n, body in enumerate(bodies, 1)])
-        row.parts += len(bodies)
+        _add_parts(turn, row, bodies)
     elif policy.merge == "last":
-        _change_content(turn, row, other.body, other.headers)
+        _change_content(turn, row, bodies, other.headers)
         row.expires = other.expires
         _change_rank(turn, row, other.rank)
     _absorb_ids(turn, lane, row, other)
+    if other.sticky and not row.sticky:
+        _stick(turn, row)
     if other.serial:
-        messages.free_key(turn, lane, other.key, other.mid)
+        messages.free_key(turn, lane, other.line, other.mid)
     messages.remove(turn, other)
     lane.merged += 1
     turn.shard.merged += 1
@@ -163,6 +182,5 @@ def _absorb_ids(turn: Turn, lane: Lane, row: Row, other: Row) -> None:
     if other.joined:
         turn.run("idents_rejoin", row.mid, other.mid)
         row.joined = 1
-    if other.id is not None:
-        turn.run("ident_write", other.id, topic, row.mid, 1, None)
-        row.joined = 1
+    turn.run("ident_write", messages.id_of(turn, other), topic, row.mid, 1, None)
+    row.joined = 1

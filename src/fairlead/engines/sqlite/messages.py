@@ -125,7 +125,7 @@ def end_waiting(turn: Turn, lane: Lane, row: Row) -> None:
         turn.run("event_delete", row.since, DUE, row.mid)
     elif row.state == PARKED:
         lane.parked -= 1
-        turn.run("parked_delete", lane.lane, row.key, row.rank, row.pos, row.seq)
+        turn.run("parked_delete", lane.lane, row.line, row.rank, row.pos, row.seq)
     else:
         lane.ready -= 1
         turn.run("ready_delete", lane.lane, row.rank, row.pos, row.seq)
@@ -134,17 +134,17 @@ def end_waiting(turn: Turn, lane: Lane, row: Row) -> None:
 
 def arrive(turn: Turn, lane: Lane, row: Row) -> None:
     """The message becomes ready, or is parked behind the one that its serial key is busy with."""
-    if row.serial and row.key is not None:
-        found = turn.one("serial_key_read", lane.lane, row.key)
+    if row.serial and row.line is not None:
+        found = turn.one("serial_key_read", lane.lane, row.line)
         if found is None:
-            turn.run("serial_key_write", lane.lane, row.key, row.mid, 0)
+            turn.run("serial_key_write", lane.lane, row.line, row.mid, 0)
         elif found[0] != row.mid:
             head, held = found
             if held or not _goes_before(turn, row, head):
                 _park(turn, lane, row)
                 return
             _step_back(turn, lane, head)
-            turn.run("serial_key_write", lane.lane, row.key, row.mid, 0)
+            turn.run("serial_key_write", lane.lane, row.line, row.mid, 0)
     row.state = READY
     lane.ready += 1
     turn.run("ready_insert", lane.lane, row.rank, row.pos, row.seq, row.mid)
@@ -158,7 +158,7 @@ def _goes_before(turn: Turn, row: Row, head: int) -> bool:
 def _park(turn: Turn, lane: Lane, row: Row) -> None:
     row.state = PARKED
     lane.parked += 1
-    turn.run("parked_insert", lane.lane, row.key, row.rank, row.pos, row.seq, row.mid)
+    turn.run("parked_insert", lane.lane, row.line, row.rank, row.pos, row.seq, row.mid)
 
 
 def _step_back(turn: Turn, lane: Lane, head: int) -> None:

@@ -51,7 +51,7 @@ def _remove(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
     messages.finish_ids(turn, row, topic, keep=False)
     messages.remove(turn, row)
     if row.serial:
-        messages.free_key(turn, lane, row.key, row.mid)
+        messages.free_key(turn, lane, row.line, row.mid)
     lane.removed += 1
     turn.shard.removed += 1
 
@@ -86,7 +86,7 @@ def _give_up(turn: Turn, lane: Lane, held: Held, topic: str) -> int:
         messages.finish_ids(turn, row, topic, keep=False)
         messages.remove(turn, row)
         if row.serial:
-            messages.free_key(turn, lane, row.key, row.mid)
+            messages.free_key(turn, lane, row.line, row.mid)
         lane.removed += 1
         turn.shard.removed += 1
     elif held.empty:
@@ -101,7 +101,7 @@ def _dead(turn: Turn, topic: str | None, ids: Sequence[str] | None, limit: int) 
     """(message, topic, when its retention ends) of those meant, oldest first."""
     if ids is not None:
         rows = (views.find(turn, message_id, topic) for message_id in ids[:limit])
-        found = [turn.one("dead_read", row.mid) for row in rows if row is not None]
+        found = [turn.one("dead_read", mid) for mid in dict.fromkeys(row.mid for row in rows if row is not None)]
         return [(row[1], row[2], row[4]) for row in found if row is not None]
     listed = turn.all("dead_list", 0, limit) if topic is None else turn.all("dead_list_of", topic, 0, limit)
     return [(row[1], row[2], row[4]) for row in listed]
@@ -132,9 +132,12 @@ def _put_back(turn: Turn, row: Row, topic: str, since: int) -> Lane:
     row.attempts = row.suspect = 0
     row.odd = 1
     row.expires = turn.now + policy.ttl if policy.ttl is not None else None
-    name, rule = messages.lane_name(policy, topic, row.key.encode() if row.key is not None else None, row.seq)
-    lane = turn.make_lane(name, rule)
+    spread_by = row.key.encode() if row.key is not None else row.body if row.mkey is not None else None
+    lane = turn.make_lane(*messages.lane_name(policy, topic, spread_by, row.seq))
     row.lane = lane.lane
+    row.topic = topic if lane.topic is None else None  # it may have died where its topic was not folded yet, or still was
+    turn.run("message_topic", row.topic, row.mid)
+    turn.run("note_begin_anew", row.mid)
     if row.mkey is not None and turn.one("merge_key_read", lane.lane, row.mkey) is not None:
         row.mkey = None  # another one of its key waits already; it goes its own way
     messages.begin_waiting(turn, lane, row)

@@ -34,8 +34,8 @@ def put(turn: Turn, drafts: Sequence[Draft]) -> list[Receipt]:
     receipts = [intake.accept(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
     intake.write()
     for lane in intake.arrivals.values():
-        # A lane that had ready messages stands where it belongs already: more of them change nothing.
-        if lane.place == IDLE:
+        # A lane that had ready messages stands where it belongs already: more of them change nothing. (A merge may have taken its last.)
+        if lane.place == IDLE or not lane.ready:
             turn.place(lane)
     return receipts
 
@@ -183,17 +183,18 @@ def make_room(turn: Turn, draft: Draft, policy: Resolved, name: str) -> str | No
     while True:
         count, held = _waiting_of(turn, draft.topic, lanes, policy)
         limits = (
-            (policy.max_backlog, count + 1, f"topic {draft.topic}: {count:,} messages wait", policy.on_full, lanes),
-            (policy.max_backlog_bytes, held + size, f"topic {draft.topic}: {held:,} bytes wait", policy.on_full, lanes),
-            (rules.max_backlog, turn.shard.waiting + 1, f"the namespace: {turn.shard.waiting:,} messages wait", rules.on_full, None),
-            (rules.max_backlog_bytes, turn.shard.bytes + size, f"the namespace: {turn.shard.bytes:,} bytes wait", rules.on_full, None),
+            (policy.max_backlog, count, 1, f"topic {draft.topic}: {count:,} messages wait", policy.on_full),
+            (policy.max_backlog_bytes, held, size, f"topic {draft.topic}: {held:,} bytes wait", policy.on_full),
+            (rules.max_backlog, turn.shard.waiting, 1, f"the namespace: {turn.shard.waiting:,} messages wait", rules.on_full),
+            (rules.max_backlog_bytes, turn.shard.bytes, size, f"the namespace: {turn.shard.bytes:,} bytes wait", rules.on_full),
         )
-        over = next((entry for entry in limits if entry[0] is not None and entry[1] > entry[0]), None)
+        over = next((entry for entry in limits if entry[0] is not None and entry[1] + entry[2] > entry[0]), None)
         if over is None:
             return None
-        limit, _, text, on_full, where = over
+        limit, _, needed, text, on_full = over
         full = f"{text}, its max_backlog is {limit:,}; consume faster, or raise the limit"
-        if on_full != "drop_oldest" or not _drop_oldest(turn, where if where is not None else lanes, draft.topic):
+        # What is larger than the limit by itself would drop all the others for nothing.
+        if on_full != "drop_oldest" or needed > (limit or 0) or not _drop_oldest(turn, lanes, draft.topic):
             return full
 
 
@@ -215,20 +216,16 @@ def _waiting_of(turn: Turn, topic: str, lanes: list[Lane], policy: Resolved) -> 
 
 def _drop_oldest(turn: Turn, lanes: list[Lane], topic: str) -> bool:
     """The lowest priority's oldest goes to the dead letters; False if nothing may be dropped."""
-    best: tuple[int, int, int, Lane] | None = None
-    for lane in lanes:
-        found = _victim(turn, lane, topic)
-        if found is not None and (best is None or found[:2] < best[:2]):
-            best = (*found, lane)
-    if best is None:
+    found = [(*victim, lane.lane) for lane in lanes if (victim := _victim(turn, lane, topic)) is not None]
+    if not found:
         return False
-    lane = best[3]
-    row = messages.read(turn, best[2])
+    *_, mid, number = min(found)
+    lane, row = turn.lane(number), messages.read(turn, mid)
     if row is None:
         return False
     messages.end_waiting(turn, lane, row)
     if row.serial:
-        messages.free_key(turn, lane, row.key, row.mid)
+        messages.free_key(turn, lane, row.line, row.mid)
     lane.removed += 1
     turn.shard.removed += 1
     messages.bury(turn, lane, row, "dropped: the backlog was full", None)
@@ -236,25 +233,26 @@ def _drop_oldest(turn: Turn, lanes: list[Lane], topic: str) -> bool:
     return True
 
 
-def _victim(turn: Turn, lane: Lane, topic: str) -> tuple[int, int, int] | None:
-    """(priority, since, message) of the first to be dropped in a lane."""
+def _victim(turn: Turn, lane: Lane, topic: str) -> tuple[int, int, int, int] | None:
+    """(priority, since, number, message) of the first to be dropped in a lane."""
     if lane.topic is None:
         found = turn.one("topic_victim", topic)
-        return (found[1], found[2], found[0]) if found else None
+        return (*found[1:], found[0]) if found else None
     kinds = (("ready", (lane.lane,)), ("aside", (lane.lane, DELAYED)), ("aside", (lane.lane, PARKED)))
-    found = [each for kind, where in kinds for each in _victims(turn, kind, where)]
-    return min(found) if found else None
+    return min((each for kind, where in kinds for each in _victims(turn, kind, where)), default=None)
 
 
-def _victims(turn: Turn, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int]]:
+def _victims(turn: Turn, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
     """The oldest of the lowest priority among those that are ready, delayed or parked: of both ranks that it may have."""
-    found: list[tuple[int, int, int]] = []
+    found: list[tuple[int, int, int, int]] = []
     rank = 1 << 20
     while (prior := turn.one(f"{kind}_prior_rank", *where, rank)) is not None:
         rank = prior[0]
-        if found and -(rank >> 1) != found[0][0]:
+        priority = -(rank >> 1)
+        if found and priority != found[0][0]:
             break
-        victim = turn.one(f"{kind}_victim", *where, rank)
+        query = "ready_victim_at_front" if kind == "ready" and not rank & 1 else f"{kind}_victim"
+        victim = turn.one(query, *where, rank)
         if victim is not None:
-            found.append((-victim[1], victim[2], victim[0]))
+            found.append((priority, victim[1], victim[2], victim[0]))
     return found

@@ -143,6 +143,11 @@ class Row(msgspec.Struct, gc=False):
     def priority(self) -> int:
         return -(self.rank >> 1)
 
+    @property
+    def line(self) -> str | None:
+        """Whom it stands in line with, where it is serial: in a bucket keys are still the topic's."""
+        return self.key if self.topic is None or self.key is None else f"{self.topic}{PARTITION}{self.key}"
+
 
 LANE_COLUMNS = Lane.__struct_fields__[: Lane.__struct_fields__.index("retried")]
 MORE = Lane.__struct_fields__[len(LANE_COLUMNS) : -3]

@@ -53,6 +53,16 @@ def lease(turn: Turn, room: int, pool: str, topics: Sequence[str] | None, starta
     return leases
 
 
+def can_deliver(turn: Turn, lane: Lane) -> bool:
+    """Whether it is runnable, or at an open gate."""
+    if lane.forgotten:
+        return False
+    if lane.place == AT_GATE:
+        gate = turn.gate(lane.gate or "")
+        return gate is not None and gate.room(turn.now) > 0
+    return lane.place == RUNNABLE
+
+
 class _Line:
     """
     The lanes of one tier of one pool that can deliver now, by (virtual time, number).
@@ -78,14 +88,6 @@ class _Line:
             if gate is not None and gate.room(turn.now):
                 self._read_more(gate, (-1, -1), page)
 
-    def _can_deliver(self, lane: Lane) -> bool:
-        if lane.forgotten:
-            return False
-        if lane.place == AT_GATE:
-            gate = self._turn.gate(lane.gate or "")
-            return gate is not None and gate.room(self._turn.now) > 0
-        return lane.place == RUNNABLE
-
     def _read_more(self, gate: GateState | None, after: tuple[int, int], page: int | None = None) -> None:
         page = page or self._page
         if gate is None:
@@ -101,7 +103,7 @@ class _Line:
 
     def _offer(self, lane: Lane) -> None:
         """Take a lane in, once; one that was changed in this call may no longer belong here."""
-        if lane.lane not in self._seen and lane.band == self.band.band and self._can_deliver(lane):
+        if lane.lane not in self._seen and lane.band == self.band.band and can_deliver(self._turn, lane):
             self._seen.add(lane.lane)
             self.push(lane)
 
@@ -138,18 +140,21 @@ class _Serving:
 
     def serve_pool(self, pool: str, room: int) -> None:
         """Strict tiers first, the others by their shares; what one cannot use flows to those that can."""
-        tiers = self.turn.rules.tiers
+        found = [(tier.share, self.turn.find_band(pool, name)) for name, tier in self.turn.rules.tiers.items()]
+        bands = [(share, band) for share, band in found if band is not None]
+        for share, band in bands:
+            if share == "strict":
+                room -= self._serve(_Line(self.turn, band, room), room)
+                if self.withheld:
+                    return
         lines: dict[str, _Line | None] = {}
         shares: dict[str, float] = {}
-        for name, tier in tiers.items():
-            band = self.turn.find_band(pool, name)
-            if band is None:
+        for share, band in bands:
+            if share == "strict":
                 continue
-            if tier.share == "strict":
-                room -= self._serve(_Line(self.turn, band, room), room)
-            elif self._has_work(band):
-                shares[name] = float(tier.share)
-                lines[name] = None  # read when its room is known
+            if self._has_work(band):
+                shares[band.tier] = float(share)
+                lines[band.tier] = None  # read when its room is known
             else:
                 band.carry = 0
         while room > 0 and shares and not self.withheld:
@@ -157,9 +162,11 @@ class _Serving:
             room -= self._serve_shares(pool, step, shares, lines)
 
     def _has_work(self, band: Band) -> bool:
-        if any(lane.band == band.band and lane.place in (RUNNABLE, AT_GATE) for lane in self.turn.came_up):
+        turn = self.turn
+        if any(lane.band == band.band and can_deliver(turn, lane) for lane in turn.came_up) or turn.one("band_has_runnable", band.band)[0]:
             return True
-        return bool(self.turn.one("band_has_work", band.band, band.band)[0])
+        gates = (turn.gate(name) for (name,) in turn.all("gate_entries_open", band.band, FIRST_PAGE))
+        return any(gate is not None and gate.room(turn.now) for gate in gates)
 
     def _serve_shares(self, pool: str, room: int, shares: dict[str, float], lines: dict[str, _Line | None]) -> int:
         bands = {name: self.turn.band(pool, name) for name in shares}
@@ -255,13 +262,11 @@ class _Serving:
             turn.load_names(names)
             for name in names:
                 lane = turn.find_lane(name)
-                if room <= 0 or lane is None or lane.forgotten or lane.place not in (RUNNABLE, AT_GATE):
+                if room <= 0 or lane is None or turn.bands[lane.band].pool != pool or not can_deliver(turn, lane):
                     continue
-                band = turn.bands[lane.band]
                 if not self.startable and turn.rule(lane).limited:
                     return
-                if band.pool == pool:
-                    room -= self.visit(lane, band, room, 1)
+                room -= self.visit(lane, turn.bands[lane.band], room, 1)
 
 
 class _HandOut:
@@ -387,7 +392,7 @@ class _HandOut:
         self._leaves(lane, row)
         messages.expire(turn, lane, row)
         if row.serial:
-            messages.free_key(turn, lane, row.key, row.mid)
+            messages.free_key(turn, lane, row.line, row.mid)
 
     def _free_gate(self, name: str | None) -> None:
         gate = self.turn.gate(name) if name is not None else None
@@ -417,19 +422,19 @@ class _HandOut:
         deadline = turn.now + policy.lease
         self._ends(deadline, fence, fence)
         if row.serial:
-            turn.run("serial_keys_held", lane.lane, row.key, row.mid)
+            turn.run("serial_keys_held", lane.lane, row.line, row.mid)
         band = turn.bands[lane.band]
         charge = (lane.mean or band.mean or DEFAULT_MEAN_US) if turn.fair_by_time(band) else 0
         started = int(bool(row.suspect) and self.record_start)
         empty = None
-        bodies = [row.body, *(body for _, body in turn.all("parts_read", row.mid))] if row.mkey and policy.merge == "all" else None
+        bodies = [row.body, *(body for _, body in turn.all("parts_read", row.mid))] if row.parts or (row.mkey and policy.merge == "all") else None
         made = Lease(
             row.mid, fence, row.id if row.id is not None else f"{shard.nonce}-{row.mid:x}", row.topic or lane.topic or "", row.body,
             deadline, row.attempts + 1, row.deliveries + 1, row.key, -(row.rank >> 1),
             _headers(row.headers) if row.headers else None, row.published, bool(row.suspect), bodies, policy.limited,
         )  # fmt: skip
         if policy.delivery == "at_most_once":
-            empty = (row.key or "") if row.serial else ""
+            empty = (row.line or "") if row.serial else ""
             self._finish_now(lane, row)
         self._leases.append((fence, row.mid, lane.lane, deadline, turn.now, charge, started, policy.gate, empty))
         if lane.ready:

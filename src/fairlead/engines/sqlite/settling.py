@@ -8,7 +8,7 @@ import msgspec
 
 from fairlead.engines import base, fairness
 from fairlead.engines.sqlite import merging, messages, putting
-from fairlead.engines.sqlite.rows import ASLEEP, FULL, LEASES_END, PARTITION, Held, Lane, Row
+from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END, PARTITION, Held, Lane, Row
 from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Outdated(Exception):  # never leaves the engine
 
 def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]) -> list[str]:
     """End each lease as it says; publish what goes with the acks that succeed. Raises Outdated."""
-    left = _quick_acks(turn, settlements)
+    left, lanes = _quick_acks(turn, settlements)
     answers = ["acked"] * len(settlements)
     parents = {n: messages.made_id(turn, settlements[n].handle) for n in publish}
     if left:
@@ -39,18 +39,19 @@ def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, 
         for n in left:
             row = found.pop(settlements[n].fence, None)  # popped: the second settlement of one lease is lost
             answers[n], parents[n] = ending.settle(row, settlements[n])
-        ending.write()
+        lanes |= ending.write()
+    _stand(turn, lanes.values())
     drafts = [draft for n in sorted(publish) if answers[n] == "acked" for draft in _derived(publish[n], parents[n])]
     if drafts:
         putting.put(turn, drafts)
     return answers
 
 
-def _quick_acks(turn: Turn, settlements: Sequence[Settlement]) -> list[int]:
+def _quick_acks(turn: Turn, settlements: Sequence[Settlement]) -> tuple[list[int], dict[int, Lane]]:
     """
     Acks of leases that were handed out here and of which nothing stays but counts, which is most of them: nothing is read of them.
 
-    That they were still held is seen from the number of rows that go. Returns the positions of all other settlements.
+    That they were still held is seen from the number of rows that go. Returns the positions of all other settlements, and the lanes.
     """
     handed, lanes = turn.memory.handed, turn.memory.lanes
     places = [handed.pop(settlement.fence, None) for settlement in settlements]
@@ -78,14 +79,13 @@ def _quick_acks(turn: Turn, settlements: Sequence[Settlement]) -> list[int]:
         turn.run_many("messages_end", _runs(mids))
         turn.shard.leased -= len(fences)
         turn.shard.done += len(fences)
-        _stand(turn, touched.values())
-    return left
+    return left, touched
 
 
 def _stand(turn: Turn, lanes: Iterable[Lane]) -> None:
     """Lanes with fewer leases: most stand where they stood."""
     for lane in lanes:
-        if lane.place in (FULL, ASLEEP) or lane.rest_step:
+        if lane.place in (FULL, ASLEEP, AT_GATE) or lane.rest_step or (not lane.ready and lane.place != IDLE):
             turn.place(lane)
         else:
             turn.shrank(lane)
@@ -119,11 +119,12 @@ class _Ending:
         self._messages: list[tuple[int]] = []
         self._lanes: dict[int, Lane] = {}
 
-    def write(self) -> None:
+    def write(self) -> dict[int, Lane]:
+        """Returns the lanes, which have still to be placed."""
         turn = self.turn
         turn.run_many("lease_delete", self._leases)
         turn.run_many("message_delete", self._messages)
-        _stand(turn, self._lanes.values())
+        return self._lanes
 
     def settle(self, row: Any, settlement: Settlement) -> tuple[str, str]:
         if row is None or row[1] != settlement.handle:
@@ -137,8 +138,7 @@ class _Ending:
         self._lanes[lane.lane] = lane
         end_of_lease(turn, lane, held, settlement.cost_us)
         if held.empty is not None:
-            messages.free_key(turn, lane, held.empty or None, held.mid)
-            return _empty_answer(settlement.action), ""
+            return self._settle_empty(lane, held, settlement), messages.made_id(turn, held.mid)
         if settlement.action == "ack":
             return "acked", self._ack(lane, held, row)
         turn.touch(lane)
@@ -152,9 +152,7 @@ class _Ending:
         message_id, serial, joined, parts, sticky, troubled, key = row[_PLAIN:]
         lane.done += 1
         turn.shard.done += 1
-        if lane.rest_step and held.fence > lane.rest_fence:
-            lane.rest_step = lane.rest_until = 0
-            turn.touch(lane)
+        self._is_well(lane, held)
         if message_id is not None or joined or parts or sticky or troubled or turn.rule(lane).dedupe is not None or lane.topic is None:
             message = messages.read(turn, held.mid)
             if message is not None:
@@ -166,10 +164,20 @@ class _Ending:
             messages.free_key(turn, lane, key, held.mid)
         return message_id if message_id is not None else messages.made_id(turn, held.mid)
 
+    def _settle_empty(self, lane: Lane, held: Held, settlement: Settlement) -> str:
+        """At most once: whatever the handler says, the message is done; what it says of the destination counts."""
+        messages.free_key(self.turn, lane, held.empty or None, held.mid)
+        if settlement.action == "ack":
+            self._is_well(lane, held)
+        elif settlement.action == "rest":
+            _rest(self.turn, lane, held, settlement.delay_us)
+        return {"ack": "acked", "dead": "died"}.get(settlement.action, "released")
 
-def _empty_answer(action: str) -> str:
-    """At most once: whatever the handler says, the message is done."""
-    return {"ack": "acked", "dead": "died"}.get(action, "released")
+    def _is_well(self, lane: Lane, held: Held) -> None:
+        """An ack of a lease from after the rest's beginning ends it."""
+        if lane.rest_step and held.fence > lane.rest_fence:
+            lane.rest_step = lane.rest_until = 0
+            self.turn.touch(lane)
 
 
 def end_of_lease(turn: Turn, lane: Lane, held: Held, cost_us: int) -> None:
@@ -195,7 +203,7 @@ def _correct_cost(turn: Turn, lane: Lane, held: Held, cost_us: int) -> None:
     if cost:
         lane.mean = _moved(lane.mean or band.mean or DEFAULT_MEAN_US, cost)
         band.mean = _moved(band.mean or DEFAULT_MEAN_US, cost)
-    turn.place(lane)
+    turn.touch(lane)
 
 
 def _moved(mean: int, cost: int) -> int:
@@ -239,7 +247,7 @@ def _retry(turn: Turn, lane: Lane, row: Row, settlement: Settlement, topic: str)
     lane.retried += 1
     turn.shard.retried += 1
     if messages.yields(row):
-        messages.free_key(turn, lane, row.key, row.mid)
+        messages.free_key(turn, lane, row.line, row.mid)
     wait_again(turn, lane, row, turn.now + max(delay, 0))
     return "retried"
 
@@ -251,7 +259,7 @@ def _die(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None, *, no
     turn.shard.died += 1
     messages.bury(turn, lane, row, reason, error)
     if row.serial:
-        messages.free_key(turn, lane, row.key, row.mid)
+        messages.free_key(turn, lane, row.line, row.mid)
 
 
 def _unhandled(turn: Turn, lane: Lane, row: Row) -> str:
@@ -305,7 +313,7 @@ def wait_again(turn: Turn, lane: Lane, row: Row, due: int | None) -> None:
         messages.save(turn, row)
         messages.expire(turn, lane, row)
         if row.serial:
-            messages.free_key(turn, lane, row.key, row.mid)
+            messages.free_key(turn, lane, row.line, row.mid)
         return
     if due is not None:
         row.since = due
@@ -377,13 +385,17 @@ def _are_held(turn: Turn, leases: Sequence[tuple[int, int]]) -> list[bool]:
     return [fence in held and held[fence].mid == handle and not held[fence].gone for handle, fence in leases]
 
 
-def lease_batch_over(turn: Turn, first: int, last: int, most: int) -> int:
-    """Take back those of a batch whose time is over; the batch's event moves on to the next deadline. Returns how many."""
-    ended = [Held(*row) for row in turn.all("leases_ended", first, last, turn.now, most)]
+def lease_batch_over(turn: Turn, first: int, last: int, at: int, most: int) -> tuple[int, int | None]:
+    """
+    Take back those of a batch whose time was over at `at`; the batch's event moves on to the next deadline.
+
+    Returns how many, and that deadline.
+    """
+    ended = [Held(*row) for row in turn.all("leases_ended", first, last, at, most)]
     turn.load_numbers({held.lane for held in ended if not held.gone})
     for held in ended:
         run_out(turn, held)
     (deadline,) = turn.one("leases_next_deadline", first, last)
     if deadline is not None:
-        turn.run("event_insert", max(deadline, turn.now) if len(ended) < most else turn.now, LEASES_END, first, last)
-    return len(ended)
+        turn.run("event_insert", deadline, LEASES_END, first, last)
+    return len(ended), deadline

@@ -92,6 +92,11 @@ class GateState(msgspec.Struct, gc=False):
             room = min(room, self.limits.concurrency - self.leased)
         return max(room, 0)
 
+    def rebase(self, now: int) -> None:
+        """Its rate was changed."""
+        if self.limits.rate is not None:
+            self.tat = fairness.rebase(self.tat, now, self.limits.rate, self.limits.effective_burst)
+
     def take(self, taken: int, now: int) -> None:
         self.leased += taken
         if self.limits.rate is not None:
@@ -169,6 +174,7 @@ class Turn:
         rules.refresh(connection, self.shard.policy_version)
         self.rang: set[str] = set()
         self.came_up: list[Lane] = []  # lanes that became runnable, or came to a gate, in this turn
+        self._went_down = False  # one of them no longer is, or is somewhere else
         self._absent: set[str] = set()  # names without a lane
         self._changes = LaneChanges()
         self._gates: dict[str, GateState | None] = {}
@@ -349,6 +355,8 @@ class Turn:
             band = self._move(lane, policy)
         place, wake = self._where(lane, policy, band)
         gate = policy.gate if place == AT_GATE else None
+        if lane.place in (RUNNABLE, AT_GATE) and (place != lane.place or gate != lane.gate):
+            self._went_down = True
         if lane.place == AT_GATE and (place != AT_GATE or gate != lane.gate):
             self._gate_bands.add((lane.gate or "", lane.band))
         if place in (RUNNABLE, AT_GATE):
@@ -396,9 +404,9 @@ class Turn:
 
     def _forgotten_at(self, lane: Lane, policy: Resolved, band: Band) -> int:
         if lane.place == IDLE and lane.wake is not None:
-            return lane.wake
-        linger = LINGER_US["time" if self.fair_by_time(band) else "messages"]
-        at = self.now + linger
+            at = lane.wake
+        else:
+            at = self.now + LINGER_US["time" if self.fair_by_time(band) else "messages"]
         if lane.rest_step:
             at = max(at, lane.rest_until)
         if policy.rate is not None:
@@ -409,6 +417,7 @@ class Turn:
         """To another pool or tier: the lane begins there like one that wakes up."""
         if lane.place == AT_GATE:
             self._gate_bands.add((lane.gate or "", lane.band))
+        self._went_down = True
         band = self.band(policy.pool, policy.tier)
         lane.band, lane.vt, lane.place, lane.wake, lane.gate = band.band, band.vt, IDLE, None, None
         return band
@@ -459,6 +468,13 @@ class Turn:
             "shard_write", s.seq, s.fence, self.now, s.policy_version, s.waiting, s.bytes, s.leased, s.dead, s.published, s.delivered,
             s.done, s.retried, s.died, s.merged, s.expired, s.removed, s.lanes,
         )  # fmt: skip
+
+    def flush_what_went_down(self) -> None:
+        """Before the indexes are asked who is served: what came up in this turn is known without them, what left them has to be written."""
+        if self._went_down or self._dirty_gates:
+            self._went_down = False
+            self._changes.write(self)
+            self._flush_gates()
 
     def count_deliveries(self, lane: Lane, taken: int) -> None:
         """Keep the lane's recent rate."""

@@ -53,8 +53,8 @@ def lanes_under(turn: Turn, pattern: str) -> Iterator[Lane]:
     for low, high in ((BUCKET, BUCKET + "\U0010ffff"), (stem[:-1] if stem != pattern else stem, stem + "\U0010ffff")):
         for row in turn.all("lanes_in_range", low, high, ALL):
             yield turn.keep(row)
-    if stem == pattern:
-        yield from lanes_of(turn, pattern)
+    if stem == pattern and (lane := turn.find_lane(pattern)) is not None:
+        yield lane
 
 
 def all_lanes(turn: Turn) -> list[Lane]:
@@ -71,6 +71,14 @@ def topics_in(turn: Turn, lane: Lane) -> list[str]:
         after = step[0]
         found.append(after)
     return found
+
+
+def holds(turn: Turn, lane: Lane, topic: str) -> tuple[int, int]:
+    """How many messages of a topic wait, and are leased, in a lane or, of a folded topic, in its bucket."""
+    if lane.topic is not None:
+        return lane.waiting, lane.leased
+    counts = turn.all("folded_counts", topic)
+    return sum(row[2] for row in counts if not row[1]), sum(row[2] for row in counts if row[1])
 
 
 def topic_stats(turn: Turn, topic: str) -> TopicStats:
@@ -110,8 +118,9 @@ def oldest_in(turn: Turn, lane: Lane) -> int | None:
     """The since of the oldest ready message of a lane."""
     if not lane.ready:
         return None
-    firsts = [turn.one("ready_first", lane.lane, rank) for rank in _ranks(turn, "ready_next_rank", lane.lane)]
-    return min((first[1] for first in firsts), default=None)
+    ranks = _ranks(turn, "ready_next_rank", lane.lane)
+    oldest = [turn.one("ready_oldest" if rank & 1 else "ready_oldest_at_front", lane.lane, rank) for rank in ranks]
+    return min((since for (since,) in oldest), default=None)
 
 
 def _count_folded(turn: Turn, stats: TopicStats) -> None:

@@ -33,9 +33,13 @@ SELECT no, mid, topic, died, until, reason, error FROM dead WHERE no > ? ORDER B
 -- name: dead_list_of
 SELECT no, mid, topic, died, until, reason, error FROM dead WHERE topic = ? AND no > ? ORDER BY no LIMIT ?;
 
--- name: ready_first
-SELECT r.pos, m.since FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?1 AND r.rank = ?2
- ORDER BY r.pos * (2 * (?2 & 1) - 1), r.seq LIMIT 1;
+-- name: ready_oldest
+-- The since of the oldest of a rank: the order is by it,
+SELECT pos FROM ready WHERE lane = ? AND rank = ? ORDER BY pos, seq LIMIT 1;
+
+-- name: ready_oldest_at_front
+-- but not of those that go to the front.
+SELECT min(m.since) FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? AND r.rank = ?;
 
 -- name: ready_list
 SELECT {message} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
@@ -51,13 +55,15 @@ SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state I
 SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) LIMIT ?3;
 
 -- name: folded_list
--- Waiting messages of a topic whose lane is a bucket.
+-- Waiting messages of a topic whose lane is a bucket: the ready ones in their order, the parked, the delayed.
 SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3
    AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
- ORDER BY m.state, m.rank, m.since, m.seq LIMIT ?;
+ ORDER BY CASE m.state WHEN 0 THEN 0 WHEN 2 THEN 1 ELSE 2 END, CASE m.state WHEN 0 THEN m.rank END,
+          CASE WHEN m.state = 0 AND m.rank & 1 = 0 THEN -m.seq ELSE m.since END, m.seq LIMIT ?;
 
 -- name: folded_counts
-SELECT m.state, EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone), count(*), sum(length(m.body)), min(m.since)
+SELECT m.state, EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone), count(*),
+       sum(length(m.body) + CASE WHEN m.parts THEN (SELECT sum(length(p.body)) FROM part p WHERE p.mid = m.mid) ELSE 0 END), min(m.since)
   FROM message m WHERE m.topic = ? AND m.state < 3 GROUP BY 1, 2;
 
 -- name: leased_in_lane

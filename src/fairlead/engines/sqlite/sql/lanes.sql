@@ -71,6 +71,9 @@ INSERT INTO band (pool, tier) VALUES (?, ?) RETURNING band;
 -- name: band_write
 UPDATE band SET vt = ?, carry = ?, mean = ?, delivered = ? WHERE band = ?;
 
+-- name: band_has_runnable
+SELECT EXISTS (SELECT 1 FROM lane WHERE band = ? AND place = 1);
+
 -- name: band_has_work
 SELECT EXISTS (SELECT 1 FROM lane WHERE band = ? AND place = 1) OR EXISTS (SELECT 1 FROM gate_entry WHERE band = ? AND open = 1);
 

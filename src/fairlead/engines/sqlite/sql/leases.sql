@@ -24,7 +24,8 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone F
 -- name: leases_and_messages
 -- What settling needs to know of the message, without its body.
 SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone,
-       m.id, m.serial, m.joined, m.parts, m.sticky, m.attempts + m.suspect + m.deliveries + m.odd, m.key
+       m.id, m.serial, m.joined, m.parts, m.sticky, m.attempts + m.suspect + m.deliveries + m.odd,
+       CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
   FROM json_each(?) j CROSS JOIN lease l ON l.fence = j.value LEFT JOIN message m ON m.mid = l.mid;
 
 -- name: leases_ended

@@ -21,6 +21,12 @@ UPDATE message SET headers = ?, body = ? WHERE mid = ?;
 -- name: messages_end
 DELETE FROM message WHERE mid BETWEEN ? AND ?;
 
+-- name: message_sticky
+UPDATE message SET sticky = 1 WHERE mid = ?;
+
+-- name: message_topic
+UPDATE message SET topic = ? WHERE mid = ?;
+
 -- name: message_delete
 DELETE FROM message WHERE mid = ?;
 
@@ -122,6 +128,10 @@ SELECT unhandled, tries, history FROM note WHERE mid = ?;
 INSERT INTO note (mid, unhandled, tries, history) VALUES (?, ?, ?, ?)
     ON CONFLICT (mid) DO UPDATE SET unhandled = excluded.unhandled, tries = excluded.tries, history = excluded.history;
 
+-- name: note_begin_anew
+-- After a redrive: it has not been without a handler yet.
+UPDATE note SET unhandled = NULL, tries = 0 WHERE mid = ?;
+
 -- name: note_delete
 DELETE FROM note WHERE mid = ?;
 
@@ -135,16 +145,26 @@ SELECT no, mid, topic, died, until, reason, error FROM dead WHERE mid = ?;
 DELETE FROM dead WHERE mid = ?;
 
 -- name: ready_victim
--- The oldest of the lowest priority that is ready and no held key's head.
-SELECT r.mid, r.rank >> 1, CASE WHEN r.rank & 1 THEN r.pos ELSE m.since END FROM ready r JOIN message m ON m.mid = r.mid
- WHERE r.lane = ?1 AND r.rank = ?2
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane AND k.key = m.key AND k.head = r.mid AND k.held)
- ORDER BY r.pos * (2 * (r.rank & 1) - 1), r.seq LIMIT 1;
+-- The oldest of a rank that is ready and no held key's head: the order is by since,
+SELECT m.mid, m.since, r.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid
+ WHERE r.lane = ? AND r.rank = ?
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
+                   AND k.head = r.mid AND k.held)
+ ORDER BY r.pos, r.seq LIMIT 1;
+
+-- name: ready_victim_at_front
+-- but not of those that go to the front.
+SELECT m.mid, m.since, r.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid
+ WHERE r.lane = ? AND r.rank = ?
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
+                   AND k.head = r.mid AND k.held)
+ ORDER BY m.since, r.seq LIMIT 1;
 
 -- name: aside_victim
-SELECT m.mid, m.rank >> 1, m.since FROM message m
+SELECT m.mid, m.since, m.seq FROM message m
  WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) AND m.rank = ?3
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane AND k.key = m.key AND k.head = m.mid AND k.held)
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
+                   AND k.head = m.mid AND k.held)
  ORDER BY m.since, m.seq LIMIT 1;
 
 -- name: ready_next_rank
@@ -161,11 +181,14 @@ SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND 
 
 -- name: topic_waiting
 -- Of one topic whose lane is a bucket: how many wait, and their size.
-SELECT count(*), coalesce(sum(length(body)), 0) FROM message m
+SELECT count(*),
+       coalesce(sum(length(m.body) + CASE WHEN m.parts THEN (SELECT sum(length(p.body)) FROM part p WHERE p.mid = m.mid) ELSE 0 END), 0)
+  FROM message m
  WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone);
 
 -- name: topic_victim
-SELECT m.mid, -(m.rank >> 1), m.since FROM message m
+SELECT m.mid, -(m.rank >> 1), m.since, m.seq FROM message m
  WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid)
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane AND k.key = m.key AND k.head = m.mid AND k.held)
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
+                   AND k.head = m.mid AND k.held)
  ORDER BY -(m.rank >> 1), m.since, m.seq LIMIT 1;
