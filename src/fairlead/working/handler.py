@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairlead import codec, units
 from fairlead.errors import BadPolicy, Reject, UnknownHandler, UsageError
-from fairlead.policy import check_pattern, prefixes
+from fairlead.policy import check_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from fairlead.message import Lease
     from fairlead.units import Duration
@@ -114,7 +114,7 @@ class Handlers:
     def __init__(self) -> None:
         self._by_pattern: dict[str, Handler] = {}
         self._by_task: dict[str, Handler] = {}
-        self._known: dict[str, Handler | None] = {}
+        self._by_topic = _ByTopic(self._by_pattern)
 
     def add(self, handler: Handler) -> None:
         """Register for the handler's pattern. Raises UsageError where the pattern has one already."""
@@ -126,7 +126,7 @@ class Handlers:
         if taken is not None:
             raise UsageError(f'handler {handler.name}: "{handler.pattern}" is handled by {taken.name} already; give one of them another pattern')
         self._by_pattern[handler.pattern] = handler
-        self._known.clear()
+        self._by_topic.clear()
 
     def add_task(self, handler: Handler) -> None:
         """Register a task by its name. Raises UsageError where the name is taken."""
@@ -147,12 +147,23 @@ class Handlers:
         """Who handles a delivery: the task it names, else the handler with the most specific pattern."""
         if lease.headers is not None and (task := lease.headers.get(TASK_HEADER)) is not None:
             return self._by_task.get(task)
-        topic = lease.topic
-        try:
-            return self._known[topic]
-        except KeyError:
-            if len(self._known) >= KNOWN_TOPICS:
-                self._known.clear()
-            patterns = (self._by_pattern.get(pattern) for pattern in prefixes(topic))
-            found = self._known[topic] = next((handler for handler in patterns if handler is not None), None)
-            return found
+        return self._by_topic[lease.topic]
+
+
+class _ByTopic(dict[str, "Handler | None"]):
+    """Who handles a topic, by the most specific pattern; whoever asks for one that is not there finds it."""
+
+    def __init__(self, by_pattern: Mapping[str, Handler]) -> None:
+        super().__init__()
+        self._by_pattern = by_pattern
+
+    def __missing__(self, topic: str) -> Handler | None:
+        if len(self) >= KNOWN_TOPICS:
+            self.clear()
+        by_pattern = self._by_pattern
+        found = by_pattern.get(topic)
+        end = len(topic)
+        while found is None and (end := topic.rfind(".", 0, end)) >= 0:  # as `policy.prefixes`, without the list: this may be every message
+            found = by_pattern.get(topic[: end + 1] + "*")
+        self[topic] = found = found if found is not None else by_pattern.get("*")
+        return found

@@ -215,7 +215,7 @@ class _Serving:
         """Take from the lane what all limits admit; one atomic step with the advance of its virtual time."""
         turn = self.turn
         policy = turn.rule(lane)
-        take = min(fairness.chunk(room, lanes, policy.weight), room, turn.allowance(lane, policy))
+        take = min(fairness.chunk(room, lanes, policy.weight), turn.allowance(lane, policy))
         gate = None
         if policy.gate is not None:
             gate = turn.gate(policy.gate)
@@ -285,13 +285,28 @@ class _HandOut:
         if not visits:
             return []
         stock = self._fetch(visits)
+        turn = self.turn
+        by_time = {band.band for band in turn.bands.values() if turn.fair_by_time(band)}
         for lane, take in visits:
-            self._hand_out(lane, take, stock[lane.lane])
+            policy = turn.rule(lane)
+            waiting = stock[lane.lane]
+            taken = waiting[:take]
+            del waiting[:take]
+            for _ in range(take - len(taken)):
+                self._nothing_there(lane, policy)
+            is_plain = policy.gate is None and lane.band not in by_time and policy.delivery != "at_most_once"
+            for found in taken:
+                if found[_RARE] or found[_EXPIRES] is not None:
+                    is_plain = False
+            if is_plain:
+                self._lease_plain(lane, taken, policy)
+            else:
+                self._lease_others(lane, taken, policy)
         self._write()
         return self._made
 
     def _fetch(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Any]]:
-        """Each lane's messages, the last one first (they are popped); they leave the order."""
+        """Each lane's messages; they leave the order."""
         turn = self.turn
         wanted: dict[int, int] = {}
         for lane, take in visits:
@@ -303,13 +318,11 @@ class _HandOut:
                 stock[found[1]].append(found)
         for number, take in wanted.items():
             if take > 1:
-                several = turn.all("head_of", number, take)
-                several.reverse()
-                stock[number] = several
+                stock[number] = turn.all("head_of", number, take)
         rare = [found[0] for several in stock.values() for found in several if found[_RARE]]
         if rare:
             self._rare = {row[0]: Row(*row) for row in turn.all("messages_by_number", _dumps(rare))}
-        turn.run_many("ready_delete_head", [self._place(several[0]) for several in stock.values() if several])
+        turn.run_many("ready_delete_head", [self._place(several[-1]) for several in stock.values() if several])
         return stock
 
     def _place(self, found: Any) -> tuple[int, int, int, int]:
@@ -320,27 +333,13 @@ class _HandOut:
             return lane, rank, row.pos, row.seq
         return lane, rank, since, mid
 
-    def _hand_out(self, lane: Lane, take: int, stock: list[Any]) -> None:
-        """The messages of one visit."""
-        policy = self.turn.rule(lane)
-        taken = stock[-take:]
-        taken.reverse()
-        del stock[-take:]
-        for _ in range(take - len(taken)):
-            self._nothing_there(lane, policy)
-        if self._is_plain(lane, policy) and not any(found[_RARE] or found[_EXPIRES] is not None for found in taken):
-            self._lease_plain(lane, taken, policy)
-            return
+    def _lease_others(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
         for found in taken:
             row = self._rare.get(found[0]) or _plain_row(found)
             if row.expires is not None and row.expires <= self.turn.now:
                 self._too_late(lane, row)
             else:
                 self._made.append(self._lease(lane, row, policy))
-
-    def _is_plain(self, lane: Lane, policy: Resolved) -> bool:
-        """Whether its leases need nothing but a row each."""
-        return policy.gate is None and policy.delivery != "at_most_once" and not self.turn.fair_by_time(self.turn.bands[lane.band])
 
     def _lease_plain(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
         """Most messages have nothing that has to be seen to, and are dealt with all at once."""

@@ -425,6 +425,8 @@ class Turn:
     def allowance(self, lane: Lane, policy: Resolved) -> int:
         """How many of its ready messages the lane's own limits admit now."""
         allowed = lane.ready
+        if not (policy.limited or lane.rest_step):
+            return allowed
         concurrency = 1 if lane.rest_step else policy.lane_concurrency
         if concurrency is not None:
             allowed = min(allowed, concurrency - lane.leased)
