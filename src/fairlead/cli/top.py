@@ -7,13 +7,53 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from fairlead.cli.session import Session, duration, pass_session
+from fairlead.cli.session import Session, duration, json_option, pass_session, print_json
 from fairlead.cli.topics import ORDERS
 
 if TYPE_CHECKING:
-    from fairlead import Fairlead
+    from fairlead import Fairlead, Stats
     from fairlead.engines.base import Overview
+
+COUNTERS = ("published", "delivered", "done", "retried", "died")
+"""What is shown per second."""
+
+NARROW = 120
+"""Columns under which long names are shortened."""
+
+WIDE = 160
+"""Columns where there is no terminal: scripts want whole names."""
+
+
+class Look(msgspec.Struct):
+    """What was seen at one moment, and at the one before: rates are what changed between them."""
+
+    url: str
+    namespace: str
+    order: str
+    before: Overview
+    now: Overview
+    topics: list[Stats]
+
+    @property
+    def seconds(self) -> float:
+        return max((self.now.now_us - self.before.now_us) / 1e6, 1e-3)
+
+    def rate(self, counter: str) -> float:
+        """Per second; a counter of a store that was made anew begins at 0."""
+        change: int = getattr(self.now, counter) - getattr(self.before, counter)
+        return max(0.0, change / self.seconds)
+
+    def delivered(self) -> list[int]:
+        """Messages handed out since the look before, for each tier."""
+        given = {(tier.pool, tier.tier): tier.delivered for tier in self.before.tiers}
+        return [max(0, tier.delivered - given.get((tier.pool, tier.tier), 0)) for tier in self.now.tiers]
+
+
+def look(app: Fairlead, before: Overview, order: str, limit: int) -> Look:
+    """Look at everything that is shown."""
+    return Look(app.url, app.namespace, order, before, app.engine.overview(), app.topics(order=order, limit=limit))
 
 
 @click.command()
@@ -21,53 +61,110 @@ if TYPE_CHECKING:
 @click.option("--limit", type=click.IntRange(1, 200), default=15, show_default=True)
 @click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
 @click.option("--once", is_flag=True, help="Print once and end.")
+@json_option
 @pass_session
-def top(session: Session, *, order: str, limit: int, every: float, once: bool) -> None:
-    """Show throughput, tiers and the top topics, refreshed until Ctrl-C."""
+def top(session: Session, *, order: str, limit: int, every: float, once: bool, as_json: bool) -> None:
+    """Show throughput, tiers and the top topics, refreshed until q. Once only with --json, or where the output is no terminal."""
+    app = session.app()
+    before = app.engine.overview()
+    if as_json or once or not sys.stdout.isatty():
+        time.sleep(min(every, 1.0))
+        seen = look(app, before, order, limit)
+        print_json(_plain(seen)) if as_json else _print(seen)
+    else:
+        _live(app, before, order, limit, every)
+
+
+def _plain(seen: Look) -> dict[str, Any]:
+    return {
+        "url": seen.url,
+        "namespace": seen.namespace,
+        "seconds": round(seen.seconds, 3),
+        "per_second": {counter: round(seen.rate(counter), 1) for counter in COUNTERS},
+        "overview": seen.now,
+        "topics": seen.topics,
+    }
+
+
+def _print(seen: Look) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    console.print(picture(seen, console.width))
+
+
+def _live(app: Fairlead, before: Overview, order: str, limit: int, every: float) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    app = session.app()
-    console = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width, and scripts want whole names
-    before = app.engine.overview()
-    if once or not sys.stdout.isatty():
-        time.sleep(min(every, 1.0))
-        console.print(screen(app, before, order, limit)[0])
-        return
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            picture, before = screen(app, before, order, limit)
-            live.update(picture, refresh=True)
-            time.sleep(every)
+    from fairlead.cli.terminal import Terminal
+
+    try:
+        console = Console()
+        with Terminal() as terminal, Live(console=console, screen=True, auto_refresh=False) as live:
+            seen, due = look(app, before, order, limit), time.monotonic() + every
+            while True:
+                live.update(picture(seen, console.width, hint="q ends"), refresh=True)
+                match terminal.wait(due - time.monotonic()):
+                    case "quit":
+                        return
+                    case "time":
+                        seen, due = look(app, seen.now, order, limit), time.monotonic() + every
+    except KeyboardInterrupt:
+        return  # as good as q
 
 
-def screen(app: Fairlead, before: Overview, order: str, limit: int) -> tuple[Any, Overview]:
-    """One picture, with rates since the last one."""
+def picture(seen: Look, width: int, *, hint: str = "") -> Any:
+    """A look as it is shown on so many columns."""
     from rich.console import Group
-    from rich.table import Table
+
+    return Group(_head(seen, hint), "", _tiers(seen), "", _topics(seen, width))
+
+
+def _head(seen: Look, hint: str) -> Any:
     from rich.text import Text
 
-    now = app.engine.overview()
-    span = max((now.now_us - before.now_us) / 1e6, 1e-3)
-    head = Text(
-        f"{app.url} · {app.namespace} · {now.topics:,} active topics\n"
-        f"in {(now.published - before.published) / span:,.0f}/s · started {(now.delivered - before.delivered) / span:,.0f}/s · "
-        f"done {(now.done - before.done) / span:,.0f}/s · retried {(now.retried - before.retried) / span:,.0f}/s\n"
+    now = seen.now
+    return Text(
+        f"{seen.url} · {seen.namespace} · {now.topics:,} active topics{f' · {hint}' if hint else ''}\n"
+        f"in {seen.rate('published'):,.0f}/s · started {seen.rate('delivered'):,.0f}/s · "
+        f"done {seen.rate('done'):,.0f}/s · retried {seen.rate('retried'):,.0f}/s\n"
         f"waiting {now.waiting:,} · leased {now.leased:,} · dead {now.dead:,} · merged {now.merged:,} · expired {now.expired:,}"
     )
-    tiers = Table("pool", "tier", "share", "delivered/s", "part", "topics ready", title="tiers", title_justify="left")
-    given = {(tier.pool, tier.tier): tier.delivered for tier in before.tiers}
-    deltas = [tier.delivered - given.get((tier.pool, tier.tier), 0) for tier in now.tiers]
-    for tier, delta in zip(now.tiers, deltas, strict=True):
-        part = f"{delta / sum(deltas):.1%}" if sum(deltas) else "-"
+
+
+def _tiers(seen: Look) -> Any:
+    table = _table("tiers")
+    for name in ("pool", "tier"):
+        table.add_column(name, no_wrap=True)
+    for name in ("share", "delivered/s", "part", "topics ready"):
+        table.add_column(name, justify="right", no_wrap=True)
+    delivered = seen.delivered()
+    for tier, count in zip(seen.now.tiers, delivered, strict=True):
+        part = f"{count / sum(delivered):.1%}" if sum(delivered) else "-"
         ready = f"{tier.runnable:,}" + ("+" if tier.runnable >= 1000 else "")
-        tiers.add_row(tier.pool, tier.tier, str(tier.share), f"{delta / span:,.0f}", part, ready)
-    listed = Table(
-        "topic", "waiting", "oldest", "leased", "dead", "per s", "throttled", "tier", "state", title=f"top by {order}", title_justify="left"
-    )
-    for each in app.topics(order=order, limit=limit):
-        listed.add_row(
+        share = tier.share if isinstance(tier.share, str) else f"{tier.share:g}"
+        table.add_row(tier.pool, tier.tier, share, f"{count / seen.seconds:,.0f}", part, ready)
+    return table
+
+
+def _topics(seen: Look, width: int) -> Any:
+    table = _table(f"top by {seen.order}")
+    table.expand = width < NARROW  # so that names give way, and no figure does
+    table.add_column("topic", no_wrap=True, overflow="ellipsis", ratio=1 if table.expand else None)
+    for name in ("waiting", "oldest", "leased", "dead", "per s", "throttled"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("tier", "state"):
+        table.add_column(name, no_wrap=True)
+    for each in seen.topics:
+        table.add_row(
             each.topic, f"{each.waiting:,}", duration(each.oldest_age) or "-", f"{each.leased:,}", f"{each.dead:,}", f"{each.rate_now:,.1f}",
-            duration(each.throttled_us / 1e6), each.tier, each.state,
+            duration(each.throttled_us / 1e6) if each.throttled_us else "-", each.tier, each.state,
         )  # fmt: skip
-    return Group(head, tiers, listed), now
+    return table
+
+
+def _table(title: str) -> Any:
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, padding=(0, 2, 0, 0))

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 
 from fairlead.cli.session import print_json
-from fairlead.cli.top import screen
+from fairlead.cli.top import look, picture
 from fairlead.demo.merchants import BEST_SELLER, BROKEN, FLOOD, FOLDER_VARIABLE, SLOW, TIERS, make_app
 from fairlead.demo.report import Handled, report
 from fairlead.message import Message
@@ -154,10 +154,11 @@ class _Window:
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(left, 0.5))
             if self._live is not None:
-                picture, self._before = screen(self._app, self._before, "backlog", 8)
+                seen = look(self._app, self._before, "backlog", 8)
+                self._before = seen.now
                 grid = Table.grid()
                 grid.add_row(f"[bold]{what}[/bold]  ({left:.0f} s)")
-                grid.add_row(picture)
+                grid.add_row(picture(seen, self._console.width))
                 self._live.update(grid, refresh=True)
 
 

@@ -1,0 +1,72 @@
+"""A command in a terminal of its own, as a user sits before it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from typing import Any
+
+RUN = "import os, sys; os.login_tty(0); from fairlead.cli import main; main(sys.argv[1:])"
+
+
+class InTerminal:
+    """`fairlead …` with a pseudo-terminal as its input, output and controlling terminal."""
+
+    def __init__(self, *arguments: str, rows: int = 40, columns: int = 120) -> None:
+        self._master, self._slave = os.openpty()
+        self.resize(rows, columns)
+        self.before = self.attributes()
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", RUN, *arguments],
+            stdin=self._slave, stdout=self._slave, stderr=self._slave, env={**os.environ, "TERM": "xterm-256color"},
+        )  # fmt: skip
+        self.output = ""
+
+    def attributes(self) -> list[Any]:
+        return termios.tcgetattr(self._slave)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def press(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def read_until(self, text: str, seconds: float = 20.0) -> None:
+        """Read on until the text has come since the last call."""
+        seen = ""
+        deadline = time.monotonic() + seconds
+        while text not in seen:
+            left = deadline - time.monotonic()
+            assert left > 0, f"{text!r} did not come, but: {seen[-2000:]!r}"
+            ready, _, _ = select.select([self._master], [], [], left)
+            if ready:
+                seen += os.read(self._master, 65536).decode(errors="replace")
+        self.output += seen
+
+    def end(self, seconds: float = 20.0) -> int:
+        """Its exit code; reads what still comes, so that it is not held up."""
+        deadline = time.monotonic() + seconds
+        while self._process.poll() is None:
+            assert time.monotonic() < deadline, "it did not end"
+            if select.select([self._master], [], [], 0.02)[0]:
+                self.output += os.read(self._master, 65536).decode(errors="replace")
+        return self._process.wait()
+
+    def __enter__(self) -> InTerminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._master)
+        os.close(self._slave)

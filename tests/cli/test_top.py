@@ -1,0 +1,92 @@
+"""`fairlead top`: live in a terminal, once elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import termios
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fairlead import Fairlead
+from tests.cli.pty_support import InTerminal
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command
+
+LEAVE_ALTERNATE_SCREEN = "\x1b[?1049l"
+
+
+@pytest.fixture
+def filled(fairlead: Command) -> Command:
+    fairlead("publish", "push.acme", "--lines", stdin="1\n" * 50)
+    fairlead("publish", "push.few", "1")
+    return fairlead
+
+
+def test_json_is_one_snapshot(filled: Command) -> None:
+    """With --json the same figures as one document, the top topics in their order."""
+    found = filled.json("top", "--every", "0.1")
+    assert [topic["topic"] for topic in found["topics"]] == ["push.acme", "push.few"]
+    assert found["overview"]["waiting"] == 51
+    assert [(tier["tier"], tier["runnable"]) for tier in found["overview"]["tiers"]] == [("mid", 2)]
+    assert found["per_second"] == {"published": 0.0, "delivered": 0.0, "done": 0.0, "retried": 0.0, "died": 0.0}
+    assert filled.json("top", "--every", "0.1", "--limit", "1")["topics"][0]["waiting"] == 50
+
+
+def test_a_pipe_gets_it_once_and_whole(filled: Command) -> None:
+    """Where the output is no terminal it is printed once, long names whole."""
+    filled("publish", "push." + "long" * 20, "1")
+    text = filled("top", "--every", "0.1").stdout
+    assert "push." + "long" * 20 in text
+    assert text.count("top by backlog") == 1
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("ending", ["q", "\x03", "\x04"])
+def test_q_ends_it_at_once_and_the_terminal_is_as_before(filled: Command, ending: str) -> None:
+    """Keys act without Enter, whatever the time between looks; other keys do not end it. Ctrl-C and Ctrl-D are as good."""
+    with InTerminal("--url", filled.url, "top", "--every", "600") as terminal:
+        terminal.read_until("push.acme")
+        assert not terminal.attributes()[3] & termios.ICANON
+        terminal.press(b"x\x1b[A")
+        terminal.press(ending.encode())
+        assert terminal.end() == 0
+        assert terminal.attributes() == terminal.before
+        assert LEAVE_ALTERNATE_SCREEN in terminal.output
+
+
+def test_a_new_size_is_drawn_at_once(filled: Command) -> None:
+    """A resized terminal is drawn anew without waiting for the next look, also when it becomes tiny."""
+    with InTerminal("--url", filled.url, "top", "--every", "600") as terminal:
+        terminal.read_until("push.acme")
+        terminal.resize(24, 80)
+        terminal.read_until("runnable")
+        terminal.resize(5, 20)
+        terminal.read_until("sqlite")
+        terminal.resize(50, 200)
+        terminal.read_until("push.few")
+        terminal.press(b"q")
+        assert terminal.end() == 0
+        assert terminal.attributes() == terminal.before
+
+
+def test_what_happens_is_shown(filled: Command) -> None:
+    """The view follows what is published."""
+    with InTerminal("--url", filled.url, "top", "--every", "0.1") as terminal:
+        terminal.read_until("waiting 51")
+        with Fairlead(filled.url) as app:
+            app.publish("push.new")
+        terminal.read_until("waiting 52")
+        terminal.press(b"q")
+        assert terminal.end() == 0
+
+
+def test_sigterm_restores_the_terminal(filled: Command) -> None:
+    """Ended from outside it leaves the terminal in order too, and says by its exit code what ended it."""
+    with InTerminal("--url", filled.url, "top") as terminal:
+        terminal.read_until("push.acme")
+        terminal.signal(signal.SIGTERM)
+        assert terminal.end() == 128 + signal.SIGTERM
+        assert terminal.attributes() == terminal.before
+        assert LEAVE_ALTERNATE_SCREEN in terminal.output
