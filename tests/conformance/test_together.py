@@ -146,3 +146,15 @@ def test_a_merge_that_puts_the_only_one_off_leaves_nothing_to_serve(bench: Bench
     bench.put("a", "2", key="k", delay_us=5 * SECOND)
     stats = bench.engine.topic_stats("a", now_us=bench.now)
     assert (stats.state, stats.delayed) == ("idle", 1)
+
+
+def test_a_sticky_id_of_fairleads_own_making_is_kept_too(bench: Bench) -> None:
+    """For a day after the finish; also that of one which joined."""
+    (receipt,) = bench.put("a", "1", sticky=True)
+    bench.run()
+    bench.policy("b", merge="first")
+    bench.put("b", "1", key="k")
+    bench.put("b", "2", key="k", id="mine", sticky=True)
+    bench.run()
+    assert bench.put("a", "1", id=receipt.id)[0].outcome == "duplicate"
+    assert bench.put("b", "2", id="mine")[0].outcome == "duplicate"

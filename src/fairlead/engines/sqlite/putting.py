@@ -158,7 +158,7 @@ class _Intake:
             self._ready.append((lane.lane, rank, since if rank & 1 else -mid, mid, mid))
         if expires is not None:
             self._events.append((expires, EXPIRES, mid, 0))
-        if not odd and expires is None and draft.key is None and draft.id is None and headers is None and row_topic is None:
+        if not (odd or draft.sticky) and expires is None and draft.key is None and draft.id is None and headers is None and row_topic is None:
             self._plain.append((mid, lane.lane, rank, now, bytearray(draft.body)))
         else:
             self._messages.append(
