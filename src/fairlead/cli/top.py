@@ -14,7 +14,7 @@ from fairlead.cli.topics import ORDERS
 
 if TYPE_CHECKING:
     from fairlead import Fairlead, Stats
-    from fairlead.engines.base import Overview
+    from fairlead.engines.base import Overview, TierStats
 
 COUNTERS = ("published", "delivered", "done", "retried", "died")
 """What is shown per second."""
@@ -140,12 +140,17 @@ def _tiers(seen: Look) -> Any:
     for name in ("share", "delivered/s", "part", "topics ready"):
         table.add_column(name, justify="right", no_wrap=True)
     delivered = seen.delivered()
-    for tier, count in zip(seen.now.tiers, delivered, strict=True):
+    for tier, count in sorted(zip(seen.now.tiers, delivered, strict=True), key=lambda pair: _rank(pair[0])):
         part = f"{count / sum(delivered):.1%}" if sum(delivered) else "-"
         ready = f"{tier.runnable:,}" + ("+" if tier.runnable >= 1000 else "")
         share = tier.share if isinstance(tier.share, str) else f"{tier.share:g}"
         table.add_row(tier.pool, tier.tier, share, f"{count / seen.seconds:,.0f}", part, ready)
     return table
+
+
+def _rank(tier: TierStats) -> tuple[str, float, str]:
+    """By pool, the largest share first, strict ones before all."""
+    return tier.pool, float("-inf") if isinstance(tier.share, str) else -tier.share, tier.tier
 
 
 def _topics(seen: Look, width: int) -> Any:

@@ -23,6 +23,9 @@ FLOOD, BROKEN, BEST_SELLER, SLOW = "sale.mid.flood", "push.high.broken", "push.h
 LATENCY, SHARE_LATENCY, SLOW_LATENCY = 0.004, 0.012, 0.2
 """Seconds that a merchant's endpoint takes to answer."""
 
+WORKERS = 100
+"""Handlers that the one worker runs at once."""
+
 FLUSH_EVERY = 0.25
 
 FOLDER_VARIABLE = "FAIRLEAD_DEMO_FOLDER"

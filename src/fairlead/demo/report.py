@@ -11,7 +11,6 @@ from fairlead.demo.merchants import BEST_SELLER, BROKEN, CONCURRENCY, FLOOD, RAT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fairlead.demo.show import Phases
     from fairlead.engines.base import FullEngine, Overview
 
 START_SLACK = 2
@@ -19,6 +18,19 @@ START_SLACK = 2
 Starts that may come closer together than their permits: a permit is taken at hand-out, the handler starts a moment later, and that moment
 varies.
 """
+
+
+class Phase(msgspec.Struct):
+    """A part of the demo: from when to when (seconds since 1970), and the store's counters then."""
+
+    began: float
+    ended: float
+    before: Overview
+    after: Overview
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
 
 
 class Handled(msgspec.Struct):
@@ -35,29 +47,25 @@ class Handled(msgspec.Struct):
         return Handled(topic, float(published), float(started), float(ended))
 
 
-def report(engine: FullEngine, phases: Phases, handled: list[Handled], took: float) -> dict[str, Any]:
+def report(engine: FullEngine, phases: dict[str, Phase], handled: list[Handled], took: float) -> dict[str, Any]:
     """All figures of the run, and whether the promises held."""
     end = engine.overview()
     special = {FLOOD, BROKEN, BEST_SELLER, SLOW}
     quiet = [each for each in handled if each.topic not in special]
-    before = _waits(quiet, phases.quiet, phases.flood)
-    during = _waits(quiet, phases.flood, phases.flood_over)
     burst = max(1, RATE // 20)
     starts = _most_in_a_second([each.started for each in handled if each.topic == BEST_SELLER])
-    together = max(_most_at_once([each for each in handled if each.topic == topic]) for topic in {each.topic for each in handled} - {FLOOD})
-    shares, shares_held = _shares(phases)
+    together = max((_most_at_once(each) for each in _by_topic(handled) if each[0].topic != FLOOD), default=0)
+    shares, shares_held = _shares(phases["while all tiers had work"])
     accounted = end.published == end.done + end.waiting + end.leased + end.dead
     limits_held = starts <= RATE + burst + START_SLACK and together <= CONCURRENCY
     return {
         "throughput": {
-            "handled": f"{end.done:,} messages in {took:.1f} s",
-            "of which the flood": f"{sum(each.topic == FLOOD for each in handled):,}",
+            "in all": f"{end.done:,} messages handled in {took:.1f} s",
+            **{name: f"{(phase.after.done - phase.before.done) / phase.seconds:,.0f}/s" for name, phase in phases.items()},
+            "of the flood": f"{sum(each.topic == FLOOD for each in handled):,} messages handled",
         },
+        "waiting time of the quiet merchants": {name: _p50_p99(_waits(quiet, phase)) for name, phase in phases.items() if name.endswith("the flood")},
         "shares of the tiers, while all had work": shares,
-        "waiting of the quiet merchants": {
-            "before the flood": _p50_p99(before),
-            "during the flood": _p50_p99(during),
-        },
         "limits": {
             f"{BEST_SELLER}: most starts in one second": f"{starts} (rate {RATE}/s, burst {burst})",
             "any limited merchant: most at once": f"{together} (concurrency {CONCURRENCY})",
@@ -74,8 +82,16 @@ def report(engine: FullEngine, phases: Phases, handled: list[Handled], took: flo
     }
 
 
-def _waits(handled: Sequence[Handled], since: float, until: float) -> list[float]:
-    return sorted(each.started - each.published for each in handled if since <= each.published < until)
+def _by_topic(handled: list[Handled]) -> list[list[Handled]]:
+    found: dict[str, list[Handled]] = {}
+    for each in handled:
+        found.setdefault(each.topic, []).append(each)
+    return list(found.values())
+
+
+def _waits(handled: Sequence[Handled], phase: Phase) -> list[float]:
+    """Seconds from publish to the handler's start of what was published in the phase, in order."""
+    return sorted(each.started - each.published for each in handled if phase.began <= each.published < phase.ended)
 
 
 def _p50_p99(waits: list[float]) -> str:
@@ -104,11 +120,9 @@ def _most_at_once(handled: list[Handled]) -> int:
     return most
 
 
-def _shares(phases: Phases) -> tuple[dict[str, str], bool]:
+def _shares(phase: Phase) -> tuple[dict[str, str], bool]:
     """Each tier's part of the deliveries against its target, while all three had work."""
-    if phases.shares_from is None or phases.shares_to is None:
-        return {}, True
-    given = {tier: _delivered(phases.shares_to, tier) - _delivered(phases.shares_from, tier) for tier in TIERS}
+    given = {tier: _delivered(phase.after, tier) - _delivered(phase.before, tier) for tier in TIERS}
     total, shares = sum(given.values()), sum(TIERS.values())
     told = {tier: f"{given[tier] / total:.1%} of {total:,} (target {TIERS[tier] / shares:.0%})" for tier in TIERS} if total else {}
     return told, bool(total) and all(abs(given[tier] / total - TIERS[tier] / shares) <= 0.01 for tier in TIERS)
