@@ -7,7 +7,9 @@ import resource
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -86,11 +88,19 @@ def test_missing_folders_and_folders_instead_of_files_are_told(tmp_path: Path) -
         engine_at(tmp_path / "q.db", create=False)
 
 
-def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    """As an ordinary user: root may write everything."""
-    path = tmp_path / "q.db"
-    engine_at(path).close()
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may enter; pytest closes its own, also those of a run beside this one."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+def opened_by_another_user(path: Path) -> str:
+    """What an ordinary user is told: root may do everything."""
+    # The interpreter's own folder may be closed to others: import first, drop the rights afterwards.
     program = (
+        "import msgspec, sqlite3, importlib.metadata, fairlead.engines.sqlite.desk, fairlead.engines.base\n"
         "import os, sys\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
         "from fairlead.engines import open_engine\n"
@@ -98,18 +108,27 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         "try: open_engine('sqlite:///' + sys.argv[1], Settings())\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
-    path.chmod(0o444)
-    for folder in (tmp_path, *list(tmp_path.parents)[:3]):
-        if folder != Path("/") and folder.stat().st_uid == os.getuid():
-            folder.chmod(0o755)
     source = str(Path(__file__).parents[2] / "src")
-    # The interpreter's own folder may be closed to others: import first, drop the rights afterwards.
-    program = "import msgspec, sqlite3, importlib.metadata, fairlead.engines.sqlite.desk, fairlead.engines, fairlead.engines.base\n" + program
-    said = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": source}
-    )
-    assert said.stdout.startswith("EngineUnavailable"), said
-    assert "permissions" in said.stdout
+    return subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source}
+    ).stdout
+
+
+def test_a_file_that_cannot_be_written_is_told(open_folder: Path) -> None:
+    path = open_folder / "q.db"
+    engine_at(path).close()
+    path.chmod(0o444)
+    assert opened_by_another_user(path) == f"EngineUnavailable {path}: the file cannot be written by this user; check its permissions\n"
+
+
+def test_a_folder_that_cannot_be_entered_is_told(open_folder: Path) -> None:
+    closed = open_folder / "closed"
+    closed.mkdir()
+    engine_at(closed / "q.db").close()
+    closed.chmod(0o700 if os.getuid() == 0 else 0)
+    said = opened_by_another_user(closed / "q.db")
+    closed.chmod(0o700)
+    assert said == f"EngineUnavailable {closed}/q.db: Permission denied; check the permissions of the folders on the way to it\n"
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:

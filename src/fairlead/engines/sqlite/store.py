@@ -47,7 +47,10 @@ class Store:
 
     def _open(self) -> sqlite3.Connection:
         if self.path is not None:
-            self._check_path(Path(self.path))
+            try:
+                self._check_path(Path(self.path))
+            except OSError as error:
+                raise EngineUnavailable(f"{self.path}: {error.strerror}; check the permissions of the folders on the way to it") from error
         try:
             connection = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False, cached_statements=1024)
         except sqlite3.Error as error:
