@@ -49,7 +49,7 @@ class Store:
         if self.path is not None:
             try:
                 self._check_path(Path(self.path))
-            except OSError as error:
+            except PermissionError as error:
                 raise EngineUnavailable(f"{self.path}: {error.strerror}; check the permissions of the folders on the way to it") from error
         try:
             connection = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False, cached_statements=1024)
