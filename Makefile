@@ -3,7 +3,6 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-ENGINE ?= sqlite
 ARGS ?=
 
 .DEFAULT_GOAL := help

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, overload
 
 from fairlead import codec, config, namespaces, units
 from fairlead.delivery import Delivery, lease_lost
@@ -32,18 +32,21 @@ if TYPE_CHECKING:
     from fairlead.engines.base import Durability, Explanation, FullEngine
     from fairlead.message import Draft, Receipt
     from fairlead.policy import Tier
+    from fairlead.tasks.task import Task
     from fairlead.topic import DeadLetter
     from fairlead.units import Duration
     from fairlead.working.handler import Isolation
     from fairlead.working.options import Summary
 
 F = TypeVar("F")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 THREADS = 64
 """Most blocking calls of coroutines at once; the others wait for a thread."""
 
 HANDLER_OPTIONS = ("concurrency", "isolation", "batch", "time_limit", "soft_time_limit")
-TASK_OPTIONS = ("isolation", "time_limit", "soft_time_limit")
+TASK_OPTIONS = ("topic", "name", "isolation", "time_limit", "soft_time_limit")
 PUBLISH_OPTIONS = ("key", "priority", "delay", "at", "ttl", "id", "headers", "at_front", "timeout")
 ORDERS = ("name", "backlog", "age", "rate", "throttled")
 
@@ -322,11 +325,11 @@ class Fairlead:
         """Put dead letters back, of a topic or all, at once or at a rate (`"10/s"`); returns how many."""
         if rate is not None:
             return self.engine.dead_redrive(topic, ids, limit=sys.maxsize, spacing_us=spacing_us(rate))
-        return _until_short(lambda limit: self.engine.dead_redrive(topic, ids, limit=limit))
+        return _by_pages(ids, lambda some: self.engine.dead_redrive(topic, some, limit=REDRIVE_AT_ONCE))
 
     def drop_dead_letters(self, topic: str | None = None, ids: Sequence[str] | None = None) -> int:
         """Forget dead letters, of a topic or all; returns how many."""
-        return _until_short(lambda limit: self.engine.dead_drop(topic, ids, limit=limit))
+        return _by_pages(ids, lambda some: self.engine.dead_drop(topic, some, limit=REDRIVE_AT_ONCE))
 
     # Handling
 
@@ -349,6 +352,8 @@ class Fairlead:
         list with None or an exception for each. At `soft_time_limit` SoftTimeLimit is raised in it, at `time_limit` it is stopped.
         """
         config.refuse_unknown("handler", unknown, HANDLER_OPTIONS)
+        if not isinstance(pattern, str):
+            raise UsageError(f'handler: expected a topic or a pattern, got {pattern!r}; write @app.handler("push.*") above the function')
 
         def register(function: F) -> F:
             options = {"concurrency": concurrency, "isolation": isolation, "batch": batch}
@@ -358,16 +363,49 @@ class Fairlead:
 
         return register
 
-    def task(self, *, topic: str | None = None, name: str | None = None, **options: Any) -> TaskDecorator:
-        """
-        Make a function callable in the background: `function.delay(…)`.
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
-        `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. The other options are how it is run (`isolation`,
-        `time_limit`, `soft_time_limit`) and fields of the topic's policy (`rate`, `concurrency`, `retries` …).
+    @overload
+    def task(
+        self,
+        function: None = None,
+        /,
+        *,
+        topic: str | None = None,
+        name: str | None = None,
+        isolation: Isolation | None = None,
+        time_limit: Duration | None = None,
+        soft_time_limit: Duration | None = None,
+        **policy: Any,
+    ) -> TaskDecorator: ...
+
+    def task(
+        self,
+        function: Callable[P, R] | None = None,
+        /,
+        *,
+        topic: str | None = None,
+        name: str | None = None,
+        isolation: Isolation | None = None,
+        time_limit: Duration | None = None,
+        soft_time_limit: Duration | None = None,
+        **policy: Any,
+    ) -> Task[P, R] | TaskDecorator:
         """
-        config.refuse_unknown("task", options.keys() - {*TASK_OPTIONS, *FIELDS}, (*TASK_OPTIONS, *FIELDS))
-        run = {option: options.pop(option) for option in TASK_OPTIONS if option in options}
-        return TaskDecorator(self, topic, name, run, options)
+        Make a function callable in the background: `function.delay(…)`. With or without parentheses.
+
+        `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. `isolation`, `time_limit` and `soft_time_limit`
+        are as in `handler`. All other options are fields of the topic's policy (`rate`, `concurrency`, `retries` …).
+        """
+        config.refuse_unknown("task", policy.keys() - FIELDS.keys(), (*TASK_OPTIONS, *FIELDS))
+        run = {"isolation": isolation, "time_limit": time_limit, "soft_time_limit": soft_time_limit}
+        decorator = TaskDecorator(self, topic, name, run, policy)
+        if function is None:
+            return decorator
+        if not callable(function):
+            raise UsageError(f"task: expected a function, got {function!r}; options go by name, like @app.task(topic={function!r})")
+        return decorator(function)
 
     def run_worker(
         self,
@@ -412,9 +450,11 @@ class Fairlead:
         return f"<Fairlead {self.url} namespace {self.namespace}>"
 
 
-def _until_short(page: Callable[[int], int]) -> int:
-    """Do page after page until one is not full; returns how many in all."""
+def _by_pages(ids: Sequence[str] | None, page: Callable[[Sequence[str] | None], int]) -> int:
+    """Do page after page, of the ids or of all there are, each a transaction of its own; returns how many in all."""
+    if ids is not None:
+        return sum(page(ids[first : first + REDRIVE_AT_ONCE]) for first in range(0, len(ids), REDRIVE_AT_ONCE))
     total = 0
-    while (got := page(REDRIVE_AT_ONCE)) == REDRIVE_AT_ONCE:
+    while (got := page(None)) == REDRIVE_AT_ONCE:
         total += got
     return total + got

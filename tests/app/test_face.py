@@ -231,6 +231,17 @@ def test_redrive_and_drop_all(app: Fairlead) -> None:
         app.redrive(rate="fast")
 
 
+def test_more_dead_letters_by_id_than_one_transaction_takes(app: Fairlead) -> None:
+    """Any number of ids: all of them go back, or are forgotten."""
+    ids = [receipt.id for receipt in app.publish_many(Message("t", n) for n in range(2500))]
+    while deliveries := app.lease(500):
+        for delivery in deliveries:
+            delivery.dead()
+    assert app.drop_dead_letters("t", ids[:1200]) == 1200
+    assert app.redrive("t", ["nobody", *ids]) == 1300
+    assert app.dead_letters() == []
+
+
 def test_wait_done(app: Fairlead) -> None:
     """Waits for all that was published before the call, whatever its priority, and not for what comes later."""
     topic = app.topic("w")
@@ -291,6 +302,29 @@ def test_tasks_without_a_topic(app: Fairlead) -> None:
     assert anything.delay(3).topic == "task.count"
     app.run_worker(burst=True)
     assert seen == [3]
+
+
+def test_tasks_without_parentheses(app: Fairlead) -> None:
+    """`@app.task` alone is as good; what is no function is told how options are written."""
+    seen: list[int] = []
+
+    @app.task
+    def count(n: int) -> int:
+        seen.append(n)
+        return n + 1
+
+    assert count(1) == 2
+    assert count.delay(n=2).topic.startswith("task.")
+    app.run_worker(burst=True)
+    assert seen == [1, 2]
+    with pytest.raises(UsageError, match="topic='mail'"):
+        app.task("mail")  # type: ignore[call-overload]
+
+
+def test_a_handler_without_its_pattern(app: Fairlead) -> None:
+    """`@app.handler` alone would handle nothing: it is told at once."""
+    with pytest.raises(UsageError, match=r'@app.handler\("push'):
+        app.handler(print)  # type: ignore[arg-type]
 
 
 def test_wrong_calls_fail_at_the_call(app: Fairlead) -> None:

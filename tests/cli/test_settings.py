@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -87,3 +88,26 @@ def test_bench_measures(fairlead: Command) -> None:
     figures = fairlead.json("bench", "--messages", "1000", "--topics", "10", "--durability", "memory")["per_second"]
     assert set(figures) == {"put", "lease", "settle", "lease + settle"}
     assert all(figure > 0 for figure in figures.values())
+
+
+def test_bench_of_the_repository(fairlead: Command) -> None:
+    """In the repository a benchmark can be named; what is not there, or belongs to the small one, is told."""
+    assert "there are: " in fairlead("bench", "nothing", code=2).stderr
+    assert "rates" in fairlead("bench", "nothing", code=2).stderr
+    assert "small" in fairlead("bench", "rates", "--messages", "1000", code=2).stderr
+
+
+def test_bench_runs_what_the_repository_has(fairlead: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without names all of it, else those named, in the size asked for; the worst exit code is the command's."""
+    calls: list[tuple[list[str], object]] = []
+
+    def run(command: list[str], *, cwd: object, check: bool) -> object:
+        calls.append((command[1:], cwd))
+        return SimpleNamespace(returncode=len(calls) - 1)
+
+    monkeypatch.setattr("subprocess.run", run)
+    fairlead("bench")
+    fairlead("bench", "rates", "limited", "--size", "full", code=2)
+    assert [command for command, _ in calls] == [["-m", "bench.all", "--quick"], ["-m", "bench.rates"], ["-m", "bench.limited"]]
+    monkeypatch.setattr("fairlead.cli.bench._repository", lambda: None)
+    assert "repository" in fairlead("bench", "rates", code=2).stderr
