@@ -321,15 +321,18 @@ class Fairlead:
         """Dead letters of a topic or of all, oldest first; `after` (a letter's number) pages on."""
         return [dead_letter_of(number, view) for number, view in self.engine.dead_list(topic, limit=limit, after=after)]
 
-    def redrive(self, topic: str | None = None, ids: Sequence[str] | None = None, *, rate: float | str | None = None) -> int:
-        """Put dead letters back, of a topic or all, at once or at a rate (`"10/s"`); returns how many."""
+    def redrive(
+        self, topic: str | None = None, ids: Sequence[str] | None = None, *, rate: float | str | None = None, limit: int | None = None
+    ) -> int:
+        """Put dead letters back, of a topic or all, at once or at a rate (`"10/s"`), the oldest first and at most `limit`; returns how many."""
         if rate is not None:
-            return self.engine.dead_redrive(topic, ids, limit=sys.maxsize, spacing_us=spacing_us(rate))
-        return _by_pages(ids, lambda some: self.engine.dead_redrive(topic, some, limit=REDRIVE_AT_ONCE))
+            spacing = spacing_us(rate)
+            return self.engine.dead_redrive(topic, ids, limit=limit or sys.maxsize, spacing_us=spacing)
+        return _by_pages(ids, limit, lambda some, number: self.engine.dead_redrive(topic, some, limit=number))
 
-    def drop_dead_letters(self, topic: str | None = None, ids: Sequence[str] | None = None) -> int:
-        """Forget dead letters, of a topic or all; returns how many."""
-        return _by_pages(ids, lambda some: self.engine.dead_drop(topic, some, limit=REDRIVE_AT_ONCE))
+    def drop_dead_letters(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int | None = None) -> int:
+        """Forget dead letters, of a topic or all, the oldest first and at most `limit`; returns how many."""
+        return _by_pages(ids, limit, lambda some, number: self.engine.dead_drop(topic, some, limit=number))
 
     # Handling
 
@@ -450,11 +453,19 @@ class Fairlead:
         return f"<Fairlead {self.url} namespace {self.namespace}>"
 
 
-def _by_pages(ids: Sequence[str] | None, page: Callable[[Sequence[str] | None], int]) -> int:
+def _by_pages(ids: Sequence[str] | None, limit: int | None, page: Callable[[Sequence[str] | None, int], int]) -> int:
     """Do page after page, of the ids or of all there are, each a transaction of its own; returns how many in all."""
-    if ids is not None:
-        return sum(page(ids[first : first + REDRIVE_AT_ONCE]) for first in range(0, len(ids), REDRIVE_AT_ONCE))
+    if limit is not None and limit < 0:
+        raise UsageError(f"dead letters: expected limit to be at least 0, got {limit!r}")
+    most = sys.maxsize if limit is None else limit
     total = 0
-    while (got := page(None)) == REDRIVE_AT_ONCE:
+    if ids is not None:
+        for first in range(0, len(ids), REDRIVE_AT_ONCE):
+            total += page(ids[first : first + REDRIVE_AT_ONCE], min(REDRIVE_AT_ONCE, most - total))
+        return total
+    while (asked := min(REDRIVE_AT_ONCE, most - total)) > 0:
+        got = page(None, asked)
         total += got
-    return total + got
+        if got < asked:
+            break
+    return total

@@ -164,13 +164,13 @@ class Topic:
         """Its dead letters, oldest first; `after` (a letter's number) pages on."""
         return self._app.dead_letters(self.name, limit=limit, after=after)
 
-    def redrive(self, ids: Sequence[str] | None = None, *, rate: float | str | None = None) -> int:
-        """Put dead letters back, all or those named, at once or at a rate (`"10/s"`); returns how many."""
-        return self._app.redrive(self.name, ids, rate=rate)
+    def redrive(self, ids: Sequence[str] | None = None, *, rate: float | str | None = None, limit: int | None = None) -> int:
+        """Put dead letters back, all or those named, at once or at a rate (`"10/s"`), the oldest first and at most `limit`; returns how many."""
+        return self._app.redrive(self.name, ids, rate=rate, limit=limit)
 
-    def drop_dead_letters(self, ids: Sequence[str] | None = None) -> int:
-        """Forget dead letters, all or those named; returns how many."""
-        return self._app.drop_dead_letters(self.name, ids)
+    def drop_dead_letters(self, ids: Sequence[str] | None = None, *, limit: int | None = None) -> int:
+        """Forget dead letters, all or those named, the oldest first and at most `limit`; returns how many."""
+        return self._app.drop_dead_letters(self.name, ids, limit=limit)
 
     astats = twin(stats)
     apolicy = twin(policy)

@@ -6,7 +6,6 @@ import click
 
 from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, leave, moment, pass_session, print_json, table
 from fairlead.cli.topics import shown
-from fairlead.topic import spacing_us
 
 _topic_option = click.option("--topic", help="Only of this topic.")
 _limit_option = click.option("--limit", type=click.IntRange(1), help="At most this many, the oldest first.")
@@ -64,11 +63,7 @@ def show(session: Session, message_id: str, *, topic: str | None, as_json: bool)
 def redrive(session: Session, ids: tuple[str, ...], *, topic: str | None, everything: bool, rate: str | None, limit: int | None) -> None:
     """Put dead letters back to be tried again: by id, --topic or --all."""
     _check_which(ids, topic, everything=everything)
-    app = session.app()
-    if limit is None:
-        number = app.redrive(topic, list(ids) or None, rate=rate)
-    else:
-        number = app.engine.dead_redrive(topic, list(ids) or None, limit=limit, spacing_us=spacing_us(rate))
+    number = session.app().redrive(topic, list(ids) or None, rate=rate, limit=limit)
     click.echo(f"{number:,} redriven")
     if not number:
         raise SystemExit(STATE_SAYS_NO)
@@ -86,11 +81,7 @@ def drop(session: Session, ids: tuple[str, ...], *, topic: str | None, everythin
     _check_which(ids, topic, everything=everything)
     if not ids and not yes:
         click.confirm(f"Forget the dead letters of {topic or 'all topics'}?", abort=True)
-    app = session.app()
-    if limit is None:
-        number = app.drop_dead_letters(topic, list(ids) or None)
-    else:
-        number = app.engine.dead_drop(topic, list(ids) or None, limit=limit)
+    number = session.app().drop_dead_letters(topic, list(ids) or None, limit=limit)
     click.echo(f"{number:,} dropped")
     if not number:
         raise SystemExit(STATE_SAYS_NO)
