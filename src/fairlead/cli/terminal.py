@@ -31,14 +31,16 @@ class Terminal:
         self._keys: int | None = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
         self._attributes: list[Any] | None = None
         self._before: dict[int, Any] = {}
-        self._rang, self._bell = -1, -1
+        self._rang, self._bell, self._woken_before = -1, -1, -1
 
     def __enter__(self) -> Terminal:
-        # A signal handler that only writes into a pipe: the waiting select sees it, whatever it was in the middle of.
+        # Signals write into a pipe, so that the waiting select sees them: one that reaches another thread would not interrupt it.
         self._rang, self._bell = os.pipe()
+        os.set_blocking(self._rang, False)
         os.set_blocking(self._bell, False)
+        self._woken_before = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
         self._before = {
-            signal.SIGWINCH: signal.signal(signal.SIGWINCH, self._resized),
+            signal.SIGWINCH: signal.signal(signal.SIGWINCH, lambda *_: None),
             signal.SIGTERM: signal.signal(signal.SIGTERM, _end),
         }
         if self._keys is not None:
@@ -51,14 +53,9 @@ class Terminal:
             termios.tcsetattr(self._keys, termios.TCSADRAIN, self._attributes)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(self._woken_before)
         os.close(self._rang)
         os.close(self._bell)
-
-    def _resized(self, *_: object) -> None:
-        try:
-            os.write(self._bell, b"\0")
-        except BlockingIOError:
-            return  # full: it is told already
 
     def wait(self, seconds: float) -> Event:
         """The next thing that happens, at the latest the end of so many seconds."""
