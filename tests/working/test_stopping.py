@@ -97,7 +97,7 @@ def test_an_uncaught_soft_limit_is_a_failure(app: Fairlead, kind: str) -> None:
         while time.monotonic() < until_over:
             time.sleep(0.001)
 
-    app.handler("t", soft_time_limit=0.05)(ahandle if kind == "async" else handle)
+    app.handler("t", soft_time_limit=0.5)(ahandle if kind == "async" else handle)
     app.publish_many([Message("t", 60), *(Message("t", 0.001) for _ in range(20))])
     summary = app.run_worker(burst=True, concurrency=1)
     assert (summary.died, summary.acked) == (1, 20)
