@@ -94,6 +94,8 @@ class Twins:
 
     def _difference(self, engines: Any, models: Any, where: str) -> tuple[str, Any, Any] | None:
         """The first place where they differ."""
+        if type(engines) is type(models) and engines == models:
+            return None
         if isinstance(engines, msgspec.Struct) and type(engines) is type(models):
             engines, models = msgspec.structs.asdict(engines), msgspec.structs.asdict(models)
         if isinstance(engines, dict) and isinstance(models, dict) and engines.keys() == models.keys():
@@ -118,8 +120,10 @@ class Twins:
         return type(engines) is type(models) and engines == models
 
     def _is_stale(self, engines: int | None, models: int | None) -> bool:
-        """An engine may also wake at a deadline that a lease had before it was settled or extended."""
-        return engines in self.model.deadlines_given and (models is None or (engines is not None and engines < models))
+        """An engine may also wake at a deadline that a lease had before it was settled or extended; at once where that has passed."""
+        given = self.model.deadlines_given
+        is_one = engines in given or (engines == self.model.now and min(given, default=engines + 1) <= engines)
+        return is_one and (models is None or (engines is not None and engines < models))
 
 
 def handles(leases: list[Lease]) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ What an engine is: the hot path (`Engine`) and what administration needs (`Desk`
 Engines are synchronous and thread-safe; every hot operation takes a batch and is atomic per shard. They know nothing of
 the layers above. All times are integer microseconds; `now_us` in every operation is a test hook that stands in for the
 engine's clock (which never goes back: a smaller value than one already seen counts as that one).
-The rules of behaviour are in `docs/behaviour.md`.
+The rules of behaviour are in `docs/behaviour.md`; `tests/model.py` is the same as a program, and every engine is compared with it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class TopicStats(msgspec.Struct, gc=False):
     died: int = 0
     merged: int = 0
     expired: int = 0
-    removed: int = 0  # purged or dropped
+    removed: int = 0  # purged, deleted, or dropped by a full backlog
     throttled_us: int = 0  # time for which a rate held ready messages back
     rate_now: float = 0.0  # deliveries a second, lately
     cursors: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)  # priority -> (scan, done); topic_stats only
