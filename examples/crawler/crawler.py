@@ -7,6 +7,7 @@ A page's links are published together with its ack, in one transaction: a crawle
 from __future__ import annotations
 
 import http.client
+import os
 import sys
 import threading
 from html.parser import HTMLParser
@@ -17,14 +18,18 @@ from fairlead import Delivery, Fairlead, LeaseLost, Message
 RATE, BURST, CONCURRENCY = 150, 5, 4
 """What each host is asked to bear."""
 
-TIMEOUT = 10.0
+TIMEOUT, LEASE = 2.0, 5
+"""A request is given up well before its lease ends: while we wait for a host nobody else asks it for the same page."""
+
+AGENT = "fairlead-crawler/{pid}"
+THREADS = 8
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
 def make_app(url: str) -> Fairlead:
     """The application with its one policy."""
     app = Fairlead(url)
-    app.policy("host.*", rate=RATE, burst=BURST, concurrency=CONCURRENCY, lease="5s", retries=5, backoff="300ms", dedupe="forever")
+    app.policy("host.*", rate=RATE, burst=BURST, concurrency=CONCURRENCY, lease=LEASE, retries=5, backoff="300ms", dedupe="forever")
     return app
 
 
@@ -51,7 +56,7 @@ def fetch(url: str) -> tuple[int, list[str]]:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT)
     try:
-        connection.request("GET", parts.path or "/")
+        connection.request("GET", parts.path or "/", headers={"User-Agent": AGENT.format(pid=os.getpid())})
         answer = connection.getresponse()
         body = answer.read()
     finally:
@@ -96,7 +101,7 @@ def main() -> None:
     """`python -m examples.crawler.crawler STORE HOST …`: until killed."""
     app = make_app(sys.argv[1])
     stop = threading.Event()
-    threads = [threading.Thread(target=crawl, args=(app, frozenset(sys.argv[2:]), stop), daemon=True) for _ in range(8)]
+    threads = [threading.Thread(target=crawl, args=(app, frozenset(sys.argv[2:]), stop), daemon=True) for _ in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:

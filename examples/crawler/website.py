@@ -1,6 +1,6 @@
 """
 A folder of HTML served on several loopback hosts. Each page lives on one of them; the others redirect to it. Some pages fail the first time,
-some are slow. Every request is logged: (time, host, path, status).
+some are slow. Every request is logged.
 """
 
 from __future__ import annotations
@@ -11,10 +11,21 @@ import zlib
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 FAILS_FIRST, SLOW = 20, 25
 """One page in so many fails the first time it is asked for; one in so many takes 0.1 s."""
+
+
+class Request(NamedTuple):
+    """What a host saw. `ended`: when its answer was ready, which is before the client could have it."""
+
+    began: float
+    ended: float
+    host: str
+    path: str
+    status: int
+    agent: str
 
 
 class Site:
@@ -22,7 +33,7 @@ class Site:
 
     def __init__(self, folder: Path, hosts: int, port: int = 0) -> None:
         self.folder = folder
-        self.log: list[tuple[float, str, str, int]] = []
+        self.log: list[Request] = []
         self._failed: set[str] = set()
         self._lock = threading.Lock()
         self._servers: list[ThreadingHTTPServer] = []
@@ -42,6 +53,10 @@ class Site:
         for server in self._servers:
             server.shutdown()
             server.server_close()
+
+    def pages(self) -> list[Request]:
+        """The requests that were answered with a page."""
+        return [request for request in list(self.log) if request.status == 200]
 
     def home(self, path: str) -> str:
         """The host that a page lives on: whole folders stay together."""
@@ -74,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         began = time.time()
         host = f"{self.server.server_address[0]}:{self.server.server_address[1]}"  # type: ignore[str-bytes-safe]
         status, body, where = self.site.answer(host, self.path)
-        self.site.log.append((began, host, self.path, status))
+        self.site.log.append(Request(began, time.time(), host, self.path, status, self.headers.get("User-Agent", "")))
         self.send_response(status)
         if where is not None:
             self.send_header("Location", where)
