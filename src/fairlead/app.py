@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, overload
 
 from fairlead import codec, config, namespaces, units
 from fairlead.delivery import Delivery, lease_lost
@@ -19,6 +19,7 @@ from fairlead.message import Message, Settlement
 from fairlead.policy import FIELDS, Gate, check_fields, check_pattern, check_topic
 from fairlead.producing.bulk import put_all, wait_for_room
 from fairlead.producing.publisher import Publisher
+from fairlead.publishing import Middlewares, message_from
 from fairlead.tasks.task import TaskDecorator
 from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from fairlead.twins import twin
@@ -26,12 +27,12 @@ from fairlead.working.handler import Handler, Handlers
 from fairlead.working.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from fairlead.engines.base import Durability, Explanation, FullEngine
     from fairlead.message import Draft, Receipt
     from fairlead.policy import Tier
+    from fairlead.publishing import PublishOptions
     from fairlead.tasks.task import Task
     from fairlead.topic import DeadLetter
     from fairlead.units import Duration
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from fairlead.working.options import Summary
 
 F = TypeVar("F")
+M = TypeVar("M", bound="Callable[[Message], Generator[Message, Receipt, None]]")
+H = TypeVar("H", bound="Callable[[Any], Generator[None, None, None]]")
+OnSuccess = TypeVar("OnSuccess", bound="Callable[[Message], object]")
+OnError = TypeVar("OnError", bound="Callable[[Message, BaseException], object]")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -47,7 +52,6 @@ THREADS = 64
 
 HANDLER_OPTIONS = ("concurrency", "isolation", "batch", "time_limit", "soft_time_limit")
 TASK_OPTIONS = ("topic", "name", "isolation", "time_limit", "soft_time_limit")
-PUBLISH_OPTIONS = ("key", "priority", "delay", "at", "ttl", "id", "headers", "at_front", "timeout")
 ORDERS = ("name", "backlog", "age", "rate", "throttled")
 
 
@@ -88,6 +92,7 @@ class Fairlead:
         self.handlers = Handlers()
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fairlead")
         self._publisher = Publisher(self._put, self.threads)
+        self._middlewares = Middlewares()
 
     # The engine
 
@@ -171,56 +176,36 @@ class Fairlead:
 
     # Publishing
 
-    def publish(
-        self,
-        topic: str,
-        body: Any = None,
-        *,
-        key: str | None = None,
-        priority: int = 0,
-        delay: Duration | None = None,
-        at: datetime | float | None = None,
-        ttl: Duration | None = None,
-        id: str | None = None,  # noqa: A002  # the name users know
-        headers: dict[str, str] | None = None,
-        at_front: bool = False,
-        timeout: float | None = None,
-        **unknown: Never,
-    ) -> Receipt:
+    def publish(self, topic: str, body: Any = None, *, timeout: float | None = None, **options: Unpack[PublishOptions]) -> Receipt:
         """
         Publish one message; once it returns, the message is as durable as the engine's durability says.
 
+        Options: `key`, `priority`, `delay` or `at`, `ttl`, `id`, `headers`, `at_front`; what each means is said at `Message`.
         Calls from many threads at once share one transaction. With `on_full="block"` it waits for room, at most `timeout`
         seconds. Raises BadMessage, BacklogFull, EngineUnavailable.
         """
-        if unknown:
-            config.refuse_unknown("publish", unknown, PUBLISH_OPTIONS)
-        draft = codec.draft(Message(topic, body, key, priority, delay, at, ttl, id, headers, at_front))
-        receipt = self._publisher.put([draft])[0]
-        return receipt if receipt.outcome != "refused" else self._wait_for_room(draft, receipt, timeout)
+        message = message_from("publish", topic, body, options)
+        if not self._middlewares:
+            return self._publish(message, timeout)
+        with self._middlewares.around(message) as passing:
+            passing.receipt = self._publish(passing.message, timeout)
+        return passing.receipt
 
     async def apublish(
         self,
         topic: str,
         body: Any = None,
         *,
-        key: str | None = None,
-        priority: int = 0,
-        delay: Duration | None = None,
-        at: datetime | float | None = None,
-        ttl: Duration | None = None,
-        id: str | None = None,  # noqa: A002  # the name users know
-        headers: dict[str, str] | None = None,
-        at_front: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109  # how long a full backlog may hold it up, as in publish
-        **unknown: Never,
+        **options: Unpack[PublishOptions],
     ) -> Receipt:
         """As `publish`, awaited; what coroutines publish at once shares one transaction."""
-        if unknown:
-            config.refuse_unknown("apublish", unknown, PUBLISH_OPTIONS)
-        draft = codec.draft(Message(topic, body, key, priority, delay, at, ttl, id, headers, at_front))
-        receipt = (await self._publisher.aput([draft]))[0]
-        return receipt if receipt.outcome != "refused" else await self._await_for_room(draft, receipt, timeout)
+        message = message_from("apublish", topic, body, options)
+        if not self._middlewares:
+            return await self._apublish(message, timeout)
+        with self._middlewares.around(message) as passing:
+            passing.receipt = await self._apublish(passing.message, timeout)
+        return passing.receipt
 
     def publish_many(self, messages: Iterable[Message], *, progress: bool | None = None, timeout: float | None = None) -> list[Receipt]:
         """
@@ -231,7 +216,20 @@ class Fairlead:
         standard error; by default where that is a terminal.
         """
         shown = sys.stderr.isatty() if progress is None else progress
-        return put_all(messages, self._publisher.put, self._has_to_wait, timeout=timeout, progress=shown)
+        if not self._middlewares:
+            return put_all(messages, self._publisher.put, self._has_to_wait, timeout=timeout, progress=shown)
+        with self._middlewares.around_many(messages, self._publisher.put) as stream:
+            return put_all(stream, stream.put, self._has_to_wait, timeout=timeout, progress=shown)
+
+    def _publish(self, message: Message, timeout: float | None) -> Receipt:
+        draft = codec.draft(message)
+        receipt = self._publisher.put([draft])[0]
+        return receipt if receipt.outcome != "refused" else self._wait_for_room(draft, receipt, timeout)
+
+    async def _apublish(self, message: Message, patience: float | None) -> Receipt:
+        draft = codec.draft(message)
+        receipt = (await self._publisher.aput([draft]))[0]
+        return receipt if receipt.outcome != "refused" else await self._await_for_room(draft, receipt, patience)
 
     def _put(self, drafts: list[Draft]) -> list[Receipt]:
         return self.engine.put(drafts)
@@ -434,6 +432,53 @@ class Fairlead:
         options = Options.checked(concurrency, pool, topics, grace, processes, burst=burst, reload=reload)
         config.refuse_unknown("run_worker", unknown, Options.__struct_fields__)
         return run_worker(self, options)
+
+    # Around publishing and handling
+
+    def around_publish(self, middleware: M) -> M:
+        """
+        Register a middleware of publishing, for every message of `publish`, `publish_many` and `delay`; the first is the outermost.
+
+        A function that yields once: the message, or a changed one (`msgspec.structs.replace`), and gets the receipt for it. What is
+        raised before the yield refuses the message; what publishing raises is raised at the yield.
+        """
+        self._middlewares.add(middleware)
+        return middleware
+
+    def around_handling(self, middleware: H) -> H:
+        """
+        Register a middleware of handling, around every call of a handler; the first is the outermost. It must not block.
+
+        A function of the message (of a batch handler: of the list) that yields once: there the handler runs, and there is raised what
+        the handler raises. What comes out of the middleware is the outcome: it may turn one error into another, or into Reject.
+        """
+        self.handlers.surroundings.add_middleware(middleware)
+        return middleware
+
+    def on_success(self, hook: OnSuccess) -> OnSuccess:
+        """
+        Register a hook: called with each message that a worker of this program has finished.
+
+        Hooks run one after the other in a thread of their own, once the engine has taken the outcome; what one raises is logged.
+        What ends without a handler (expired, purged, its worker killed) is not told.
+        """
+        self.handlers.surroundings.add_hook("success", hook)
+        return hook
+
+    def on_failure(self, hook: OnError) -> OnError:
+        """Register a hook for each attempt that failed: the handler raised, took too long, or its process died. See `on_success`."""
+        self.handlers.surroundings.add_hook("failure", hook)
+        return hook
+
+    def on_retry(self, hook: OnError) -> OnError:
+        """Register a hook for each message that will be tried again, after a failure or by `Retry`. See `on_success`."""
+        self.handlers.surroundings.add_hook("retry", hook)
+        return hook
+
+    def on_dead(self, hook: OnError) -> OnError:
+        """Register a hook for each message that became a dead letter: its retries are used up, or `Reject`. See `on_success`."""
+        self.handlers.surroundings.add_hook("dead", hook)
+        return hook
 
     aclose = twin(close)
     apolicy = twin(policy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fairlead.app import Fairlead
     from fairlead.engines.base import MessageView
     from fairlead.message import Receipt
+    from fairlead.publishing import PublishOptions
 
 LOOK_EVERY = 0.05
 """Seconds between looks at the done cursor."""
@@ -94,13 +95,19 @@ class Topic:
         """Where blocking calls of coroutines run."""
         return self._app.threads
 
-    def publish(self, body: Any = None, **options: Any) -> Receipt:
+    def publish(self, body: Any = None, *, timeout: float | None = None, **options: Unpack[PublishOptions]) -> Receipt:
         """As `app.publish`, to this topic."""
-        return self._app.publish(self.name, body, **options)
+        return self._app.publish(self.name, body, timeout=timeout, **options)
 
-    async def apublish(self, body: Any = None, **options: Any) -> Receipt:
+    async def apublish(
+        self,
+        body: Any = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  # as in app.apublish
+        **options: Unpack[PublishOptions],
+    ) -> Receipt:
         """As `publish`, awaited."""
-        return await self._app.apublish(self.name, body, **options)
+        return await self._app.apublish(self.name, body, timeout=timeout, **options)
 
     def stats(self) -> Stats:
         """Its numbers now: waiting, leased, dead, counters, cursors; all zero for an idle topic."""

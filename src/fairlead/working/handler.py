@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fairlead import codec, units
 from fairlead.errors import BadPolicy, Reject, UnknownHandler, UsageError
 from fairlead.policy import check_pattern
+from fairlead.working.surround import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -109,12 +110,13 @@ def _limit(where: str, option: str, value: Duration | None) -> float | None:
 
 
 class Handlers:
-    """All handlers of an application: by pattern, and tasks by name."""
+    """All handlers of an application, by pattern, and tasks by name; and what surrounds them all."""
 
     def __init__(self) -> None:
         self._by_pattern: dict[str, Handler] = {}
         self._by_task: dict[str, Handler] = {}
         self._by_topic = _ByTopic(self._by_pattern)
+        self.surroundings = Surroundings()
 
     def add(self, handler: Handler) -> None:
         """Register for the handler's pattern. Raises UsageError where the pattern has one already."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fairlead import codec
+from fairlead.errors import Reject
+
 if TYPE_CHECKING:
     import asyncio
 
-    from fairlead.message import Lease
+    from fairlead.message import Lease, Message
     from fairlead.working.handler import Handler
 
 
@@ -75,6 +78,15 @@ class Work:
         if self.parts is None:
             return self.handler.arguments(self.lease)
         return (self.messages,), {}
+
+    def subject(self) -> Message | list[Any]:
+        """What middlewares get: the message, or the list of a batch. Raises Reject where the body cannot be read."""
+        if self.messages is not None:
+            return self.messages
+        try:
+            return codec.message_of(self.lease)
+        except ValueError as error:
+            raise Reject(str(error)) from error
 
     def outcomes(self, returned: Any, error: BaseException | None) -> list[tuple[Work, BaseException | None]]:
         """What became of each delivery: an error holds for all; a batch may return one outcome for each."""

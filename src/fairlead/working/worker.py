@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fairlead.errors import LeaseLost, Reject, UsageError
 from fairlead.message import Settlement
@@ -26,6 +26,7 @@ from fairlead.working.executors.threads import ThreadExecutor
 from fairlead.working.limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from fairlead.working.pause import Pause
 from fairlead.working.settle import give_back, judge, nonsense
+from fairlead.working.surround import Teller, Telling
 from fairlead.working.work import Work
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ class Worker:
         self._warned_at = -WARN_EVERY
         self._stops = 0
         self._failure: BaseException | None = None
+        self._surroundings = handlers.surroundings
+        self._teller = Teller(self._surroundings, self._caught_up) if self._surroundings.has_hooks else None
 
     # Life
 
@@ -92,10 +95,10 @@ class Worker:
         """As `run`, on the running event loop; `signals` stop it, where this is the main thread."""
         self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()  # a stop was asked for, or the last handler has ended
-        self._aio = AsyncExecutor(self._finished)
+        self._aio = AsyncExecutor(self._finished, self._surroundings)
         self._children = ProcessCaller()
         self._threads = ThreadExecutor(self._options.concurrency, self._call, self._ring, self._pause)
-        self._courier = Courier(self._engine, self._options, self, self._pause)
+        self._courier = Courier(self._told_engine(), self._options, self, self._pause)
         with self._signals(signals):
             self._courier.start()
             log.info("worker %d handles messages of pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
@@ -104,6 +107,12 @@ class Worker:
         if self._failure is not None:
             raise self._failure
         return self._courier.summary
+
+    def _told_engine(self) -> FullEngine:
+        if self._teller is None:
+            return self._engine
+        self._teller.start()
+        return cast("FullEngine", Telling(self._engine, self._teller))
 
     def stop(self) -> None:
         """Stop in order: finish what runs within the grace; called again, at once. From any thread."""
@@ -151,6 +160,8 @@ class Worker:
         await self._loop.run_in_executor(None, self._courier.end, STOP_SECONDS)
         if self._courier.settlements:  # of leases that were on their way when it ended
             await self._loop.run_in_executor(None, self._courier.settle_rest)
+        if self._teller is not None:
+            await self._loop.run_in_executor(None, self._teller.end, STOP_SECONDS)
         self._aio.close()
         self._threads.close()
         self._children.close()
@@ -215,6 +226,8 @@ class Worker:
         most, running, buffer = self._options.concurrency, self._running, self._buffer
         if self._suspects:
             self._try_suspect()
+        if self._teller is not None and self._teller.is_behind:
+            return  # it calls _caught_up
         while len(running) < most and (shelf := buffer.next_shelf()) is not None:
             work = shelf.pop()
             if work.is_gone():
@@ -226,6 +239,11 @@ class Worker:
                 self._begin_batch(shelf, work)
             else:
                 self._begin(shelf, work)
+
+    def _caught_up(self) -> None:
+        """Hooks were behind and are no longer; called from their thread."""
+        with contextlib.suppress(RuntimeError):  # the worker has ended
+            self._loop.call_soon_threadsafe(self._dispatch)
 
     def _try_suspect(self) -> None:
         """
@@ -285,7 +303,7 @@ class Worker:
                 (message,), _ = work.handler.arguments(work.lease)
             except Reject as error:
                 work.over = True
-                self._settle(judge(work, error, 0))
+                self._conclude(work, error, 0)
             else:
                 parts.append(work)
                 messages.append(message)
@@ -302,6 +320,13 @@ class Worker:
 
     def _call(self, unit: Work) -> Any:
         """Run a plain function; in a thread."""
+        if not self._surroundings.has_middlewares:
+            return self._call_handler(unit)
+        with self._surroundings.around(unit.subject()):
+            return self._call_handler(unit)
+        return None  # a middleware has taken the handler's error upon itself
+
+    def _call_handler(self, unit: Work) -> Any:
         if unit.handler.kind == "process":
             return self._children.call(unit)
         args, kwargs = unit.arguments()
@@ -328,12 +353,12 @@ class Worker:
         if unit.parts is None:
             if returned is not None:
                 error = error or nonsense(unit.handler.name, returned)
-            self._settle(judge(unit, error, cost_us))
+            self._conclude(unit, error, cost_us)
         else:
             for part, outcome in unit.outcomes(returned, error):
                 if not part.over:
                     part.over = True
-                    self._settle(judge(part, outcome, cost_us // len(unit.parts)))
+                    self._conclude(part, outcome, cost_us // len(unit.parts))
         self._dispatch()
 
     def _end(self, unit: Work) -> None:
@@ -364,7 +389,7 @@ class Worker:
     def _time_is_over(self, unit: Work) -> None:
         error = TimeLimit(f"the handler was stopped after its time limit of {unit.handler.time_limit:g} s")
         cost_us = int((unit.handler.time_limit or 0) * 1_000_000)
-        self._give_up(unit, error, [judge(part, error, cost_us) for part in unit.parts or [unit] if part is unit or not part.over])
+        self._give_up(unit, error, [self._judge(part, error, cost_us) for part in unit.parts or [unit] if part is unit or not part.over])
         self._dispatch()
 
     def _let_go_of(self, works: list[Work]) -> None:
@@ -393,6 +418,14 @@ class Worker:
             unit.runner.stop(unit, error)
 
     # Settling
+
+    def _judge(self, work: Work, error: BaseException | None, cost_us: int) -> Settlement:
+        if self._teller is not None:
+            self._teller.expect(work.lease, error)
+        return judge(work, error, cost_us)
+
+    def _conclude(self, work: Work, error: BaseException | None, cost_us: int) -> None:
+        self._settle(self._judge(work, error, cost_us))
 
     def _settle(self, settlement: Settlement) -> None:
         self._courier.settlements.append(settlement)

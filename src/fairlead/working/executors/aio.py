@@ -19,6 +19,7 @@ from fairlead.working.limits import Interrupter, interruptible
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fairlead.working.surround import Surroundings
     from fairlead.working.work import Work
 
 TURN_SECONDS = 0.005
@@ -28,8 +29,9 @@ TURN_SECONDS = 0.005
 class AsyncExecutor:
     """Runs coroutine handlers; `finished` is told what each returned or raised."""
 
-    def __init__(self, finished: Callable[[Work, Any, BaseException | None], None]) -> None:
+    def __init__(self, finished: Callable[[Work, Any, BaseException | None], None], surroundings: Surroundings) -> None:
         self._finished = finished
+        self._surroundings = surroundings if surroundings.has_middlewares else None
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._ready: deque[Work] = deque()
@@ -67,7 +69,7 @@ class AsyncExecutor:
             error: BaseException | None = None
             try:
                 args, kwargs = work.arguments()
-                call = work.handler.function(*args, **kwargs)
+                call = work.handler.function(*args, **kwargs) if self._surroundings is None else self._surrounded(work, args, kwargs)
                 returned = await (call if work.handler.soft_time_limit is None else interruptible(call, running.interrupter))
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
@@ -81,6 +83,11 @@ class AsyncExecutor:
                 turn = perf_counter()
         if ready and not self._coming:
             self._open_slot()
+
+    async def _surrounded(self, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self._surroundings is not None
+        with self._surroundings.around(work.subject()):
+            return await work.handler.function(*args, **kwargs)
 
     def close(self) -> None:
         """Cancel what still runs."""
