@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from fairlead.message import Draft, Lease, Settlement
+from fairlead.message import Draft, Lease, Receipt, Settlement
 from fairlead.policy import Gate
 from fairlead.units import SECOND
 from tests.conformance.conftest import ENGINES
@@ -32,10 +32,21 @@ SHORT = 65
 STEPS = 50
 
 TOPICS = ["a.1", "a.2", "b.1", "c.1", "d.1", "d.2", "e.1", "e.2"]
-BUSY = [*TOPICS, "a.1", "a.1", "a.1", "a.1", "b.1", "b.1", "b.1", "d.1", "e.1", "e.1", "e.2"]
+BUSY = [*TOPICS, "a.1", "a.1", "a.1", "b.1", "b.1", "c.1", "c.1", "d.1", "e.1", "e.2"]
 PATTERNS = ["a.*", "b.*", "c.*", "d.*", "e.*", "*", "a.1", "b.1", "d.1", "e.1"]
 IDS = [f"i{n}" for n in range(5)]
 MADE = [f"made-{n}" for n in range(1, 30)]
+AGAIN = "again"  # stands for the topic and the id of a message published before
+BASE: dict[str, dict[str, Any]] = {
+    "a.1": {"tier": "high", "weight": 7, "serial": "yield"},
+    "a.2": {"tier": "high", "weight": 0.5},
+    "b.*": {"tier": "low"},
+    "c.1": {"dedupe": 1, "merge": "last", "window": 0.5, "edge": "leading"},
+    "d.*": {"partitions": 2, "rate": 5, "serial": "hold"},
+    "e.*": {"buckets": 2},
+    "e.2": {"weight": 2, "dedupe": 1},
+    "*": {"retries": 1, "backoff": 0.5, "lease": 5},
+}
 
 FIELDS: dict[str, list[Any]] = {
     "rate": [5, 100, 0.2],
@@ -59,7 +70,7 @@ FIELDS: dict[str, list[Any]] = {
     "max_wait": [1],
     "edge": ["leading"],
     "max_body": [40],
-    "dedupe": [3, "forever"],
+    "dedupe": [1, "forever"],
     "max_backlog": [1, 3, "90B"],
     "on_full": ["drop_oldest", "refuse", "block"],
     "partitions": [2, 4],
@@ -73,15 +84,18 @@ TOGETHER = [
     {"merge": "all", "merge_limit": 3, "window": 0.5},
     {"merge": "all", "serial": "hold", "retries": 1},
     {"merge": "first", "window": 3, "edge": "leading"},
+    {"merge": "last", "window": 0.5, "edge": "leading"},
     {"merge": "last", "serial": "hold", "ttl": 20},
     {"serial": "yield", "backoff": 0.5},
     {"serial": "hold", "lease": 1, "max_backlog": 3, "on_full": "drop_oldest"},
     {"max_backlog": "90B", "on_full": "drop_oldest"},
+    {"max_backlog": 3, "on_full": "drop_oldest"},
+    {"dedupe": 1},
     {"rate": 5, "burst": 2, "gate": "g"},
     {"gate": "g", "tier": "vip"},
     {"gate": "h", "concurrency": 2},
     {"delivery": "at_most_once", "serial": "hold"},
-    {"delivery": "at_most_once", "dedupe": 3, "gate": "g"},
+    {"delivery": "at_most_once", "dedupe": 1, "gate": "g"},
     {"merge": "last"},
     {"merge": "all", "merge_limit": 2},
     {"merge": "first", "dedupe": "forever"},
@@ -93,14 +107,18 @@ TOGETHER = [
     {"rate": 0.2, "burst": 3},
     {"lease": 1},
     {"ttl": 2, "lease": 1, "retries": 0},
-    {"tier": "mid", "lease": 5, "concurrency": 4},
+    {"tier": "low", "lease": 5, "concurrency": 4},
+    {"tier": "low", "lease": 1},
+    {"tier": "low", "rate": 5, "gate": "g"},
     {"tier": "high", "weight": 7, "rate": 5},
 ]
 
 
 def a_draft(chance: random.Random) -> Draft:
-    """A message, most of which have one or two of all there is."""
+    """A message: a plain one, or one with some of all that there is."""
     pick = chance.choice
+    if chance.random() < 0.3:
+        return Draft(topic=pick(BUSY), body=b"plain", priority=pick([0, 0, 5]))
     return Draft(
         topic=pick(BUSY),
         body=pick([b"1", b"22", b"333", b"4" * 35, b"5" * 60, b"6" * 100]),
@@ -108,7 +126,7 @@ def a_draft(chance: random.Random) -> Draft:
         priority=pick([0, 0, 0, 5, -3]),
         delay_us=pick([0, 0, 0, 0, 0, 400_000, 2_500_000]),
         at_us=pick([None] * 12 + [START - SECOND, START + 3 * SECOND]),
-        id=pick([None] * 9 + IDS + MADE[:4]),
+        id=pick([None] * 9 + IDS + [AGAIN] * 2),
         ttl_us=pick([None] * 6 + [1 * SECOND, 5 * SECOND]),
         headers=pick([None, None, {}, {"a": "b"}]),
         at_front=pick([False, False, False, True]),
@@ -124,7 +142,7 @@ def a_call(chance: random.Random) -> dict[str, Any]:
     """Arguments of a lease."""
     pick = chance.choice
     return {
-        "n": pick([1, 2, 3, 7, 40, 40]),
+        "n": pick([1, 2, 3, 5, 7, 40]),
         "pool": pick(["default"] * 5 + ["other"]),
         "startable": pick([None, None, None, 0, 1, 3]),
         "record_start": pick([True, False]),
@@ -160,23 +178,23 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.held: list[tuple[Lease, Lease]] = []  # as the engine and as the model handed it out
+        self.receipts: list[Receipt] = []  # the model's
         self.steps = 0
 
     @initialize(
         wide=policies,
-        narrow=st.lists(st.tuples(st.sampled_from(PATTERNS), policies), max_size=3),
+        narrow=st.lists(st.tuples(st.sampled_from(PATTERNS), policies), min_size=2, max_size=5),
         limits=st.sampled_from([{}] * 6 + [{"max_backlog": 6}, {"max_backlog": 4, "on_full": "drop_oldest"}, {"max_backlog_bytes": 150}]),
     )
     def begin(self, wide: dict[str, Any], narrow: list[tuple[str, dict[str, Any]]], limits: dict[str, Any]) -> None:
         self.twins = Twins(self.name, **limits)
         self.do("gate_set", "g", Gate(concurrency=2))
         self.do("gate_set", "h", Gate(rate=5.0, burst=1))
-        self.do("policy_set", "code", "*", {"retries": 1, "backoff": 0.5, "lease": 5})
-        self.do("policy_set", "code", "d.*", {"partitions": 2})
-        self.do("policy_set", "code", "e.*", {"buckets": 2})
-        self.do("policy_set", "operator", "*", wide)
-        for pattern, fields in narrow:
+        for pattern, fields in BASE.items():
             self.do("policy_set", "code", pattern, fields)
+        self.do("policy_set", "code", "*", wide)
+        for pattern, fields in narrow:
+            self.do("policy_set", "operator", pattern, fields)
 
     def do(self, operation: str, *arguments: Any, **options: Any) -> Any:
         """A call that says the same to both."""
@@ -189,10 +207,15 @@ class Histories(RuleBasedStateMachine):
 
     @rule(chance=chances)
     def put(self, chance: random.Random) -> None:
-        batch = some_drafts(chance, 1, 6)
-        unknown = {draft.id for draft in batch if draft.id in MADE and not self.twins.names.knows(draft.id)}
-        batch = [msgspec.structs.replace(draft, id=None) if draft.id in unknown else draft for draft in batch]
-        self.twins.call("put", (self.for_engine(batch),), (batch,), now_us=self.twins.now)
+        batch = [self.again(draft, chance) if draft.id == AGAIN else draft for draft in some_drafts(chance, 1, 6)]
+        _, receipts = self.twins.call("put", (self.for_engine(batch),), (batch,), now_us=self.twins.now)
+        if not isinstance(receipts, str):
+            self.receipts += [receipt for receipt in receipts if receipt.id]
+
+    def again(self, draft: Draft, chance: random.Random) -> Draft:
+        """The same once more."""
+        before = chance.choice(self.receipts[-10:]) if self.receipts else None
+        return msgspec.structs.replace(draft, topic=before.topic if before else draft.topic, id=before.id if before else None)
 
     @rule(chance=chances)
     def lease(self, chance: random.Random) -> None:
@@ -290,8 +313,9 @@ class Histories(RuleBasedStateMachine):
         name=st.sampled_from(["g", "h"]),
         gate=gates,
         topic=topics,
+        chance=chances,
     )
-    def seldom(self, *, what: str, layer: str, pattern: str, name: str, gate: Gate, topic: str) -> None:
+    def seldom(self, *, what: str, layer: str, pattern: str, name: str, gate: Gate, topic: str, chance: random.Random) -> None:
         if what == "policy_reset":
             self.do(what, layer, pattern)
         elif what == "gate_set":
@@ -300,6 +324,8 @@ class Histories(RuleBasedStateMachine):
             topic = self.held[-1][0].topic if self.held and pattern != "*" else topic
             self.do(what, topic)
             assert self.twins.engine.topic_stats(topic, now_us=self.twins.now).waiting == 0
+            if self.held:
+                self.settle(chance)
 
     @rule(
         operation=st.sampled_from(["dead_redrive", "dead_redrive", "dead_drop"]),
@@ -310,7 +336,7 @@ class Histories(RuleBasedStateMachine):
     )
     def dead(self, operation: str, topic: str | None, ids: list[str] | None, limit: int, spacing: int) -> None:
         if topic is None and ids is not None:
-            ids = [each for each in ids if each in MADE[4:]]  # an id of the user's own is one of its topic
+            ids = [each for each in ids if each in MADE]  # an id of the user's own is one of its topic
         options = {"spacing_us": spacing} if operation == "dead_redrive" else {}
         for_engine = [self.twins.names.for_engine(each) for each in ids] if ids is not None else None
         self.twins.call(operation, (topic, for_engine), (topic, ids), limit=limit, now_us=self.twins.now, **options)

@@ -21,7 +21,7 @@ from tests.model import Model
 START = 2_200_000_000 * SECOND
 """Ahead of every real clock, so that the engine's own never counts, and small enough for rate clocks in 53 bits."""
 
-TIERS = {"high": Tier(6), "mid": Tier(3, fair_by="time"), "low": Tier(1), "vip": Tier("strict")}
+TIERS = {"high": Tier(6), "mid": Tier(3), "low": Tier(1, fair_by="time"), "vip": Tier("strict")}
 RANDOM = 0.5
 
 
