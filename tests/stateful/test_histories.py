@@ -28,20 +28,20 @@ from tests.stateful.twins import START, Twins, handles
 
 HISTORIES = os.environ.get("FAIRLEAD_HISTORIES")
 SEED = int(os.environ.get("FAIRLEAD_SEED") or random.SystemRandom().randrange(1 << 32))
-SHORT = 65
+SHORT = 80
 STEPS = 50
 
 TOPICS = ["a.1", "a.2", "b.1", "c.1", "d.1", "d.2", "e.1", "e.2"]
-BUSY = [*TOPICS, "a.1", "a.1", "a.1", "b.1", "b.1", "c.1", "c.1", "d.1", "e.1", "e.2"]
+BUSY = [*TOPICS, "a.1", "a.1", "a.1", "a.2", "b.1", "b.1", "c.1", "c.1", "d.1", "e.1", "e.2"]
 PATTERNS = ["a.*", "b.*", "c.*", "d.*", "e.*", "*", "a.1", "b.1", "d.1", "e.1"]
 IDS = [f"i{n}" for n in range(5)]
 MADE = [f"made-{n}" for n in range(1, 30)]
 AGAIN = "again"  # stands for the topic and the id of a message published before
 BASE: dict[str, dict[str, Any]] = {
     "a.1": {"tier": "high", "weight": 7, "serial": "yield"},
-    "a.2": {"tier": "high", "weight": 0.5},
+    "a.2": {"tier": "high", "weight": 0.5, "dedupe": 1},
     "b.*": {"tier": "low"},
-    "c.1": {"dedupe": 1, "merge": "last", "window": 0.5, "edge": "leading"},
+    "c.1": {"dedupe": 1, "merge": "last", "window": 1, "edge": "leading"},
     "d.*": {"partitions": 2, "rate": 5, "serial": "hold"},
     "e.*": {"buckets": 2},
     "e.2": {"weight": 2, "dedupe": 1},
@@ -114,15 +114,15 @@ TOGETHER = [
 ]
 
 
-def a_draft(chance: random.Random) -> Draft:
+def a_draft(chance: random.Random, topic: str) -> Draft:
     """A message: a plain one, or one with some of all that there is."""
     pick = chance.choice
     if chance.random() < 0.3:
-        return Draft(topic=pick(BUSY), body=b"plain", priority=pick([0, 0, 5]))
+        return Draft(topic=topic, body=b"plain", priority=pick([0, 0, 5]))
     return Draft(
-        topic=pick(BUSY),
+        topic=topic,
         body=pick([b"1", b"22", b"333", b"4" * 35, b"5" * 60, b"6" * 100]),
-        key=pick(["k1", None, "k2", None]),
+        key=pick(["k1", "k1", "k2", None]),
         priority=pick([0, 0, 0, 5, -3]),
         delay_us=pick([0, 0, 0, 0, 0, 400_000, 2_500_000]),
         at_us=pick([None] * 12 + [START - SECOND, START + 3 * SECOND]),
@@ -134,8 +134,9 @@ def a_draft(chance: random.Random) -> Draft:
     )
 
 
-def some_drafts(chance: random.Random, least: int, most: int) -> list[Draft]:
-    return [a_draft(chance) for _ in range(chance.randint(least, most))]
+def some_drafts(chance: random.Random, least: int, most: int, busy: str) -> list[Draft]:
+    """Half of them for one topic."""
+    return [a_draft(chance, chance.choice([busy, chance.choice(BUSY)])) for _ in range(chance.randint(least, most))]
 
 
 def a_call(chance: random.Random) -> dict[str, Any]:
@@ -179,6 +180,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.held: list[tuple[Lease, Lease]] = []  # as the engine and as the model handed it out
         self.receipts: list[Receipt] = []  # the model's
+        self.busy = BUSY[-1]  # the topic of which most is heard now
         self.steps = 0
 
     @initialize(
@@ -207,7 +209,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(chance=chances)
     def put(self, chance: random.Random) -> None:
-        batch = [self.again(draft, chance) if draft.id == AGAIN else draft for draft in some_drafts(chance, 1, 6)]
+        batch = [self.again(draft, chance) if draft.id == AGAIN else draft for draft in some_drafts(chance, 1, 6, self.busy)]
         _, receipts = self.twins.call("put", (self.for_engine(batch),), (batch,), now_us=self.twins.now)
         if not isinstance(receipts, str):
             self.receipts += [receipt for receipt in receipts if receipt.id]
@@ -234,7 +236,7 @@ class Histories(RuleBasedStateMachine):
             [msgspec.structs.replace(end, handle=pair[twin].handle, fence=pair[twin].fence) for pair, end in zip(pairs, ends, strict=True)]
             for twin in (0, 1)
         ]
-        publish = {0: [msgspec.structs.replace(draft, id=None) for draft in some_drafts(chance, 0, chance.choice([0, 0, 2]))]}
+        publish = {0: [msgspec.structs.replace(draft, id=None) for draft in some_drafts(chance, 0, chance.choice([0, 0, 2]), self.busy)]}
         answers, _ = self.twins.call("settle", (settlements[0],), (settlements[1],), now_us=self.twins.now, publish=publish)
         if isinstance(answers, str):
             return
@@ -244,11 +246,15 @@ class Histories(RuleBasedStateMachine):
     @rule(chance=chances)
     def work(self, chance: random.Random) -> None:
         """What happens all the time."""
-        for _ in range(chance.randint(1, 3)):
+        self.busy = chance.choice(BUSY)
+        for _ in range(chance.randint(1, 4)):
             for step in (self.put, self.lease, self.settle):
                 if step != self.settle or self.held:
                     step(chance)
                     self.the_twins_are_the_same()
+            if self.held and chance.random() < 0.06:
+                self.do("topic_delete", self.held[-1][0].topic)
+                self.settle(chance)
             self.later(chance.choice([0, 0.1, 0.4, 0.5, 1.0, 1.0, 6.0]))
 
     # Chosen more often than what people do now and then; under names of their own, of which Hypothesis leaves out some.
@@ -360,11 +366,15 @@ class Histories(RuleBasedStateMachine):
         self.look_at_messages(topic, ids)
         self.look_at_dead_letters(topic if limit % 2 else None, limit)
 
-    def look_at_messages(self, topic: str, ids: list[str]) -> None:
+    def look_up(self, topic: str, ids: list[str]) -> None:
         theirs = [self.twins.names.for_engine(each) for each in ids]
         found = self.twins.engine.lookup(topic, theirs, now_us=self.twins.now)
         self.twins.compare("lookup", [found[each] for each in theirs], list(self.twins.model.lookup(topic, ids, now_us=self.twins.now).values()))
-        for ours, mine in zip(theirs, ids, strict=True):
+
+    def look_at_messages(self, topic: str, ids: list[str]) -> None:
+        self.look_up(topic, ids)
+        for mine in ids:
+            ours = self.twins.names.for_engine(mine)
             self.twins.call("find", (ours, topic), (mine, topic))
             told = [twin.explain(each, topic, now_us=self.twins.now) for twin, each in ((self.twins.engine, ours), (self.twins.model, mine))]
             self.twins.compare("explain", *([each.state, each.ahead, each.message] for each in told))
@@ -386,6 +396,8 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "twins"):
             return
         self.twins.compare_everything()
+        for topic in {receipt.topic for receipt in self.receipts[-10:]}:
+            self.look_up(topic, list({receipt.id for receipt in self.receipts[-10:] if receipt.topic == topic}))
         self.steps += 1
         if self.steps % 5 == 0:
             assert [check for check in self.twins.engine.doctor() if not check.ok] == [], "the store's parts agree"
