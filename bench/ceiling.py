@@ -2,7 +2,8 @@
 The raw ceiling: the same storage operations straight on SQLite, with no policies, no fairness and no limits.
 
 A message table, an order per topic, counts per topic, and a row for each lease with its deadline; batches of 500 in one transaction,
-`executemany`. It claims from the topic with the lowest number that has something: nobody is served fairly.
+`executemany`. It claims from the topic with the lowest number that has something: nobody is served fairly. It is as durable as Fairlead
+is: with "fsync" what was put or acked is on the disk, leases (lost with their process anyway) follow with the next of them.
 """
 
 from __future__ import annotations
@@ -28,15 +29,20 @@ CREATE TABLE lease (mid INTEGER PRIMARY KEY, topic INTEGER NOT NULL, deadline IN
 class Raw:
     """The prototype."""
 
-    def __init__(self, path: Path, synchronous: str, topics: int) -> None:
+    def __init__(self, path: Path, durability: str, topics: int) -> None:
         self.connection = sqlite3.connect(path, isolation_level=None)
-        self.connection.executescript(SCHEMA + f"PRAGMA synchronous = {synchronous};")
+        self.connection.executescript(SCHEMA)
+        self._is_durable = durability == "fsync"
         self.run = self.connection.execute
         self.many = self.connection.executemany
         self.next = 1
         self.run("BEGIN")
         self.many("INSERT INTO topic VALUES (?, ?, 0, 0)", [(n, f"t.{n}") for n in range(topics)])
         self.run("COMMIT")
+
+    def _begin(self, *, durable: bool) -> None:
+        self.run(f"PRAGMA synchronous = {('FULL' if durable else 'NORMAL') if self._is_durable else 'OFF'}")
+        self.run("BEGIN IMMEDIATE")
 
     def put(self, topics: list[int]) -> None:
         """One batch, a message to each of these topics."""
@@ -45,23 +51,23 @@ class Raw:
         grown: dict[int, int] = {}
         for topic in topics:
             grown[topic] = grown.get(topic, 0) + 1
-        self.run("BEGIN IMMEDIATE")
+        self._begin(durable=True)
         self.many("INSERT INTO message VALUES (?, ?, 0, ?, ?)", [(first + n, topic, now, BODY) for n, topic in enumerate(topics)])
         self.many("INSERT INTO ready VALUES (?, 0, ?, ?)", [(topic, now, first + n) for n, topic in enumerate(topics)])
         self.many("UPDATE topic SET ready = ready + ? WHERE topic = ?", [(count, topic) for topic, count in grown.items()])
         self.run("COMMIT")
 
-    def lease(self) -> list[tuple[int, int, bytes]]:
-        """Up to a batch: (message, topic, body)."""
-        taken: list[tuple[int, int, bytes]] = []
-        self.run("BEGIN IMMEDIATE")
+    def lease(self) -> list[tuple[int, int, int, bytes]]:
+        """Up to a batch: (message, topic, place, body)."""
+        taken: list[tuple[int, int, int, bytes]] = []
+        self._begin(durable=False)
         claimed: list[tuple[int, int]] = []
         for topic, ready in self.run("SELECT topic, ready FROM topic WHERE ready > 0 ORDER BY topic LIMIT ?", (BATCH,)).fetchall():
             room = BATCH - len(taken)
             if room <= 0:
                 break
             rows = self.run(
-                "SELECT m.mid, m.topic, m.body FROM ready r JOIN message m ON m.mid = r.mid WHERE r.topic = ?"
+                "SELECT r.mid, r.topic, r.at, m.body FROM ready r JOIN message m ON m.mid = r.mid WHERE r.topic = ?"
                 " ORDER BY r.priority, r.at, r.mid LIMIT ?",
                 (topic, min(room, ready)),
             ).fetchall()
@@ -69,21 +75,21 @@ class Raw:
             claimed.append((len(rows), topic))
         deadline = time.time_ns() // 1000 + 60_000_000
         self.many(
-            "DELETE FROM ready WHERE topic = ? AND priority = 0 AND at = (SELECT at FROM message WHERE mid = ?) AND mid = ?",
-            [(topic, mid, mid) for mid, topic, _ in taken],
+            "DELETE FROM ready WHERE topic = ? AND priority = 0 AND at = ? AND mid = ?",
+            [(topic, at, mid) for mid, topic, at, _ in taken],
         )
-        self.many("INSERT INTO lease VALUES (?, ?, ?)", [(mid, topic, deadline) for mid, topic, _ in taken])
+        self.many("INSERT INTO lease VALUES (?, ?, ?)", [(mid, topic, deadline) for mid, topic, *_ in taken])
         self.many("UPDATE topic SET ready = ready - ?, leased = leased + ? WHERE topic = ?", [(n, n, topic) for n, topic in claimed])
         self.run("COMMIT")
         return taken
 
-    def ack(self, taken: list[tuple[int, int, bytes]]) -> None:
+    def ack(self, taken: list[tuple[int, int, int, bytes]]) -> None:
         """Finish them."""
         done: dict[int, int] = {}
-        for _, topic, _ in taken:
+        for _, topic, *_ in taken:
             done[topic] = done.get(topic, 0) + 1
-        self.run("BEGIN IMMEDIATE")
-        self.many("DELETE FROM lease WHERE mid = ?", [(mid,) for mid, _, _ in taken])
-        self.many("DELETE FROM message WHERE mid = ?", [(mid,) for mid, _, _ in taken])
+        self._begin(durable=True)
+        self.many("DELETE FROM lease WHERE mid = ?", [(mid,) for mid, *_ in taken])
+        self.many("DELETE FROM message WHERE mid = ?", [(mid,) for mid, *_ in taken])
         self.many("UPDATE topic SET leased = leased - ? WHERE topic = ?", [(count, topic) for topic, count in done.items()])
         self.run("COMMIT")

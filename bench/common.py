@@ -21,6 +21,7 @@ from typing import Any
 BODY = b"x" * 100
 BATCH = 500
 RESULTS = Path(__file__).parent / "results"
+SOURCE = Path(__file__).parents[1] / "src"
 
 
 def options(about: str) -> argparse.Namespace:
@@ -28,9 +29,14 @@ def options(about: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--quick", action="store_true", help="smaller numbers, a minute at most")
     parser.add_argument("--smoke", action="store_true", help="once and tiny: does it still run?")
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: bench/results/NAME.json)")
+    parser.add_argument("--json", type=Path, help="where to write the figures (default: bench/results/SIZE/NAME.json)")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
+
+
+def size(chosen: argparse.Namespace) -> str:
+    """full, quick or smoke: each has its own results."""
+    return "smoke" if chosen.smoke else "quick" if chosen.quick else "full"
 
 
 def pick(chosen: argparse.Namespace, full: Any, quick: Any, smoke: Any) -> Any:
@@ -64,9 +70,17 @@ def machine() -> dict[str, Any]:
         "processor": platform.machine(),
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
+        "system": platform.platform(terse=True),
         "fairlead": version("fairlead"),
+        "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def commit() -> str:
+    """What was measured; "" where this is no checkout."""
+    told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=SOURCE, capture_output=True, text=True, check=False)
+    return told.stdout.strip()
 
 
 def publish_table(name: str, chosen: argparse.Namespace, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: str = "") -> None:
@@ -76,13 +90,11 @@ def publish_table(name: str, chosen: argparse.Namespace, columns: Sequence[str],
     print(f"\n{name}" + (f" ({notes})" if notes else ""))
     for line in (list(columns), *cells):
         print("  " + "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(line, widths, strict=True))))
-    path = chosen.json or RESULTS / f"{name}.json"
+    path = chosen.json or RESULTS / size(chosen) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    size = "smoke" if chosen.smoke else "quick" if chosen.quick else "full"
     figures = [dict(zip(columns, row, strict=True)) for row in rows]
-    path.write_text(
-        json.dumps({"bench": name, "size": size, "seed": chosen.seed, "machine": machine(), "notes": notes, "figures": figures}, indent=1)
-    )
+    told = {"bench": name, "command": sys.argv, "size": size(chosen), "seed": chosen.seed, "machine": machine(), "notes": notes, "figures": figures}
+    path.write_text(json.dumps(told, indent=1))
 
 
 def _cell(value: Any) -> str:
@@ -91,6 +103,32 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def python(program: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Another process of this Python, running a program text."""
-    return subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+@contextmanager
+def process(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process of this Python that runs a program text; ended with the block, however that ends."""
+    started = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            started.kill()
+        started.communicate()
+
+
+def line(started: subprocess.Popen[str]) -> str:
+    """The next line that it prints. Raises RuntimeError where it ended."""
+    assert started.stdout is not None
+    told = started.stdout.readline()
+    if not told:
+        raise RuntimeError(f"a worker ended with {started.wait()}; what it said stands above")
+    return told
+
+
+def go(started: subprocess.Popen[str]) -> None:
+    """Let a process that waits for a line begin."""
+    assert started.stdin is not None
+    started.stdin.write("go\n")
+    started.stdin.flush()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
-from pathlib import Path
+from argparse import Namespace
+from contextlib import ExitStack
 
-from bench.common import folder, options, pick, publish_table, spread
+from bench.common import folder, go, line, options, pick, process, publish_table, spread
 from fairlead import Fairlead, Message
 
 WORKER = """
 import sys, time
 from fairlead import Fairlead
 app = Fairlead(sys.argv[1], durability=sys.argv[3])
-if sys.argv[2] == "async":
+work = int(sys.argv[4]) / 1e6
+def busy():
+    until = time.perf_counter() + work
+    while time.perf_counter() < until: pass
+if sys.argv[2] == "busy":
+    @app.handler("*")
+    async def something(message): busy()
+elif sys.argv[2] == "async":
     @app.handler("*")
     async def nothing(message): pass
 else:
@@ -43,13 +49,27 @@ def main() -> None:
                 drained[kind, workers] = spread([rate for _, rate in runs])["median"]
             rows.append((durability, topics, spread(published)["median"], drained["async", 1], drained["thread", 1], drained["async", 2],
                          drained["async", 2] / drained["async", 1]))  # fmt: skip
+    publish_busy(chosen, messages // 4, repeats)
     publish_table(
         "endtoend", chosen, ("durability", "topics", "publish_many/s", "async/s", "threads/s", "2 processes/s", "2 : 1"), rows,
         f"{messages:,} messages of 100 bytes, handlers that do nothing; medians",
     )  # fmt: skip
 
 
-def run(durability: str, topics: int, messages: int, kind: str, workers: int) -> tuple[float, float]:
+def publish_busy(chosen: Namespace, messages: int, repeats: int) -> None:
+    """What a second process brings where handlers work: a store of one file has one writer, handlers have a core each."""
+    rows = []
+    for work_us in (20, 100, 500):
+        one, two = (
+            spread([run("fsync", 1_000, messages, "busy", workers, work_us=work_us)[1] for _ in range(repeats)])["median"] for workers in (1, 2)
+        )
+        rows.append((work_us, one, two, two / one))
+    publish_table(
+        "processes", chosen, ("handler, us of CPU", "1 process/s", "2 processes/s", "2 : 1"), rows, f"{messages:,} messages, 1,000 topics, fsync"
+    )
+
+
+def run(durability: str, topics: int, messages: int, kind: str, workers: int, *, work_us: int = 0) -> tuple[float, float]:
     """(published a second, drained a second)."""
     with folder() as place:
         url = f"sqlite:///{place}/q.db"
@@ -58,29 +78,18 @@ def run(durability: str, topics: int, messages: int, kind: str, workers: int) ->
         app.publish_many((Message(f"t.{n % topics}", "x" * 98) for n in range(messages)), progress=False)
         published = messages / (time.perf_counter() - began)
         app.close()
-        return published, drain(url, durability, kind, workers, messages)
+        return published, drain(url, durability, kind, workers, messages, work_us=work_us)
 
 
-def drain(url: str, durability: str, kind: str, workers: int, messages: int) -> float:
+def drain(url: str, durability: str, kind: str, workers: int, messages: int, *, work_us: int = 0) -> float:
     """Messages a second from the first worker's start to the last one's end."""
-    import subprocess
-
-    source = str(Path(__file__).parents[1] / "src")
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, url, kind, durability], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": source},
-        )
-        for _ in range(workers)
-    ]  # fmt: skip
-    for worker in started:
-        assert worker.stdout is not None
-        assert worker.stdout.readline() == "ready\n"
-    for worker in started:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    told = [worker.communicate()[0].split() for worker in started]
+    with ExitStack() as stack:
+        started = [stack.enter_context(process(WORKER, url, kind, durability, str(work_us))) for _ in range(workers)]
+        for worker in started:
+            line(worker)
+        for worker in started:
+            go(worker)
+        told = [line(worker).split() for worker in started]
     assert sum(int(acked) for _, _, acked in told) == messages, told
     return messages / (max(float(end) for _, end, _ in told) - min(float(began) for began, _, _ in told))
 

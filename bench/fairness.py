@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
-from bench.common import BODY, folder, options, pick, publish_table
+from bench.common import BODY, folder, line, options, pick, process, publish_table
 from fairlead import Fairlead, Message
 from fairlead.engines import open_engine
 from fairlead.engines.base import Settings
@@ -25,7 +21,9 @@ app = Fairlead(sys.argv[1])
 waits = []
 @app.handler("*")
 async def note(message):
-    if message.body:
+    if message.body == 2:
+        print("at work", flush=True)
+    elif message.body:
         waits.append(time.time() - message.published_at)
     await asyncio.sleep(0.002)
 app.run_worker(concurrency=50)
@@ -62,19 +60,19 @@ def waits(flood: int, seconds: float, seed: int) -> tuple[float, float]:
     with folder() as place:
         url = f"sqlite:///{place}/q.db"
         app = Fairlead(url)
+        app.publish("first", 2)
         app.publish_many((Message("flood", 0) for _ in range(flood)), progress=False)
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
-        worker = subprocess.Popen([sys.executable, "-c", WORKER, url], stdout=subprocess.PIPE, text=True, env=environment)
-        time.sleep(1.0)  # the worker is at work
-        stop = threading.Event()
-        end = time.monotonic() + seconds
-        due = time.monotonic()
-        while time.monotonic() < end:
-            app.publish(f"quiet.{draw.randrange(999)}", 1)
-            due += draw.expovariate(500)
-            stop.wait(max(0.0, due - time.monotonic()))
-        worker.send_signal(signal.SIGTERM)
-        number, p50, p99 = worker.communicate()[0].split()
+        with process(WORKER, url) as worker:
+            line(worker)
+            stop = threading.Event()
+            end = time.monotonic() + seconds
+            due = time.monotonic()
+            while time.monotonic() < end:
+                app.publish(f"quiet.{draw.randrange(999)}", 1)
+                due += draw.expovariate(500)
+                stop.wait(max(0.0, due - time.monotonic()))
+            worker.send_signal(signal.SIGTERM)
+            number, p50, p99 = line(worker).split()
         assert int(number) > seconds * 300, "the quiet topics were served"
         app.close()
     return float(p50), float(p99)

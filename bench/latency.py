@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-from bench.common import folder, options, pick, publish_table
+from bench.common import folder, line, options, pick, process, publish_table
 from fairlead import Fairlead
 
 WORKER = """
@@ -30,19 +27,15 @@ def main() -> None:
     with folder() as place:
         url = f"sqlite:///{place}/q.db"
         app = Fairlead(url)
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src")}
-        worker = subprocess.Popen([sys.executable, "-c", WORKER, url], stdout=subprocess.PIPE, text=True, env=environment)
-        assert worker.stdout is not None
-        waits = []
-        for _ in range(number + 3):
-            app.publish("a", time.time())
-            waits.append(float(worker.stdout.readline()) * 1e3)
-            time.sleep(0.03)  # idle again
-        before = cpu(worker.pid)
-        time.sleep(idle)
-        percent = (cpu(worker.pid) - before) / idle * 100
-        worker.send_signal(signal.SIGTERM)
-        worker.communicate()
+        with process(WORKER, url) as worker:
+            waits = []
+            for _ in range(number + 3):
+                app.publish("a", time.time())
+                waits.append(float(line(worker)) * 1e3)
+                time.sleep(0.03)  # idle again
+            before = cpu(worker.pid)
+            time.sleep(idle)
+            percent = (cpu(worker.pid) - before) / idle * 100
         app.close()
     waits = sorted(waits[3:])
     rows = [(waits[len(waits) // 2], waits[int(len(waits) * 0.99)], percent)]

