@@ -1,0 +1,272 @@
+"""Where messages wait and where lanes stand: the state, the rules that place a lane, and the end of a message."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable
+
+from fairlead.engines import fairness
+from fairlead.engines.base import STICKY_US
+from fairlead.policy import DEFAULT_TIERS, FOREVER, PolicyBook, Resolved, Tier
+from tests.model.things import CAN_DELIVER, HISTORY, LINGER_US, Band, Death, GateState, Held, Lane, Message, is_past
+
+
+class Lanes:
+    """The state, and what every operation does with it."""
+
+    def __init__(
+        self,
+        tiers: dict[str, Tier] | None = None,
+        *,
+        random: Callable[[], float] = lambda: 1.0,
+        max_backlog: int | None = None,
+        max_backlog_bytes: int | None = None,
+        on_full: str = "refuse",
+    ) -> None:
+        self.tiers = tiers or {name: Tier.of(share) for name, share in DEFAULT_TIERS.items()}
+        self.random = random
+        self.max_backlog, self.max_backlog_bytes, self.on_full = max_backlog, max_backlog_bytes, on_full
+        self.now = 0
+        self.number = 0  # the last sequence number
+        self.fence = 0
+        self.deaths = 0
+        self.lanes_made = 0
+        self.counts: Counter[str] = Counter()
+        self.messages: list[Message] = []
+        self.leases: dict[int, Held] = {}
+        self.lanes: dict[str, Lane] = {}
+        self.bands: dict[tuple[str, str], Band] = {}
+        self.gates: dict[str, GateState] = {}
+        self.finished: dict[tuple[str, str], int | None] = {}  # (topic, id): until when it is known, None: for ever
+        self.edges: dict[tuple[str, tuple[str, str | bytes]], int] = {}  # edge="leading": when the window of a key ends
+        self.book = PolicyBook(self.tiers)
+        self.deadlines_given: set[int] = set()
+
+    def _time(self, now_us: int | None) -> int:
+        """The clock never goes back."""
+        return max(self.now, now_us or 0)
+
+    # Which lane
+
+    def _lane_name(self, policy: Resolved, topic: str, spread_by: bytes | None, number: int) -> tuple[str, str]:
+        """A message's lane, and what its policy is resolved for."""
+        if policy.buckets is not None and policy.buckets_pattern is not None:
+            return f"bucket {zlib.crc32(topic.encode()) % policy.buckets} of {policy.buckets_pattern}", policy.buckets_pattern
+        if policy.partitions > 1:
+            part = (zlib.crc32(spread_by) if spread_by is not None else number) % policy.partitions
+            return f"{topic} part {part}", topic
+        return topic, topic
+
+    def _lanes_of(self, topic: str) -> list[Lane]:
+        """A topic's lanes as they are (a folded topic: its bucket)."""
+        policy = self.book.resolve(topic)
+        names = [self._lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
+        return [self.lanes[name] for name in names if name in self.lanes]
+
+    def _make_lane(self, name: str, rule: str) -> Lane:
+        if name not in self.lanes:
+            policy = self.book.resolve(rule)
+            band = self._band(policy.pool, policy.tier)
+            self.lanes_made += 1
+            topic = None if name.startswith("bucket ") else rule
+            self.lanes[name] = Lane(self.lanes_made, name, rule, topic, band, band.virtual, window_from=self.now)
+        return self.lanes[name]
+
+    def _band(self, pool: str, tier: str) -> Band:
+        return self.bands.setdefault((pool, tier), Band(pool, tier))
+
+    # Waiting
+
+    def _wait(self, message: Message, *, collects: bool = True) -> None:
+        """It waits from now on: delayed until its `since`, if that is to come. Newcomers of its merge key join it."""
+        message.state = "waiting"
+        message.delayed = message.since > self.now
+        if message.merges_by is not None:
+            where = (message.topic, *message.merges_by)
+            if collects:
+                message.lane.collectors[where] = message
+
+    def _waiting_all(self) -> list[Message]:
+        return [message for message in self.messages if message.state == "waiting"]
+
+    def _waiting(self, lane: Lane) -> list[Message]:
+        return [message for message in self.messages if message.state == "waiting" and message.lane is lane]
+
+    def _ready(self, lane: Lane) -> list[Message]:
+        """What could be handed out, in order."""
+        here = [message for message in self._waiting(lane) if not message.delayed and not self._is_parked(message)]
+        return sorted(here, key=lambda message: message.order)
+
+    def _is_parked(self, message: Message) -> bool:
+        """Whether another one has its serial key: the holder, or while the key is free the first in order of those due."""
+        if message.serial is None or message.delayed:
+            return False
+        holder = message.lane.holders.get(message.line)
+        if holder is not None:
+            return holder is not message
+        due = [one for one in self._waiting(message.lane) if not one.delayed and one.serial is not None and one.line == message.line]
+        return message is not min(due, key=lambda one: one.order)
+
+    def _leased(self, lane: Lane) -> int:
+        return sum(lease.lane is lane and not lease.gone for lease in self.leases.values())
+
+    # Placing
+
+    def _policy(self, lane: Lane) -> Resolved:
+        return self.book.resolve(lane.rule)
+
+    def _place(self, lane: Lane) -> None:
+        """Put the lane where it belongs now."""
+        policy = self._policy(lane)
+        if (lane.band.pool, lane.band.tier) != (policy.pool, policy.tier):
+            lane.band = self._band(policy.pool, policy.tier)
+            lane.virtual, lane.place, lane.wake = lane.band.virtual, "idle", None
+        if policy.rate is not None:
+            lane.tat = fairness.rebase(lane.tat, self.now, policy.lane_rate, policy.lane_burst)
+        place, wake = self._where(lane, policy)
+        if place in CAN_DELIVER and lane.place not in CAN_DELIVER:
+            lane.virtual = max(lane.virtual, lane.band.virtual)  # sleeping earns no credit
+        lane.place, lane.wake, lane.gate = place, wake, policy.gate if place == "at_gate" else None
+
+    def _where(self, lane: Lane, policy: Resolved) -> tuple[str, int | None]:
+        if policy.paused and self._waiting(lane):
+            return "paused", None
+        if not self._ready(lane):
+            return "idle", None if self._waiting(lane) or self._leased(lane) else self._forgotten_at(lane, policy)
+        if lane.rest_step and lane.rest_until > self.now:
+            return "asleep", lane.rest_until
+        if self._slots(lane, policy) <= 0:
+            return "full", None
+        if policy.rate is not None:
+            permit = fairness.next_permit_us(lane.tat, self.now, policy.lane_rate, policy.lane_burst)
+            if permit > self.now:
+                self._count_throttling(lane, permit)
+                return "asleep", permit
+        return ("at_gate", None) if policy.gate is not None else ("runnable", None)
+
+    def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:
+        at = lane.wake if lane.place == "idle" and lane.wake is not None else self.now + LINGER_US[self.tiers[lane.band.tier].fair_by]
+        if lane.rest_step:
+            at = max(at, lane.rest_until)
+        if policy.rate is not None:
+            at = max(at, -(-lane.tat // fairness.TICKS))  # when fairness.recovered
+        return at
+
+    def _count_throttling(self, lane: Lane, permit: int) -> None:
+        """The time until the permit, as far as it was not counted before."""
+        if (lane.place, lane.wake) != ("asleep", permit):
+            lane.throttled += permit - max(self.now, lane.wake or 0 if lane.place == "asleep" else 0)
+
+    def _slots(self, lane: Lane, policy: Resolved) -> int:
+        """How many more leases its concurrency admits; one at a time while the topic probes."""
+        limit = 1 if lane.rest_step else policy.lane_concurrency
+        return limit - self._leased(lane) if limit is not None else 1 << 30
+
+    def _allowance(self, lane: Lane, policy: Resolved) -> int:
+        """How many messages the lane's own limits let go now."""
+        allowed = min(len(self._ready(lane)), self._slots(lane, policy))
+        if policy.rate is not None:
+            allowed = min(allowed, fairness.permits(lane.tat, self.now, policy.lane_rate, policy.lane_burst))
+        return max(allowed, 0)
+
+    # Gates
+
+    def _gate_room(self, name: str) -> int:
+        """How many deliveries the gate admits now."""
+        gate = self.gates[name]
+        room = 1 << 30
+        if gate.limits.rate is not None:
+            room = fairness.permits(gate.tat, self.now, gate.limits.rate, gate.limits.effective_burst)
+        if gate.limits.concurrency is not None:
+            room = min(room, gate.limits.concurrency - gate.leased)
+        return max(room, 0)
+
+    def _look_at_gate(self, gate: GateState) -> None:
+        """When it wakes: it does where its rate alone shuts it."""
+        limits = gate.limits
+        gate.wake = None
+        if not self._gate_room(gate.name) and limits.rate is not None and (limits.concurrency is None or gate.leased < limits.concurrency):
+            gate.wake = fairness.next_permit_us(gate.tat, self.now, limits.rate, limits.effective_burst)
+
+    def _free_gate(self, lease: Held) -> None:
+        if lease.gate is not None:
+            self.gates[lease.gate].leased -= 1
+            self._look_at_gate(self.gates[lease.gate])
+
+    # The end of a message
+
+    def _finish(self, message: Message) -> None:
+        """Acked, or handed out at most once: its ids stay known for their window."""
+        self._count(message.lane, "done")
+        self._remove(message, keep_ids=True)
+
+    def _remove(self, message: Message, *, keep_ids: bool = False) -> None:
+        self._stop_waiting(message)
+        self._free_line(message.lane, message.line, message)
+        self.messages.remove(message)
+        if keep_ids:
+            self._keep_ids(message)
+
+    def _keep_ids(self, message: Message) -> None:
+        window = self.book.resolve(message.topic).dedupe or 0
+        if window != FOREVER:
+            window = max(window, STICKY_US if message.sticky else 0)
+        for each in (message.id, *message.joined):
+            if window:
+                self.finished[message.topic, each] = None if window == FOREVER else self.now + window
+
+    def _stop_waiting(self, message: Message) -> None:
+        """Newcomers of its merge key no longer join it."""
+        collectors = message.lane.collectors
+        for where in [where for where, collector in collectors.items() if collector is message]:
+            del collectors[where]
+
+    def _free_line(self, lane: Lane, line: tuple[str, str | None] | None, holder: Message | Held) -> None:
+        """It no longer holds its serial key, if it did."""
+        if line is not None and lane.holders.get(line) is holder:
+            del lane.holders[line]
+
+    def _die(self, message: Message, reason: str, error: str | None) -> str:
+        self._count(message.lane, "died")
+        self._bury(message, reason, error)
+        return "died"
+
+    def _expire(self, message: Message) -> None:
+        self._count(message.lane, "expired")
+        if self.book.resolve(message.topic).on_expiry == "drop":
+            self._remove(message)
+        else:
+            self._bury(message, "expired: its ttl ended before it was handed out", None)
+
+    def _bury(self, message: Message, reason: str, error: str | None) -> None:
+        self._stop_waiting(message)
+        self._free_line(message.lane, message.line, message)
+        self.deaths += 1
+        message.state = "dead"
+        message.delayed = False
+        message.death = Death(self.deaths, self.now, self.now + self.book.resolve(message.topic).dead_ttl, reason, error)
+
+    def _forget_dead(self, message: Message) -> None:
+        self.messages.remove(message)
+
+    def _note(self, message: Message, what: str, error: str | None) -> None:
+        message.history = [*message.history, {"at_us": self.now, "what": what, "error": error}][-HISTORY:]
+
+    def _count(self, lane: Lane, what: str, n: int = 1) -> None:
+        lane.counts[what] += n
+        self.counts[what] += n
+
+    # Ids
+
+    def _find(self, message_id: str, topic: str | None = None) -> Message | None:
+        for message in self.messages:
+            if topic in (None, message.topic) and (message.id == message_id or message_id in message.joined):
+                return message
+        return None
+
+    def _is_known(self, topic: str, message_id: str) -> bool:
+        return self._find(message_id, topic) is not None or self._is_finished(topic, message_id, self.now)
+
+    def _is_finished(self, topic: str, message_id: str, now: int) -> bool:
+        return (topic, message_id) in self.finished and not is_past(self.finished[topic, message_id], now)
