@@ -8,11 +8,11 @@ import pytest
 
 from fairlead.errors import BadPolicy, TopicInUse
 from fairlead.policy import Gate, Tier
+from fairlead.testing.bench import TIERS, EngineBench
 from fairlead.units import SECOND
-from tests.conformance.conftest import TIERS, Bench
 
 
-def test_a_rate_holds_whatever_is_asked_for(bench: Bench) -> None:
+def test_a_rate_holds_whatever_is_asked_for(bench: EngineBench) -> None:
     """Its burst at once, then one per interval; the answer says when the next is."""
     bench.policy("a", rate=10, burst=2)
     bench.put("a", *map(str, range(20)))
@@ -25,7 +25,7 @@ def test_a_rate_holds_whatever_is_asked_for(bench: Bench) -> None:
     assert len(bench.lease()) == 2
 
 
-def test_concurrency_holds_and_a_settle_frees_a_slot(bench: Bench) -> None:
+def test_concurrency_holds_and_a_settle_frees_a_slot(bench: EngineBench) -> None:
     """Also a lease that runs out."""
     bench.policy("a", concurrency=2)
     bench.put("a", *map(str, range(5)))
@@ -38,7 +38,7 @@ def test_concurrency_holds_and_a_settle_frees_a_slot(bench: Bench) -> None:
     assert len(bench.lease()) == 2
 
 
-def test_a_gate_is_shared_by_its_topics_fairly(bench: Bench) -> None:
+def test_a_gate_is_shared_by_its_topics_fairly(bench: EngineBench) -> None:
     """Never over its limits; its lanes take turns."""
     bench.engine.gate_set("g", Gate(concurrency=2), now_us=bench.now)
     bench.policy("*", gate="g")
@@ -55,7 +55,7 @@ def test_a_gate_is_shared_by_its_topics_fairly(bench: Bench) -> None:
         bench.policy("x", gate="nowhere")
 
 
-def test_a_gates_rate_lets_through_no_more(bench: Bench) -> None:
+def test_a_gates_rate_lets_through_no_more(bench: EngineBench) -> None:
     """And wakes its lanes when the next permit comes."""
     bench.engine.gate_set("g", Gate(rate=10.0, burst=1), now_us=bench.now)
     bench.policy("*", gate="g")
@@ -68,7 +68,7 @@ def test_a_gates_rate_lets_through_no_more(bench: Bench) -> None:
     assert len(bench.lease()) == 1
 
 
-def test_a_paused_topic_accepts_and_delivers_nothing(bench: Bench) -> None:
+def test_a_paused_topic_accepts_and_delivers_nothing(bench: EngineBench) -> None:
     """Until it is resumed; by pattern too, on what waits already."""
     bench.put("p.a", "1")
     bench.policy("p.*", layer="operator", paused=True)
@@ -78,7 +78,7 @@ def test_a_paused_topic_accepts_and_delivers_nothing(bench: Bench) -> None:
     assert bench.run() == ["1", "2"]
 
 
-def test_changes_act_on_what_waits(bench: Bench) -> None:
+def test_changes_act_on_what_waits(bench: EngineBench) -> None:
     """A raised rate brings the next permit to at most one new interval; pool and tier move."""
     bench.policy("a", rate=0.001)
     bench.put("a", "1", "2", "3")
@@ -92,7 +92,7 @@ def test_changes_act_on_what_waits(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_tiers_have_exactly_their_shares_while_all_have_work(bench: Bench, size: int) -> None:
+def test_tiers_have_exactly_their_shares_while_all_have_work(bench: EngineBench, size: int) -> None:
     """6 : 3 : 1 within one percent of 2,000, leased one at a time or a hundred; an unused share flows on."""
     bench.open(tiers=TIERS)
     for tier in TIERS:
@@ -111,7 +111,7 @@ def test_tiers_have_exactly_their_shares_while_all_have_work(bench: Bench, size:
     assert len(bench.lease(500)) == 500
 
 
-def test_a_strict_tier_goes_before_all_others(bench: Bench) -> None:
+def test_a_strict_tier_goes_before_all_others(bench: EngineBench) -> None:
     """As far as it goes."""
     bench.open(tiers={"first": Tier("strict"), "mid": Tier(1)})
     bench.policy("f", tier="first")
@@ -120,7 +120,7 @@ def test_a_strict_tier_goes_before_all_others(bench: Bench) -> None:
     assert bench.bodies(5)[:2] == ["x", "y"]
 
 
-def test_weights_share_a_tier(bench: Bench) -> None:
+def test_weights_share_a_tier(bench: EngineBench) -> None:
     """Weight 3 gets three times as much."""
     bench.policy("heavy", weight=3)
     bench.put("heavy", *map(str, range(400)))
@@ -133,7 +133,7 @@ def test_weights_share_a_tier(bench: Bench) -> None:
     assert seen["heavy"] / seen["light"] == pytest.approx(3, rel=0.05)
 
 
-def test_a_flood_does_not_starve_a_quiet_topic(bench: Bench) -> None:
+def test_a_flood_does_not_starve_a_quiet_topic(bench: EngineBench) -> None:
     """A newcomer is served in the next round, and sleeping earned it no credit."""
     bench.put("flood", *map(str, range(1_000)))
     bench.settle(bench.lease(500))
@@ -142,7 +142,7 @@ def test_a_flood_does_not_starve_a_quiet_topic(bench: Bench) -> None:
     assert seen == {"flood": 20, "quiet": 20}
 
 
-def test_fair_by_time_shares_the_workers_time(bench: Bench) -> None:
+def test_fair_by_time_shares_the_workers_time(bench: EngineBench) -> None:
     """A topic with ten times longer messages gets a tenth of the deliveries."""
     bench.open(tiers={"mid": Tier(1, fair_by="time")})
     bench.put("long", *map(str, range(400)))
@@ -156,7 +156,7 @@ def test_fair_by_time_shares_the_workers_time(bench: Bench) -> None:
     assert spent["long"] / spent["short"] == pytest.approx(1, rel=0.35)
 
 
-def test_limited_topics_are_taken_only_as_far_as_they_can_be_started(bench: Bench) -> None:
+def test_limited_topics_are_taken_only_as_far_as_they_can_be_started(bench: EngineBench) -> None:
     """What comes after them is withheld, so that a full buffer of unlimited messages cannot starve them."""
     bench.policy("limited", concurrency=10)
     bench.put("limited", *map(str, range(10)))
@@ -166,7 +166,7 @@ def test_limited_topics_are_taken_only_as_far_as_they_can_be_started(bench: Benc
     assert Counter(lease.topic for lease in bench.lease(50, startable=2))["limited"] == 2
 
 
-def test_a_topic_whose_destination_is_unwell_rests_and_probes(bench: Bench) -> None:
+def test_a_topic_whose_destination_is_unwell_rests_and_probes(bench: EngineBench) -> None:
     """No attempt is counted; the rest doubles with each failing probe; a success ends it."""
     bench.put("a", *map(str, range(5)))
     leases = bench.lease(3)
@@ -184,7 +184,7 @@ def test_a_topic_whose_destination_is_unwell_rests_and_probes(bench: Bench) -> N
     assert len(bench.lease()) == 4
 
 
-def test_serial_keys_run_one_at_a_time_in_order(bench: Bench) -> None:
+def test_serial_keys_run_one_at_a_time_in_order(bench: EngineBench) -> None:
     """With `hold` a retry keeps its key, with `yield` the next goes first; other keys do not wait."""
     for mode, after_retry in (("hold", ["k1"]), ("yield", ["k2"])):
         topic = f"s.{mode}"
@@ -205,7 +205,7 @@ def test_serial_keys_run_one_at_a_time_in_order(bench: Bench) -> None:
         bench.engine.topic_delete(topic, now_us=bench.now)
 
 
-def test_partitions_keep_a_key_in_one_lane_and_change_only_while_empty(bench: Bench) -> None:
+def test_partitions_keep_a_key_in_one_lane_and_change_only_while_empty(bench: EngineBench) -> None:
     """Each lane has its part of the concurrency."""
     bench.policy("a", partitions=4, concurrency=8)
     for n in range(40):
@@ -215,7 +215,7 @@ def test_partitions_keep_a_key_in_one_lane_and_change_only_while_empty(bench: Be
         bench.policy("a", partitions=8)
 
 
-def test_buckets_fold_many_topics_into_a_few_lanes(bench: Bench) -> None:
+def test_buckets_fold_many_topics_into_a_few_lanes(bench: EngineBench) -> None:
     """Counts and purge stay the topic's."""
     bench.policy("b.*", buckets=2)
     for n in range(10):
@@ -226,7 +226,7 @@ def test_buckets_fold_many_topics_into_a_few_lanes(bench: Bench) -> None:
     assert len(bench.lease()) == 18
 
 
-def test_named_topics_are_served_strictly_in_their_order(bench: Bench) -> None:
+def test_named_topics_are_served_strictly_in_their_order(bench: EngineBench) -> None:
     """RQ's way; nothing else is given."""
     bench.put("low", "3", "4")
     bench.put("high", "1", "2")
@@ -234,7 +234,7 @@ def test_named_topics_are_served_strictly_in_their_order(bench: Bench) -> None:
     assert bench.run(topics=["high", "low"]) == ["1", "2", "3", "4"]
 
 
-def test_at_most_once_goes_at_hand_out(bench: Bench) -> None:
+def test_at_most_once_goes_at_hand_out(bench: EngineBench) -> None:
     """Its lease keeps the slot; nothing comes back."""
     bench.policy("a", delivery="at_most_once", concurrency=1)
     bench.put("a", "1", "2")
@@ -244,7 +244,7 @@ def test_at_most_once_goes_at_hand_out(bench: Bench) -> None:
     assert bench.bodies() == ["2"]
 
 
-def test_an_idle_topic_leaves_nothing_behind(bench: Bench) -> None:
+def test_an_idle_topic_leaves_nothing_behind(bench: EngineBench) -> None:
     """Its lane is forgotten once its limits have recovered."""
     bench.policy("*", rate=1)
     for n in range(50):
@@ -255,7 +255,7 @@ def test_an_idle_topic_leaves_nothing_behind(bench: Bench) -> None:
     assert bench.engine.overview(now_us=bench.now).topics == 0
 
 
-def test_purge_of_a_bucketed_topic_with_serial_keys_takes_everything(bench: Bench) -> None:
+def test_purge_of_a_bucketed_topic_with_serial_keys_takes_everything(bench: EngineBench) -> None:
     """Removing a key's head brings the next of the key forward, which is to be removed too."""
     bench.policy("b.*", buckets=2, serial="hold")
     bench.put("b.1", "head", "second", "third", key="k")

@@ -7,11 +7,11 @@ import pytest
 from fairlead.errors import TopicInUse
 from fairlead.message import Draft, Settlement
 from fairlead.policy import Gate, Tier
+from fairlead.testing.bench import EngineBench
 from fairlead.units import SECOND
-from tests.conformance.conftest import Bench
 
 
-def test_topics_of_a_bucket_have_keys_of_their_own(bench: Bench) -> None:
+def test_topics_of_a_bucket_have_keys_of_their_own(bench: EngineBench) -> None:
     """What is merged, and what runs one at a time, is a matter of one topic."""
     bench.policy("b.*", buckets=1, merge="first")
     assert [bench.put(topic, "x", key="k")[0].outcome for topic in ("b.1", "b.2", "b.1")] == ["accepted", "accepted", "merged"]
@@ -21,7 +21,7 @@ def test_topics_of_a_bucket_have_keys_of_their_own(bench: Bench) -> None:
     assert sorted(lease.topic for lease in bench.lease()) == ["b.1", "b.2", "s.1", "s.2"]
 
 
-def test_what_is_published_with_an_ack_is_told_apart_also_at_most_once(bench: Bench) -> None:
+def test_what_is_published_with_an_ack_is_told_apart_also_at_most_once(bench: EngineBench) -> None:
     """Each has an id made of its own parent's."""
     bench.policy("a", delivery="at_most_once")
     bench.put("a", "1", "2")
@@ -30,7 +30,7 @@ def test_what_is_published_with_an_ack_is_told_apart_also_at_most_once(bench: Be
     assert bench.waiting("next") == 2
 
 
-def test_an_unwell_destination_rests_also_at_most_once(bench: Bench) -> None:
+def test_an_unwell_destination_rests_also_at_most_once(bench: EngineBench) -> None:
     """And is probed, and is well again with an ack."""
     bench.policy("a", delivery="at_most_once")
     bench.put("a", *map(str, range(9)))
@@ -43,7 +43,7 @@ def test_an_unwell_destination_rests_also_at_most_once(bench: Bench) -> None:
     assert len(bench.lease()) == 7
 
 
-def test_bodies_that_were_collected_are_delivered_whatever_the_policy_says_now(bench: Bench) -> None:
+def test_bodies_that_were_collected_are_delivered_whatever_the_policy_says_now(bench: EngineBench) -> None:
     """Nothing that was accepted is lost; a last word replaces them all."""
     bench.policy("*", merge="all")
     for topic in ("kept", "replaced"):
@@ -54,7 +54,7 @@ def test_bodies_that_were_collected_are_delivered_whatever_the_policy_says_now(b
     assert found == {"kept": [b"1", b"2"], "replaced": None}
 
 
-def test_a_message_that_is_taken_in_stays_known(bench: Bench) -> None:
+def test_a_message_that_is_taken_in_stays_known(bench: EngineBench) -> None:
     """Until the survivor is finished, by whatever id it had."""
     bench.policy("a", merge="first")
     (first,) = bench.put("a", "1", key="k")
@@ -66,7 +66,7 @@ def test_a_message_that_is_taken_in_stays_known(bench: Bench) -> None:
     assert bench.engine.lookup("a", [second.id], now_us=bench.now) == {second.id: "unknown"}
 
 
-def test_a_redrive_finds_the_topic_where_it_is_now(bench: Bench) -> None:
+def test_a_redrive_finds_the_topic_where_it_is_now(bench: EngineBench) -> None:
     """Folded meanwhile; and an id that is named twice is put back once."""
     (receipt,) = bench.put("b.1", "1")
     bench.settle(bench.lease(), "dead")
@@ -77,7 +77,7 @@ def test_a_redrive_finds_the_topic_where_it_is_now(bench: Bench) -> None:
     assert [(lease.topic, lease.body) for lease in bench.lease()] == [("b.1", b"1")]
 
 
-def test_a_redriven_message_has_not_been_without_a_handler(bench: Bench) -> None:
+def test_a_redriven_message_has_not_been_without_a_handler(bench: EngineBench) -> None:
     """The hour begins anew."""
     bench.put("a", "1")
     bench.settle(bench.lease(), "unhandled")
@@ -87,7 +87,7 @@ def test_a_redriven_message_has_not_been_without_a_handler(bench: Bench) -> None
     assert bench.settle(bench.lease(), "unhandled") == ["released"]
 
 
-def test_the_lanes_of_one_topic_change_only_while_it_is_empty(bench: Bench) -> None:
+def test_the_lanes_of_one_topic_change_only_while_it_is_empty(bench: EngineBench) -> None:
     """Also where its policy is set by its own name; its neighbours do not matter."""
     bench.put("a", "1")
     with pytest.raises(TopicInUse):
@@ -101,7 +101,7 @@ def test_the_lanes_of_one_topic_change_only_while_it_is_empty(bench: Bench) -> N
     bench.policy("b.1", weight=2)
 
 
-def test_a_message_that_is_too_large_by_itself_drops_no_others(bench: Bench) -> None:
+def test_a_message_that_is_too_large_by_itself_drops_no_others(bench: EngineBench) -> None:
     """It is refused."""
     bench.policy("a", max_backlog="10B", on_full="drop_oldest")
     bench.put("a", "1234", "5678")
@@ -111,7 +111,7 @@ def test_a_message_that_is_too_large_by_itself_drops_no_others(bench: Bench) -> 
     assert bench.waiting("a") == 1
 
 
-def test_a_gate_that_a_lost_lease_frees_is_used_in_the_same_call(bench: Bench) -> None:
+def test_a_gate_that_a_lost_lease_frees_is_used_in_the_same_call(bench: EngineBench) -> None:
     """By whoever waits at it, in any tier."""
     bench.engine.gate_set("g", Gate(concurrency=1), now_us=bench.now)
     bench.policy("*", gate="g", lease=1)
@@ -125,7 +125,7 @@ def test_a_gate_that_a_lost_lease_frees_is_used_in_the_same_call(bench: Bench) -
     assert bench.bodies() == ["2"]
 
 
-def test_leases_that_were_extended_run_out_at_their_own_time(bench: Bench) -> None:
+def test_leases_that_were_extended_run_out_at_their_own_time(bench: EngineBench) -> None:
     """Among all that happened since, in its order: the first to die is the first listed."""
     bench.policy("*", lease=10, retries=0, ttl=20)
     bench.put("a", "1", "2")
@@ -138,7 +138,7 @@ def test_leases_that_were_extended_run_out_at_their_own_time(bench: Bench) -> No
     assert [view.body for _, view in bench.engine.dead_list()] == [b"2", b"3", b"1"]
 
 
-def test_a_merge_that_puts_the_only_one_off_leaves_nothing_to_serve(bench: Bench) -> None:
+def test_a_merge_that_puts_the_only_one_off_leaves_nothing_to_serve(bench: EngineBench) -> None:
     """Its tier takes no share of the others' meanwhile."""
     bench.open(tiers={"one": Tier(1), "mid": Tier(1)})
     bench.policy("a", merge="last", tier="one")
@@ -148,7 +148,7 @@ def test_a_merge_that_puts_the_only_one_off_leaves_nothing_to_serve(bench: Bench
     assert (stats.state, stats.delayed) == ("idle", 1)
 
 
-def test_a_sticky_id_of_fairleads_own_making_is_kept_too(bench: Bench) -> None:
+def test_a_sticky_id_of_fairleads_own_making_is_kept_too(bench: EngineBench) -> None:
     """For a day after the finish; also that of one which joined."""
     (receipt,) = bench.put("a", "1", sticky=True)
     bench.run()

@@ -6,11 +6,11 @@ import pytest
 
 from fairlead.errors import BadMessage
 from fairlead.message import Draft, Settlement
+from fairlead.testing.bench import EngineBench
 from fairlead.units import SECOND
-from tests.conformance.conftest import Bench
 
 
-def test_higher_priority_first_then_publish_order(bench: Bench) -> None:
+def test_higher_priority_first_then_publish_order(bench: EngineBench) -> None:
     """And `at_front` before the others of its priority, the latest first."""
     bench.put("a", "1", "2")
     bench.put("a", "high", priority=5)
@@ -20,7 +20,7 @@ def test_higher_priority_first_then_publish_order(bench: Bench) -> None:
     assert bench.run() == ["high", "front2", "front1", "1", "2", "low"]
 
 
-def test_a_delayed_message_is_due_at_its_time_and_stands_by_it(bench: Bench) -> None:
+def test_a_delayed_message_is_due_at_its_time_and_stands_by_it(bench: EngineBench) -> None:
     """Overdue messages come oldest due first."""
     bench.put("a", "two", delay_us=2 * SECOND)
     bench.put("a", "one", delay_us=1 * SECOND)
@@ -34,7 +34,7 @@ def test_a_delayed_message_is_due_at_its_time_and_stands_by_it(bench: Bench) -> 
     assert bench.run() == ["one", "two", "at"]
 
 
-def test_the_ttl_runs_from_publish_and_ends_in_a_dead_letter_or_nowhere(bench: Bench) -> None:
+def test_the_ttl_runs_from_publish_and_ends_in_a_dead_letter_or_nowhere(bench: EngineBench) -> None:
     """Also for a message that waits for a retry."""
     bench.policy("drop", on_expiry="drop", ttl=5)
     bench.put("a", "x", ttl_us=5 * SECOND)
@@ -45,21 +45,21 @@ def test_the_ttl_runs_from_publish_and_ends_in_a_dead_letter_or_nowhere(bench: B
     assert bench.engine.overview(now_us=bench.now).expired == 2
 
 
-def test_a_delay_that_outlasts_its_ttl_is_refused(bench: Bench) -> None:
+def test_a_delay_that_outlasts_its_ttl_is_refused(bench: EngineBench) -> None:
     """At publish; nothing of the batch is accepted."""
     with pytest.raises(BadMessage, match="outlasts"):
         bench.engine.put([Draft("a", b"1"), Draft("a", b"2", delay_us=9 * SECOND, ttl_us=5 * SECOND)], now_us=bench.now)
     assert bench.waiting("a") == 0
 
 
-def test_a_body_over_the_limit_is_refused(bench: Bench) -> None:
+def test_a_body_over_the_limit_is_refused(bench: EngineBench) -> None:
     """With both sizes."""
     bench.policy("a", max_body=10)
     with pytest.raises(BadMessage, match="11 bytes"):
         bench.put("a", "x" * 11)
 
 
-def test_a_lease_that_ran_out_is_handed_out_again_and_the_old_one_is_lost(bench: Bench) -> None:
+def test_a_lease_that_ran_out_is_handed_out_again_and_the_old_one_is_lost(bench: EngineBench) -> None:
     """Its fence is stale: a settle changes nothing and says so; fences grow."""
     bench.put("a", "x")
     (old,) = bench.lease()
@@ -74,7 +74,7 @@ def test_a_lease_that_ran_out_is_handed_out_again_and_the_old_one_is_lost(bench:
     assert bench.settle([new]) == ["lost"]
 
 
-def test_an_extended_lease_lives_on(bench: Bench) -> None:
+def test_an_extended_lease_lives_on(bench: EngineBench) -> None:
     """To at least now + by; never shorter than before."""
     bench.put("a", "x", "y")
     x, y = bench.lease()
@@ -90,7 +90,7 @@ def test_an_extended_lease_lives_on(bench: Bench) -> None:
     assert y.fence
 
 
-def test_retries_count_attempts_and_end_in_a_dead_letter_with_its_history(bench: Bench) -> None:
+def test_retries_count_attempts_and_end_in_a_dead_letter_with_its_history(bench: EngineBench) -> None:
     """`retries=2` means at most three attempts; backoff doubles."""
     bench.policy("a", retries=2, backoff={"base": 1, "jitter": False})
     bench.put("a", "x")
@@ -108,7 +108,7 @@ def test_retries_count_attempts_and_end_in_a_dead_letter_with_its_history(bench:
     assert [entry["error"] for entry in dead.history] == ["Boom 1", "Boom 2", "Boom 3"]
 
 
-def test_release_counts_no_attempt_and_keeps_the_place(bench: Bench) -> None:
+def test_release_counts_no_attempt_and_keeps_the_place(bench: EngineBench) -> None:
     """Shutdowns burn no retries."""
     bench.put("a", "1", "2")
     (first,) = bench.lease(1)
@@ -117,7 +117,7 @@ def test_release_counts_no_attempt_and_keeps_the_place(bench: Bench) -> None:
     assert [(lease.body, lease.attempt, lease.deliveries) for lease in leases] == [(b"1", 1, 2), (b"2", 1, 1)]
 
 
-def test_poison_reaches_the_dead_letters_and_its_neighbours_are_not_charged(bench: Bench) -> None:
+def test_poison_reaches_the_dead_letters_and_its_neighbours_are_not_charged(bench: EngineBench) -> None:
     """Only recorded starts of suspects count."""
     bench.policy("a", retries=1)
     bench.put("a", "poison", "innocent")
@@ -133,7 +133,7 @@ def test_poison_reaches_the_dead_letters_and_its_neighbours_are_not_charged(benc
     assert dead.body == b"poison"
 
 
-def test_a_dead_letter_can_be_redriven_or_dropped_and_is_forgotten_in_the_end(bench: Bench) -> None:
+def test_a_dead_letter_can_be_redriven_or_dropped_and_is_forgotten_in_the_end(bench: EngineBench) -> None:
     """A redriven one starts anew, behind what waits."""
     bench.policy("a", dead_ttl=100)
     bench.put("a", "1", "2", "3")
@@ -148,7 +148,7 @@ def test_a_dead_letter_can_be_redriven_or_dropped_and_is_forgotten_in_the_end(be
     assert bench.engine.dead_list() == []
 
 
-def test_redriving_at_a_rate_spreads_them(bench: Bench) -> None:
+def test_redriving_at_a_rate_spreads_them(bench: EngineBench) -> None:
     """The n-th is due n spacings from now."""
     bench.put("a", "1", "2", "3")
     bench.settle(bench.lease(), "dead")
@@ -158,7 +158,7 @@ def test_redriving_at_a_rate_spreads_them(bench: Bench) -> None:
     assert bench.run() == ["2", "3"]
 
 
-def test_the_clock_never_goes_back(bench: Bench) -> None:
+def test_the_clock_never_goes_back(bench: EngineBench) -> None:
     """A step backwards stands still until it is caught up; leases are not stolen."""
     bench.put("a", "x")
     (lease,) = bench.lease()
@@ -169,7 +169,7 @@ def test_the_clock_never_goes_back(bench: Bench) -> None:
     assert [again.id for again in bench.lease()] == [lease.id]
 
 
-def test_acks_can_publish_what_comes_next(bench: Bench) -> None:
+def test_acks_can_publish_what_comes_next(bench: EngineBench) -> None:
     """Together, once, with ids derived from the parent; a lost lease publishes nothing."""
     bench.put("a", "x", id="parent")
     (lease,) = bench.lease()
@@ -182,7 +182,7 @@ def test_acks_can_publish_what_comes_next(bench: Bench) -> None:
     assert bench.put("b", "again", id="parent:0")[0].outcome == "duplicate"
 
 
-def test_cursors_tell_what_was_handed_out_and_what_is_finished(bench: Bench) -> None:
+def test_cursors_tell_what_was_handed_out_and_what_is_finished(bench: EngineBench) -> None:
     """Both only grow; a message that comes back does not move the scan cursor."""
     bench.put("a", "1", "2", "3")
     first = bench.engine.cursors("a")[0]

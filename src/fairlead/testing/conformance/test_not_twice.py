@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from fairlead.message import Draft
+from fairlead.testing.bench import EngineBench
 from fairlead.units import SECOND
-from tests.conformance.conftest import Bench
 
 
-def test_an_id_that_is_pending_is_a_duplicate(bench: Bench) -> None:
+def test_an_id_that_is_pending_is_a_duplicate(bench: EngineBench) -> None:
     """While it waits, is leased or dead; afterwards it is free again. Ids belong to their topic."""
     assert [receipt.outcome for receipt in bench.put("a", "1", "2", id="x")] == ["accepted", "duplicate"]
     assert bench.put("b", "1", id="x")[0].outcome == "accepted"
@@ -21,7 +21,7 @@ def test_an_id_that_is_pending_is_a_duplicate(bench: Bench) -> None:
     assert bench.put("a", "5", id="x")[0].outcome == "accepted"
 
 
-def test_an_id_that_fairlead_made_is_known_too(bench: Bench) -> None:
+def test_an_id_that_fairlead_made_is_known_too(bench: EngineBench) -> None:
     """So a repeat after an unclear failure is safe."""
     (receipt,) = bench.put("a", "1")
     assert bench.put("a", "1", id=receipt.id)[0].outcome == "duplicate"
@@ -29,7 +29,7 @@ def test_an_id_that_fairlead_made_is_known_too(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("window", [10, "forever"])
-def test_dedupe_refuses_ids_that_were_finished(bench: Bench, window: object) -> None:
+def test_dedupe_refuses_ids_that_were_finished(bench: EngineBench, window: object) -> None:
     """Within the window after the finish, or for ever."""
     bench.policy("a", dedupe=window)
     bench.put("a", "1", id="x")
@@ -41,7 +41,7 @@ def test_dedupe_refuses_ids_that_were_finished(bench: Bench, window: object) -> 
     assert bench.put("a", "3", id="x")[0].outcome == ("duplicate" if window == "forever" else "accepted")
 
 
-def test_merge_first_keeps_the_waiting_one(bench: Bench) -> None:
+def test_merge_first_keeps_the_waiting_one(bench: EngineBench) -> None:
     """The receipt names what it joined; a leased one is not joined."""
     bench.policy("a", merge="first")
     (first,) = bench.put("a", "1", key="k")
@@ -52,7 +52,7 @@ def test_merge_first_keeps_the_waiting_one(bench: Bench) -> None:
     assert bench.put("a", "3", key="k")[0].outcome == "accepted"
 
 
-def test_merge_last_takes_body_priority_and_time(bench: Bench) -> None:
+def test_merge_last_takes_body_priority_and_time(bench: EngineBench) -> None:
     """The last word counts."""
     bench.policy("a", merge="last")
     bench.put("a", "old", key="k")
@@ -66,7 +66,7 @@ def test_merge_last_takes_body_priority_and_time(bench: Bench) -> None:
     assert bench.bodies() == ["later"]
 
 
-def test_merge_all_collects_the_bodies_in_order(bench: Bench) -> None:
+def test_merge_all_collects_the_bodies_in_order(bench: EngineBench) -> None:
     """Up to the limit, then a second message begins."""
     bench.policy("a", merge="all", merge_limit=3)
     outcomes = [bench.put("a", str(n), key="k")[0].outcome for n in range(5)]
@@ -74,13 +74,13 @@ def test_merge_all_collects_the_bodies_in_order(bench: Bench) -> None:
     assert [lease.bodies for lease in bench.lease()] == [[b"0", b"1", b"2"], [b"3", b"4"]]
 
 
-def test_messages_without_a_key_merge_by_their_body(bench: Bench) -> None:
+def test_messages_without_a_key_merge_by_their_body(bench: EngineBench) -> None:
     """The same work is done once."""
     bench.policy("a", merge="first")
     assert [receipt.outcome for receipt in bench.put("a", "same", "same", "other")] == ["accepted", "merged", "accepted"]
 
 
-def test_a_window_waits_from_the_first_a_debounce_from_the_last(bench: Bench) -> None:
+def test_a_window_waits_from_the_first_a_debounce_from_the_last(bench: EngineBench) -> None:
     """With debounce at most `max_wait` after the first."""
     bench.policy("w", merge="last", window=5)
     bench.policy("d", merge="last", window=5, debounce=True, max_wait=8)
@@ -93,7 +93,7 @@ def test_a_window_waits_from_the_first_a_debounce_from_the_last(bench: Bench) ->
     assert bench.bodies() == ["d3"]
 
 
-def test_the_leading_edge_goes_at_once_then_once_per_window(bench: Bench) -> None:
+def test_the_leading_edge_goes_at_once_then_once_per_window(bench: EngineBench) -> None:
     """Repeats are merged into the one at the window's end."""
     bench.policy("a", merge="last", window=5, edge="leading")
     bench.put("a", "1", key="k")
@@ -105,7 +105,7 @@ def test_the_leading_edge_goes_at_once_then_once_per_window(bench: Bench) -> Non
     assert bench.run() == ["3"]
 
 
-def test_a_leased_message_that_comes_back_joins_the_one_that_waits(bench: Bench) -> None:
+def test_a_leased_message_that_comes_back_joins_the_one_that_waits(bench: EngineBench) -> None:
     """As if it had been published first, its attempts kept."""
     bench.policy("a", merge="first", backoff=0)
     bench.put("a", "1", key="k")
@@ -117,7 +117,7 @@ def test_a_leased_message_that_comes_back_joins_the_one_that_waits(bench: Bench)
     assert bench.waiting("a") == 0
 
 
-def test_a_full_backlog_refuses_per_message(bench: Bench) -> None:
+def test_a_full_backlog_refuses_per_message(bench: EngineBench) -> None:
     """By count and by size; retries are never refused."""
     bench.policy("a", max_backlog=2, backoff=0)
     receipts = bench.engine.put([Draft("a", b"1"), Draft("a", b"2"), Draft("a", b"3"), Draft("b", b"4")], now_us=bench.now)
@@ -131,7 +131,7 @@ def test_a_full_backlog_refuses_per_message(bench: Bench) -> None:
     assert [receipt.outcome for receipt in bench.put("s", "123456", "1234", "1")] == ["accepted", "accepted", "refused"]
 
 
-def test_a_full_backlog_can_drop_the_oldest(bench: Bench) -> None:
+def test_a_full_backlog_can_drop_the_oldest(bench: EngineBench) -> None:
     """The lowest priority's oldest, into the dead letters; never a leased one."""
     bench.policy("a", max_backlog=2, on_full="drop_oldest")
     bench.put("a", "high", priority=5)
@@ -141,13 +141,13 @@ def test_a_full_backlog_can_drop_the_oldest(bench: Bench) -> None:
     assert bench.bodies() == ["high", "new"]
 
 
-def test_the_namespace_has_a_limit_of_its_own(bench: Bench) -> None:
+def test_the_namespace_has_a_limit_of_its_own(bench: EngineBench) -> None:
     """Over all topics."""
     bench.open(max_backlog=2)
     assert [bench.put(topic, "x")[0].outcome for topic in "abc"] == ["accepted", "accepted", "refused"]
 
 
-def test_purge_leaves_leases_whole_and_delete_does_not(bench: Bench) -> None:
+def test_purge_leaves_leases_whole_and_delete_does_not(bench: EngineBench) -> None:
     """After a delete a settle answers gone."""
     bench.put("a", "1", "2", "3", id=None)
     (lease,) = bench.lease(1)
@@ -160,7 +160,7 @@ def test_purge_leaves_leases_whole_and_delete_does_not(bench: Bench) -> None:
     assert bench.engine.topic_list(now_us=bench.now) == []
 
 
-def test_lists_show_the_top_by_backlog_age_and_throttling(bench: Bench) -> None:
+def test_lists_show_the_top_by_backlog_age_and_throttling(bench: EngineBench) -> None:
     """Exactly, where there are few."""
     bench.put("old", "1")
     bench.later(10)
@@ -177,12 +177,15 @@ def test_lists_show_the_top_by_backlog_age_and_throttling(bench: Bench) -> None:
     assert listed["throttled"] == ["slow"]
 
 
-def test_explain_names_what_binds(bench: Bench) -> None:
+def test_explain_names_what_binds(bench: EngineBench) -> None:
     """Rate, pause, serial key, due time, rest, lease, dead, unknown."""
     bench.policy("r", rate=1, burst=1)
     first, second = bench.put("r", "1", "2")
     leases = bench.lease()
-    explain = lambda message_id: " ".join(bench.engine.explain(message_id, now_us=bench.now).reasons)  # noqa: E731
+
+    def explain(message_id: str) -> str:
+        return " ".join(bench.engine.explain(message_id, now_us=bench.now).reasons)
+
     assert "may send again in 1.0 s" in explain(second.id)
     assert "a worker holds it" in explain(first.id)
     bench.settle(leases, "dead", reason="no such order")

@@ -1,0 +1,19 @@
+"""
+What every engine does, by example: `docs/behaviour.md` as tests under a clock that is moved by hand.
+
+Whoever writes an engine runs them on it. Either name it, each test then has a namespace of its own there:
+
+    FAIRLEAD_ENGINE=mine://localhost pytest --pyargs fairlead.testing.conformance
+
+or put them into a test module of your own, beside a fixture `make_engine` that returns what opens an empty engine (a function of
+`fairlead.engines.base.Settings`):
+
+    from fairlead.testing.conformance.conftest import bench
+    from fairlead.testing.conformance.suite import *
+"""
+
+import pytest
+
+PARTS = ("test_limits", "test_not_twice", "test_order_and_time", "test_together")
+
+pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in PARTS))

@@ -1,0 +1,71 @@
+"""An engine of somebody else: installed, found by its URL, used, and put through the suite that ships for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairlead import Fairlead, Message
+from fairlead.engines import open_engine
+from fairlead.engines.base import Settings
+from fairlead.errors import UsageError
+
+MODULE = """
+from fairlead.engines import open_engine
+
+opened = []
+
+def open_kept(url, settings):
+    opened.append((url, settings.namespace))
+    return open_engine("sqlite://", settings)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder as pip makes it: the module, and the metadata that names its entry point."""
+    (tmp_path / "kept_engine.py").write_text(MODULE)
+    metadata = tmp_path / "kept_engine-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kept-engine\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[fairlead.engines]\nkept = kept_engine:open_kept\n")
+    return tmp_path
+
+
+def test_it_is_found_by_its_scheme(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match='there is no engine "kept", only sqlite'):
+        open_engine("kept://here", Settings())
+    monkeypatch.syspath_prepend(installed)
+    seen = []
+    with Fairlead("kept://here", namespace="mine") as app:
+
+        @app.handler("*")
+        async def note(message: Message) -> None:
+            seen.append(message.body)
+
+        app.publish("a", 1)
+        app.run_worker(burst=True)
+    assert seen == [1]
+    assert sys.modules["kept_engine"].opened == [("kept://here", "mine")]
+    with pytest.raises(UsageError, match=r'there is no engine "keptt", only kept, sqlite; did you mean "kept"\?'):
+        open_engine("keptt://here", Settings())
+
+
+def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
+    """One command; without an engine named it says what to do."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "fairlead.testing.conformance", "-k", "rate or merge"]
+    source = str(Path(__file__).parents[2] / "src")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), source])}
+    environment.pop("PYTEST_ADDOPTS", None)
+    told = subprocess.run(
+        command, cwd=installed, env={**environment, "FAIRLEAD_ENGINE": "kept://"}, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert told.returncode == 0, told.stdout
+    assert " passed" in told.stdout
+    told = subprocess.run([*command, "-x"], cwd=installed, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    assert told.returncode == 1
+    assert "set FAIRLEAD_ENGINE=URL, or define a fixture make_engine" in told.stdout
