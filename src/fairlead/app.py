@@ -8,13 +8,14 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, overload
 
-from fairlead import codec, config, namespaces, units
+from fairlead import arguments, codec, config, namespaces, units
 from fairlead.delivery import Delivery, lease_lost
 from fairlead.engines import open_engine
-from fairlead.errors import BacklogFull, UsageError
+from fairlead.errors import BacklogFull, BadMessage, UsageError
 from fairlead.message import Message, Settlement
 from fairlead.policy import FIELDS, Gate, check_fields, check_pattern, check_topic
 from fairlead.producing.bulk import put_all, wait_for_room
@@ -27,7 +28,7 @@ from fairlead.working.handler import Handler, Handlers
 from fairlead.working.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from fairlead.engines.base import Durability, Explanation, FullEngine
     from fairlead.message import Draft, Receipt
@@ -83,7 +84,7 @@ class Fairlead:
         self._settings = config.settings(
             namespace=namespace, tiers=tiers, durability=durability, max_backlog=max_backlog, on_full=on_full, create=create
         )
-        self._url = url
+        self._url = None if url is None else arguments.name("Fairlead", "url", url)
         self._gates: dict[str, Gate] = {}
         self._policies: dict[str, dict[str, Any]] = {}
         self._opening = threading.RLock()
@@ -168,21 +169,21 @@ class Fairlead:
 
     def copy_policies(self, to: Fairlead) -> int:
         """Set all policies and gates of this namespace in another one too; returns how many policies."""
-        return namespaces.copy(self.engine, to.engine)
+        return namespaces.copy(self.engine, _application("copy_policies", to).engine)
 
     def compare_policies(self, other: Fairlead) -> list[namespaces.Difference]:
         """Where another namespace's policies and gates differ: (layer, pattern, field, here, there), sorted."""
-        return namespaces.compare(self.engine, other.engine)
+        return namespaces.compare(self.engine, _application("compare_policies", other).engine)
 
     # Publishing
 
-    def publish(self, topic: str, body: Any = None, *, timeout: float | None = None, **options: Unpack[PublishOptions]) -> Receipt:
+    def publish(self, topic: str, body: Any = None, *, timeout: Duration | None = None, **options: Unpack[PublishOptions]) -> Receipt:
         """
         Publish one message; once it returns, the message is as durable as the engine's durability says.
 
         Options: `key`, `priority`, `delay` or `at`, `ttl`, `id`, `headers`, `at_front`; what each means is said at `Message`.
-        Calls from many threads at once share one transaction. With `on_full="block"` it waits for room, at most `timeout`
-        seconds. Raises BadMessage, BacklogFull, EngineUnavailable.
+        Calls from many threads at once share one transaction. With `on_full="block"` it waits for room, at most `timeout`.
+        Raises BadMessage, BacklogFull, EngineUnavailable.
         """
         message = message_from("publish", topic, body, options)
         if not self._middlewares:
@@ -196,7 +197,7 @@ class Fairlead:
         topic: str,
         body: Any = None,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109  # how long a full backlog may hold it up, as in publish
+        timeout: Duration | None = None,  # noqa: ASYNC109  # how long a full backlog may hold it up, as in publish
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """As `publish`, awaited; what coroutines publish at once shares one transaction."""
@@ -207,26 +208,29 @@ class Fairlead:
             passing.receipt = await self._apublish(passing.message, timeout)
         return passing.receipt
 
-    def publish_many(self, messages: Iterable[Message], *, progress: bool | None = None, timeout: float | None = None) -> list[Receipt]:
+    def publish_many(self, messages: Iterable[Message], *, progress: bool | None = None, timeout: Duration | None = None) -> list[Receipt]:
         """
         Publish any number of messages, streamed in batches of about 1,000; answers per message, in their order.
 
-        A message over a backlog limit is answered `"refused"`, with `on_full="block"` after waiting `timeout` seconds for room.
+        A message over a backlog limit is answered `"refused"`, with `on_full="block"` after waiting `timeout` for room.
         Each batch is atomic; an error's notes say how many messages were accepted before it. `progress`: show it on
         standard error; by default where that is a terminal.
         """
+        if isinstance(messages, Message) or not isinstance(messages, Iterable):
+            raise BadMessage(f"publish_many: expected messages one after the other, got {messages!r:.80}; publish takes a single one")
         shown = sys.stderr.isatty() if progress is None else progress
+        patience = arguments.seconds_or_none("publish_many", "timeout", timeout)
         if not self._middlewares:
-            return put_all(messages, self._publisher.put, self._has_to_wait, timeout=timeout, progress=shown)
+            return put_all(messages, self._publisher.put, self._has_to_wait, timeout=patience, progress=shown)
         with self._middlewares.around_many(messages, self._publisher.put) as stream:
-            return put_all(stream, stream.put, self._has_to_wait, timeout=timeout, progress=shown)
+            return put_all(stream, stream.put, self._has_to_wait, timeout=patience, progress=shown)
 
-    def _publish(self, message: Message, timeout: float | None) -> Receipt:
+    def _publish(self, message: Message, patience: Duration | None) -> Receipt:
         draft = codec.draft(message)
         receipt = self._publisher.put([draft])[0]
-        return receipt if receipt.outcome != "refused" else self._wait_for_room(draft, receipt, timeout)
+        return receipt if receipt.outcome != "refused" else self._wait_for_room(draft, receipt, patience)
 
-    async def _apublish(self, message: Message, patience: float | None) -> Receipt:
+    async def _apublish(self, message: Message, patience: Duration | None) -> Receipt:
         draft = codec.draft(message)
         receipt = (await self._publisher.aput([draft]))[0]
         return receipt if receipt.outcome != "refused" else await self._await_for_room(draft, receipt, patience)
@@ -237,9 +241,9 @@ class Fairlead:
     def _has_to_wait(self, topic: str) -> bool:
         return "block" in (self._settings.on_full, self.engine.policy_of(topic).on_full)
 
-    def _wait_for_room(self, draft: Draft, receipt: Receipt, timeout: float | None) -> Receipt:
+    def _wait_for_room(self, draft: Draft, receipt: Receipt, patience: Duration | None) -> Receipt:
         receipts = [receipt]
-        wait_for_room([draft], receipts, self._publisher.put, self._has_to_wait, timeout)
+        wait_for_room([draft], receipts, self._publisher.put, self._has_to_wait, arguments.seconds_or_none("publish", "timeout", patience))
         if receipts[0].outcome == "refused":
             raise BacklogFull(f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog", [*receipts])
         return receipts[0]
@@ -248,16 +252,17 @@ class Fairlead:
 
     # Consuming by hand
 
-    def lease(self, n: int = 1, *, wait: float = 0.0, pool: str = "default", topics: Sequence[str] | None = None) -> list[Delivery]:
+    def lease(self, n: int = 1, *, wait: Duration = 0.0, pool: str = "default", topics: Sequence[str] | None = None) -> list[Delivery]:
         """
-        Take up to `n` messages, fairly; waits at most `wait` seconds for the first. Each has to be settled.
+        Take up to `n` messages, fairly; waits at most `wait` for the first. Each has to be settled.
 
-        `topics` restricts it to these, served strictly in the order named.
+        `topics` restricts it to these, served strictly in the order named. Raises UsageError, EngineUnavailable.
         """
-        if n < 1:
-            raise UsageError(f"lease: expected a number of messages above 0, got {n!r}")
+        arguments.whole("lease", "n", n)
+        arguments.pool("lease", pool)
+        topics = arguments.topics("lease", topics)
+        deadline = time.monotonic() + arguments.seconds("lease", "wait", wait)
         engine = self.engine
-        deadline = time.monotonic() + wait
         while True:
             batch = engine.lease(n, pool=pool, topics=topics, record_start=True)
             left = deadline - time.monotonic()
@@ -267,7 +272,7 @@ class Fairlead:
                 left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
             engine.wait(left, pool=pool, topics=topics)
 
-    async def alease(self, n: int = 1, *, wait: float = 0.0, pool: str = "default", topics: Sequence[str] | None = None) -> list[Delivery]:
+    async def alease(self, n: int = 1, *, wait: Duration = 0.0, pool: str = "default", topics: Sequence[str] | None = None) -> list[Delivery]:
         """As `lease`, awaited; what arrives after the caller was cancelled is given back at once."""
         call = functools.partial(self.lease, n, wait=wait, pool=pool, topics=topics)
         leasing = asyncio.get_running_loop().run_in_executor(self.threads, call)
@@ -303,34 +308,37 @@ class Fairlead:
         """Topics by `"name"` (paged by `after`), or the top by `"backlog"`, `"age"`, `"rate"` or `"throttled"`."""
         if order not in ORDERS:
             raise UsageError(f"topics: expected order to be one of {', '.join(ORDERS)}, got {order!r}")
+        arguments.whole("topics", "limit", limit)
         found = self.engine.topic_list(order=order, pattern=check_pattern(pattern), limit=limit, after=after)
         now_us = self.engine.overview().now_us
         return [stats_of(one, now_us) for one in found]
 
     def explain(self, message_id: str, topic: str | None = None) -> Explanation:
         """What a message waits for, and when it will likely start; ids of your own need their topic."""
-        return self.engine.explain(message_id, topic)
+        return self.engine.explain(arguments.name("explain", "the id", message_id), _topic(topic))
 
     def lookup(self, topic: str, ids: Iterable[str]) -> dict[str, str]:
         """`"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"` for each id."""
-        return self.engine.lookup(topic, list(ids))
+        return self.engine.lookup(check_topic(topic), arguments.texts("lookup", "ids", ids))
 
     def dead_letters(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[DeadLetter]:
         """Dead letters of a topic or of all, oldest first; `after` (a letter's number) pages on."""
-        return [dead_letter_of(number, view) for number, view in self.engine.dead_list(topic, limit=limit, after=after)]
+        arguments.whole("dead_letters", "limit", limit)
+        return [dead_letter_of(number, view) for number, view in self.engine.dead_list(_topic(topic), limit=limit, after=after)]
 
     def redrive(
         self, topic: str | None = None, ids: Sequence[str] | None = None, *, rate: float | str | None = None, limit: int | None = None
     ) -> int:
         """Put dead letters back, of a topic or all, at once or at a rate (`"10/s"`), the oldest first and at most `limit`; returns how many."""
+        _topic(topic)
         if rate is not None:
-            spacing = spacing_us(rate)
-            return self.engine.dead_redrive(topic, ids, limit=limit or sys.maxsize, spacing_us=spacing)
-        return _by_pages(ids, limit, lambda some, number: self.engine.dead_redrive(topic, some, limit=number))
+            return self.engine.dead_redrive(topic, ids, limit=limit or sys.maxsize, spacing_us=spacing_us(rate))
+        return _by_pages("redrive", ids, limit, lambda some, number: self.engine.dead_redrive(topic, some, limit=number))
 
     def drop_dead_letters(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int | None = None) -> int:
         """Forget dead letters, of a topic or all, the oldest first and at most `limit`; returns how many."""
-        return _by_pages(ids, limit, lambda some, number: self.engine.dead_drop(topic, some, limit=number))
+        _topic(topic)
+        return _by_pages("drop_dead_letters", ids, limit, lambda some, number: self.engine.dead_drop(topic, some, limit=number))
 
     # Handling
 
@@ -498,13 +506,23 @@ class Fairlead:
         return f"<Fairlead {self.url} namespace {self.namespace}>"
 
 
-def _by_pages(ids: Sequence[str] | None, limit: int | None, page: Callable[[Sequence[str] | None, int], int]) -> int:
+def _application(call: str, other: object) -> Fairlead:
+    if not isinstance(other, Fairlead):
+        raise UsageError(f"{call}: expected a Fairlead application of the other namespace, got {other!r:.80}")
+    return other
+
+
+def _topic(name: str | None) -> str | None:
+    """A topic's name, or None for all."""
+    return None if name is None else check_topic(name)
+
+
+def _by_pages(call: str, ids: Sequence[str] | None, limit: int | None, page: Callable[[Sequence[str] | None, int], int]) -> int:
     """Do page after page, of the ids or of all there are, each a transaction of its own; returns how many in all."""
-    if limit is not None and limit < 0:
-        raise UsageError(f"dead letters: expected limit to be at least 0, got {limit!r}")
-    most = sys.maxsize if limit is None else limit
+    most = sys.maxsize if limit is None else arguments.whole(call, "limit", limit, least=0)
     total = 0
     if ids is not None:
+        ids = arguments.texts(call, "ids", ids)
         for first in range(0, len(ids), REDRIVE_AT_ONCE):
             total += page(ids[first : first + REDRIVE_AT_ONCE], min(REDRIVE_AT_ONCE, most - total))
         return total

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from fairlead import codec, units
+from fairlead import arguments, codec, units
 from fairlead.engines.base import TopicStats
 from fairlead.errors import BadPolicy
 from fairlead.message import Message
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fairlead.engines.base import MessageView
     from fairlead.message import Receipt
     from fairlead.publishing import PublishOptions
+    from fairlead.units import Duration
 
 LOOK_EVERY = 0.05
 """Seconds between looks at the done cursor."""
@@ -95,7 +96,7 @@ class Topic:
         """Where blocking calls of coroutines run."""
         return self._app.threads
 
-    def publish(self, body: Any = None, *, timeout: float | None = None, **options: Unpack[PublishOptions]) -> Receipt:
+    def publish(self, body: Any = None, *, timeout: Duration | None = None, **options: Unpack[PublishOptions]) -> Receipt:
         """As `app.publish`, to this topic."""
         return self._app.publish(self.name, body, timeout=timeout, **options)
 
@@ -103,7 +104,7 @@ class Topic:
         self,
         body: Any = None,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109  # as in app.apublish
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as in app.apublish
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """As `publish`, awaited."""
@@ -145,21 +146,22 @@ class Topic:
 
     def peek(self, limit: int = 10) -> list[Message]:
         """The messages that would be handed out next, in order; nothing is changed."""
-        return [message_of(view) for view in self._app.engine.topic_peek(self.name, limit=limit)]
+        return [message_of(view) for view in self._app.engine.topic_peek(self.name, limit=arguments.whole("peek", "limit", limit))]
 
     def lookup(self, ids: Iterable[str]) -> dict[str, str]:
         """`"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"` for each id."""
-        return self._app.engine.lookup(self.name, list(ids))
+        return self._app.lookup(self.name, ids)
 
-    def wait_done(self, timeout: float | None = None) -> bool:
+    def wait_done(self, timeout: Duration | None = None) -> bool:
         """
         Wait until everything that was published to the topic before this call is finished: acked, dead, expired or removed.
 
-        False when the timeout (seconds) is over first.
+        False when the timeout is over first.
         """
+        patience = arguments.seconds_or_none("wait_done", "timeout", timeout)
         engine = self._app.engine
         last = engine.overview().last_number
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = None if patience is None else time.monotonic() + patience
         while min(done for _, done in engine.cursors(self.name).values()) < last:
             left = LOOK_EVERY if deadline is None else deadline - time.monotonic()
             if left <= 0:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +14,7 @@ import fairlead
 from fairlead import BadMessage, BadPolicy, EngineCorrupt, EngineUnavailable, Fairlead, LeaseLost, Message, UnknownHandler, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -113,6 +115,52 @@ def test_bad_policies(app: Fairlead, fields: dict[str, object], told: str) -> No
         app.policy("push.*", **fields)
     with pytest.raises(BadPolicy, match="gate g"):
         app.gate("g", rate=-5)
+
+
+WRONG_CALLS: list[tuple[Callable[[Fairlead], object], str]] = [
+    (lambda app: app.lease(0), "lease: expected n to be a whole number above 0, got 0"),
+    (lambda app: app.lease("3"), "lease: expected n"),  # type: ignore[arg-type]
+    (lambda app: app.lease(wait="soon"), "lease: wait: expected seconds"),
+    (lambda app: app.lease(wait=-1), "lease: expected wait to be at least 0"),
+    (lambda app: app.lease(topics="push.acme"), "lease: expected topics to be a list"),
+    (lambda app: app.lease(topics=[]), "lease: expected topics to name at least one"),
+    (lambda app: app.lease(topics=["push.*"]), "lease: expected topics to be names, got the pattern"),
+    (lambda app: app.lease(pool=""), "lease: expected pool"),
+    (lambda app: app.publish_many(Message("a")), "publish_many: expected messages one after the other"),
+    (lambda app: app.publish_many(5), "publish_many: expected messages"),  # type: ignore[arg-type]
+    (lambda app: app.publish_many([], timeout="soon"), "publish_many: timeout"),
+    (lambda app: app.topic("a").wait_done("soon"), "wait_done: timeout"),
+    (lambda app: app.topic("a").peek(-1), "peek: expected limit"),
+    (lambda app: app.topics(limit=0), "topics: expected limit"),
+    (lambda app: app.dead_letters(limit=-1), "dead_letters: expected limit"),
+    (lambda app: app.dead_letters("push.*"), "this is a pattern"),
+    (lambda app: app.redrive("a", "an-id"), "redrive: expected ids to be a list of text, got 'an-id'"),
+    (lambda app: app.redrive(limit=-1), "redrive: expected limit"),
+    (lambda app: app.drop_dead_letters(ids=[3]), "drop_dead_letters: expected ids to be a list of text, in it is 3"),  # type: ignore[list-item]
+    (lambda app: app.lookup("a", "an-id"), "lookup: expected ids"),
+    (lambda app: app.explain(3), "explain: expected the id to be text"),  # type: ignore[arg-type]
+    (lambda app: app.copy_policies("online"), "copy_policies: expected a Fairlead application"),  # type: ignore[arg-type]
+    (lambda app: app.run_worker(topics=["push.*"]), "run_worker: expected topics to be names"),
+    (lambda app: app.task(name="")(print), "task: expected name to be text"),
+    (lambda app: app.task(topic=5)(print), "task: expected topic to be text"),  # type: ignore[call-overload]
+    (lambda _: Fairlead(5), "Fairlead: expected url to be text"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "told"), WRONG_CALLS, ids=[told for _, told in WRONG_CALLS])
+def test_wrong_calls_name_what_is_wrong(app: Fairlead, call: Callable[[Fairlead], object], told: str) -> None:
+    """What cannot be is a UsageError that names the call and the option; nothing is guessed, no engine's error comes through."""
+    with pytest.raises(UsageError) as caught:
+        call(app)
+    assert told in str(caught.value)
+
+
+def test_durations_wherever_time_is_given(app: Fairlead) -> None:
+    """Seconds, a timedelta or text: also for waits and timeouts."""
+    assert app.lease(wait="10ms") == []
+    assert app.lease(wait=timedelta(milliseconds=1)) == []
+    app.publish("a", timeout="1s")
+    assert app.topic("a").wait_done("10ms") is False
 
 
 def test_a_delivery_is_settled_once(app: Fairlead) -> None:

@@ -7,7 +7,7 @@ import inspect
 import string
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from fairlead import codec
+from fairlead import arguments, codec
 from fairlead.errors import BadMessage, Reject, UsageError
 from fairlead.working.handler import TASK_HEADER, Handler
 
@@ -78,10 +78,10 @@ class Task(Generic[P, R]):
     """
 
     def __init__(self, app: Fairlead, function: Callable[P, R], topic: str | None, name: str | None, options: dict[str, Any]) -> None:
-        self.name = name or function.__qualname__
+        self.name = function.__qualname__ if name is None else arguments.name("task", "name", name)
         self.function = function
         self.signature = inspect.signature(function)
-        self.template = Template(self.name, topic or f"task.{self.name}", self.signature)
+        self.template = Template(self.name, f"task.{self.name}" if topic is None else arguments.name("task", "topic", topic), self.signature)
         self.handler = _TaskHandler(function, self.template.text, name=self.name, **options)
         self.handler.signature = self.signature
         self._app = app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Literal
 
-from fairlead import codec, units
+from fairlead import arguments, codec
 from fairlead.errors import BadPolicy, Reject, UnknownHandler, UsageError
 from fairlead.policy import check_pattern
 from fairlead.working.surround import Surroundings
@@ -90,21 +90,14 @@ def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None)
 
 
 def _count(where: str, option: str, value: object) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f"{where}: expected {option} to be a whole number above 0, got {value!r}")
-    return value
+    return None if value is None else arguments.whole(where, option, value)
 
 
 def _limit(where: str, option: str, value: Duration | None) -> float | None:
     if value is None:
         return None
-    try:
-        limit = units.seconds(value)
-    except ValueError as error:
-        raise UsageError(f"{where}: {option}: {error}") from error
-    if limit <= 0:
+    limit = arguments.seconds(where, option, value)
+    if limit == 0:
         raise UsageError(f"{where}: expected {option} to be above 0, got {value!r}")
     return limit
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from fairlead import units
-from fairlead.errors import UsageError
+from fairlead import arguments, units
 
+MOST_CONCURRENCY = 100_000
 MOST_PROCESSES = 1_000
 
 
@@ -24,41 +24,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @staticmethod
     def checked(concurrency: object, pool: object, topics: object, grace: units.Duration, processes: object, *, burst: bool, reload: bool) -> Options:
         """Check what `run_worker` was given. Raises UsageError, which names the option and what was expected."""
-        if not isinstance(pool, str) or not pool:
-            raise UsageError(f"run_worker: expected pool to be a name, got {pool!r}")
+        call = "run_worker"
         return Options(
-            concurrency=_count("concurrency", concurrency, 100_000),
-            burst=burst,
-            pool=pool,
-            topics=_topics(topics),
-            grace=_grace(grace),
-            processes=_count("processes", processes, MOST_PROCESSES),
-            reload=reload,
+            concurrency=arguments.whole(call, "concurrency", concurrency, most=MOST_CONCURRENCY),
+            burst=bool(burst),
+            pool=arguments.pool(call, pool),
+            topics=arguments.topics(call, topics),
+            grace=arguments.seconds(call, "grace", grace),
+            processes=arguments.whole(call, "processes", processes, most=MOST_PROCESSES),
+            reload=bool(reload),
         )
-
-
-def _topics(topics: object) -> list[str] | None:
-    if topics is None:
-        return None
-    if not isinstance(topics, (list, tuple)) or not topics or not all(isinstance(topic, str) for topic in topics):
-        raise UsageError(f"run_worker: expected topics to be a list of topics' names, got {topics!r}")
-    return list(topics)
-
-
-def _grace(grace: units.Duration) -> float:
-    try:
-        seconds = units.seconds(grace)
-    except ValueError as error:
-        raise UsageError(f"run_worker: grace: {error}") from error
-    if seconds < 0:
-        raise UsageError(f"run_worker: expected grace to be at least 0, got {grace!r}")
-    return seconds
-
-
-def _count(option: str, value: object, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise UsageError(f"run_worker: expected {option} to be a whole number from 1 to {most:,}, got {value!r}")
-    return value
 
 
 class Summary(msgspec.Struct):
