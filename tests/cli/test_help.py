@@ -50,6 +50,14 @@ def test_a_typing_error_gets_a_hint(fairlead: Command) -> None:
     assert 'did you mean "topics"' in fairlead("topcs", code=2).stderr
 
 
+@pytest.mark.parametrize("path", [("policy",), ("dead",), ("gate",)])
+def test_no_command_is_answered_with_the_list(fairlead: Command, path: tuple[str, ...]) -> None:
+    """A group without a command prints its help as it stands, exit code 2."""
+    text = fairlead(*path, code=2).output
+    assert text.startswith("Usage:")
+    assert "see `fairlead" not in text
+
+
 def test_version(fairlead: Command) -> None:
     """--version needs no store."""
     assert fairlead("--version").stdout.startswith("fairlead")

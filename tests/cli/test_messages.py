@@ -66,14 +66,28 @@ def test_the_same_id_is_a_duplicate(fairlead: Command) -> None:
         (("publish", "a", "1", "--lines"), "--lines"),
         (("publish", "a", "--lines", "--id", "x"), "--id"),
         (("publish", "a", "1", "--priority", "101"), "--priority"),
+        (("publish", "a", "1", "--at", "tomorrow"), "2026-12-24T18:00+01:00"),
+        (("publish", "a", "1", "--at", "2036-12-24T18:00"), "with its zone"),
+        (("peek", "push.*"), "pattern"),
+        (("dead", "list", "--topic", "push.*"), "pattern"),
+        (("dead", "redrive", "--topic", "push.*"), "pattern"),
+        (("purge", "push.*", "--yes"), "pattern"),
     ],
 )
-def test_a_wrong_publish_is_one_line(fairlead: Command, arguments: tuple[str, ...], told: str) -> None:
+def test_a_wrong_call_is_one_line(fairlead: Command, arguments: tuple[str, ...], told: str) -> None:
     """What is wrong is named in one line on stderr, and the exit code is 2."""
+    fairlead("publish", "there", "1")
     result = fairlead(*arguments, code=2)
     assert result.stderr.startswith("fairlead: ")
     assert told in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("at", ["2096-12-24T18:00+01:00", "2096-12-24 18:00:00Z", "4000000000"])
+def test_publish_at_a_time(fairlead: Command, at: str) -> None:
+    """--at takes ISO times with their zone, and seconds since 1970."""
+    fairlead("publish", "a", "1", "--at", at)
+    assert fairlead.json("peek", "a")[0]["state"] == "delayed"
 
 
 def test_a_full_backlog(fairlead: Command) -> None:

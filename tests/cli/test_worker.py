@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,11 +24,11 @@ def push(message):
 """
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """The command in the folder, its output caught."""
     environment = {name: value for name, value in os.environ.items() if name != "FAIRLEAD_URL"}
     command = [sys.executable, "-m", "fairlead", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=folder, env=environment, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize("target", ["shop:app", "shop.app", "shop"])
@@ -54,3 +55,70 @@ def test_what_was_not_found(tmp_path: Path, target: str, told: str) -> None:
     assert result.returncode == 2
     assert told in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("worker", "shop:app", "--topics", ""), "topics"),
+        (("worker", "shop:app", "--topics", "push.*"), "pattern"),
+        (("--namespace", "online", "worker", "shop:app"), "lives in default, --namespace says online"),
+        (("--url", "sqlite:///other.db", "worker", "shop:app"), "the application uses sqlite:///work.db"),
+        (("worker", "shop:app", "--grace", "soon"), "grace"),
+        (("worker", "shop:app", "--processes", "0"), "--processes"),
+    ],
+)
+def test_wrong_options_are_one_line(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
+    """What cannot be, or would silently serve something else, is told before anything is served."""
+    (tmp_path / "shop.py").write_text(APP)
+    result = run(tmp_path, *arguments, "--burst")
+    assert result.returncode == 2
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+FAILING = """
+from fairlead import DestinationUnwell, Fairlead, Reject, Retry
+app = Fairlead("sqlite:///work.db")
+app.policy("*", backoff=0, retries=0)
+
+@app.handler("*")
+def work(message):
+    match message.body:
+        case "raise":
+            raise LookupError("order 42 is unknown\\nand more")
+        case "reject":
+            raise Reject("no such customer")
+"""
+
+
+def worked(folder: Path, *arguments: str) -> list[str]:
+    """The log of a burst over one message that fails, one that is refused and one that is fine."""
+    (folder / "shop.py").write_text(FAILING)
+    published = run(folder, "--url", "sqlite:///work.db", "publish", "push.acme", "--lines", "--json", stdin='"raise"\n"reject"\n"fine"\n')
+    assert published.returncode == 0, published.stderr
+    ended = run(folder, "worker", "shop:app", "--burst", *arguments)
+    assert ended.returncode == 0, ended.stderr
+    assert "1 done, 0 to be retried, 2 dead" in ended.stdout
+    return ended.stderr.splitlines()
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_failures_are_logged_as_one_line_each(tmp_path: Path, processes: str) -> None:
+    """What failed, where, and why; only that at --log-level warning, in every process of the worker."""
+    failed, rejected = sorted(worked(tmp_path, "--log-level", "warning", "--processes", processes), key=lambda line: "rejected" in line)
+    assert "in push.acme: attempt 1 failed: LookupError: order 42 is unknown (" in failed
+    assert "shop.py:10)" in failed
+    assert "WARNING" in failed
+    assert rejected.endswith("in push.acme: rejected: no such customer")
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_log_for_machines(tmp_path: Path, processes: str) -> None:
+    """With --log-json each line is an object that says what it is about, field by field."""
+    lines = [json.loads(line) for line in worked(tmp_path, "--log-json", "--log-level", "debug", "--processes", processes)]
+    told = {line["event"].partition(": ")[2]: line for line in lines if "message" in line}
+    assert sorted(text.split()[0] for text in told) == ["attempt", "done", "rejected:"]
+    (failed,) = (line for line in lines if line.get("error") == "LookupError")
+    assert (failed["level"], failed["topic"], failed["attempt"], failed["logger"]) == ("warning", "push.acme", 1, "fairlead.worker")
+    assert all(line["time"].endswith("+00:00") for line in lines)

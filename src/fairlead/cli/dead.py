@@ -6,6 +6,7 @@ import click
 
 from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, leave, moment, pass_session, print_json, table
 from fairlead.cli.topics import shown
+from fairlead.policy import check_topic
 
 _topic_option = click.option("--topic", help="Only of this topic.")
 _limit_option = click.option("--limit", type=click.IntRange(1), help="At most this many, the oldest first.")
@@ -24,7 +25,7 @@ def dead() -> None:
 @pass_session
 def list_dead(session: Session, *, topic: str | None, limit: int, after: int, as_json: bool) -> None:
     """The oldest dead letters."""
-    found = session.engine().dead_list(topic, limit=limit, after=after)
+    found = session.engine().dead_list(None if topic is None else check_topic(topic), limit=limit, after=after)
     if as_json:
         print_json([{"number": number, "message": view} for number, view in found])
         return

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fairlead.cli.session import STATE_SAYS_NO, USAGE, Session, failing_well, leave
 
@@ -30,6 +31,9 @@ COMMANDS = {
     "bench": "bench",
 }
 """Command -> module in this folder."""
+
+NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)]))
+"""How newer versions of click say that a group was called without a command; older ones print its help themselves."""
 
 
 class Commands(click.Group):
@@ -59,6 +63,9 @@ class Commands(click.Group):
         try:
             code = super().main(*args, **kwargs)
         except click.UsageError as error:
+            if isinstance(error, NO_ARGUMENTS):  # no error, but a question
+                click.echo(error.ctx.get_help() if error.ctx is not None else error.format_message())
+                sys.exit(USAGE)
             where = error.ctx.command_path if error.ctx is not None else "fairlead"
             leave(f"{error.format_message().rstrip('.')} (see `{where} --help`)", USAGE)
         except click.ClickException as error:
@@ -83,4 +90,5 @@ def main(ctx: click.Context, url: str | None, namespace: str) -> None:
 
     Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong call, 3 the store cannot be used.
     """
-    ctx.obj = Session(url, namespace)
+    given = ctx.get_parameter_source("namespace") is not ParameterSource.DEFAULT
+    ctx.obj = Session(url, namespace, given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.option("--key", help="What messages about the same thing share.")
 @click.option("--priority", type=click.IntRange(-100, 100), default=0, help="Larger first.")
 @click.option("--delay", help="Due after this long: 90, 10m, 1h30m.")
-@click.option("--at", type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%d %H:%M:%S%z"]), help="Due then, with its time zone.")
+@click.option("--at", callback=lambda _, __, text: _moment(text), help="Due then: 2026-12-24T18:00+01:00, or seconds since 1970.")
 @click.option("--ttl", help="How long it may wait.")
 @click.option("--id", "message_id", help="Your own id: the same one again is a duplicate.")
 @click.option("-H", "--header", multiple=True, metavar="NAME=VALUE", help="A header; may be given again.")
@@ -50,6 +51,22 @@ def publish(session: Session, /, topic: str, body: str | None, *, raw: bool, lin
     messages = (Message(topic, each, headers=headers or None, **options) for each in bodies)
     receipts = app.publish_many(messages) if lines else [app.publish(**_asdict(next(messages)))]
     _tell(receipts, as_json=as_json, many=lines)
+
+
+def _moment(text: str | None) -> datetime | float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise click.BadParameter(f'expected a time like 2026-12-24T18:00+01:00, or seconds since 1970, got "{text}"', param_hint="--at") from error
+    if moment.tzinfo is None:
+        raise click.BadParameter(f'expected a time with its zone, like "{text}+01:00" or "{text}Z", got "{text}"', param_hint="--at")
+    return moment
 
 
 def _asdict(message: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Session(msgspec.Struct):
 
     url: str | None
     namespace: str
+    namespace_given: bool = False
 
     def app(self, *, create: bool = False) -> Fairlead:
         """The application on the store; a missing one is an error unless the command publishes or sets."""

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fairlead.cli.session import Session, duration, json_option, moment, pass_session, print_json, table
+from fairlead.policy import check_topic
 
 ORDERS = ("name", "backlog", "age", "rate", "throttled")
 
@@ -42,7 +43,7 @@ def topics(session: Session, pattern: str, *, order: str, limit: int, after: str
 @pass_session
 def peek(session: Session, topic: str, *, limit: int, as_json: bool) -> None:
     """Show the messages of TOPIC that are next; nothing is changed."""
-    found = session.engine().topic_peek(topic, limit=limit)
+    found = session.engine().topic_peek(check_topic(topic), limit=limit)
     if as_json:
         print_json(found)
         return

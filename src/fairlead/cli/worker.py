@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import click
 
 from fairlead.cli.loading import load_app
 from fairlead.cli.session import Session, pass_session
+from fairlead.working.logs import Style
+
+if TYPE_CHECKING:
+    from fairlead import Fairlead
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -22,23 +27,27 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.option("--grace", default="30s", show_default=True, help="How long running handlers may go on after SIGTERM.")
 @click.option("--reload", is_flag=True, help="Begin anew when a source file changes (development).")
 @click.option("-l", "--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+@click.option("--log-json", is_flag=True, help="One JSON object a line.")
 @pass_session
 def worker(
     session: Session, target: str, *, concurrency: int, processes: int, pool: str, topics: str | None, burst: bool, grace: str, reload: bool,
-    log_level: str,
+    log_level: str, log_json: bool,
 ) -> None:  # fmt: skip
     """Handle the messages of an application's topics until SIGTERM or Ctrl-C."""
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)-7s %(message)s")
+    Style(logging.getLevelNamesMapping()[log_level.upper()], log_json).apply()
     app = load_app(target)
-    if session.url is not None and click.get_current_context().parent is not None:
-        _refuse_other_store(session, app.url)
-    named = [topic.strip() for topic in topics.split(",") if topic.strip()] if topics else None
+    _refuse_other_store(session, app)
+    named = None if topics is None else [topic.strip() for topic in topics.split(",") if topic.strip()]
     summary = app.run_worker(concurrency=concurrency, processes=processes, pool=pool, topics=named, burst=burst, grace=grace, reload=reload)
-    if burst and processes == 1:
+    if burst:
         click.echo(f"{summary.acked:,} done, {summary.retried:,} to be retried, {summary.died:,} dead")
 
 
-def _refuse_other_store(session: Session, url: str) -> None:
-    """The application names its store itself; a worker that silently served another would be found out late."""
-    if session.url != url:
-        raise click.UsageError(f"the application uses {url}, --url or FAIRLEAD_URL says {session.url}; leave it out, or change the application")
+def _refuse_other_store(session: Session, app: Fairlead) -> None:
+    """The application names its store and namespace itself; a worker that silently served another would be found out late."""
+    if session.url is not None and session.url != app.url:
+        raise click.UsageError(f"the application uses {app.url}, --url or FAIRLEAD_URL says {session.url}; leave it out, or change the application")
+    if session.namespace_given and session.namespace != app.namespace:
+        raise click.UsageError(
+            f"the application lives in {app.namespace}, --namespace says {session.namespace}; leave it out, or change the application"
+        )

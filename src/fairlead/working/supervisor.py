@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.errors import FairleadError, UsageError
+from fairlead.working import logs
+from fairlead.working.executors.processes import obituary
 from fairlead.working.options import Options, Summary
 from fairlead.working.worker import Worker
 
@@ -116,7 +118,9 @@ class _Place:
 
     def start(self) -> None:
         self._answers, theirs = _SPAWN.Pipe(duplex=False)
-        self.process = _SPAWN.Process(target=work, args=(self._address, self._options, theirs), name=f"fairlead-worker-{self.number}")
+        self.process = _SPAWN.Process(
+            target=work, args=(self._address, self._options, logs.Style.present(), theirs), name=f"fairlead-worker-{self.number}"
+        )
         self.process.start()
         theirs.close()
         self._started = time.monotonic()
@@ -141,7 +145,7 @@ class _Place:
         if code == RELOAD or time.monotonic() - self._started > HEALTHY_SECONDS:
             self._pause = RESTART_FIRST
         if code != RELOAD:
-            log.warning("worker %d ended with exit code %s; it is started again in %.1f s", self.number, code, self._pause)
+            log.warning("worker %d %s; it is started again in %.1f s", self.number, obituary(code), self._pause)
         self.restart_at = time.monotonic() + (0 if code == RELOAD else self._pause)
         self._pause = min(self._pause * 2, RESTART_MOST)
 
@@ -166,11 +170,11 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def work(address: str, options: Options, answers: Connection) -> None:
+def work(address: str, options: Options, style: logs.Style, answers: Connection) -> None:
     """What a worker process does."""
     # A Ctrl-C in the terminal reaches every process of the group; only the parent acts on it, and sends SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    style.apply()
     try:
         module, _, name = address.partition(":")
         app: Fairlead = getattr(importlib.import_module(module), name)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fairlead.errors import LeaseLost, Reject, UsageError
 from fairlead.message import Settlement
+from fairlead.working import logs
 from fairlead.working.buffer import Buffer
 from fairlead.working.courier import Courier
 from fairlead.working.executors.aio import AsyncExecutor
@@ -77,6 +78,7 @@ class Worker:
         self._warned_at = -WARN_EVERY
         self._stops = 0
         self._failure: BaseException | None = None
+        self._tells_all = log.isEnabledFor(logging.DEBUG)
         self._surroundings = handlers.surroundings
         self._teller = Teller(self._surroundings, self._caught_up) if self._surroundings.has_hooks else None
 
@@ -420,6 +422,8 @@ class Worker:
     # Settling
 
     def _judge(self, work: Work, error: BaseException | None, cost_us: int) -> Settlement:
+        if error is not None or self._tells_all:
+            logs.tell(work.lease, error, cost_us)
         if self._teller is not None:
             self._teller.expect(work.lease, error)
         return judge(work, error, cost_us)

@@ -106,23 +106,24 @@ class _Child:
     def obituary(self) -> str:
         """How it ended."""
         self.process.join(JOIN_SECONDS)
-        code = self.process.exitcode
-        if code is None:
-            return "closed its pipe"
-        if code < 0:
-            return f"was killed by signal {-code} ({_signal_name(-code)})"
-        return f"ended with exit code {code}"
+        return obituary(self.process.exitcode)
 
     def kill(self) -> None:
         self.process.kill()
         self._pipe.close()
 
 
-def _signal_name(number: int) -> str:
+def obituary(code: int | None) -> str:
+    """How a process ended, by its exit code."""
+    if code is None:
+        return "closed its pipe"
+    if code >= 0:
+        return f"ended with exit code {code}"
     try:
-        return signal.Signals(number).name
+        name = signal.Signals(-code).name
     except ValueError:
-        return "unknown"
+        name = "unknown"
+    return f"was killed by signal {-code} ({name})"
 
 
 def serve(pipe: Connection, address: str) -> None:

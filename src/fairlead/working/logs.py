@@ -1,0 +1,88 @@
+"""How a worker's log is written: lines for people, or one JSON object a line for machines; and what is said of a message that ended."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.errors import DestinationUnwell, Reject, Retry
+
+if TYPE_CHECKING:
+    from fairlead.message import Lease
+
+log = logging.getLogger("fairlead.worker")
+
+FIELDS = "fairlead"
+"""The attribute of a log record that holds what the line is about, field by field."""
+
+TEXT = "%(asctime)s %(levelname)-7s %(message)s"
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, logger, event, the error if there is one, and what it is about."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "process": record.process,
+            "event": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info is not None and record.exc_info[0] is not None:
+            line["traceback"] = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+class Style(msgspec.Struct, frozen=True):
+    """What a program has chosen, so that the processes it starts write the same."""
+
+    level: int = logging.INFO
+    as_json: bool = False
+
+    @staticmethod
+    def present() -> Style:
+        """That of this process."""
+        root = logging.getLogger()
+        if not root.handlers:
+            return Style()
+        return Style(root.getEffectiveLevel(), any(isinstance(handler.formatter, JsonLines) for handler in root.handlers))
+
+    def apply(self) -> None:
+        """Write so from now on, unless the program has set up logging itself."""
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonLines() if self.as_json else logging.Formatter(TEXT))
+        logging.basicConfig(level=self.level, handlers=[handler])
+
+
+def tell(lease: Lease, error: BaseException | None, cost_us: int) -> None:
+    """One line about how a handler ended."""
+    match error:
+        case None:
+            level, what = logging.DEBUG, f"done in {cost_us / 1000:.1f} ms"
+        case Reject():
+            level, what = logging.WARNING, f"rejected: {error.reason}"
+        case Retry():
+            level, what = logging.INFO, f"attempt {lease.attempt} asks to be tried again: {error}"
+        case DestinationUnwell():
+            level, what = logging.WARNING, f"the topic rests: {error}"
+        case _:
+            level, what = logging.WARNING, f"attempt {lease.attempt} failed: {_shortly(error)}"
+    if log.isEnabledFor(level):
+        about = {"message": lease.id, "topic": lease.topic, "attempt": lease.attempt, "seconds": cost_us / 1_000_000}
+        if error is not None:
+            about["error"] = type(error).__name__
+        log.log(level, "message %s in %s: %s", lease.id, lease.topic, what, extra={FIELDS: about})
+
+
+def _shortly(error: BaseException) -> str:
+    """Type, first line, and where; the whole is kept with the message."""
+    said = str(error).partition("\n")[0]
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
