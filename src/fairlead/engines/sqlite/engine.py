@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from contextlib import contextmanager
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from fairlead.message import Draft, Receipt, Settlement
+
+log = logging.getLogger("fairlead.engine")
+
+CLOCK_SLACK_US = SECOND
+"""A machine's clock may be so far behind the store's time before it is worth a word."""
+
+WARN_EVERY = 60.0
+"""Seconds between two such words."""
 
 SOON_US = round(LOOK_AGAIN * SECOND)
 """A waiter looks by itself that often; what is due sooner has to ring."""
@@ -80,6 +89,7 @@ class Core:
         self._settle_limits(settings)
         self._bell = Doorbell(path, self._look)
         self._closed = False
+        self._warned = -WARN_EVERY
 
     # Opening
 
@@ -119,6 +129,8 @@ class Core:
                 with store.writing(durable=durable) as connection:
                     memory.check(connection, store.commits)
                     turn = Turn(connection, self._rules, _clock() if now_us is None else now_us, memory)
+                    if now_us is None:
+                        self._look_at_clock(turn)
                     yield turn
                     turn.flush()
                 memory.committed(store.commits)
@@ -128,6 +140,17 @@ class Core:
                 raise
         for pool in turn.rang:
             self._bell.ring(pool)
+
+    def _look_at_clock(self, turn: Turn) -> None:
+        """The store's time never goes back: where the machine's clock was set back it stands still, which somebody should know."""
+        behind = turn.now - _clock()
+        if behind > CLOCK_SLACK_US and time.monotonic() - self._warned >= WARN_EVERY:
+            self._warned = time.monotonic()
+            log.warning(
+                "%s: this machine's clock is %.0f s behind the time of the store, which stands still until then: delays, rates and leases "
+                "wait, nothing is lost; was the clock set back?",
+                self._store.name, behind / SECOND,
+            )  # fmt: skip
 
     # The hot path
 

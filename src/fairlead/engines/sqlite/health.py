@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fairlead.engines.base import Check
 from fairlead.engines.sqlite import messages, views
-from fairlead.engines.sqlite.rows import DEAD, LEASES_END, READY
+from fairlead.engines.sqlite.rows import DEAD, LEASES_END, READY, Lane
 
 if TYPE_CHECKING:
     from fairlead.engines.sqlite.store import Store
@@ -29,6 +29,7 @@ def check_file(store: Store) -> list[Check]:
 def check_parts(turn: Turn, *, repair: bool) -> list[Check]:
     """Whether messages, orders, counts, leases and totals agree; mended where asked for. What was lost is counted."""
     checks = [
+        _memory(turn),
         _entries_without_message(turn, repair=repair),
         _messages_nowhere(turn, repair=repair),
         _leases_without_end(turn, repair=repair),
@@ -45,6 +46,17 @@ def _finding(name: str, count: int, what: str, *, repair: bool) -> Check:
     if not count:
         return Check(name, ok=True, detail="fine")
     return Check(name, repair, f"{count:,} {what}" + (", mended" if repair else ""), "" if repair else MEND)
+
+
+def _memory(turn: Turn) -> Check:
+    """What this process remembers of lanes must be what the file says; what is wrong is forgotten."""
+    wrong = 0
+    for row in turn.all("lanes_all", views.ALL):
+        remembered = turn.memory.lanes.get(row[0])
+        if remembered is not None and remembered.standing() + remembered.counts() != (read := Lane(*row)).standing() + read.counts():
+            wrong += 1
+            turn.memory.drop(remembered)
+    return _finding("memory", wrong, "lanes that this process remembered wrongly, mended", repair=False)
 
 
 def _entries_without_message(turn: Turn, *, repair: bool) -> Check:

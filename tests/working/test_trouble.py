@@ -1,0 +1,112 @@
+"""What the machine does to a worker: a clock that is set, a disk that is full."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fairlead import Fairlead, Message
+from fairlead.engines.sqlite import desk, engine
+
+HOUR = 3600
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """From now on the machine's clock is that far off."""
+    for module in (engine, desk):
+        monkeypatch.setattr(module, "_clock", lambda: time.time_ns() // 1000 + round(seconds * 1_000_000))
+
+
+def test_a_clock_that_is_set_back_holds_nothing_up_that_is_ready(
+    app: Fairlead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is ready goes on, what waits for a time waits, nothing is lost; and it is told where and what to do."""
+    app.policy("t", lease=5)
+    app.publish_many(Message("t", n) for n in range(20))
+    app.publish("t", "later", delay=60)
+    seen: list[object] = []
+
+    @app.handler("t")
+    async def handle(message: Message) -> None:
+        if message.body == 3:
+            set_clock(monkeypatch, -HOUR)
+        seen.append(message.body)
+        await asyncio.sleep(0)
+
+    with caplog.at_level(logging.WARNING, "fairlead.engine"):
+        app.run_worker(burst=True, concurrency=1)
+        app.publish_many(Message("t", n) for n in range(20, 40))
+        app.run_worker(burst=True)
+    assert sorted(each for each in seen if isinstance(each, int)) == list(range(40))
+    assert app.engine.overview().waiting == 1
+    (told,) = caplog.messages
+    assert "clock is 3600 s behind the time of the store" in told or "clock is 3599 s behind" in told
+    assert str(app.url.removeprefix("sqlite:///")) in told
+    set_clock(monkeypatch, 120)
+    app.run_worker(burst=True)
+    assert seen[-1] == "later"
+
+
+def test_a_clock_that_is_set_forward_takes_leases_back_and_loses_nothing(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running handler's lease is over: it is stopped, and the message handed out again. What is due is due once."""
+    app.policy("t", lease=5, retries=0)
+    app.publish("t", "long")
+    app.publish("t", "later", delay=600)
+    seen: list[object] = []
+
+    @app.handler("t")
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+        if seen == ["long"]:
+            set_clock(monkeypatch, HOUR)
+            app.engine.tick()  # as any other worker would
+            await asyncio.sleep(60)
+
+    began = time.monotonic()
+    summary = app.run_worker(burst=True, concurrency=2)
+    assert time.monotonic() - began < 30
+    assert seen.count("later") == 1
+    assert seen.count("long") == 2
+    assert (summary.acked, summary.died) == (2, 0)
+
+
+def test_a_full_disk_is_told_to_publishers_and_the_worker_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    """Through the application: one clear error, all that was accepted is handled."""
+    program = """
+import resource, signal, sys
+from fairlead import EngineUnavailable, Fairlead, Message
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+app = Fairlead(sys.argv[1])
+done = []
+@app.handler("*")
+async def handle(message): done.append(message.body)
+app.publish("a", 0)
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, most))
+accepted, told = 1, ""
+try:
+    while accepted < 100_000:
+        app.publish("a", accepted, headers={"h": "x" * 1000})
+        accepted += 1
+except EngineUnavailable as error:
+    told = str(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+app.publish("a", accepted)
+app.run_worker(burst=True)
+print(sorted(done) == list(range(accepted + 1)), accepted > 1, told)
+"""
+    source = str(Path(__file__).parents[2] / "src")
+    told = subprocess.run(
+        [sys.executable, "-c", program, f"sqlite:///{tmp_path}/q.db"],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source}, timeout=60,
+    ).stdout  # fmt: skip
+    assert told.startswith("True True ")
+    assert "q.db" in told
+    assert "disk" in told
