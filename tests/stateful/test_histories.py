@@ -249,6 +249,8 @@ class Histories(RuleBasedStateMachine):
         self.busy = chance.choice(BUSY)
         for _ in range(chance.randint(1, 4)):
             for step in (self.put, self.lease, self.settle):
+                if chance.random() < 0.2:
+                    self.twins.change_over()
                 if step != self.settle or self.held:
                     step(chance)
                     self.the_twins_are_the_same()
@@ -305,6 +307,10 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         self.twins.crash()
+
+    @rule()
+    def change_over(self) -> None:
+        self.twins.change_over()
 
     # Administration
 

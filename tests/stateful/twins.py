@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from fairlead.engines.base import Settings
+from fairlead.engines.base import FullEngine, Settings
 from fairlead.errors import FairleadError
 from fairlead.message import Lease
 from fairlead.policy import Tier
@@ -53,25 +53,35 @@ class Names:
 
 
 class Twins:
-    """One engine of the table, and the model."""
+    """One engine of the table (two objects of it, where several processes may use one store), and the model."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         self._name = name
         self._settings = Settings(tiers=TIERS, random=lambda: RANDOM, durability="memory", **settings)
         self._folder = Path(tempfile.mkdtemp())
-        self.engine = ENGINES[name](self._folder, self._settings)
+        self.engine = self._open()
+        self._idle = [self._open()] if self.engine.capabilities.processes else []  # as another process would have it
         self.model = Model(TIERS, random=lambda: RANDOM, **settings)
         self.names = Names()
         self.now = START
+
+    def _open(self) -> FullEngine:
+        return ENGINES[self._name](self._folder, self._settings)
 
     def crash(self) -> None:
         """The engine goes away and is opened again, where it keeps anything."""
         if self.engine.capabilities.persistent:
             self.engine.close()
-            self.engine = ENGINES[self._name](self._folder, self._settings)
+            self.engine = self._open()
+
+    def change_over(self) -> None:
+        """What follows is done by another process on the same store, where there may be several."""
+        self._idle.append(self.engine)
+        self.engine = self._idle.pop(0)
 
     def close(self) -> None:
-        self.engine.close()
+        for engine in (self.engine, *self._idle):
+            engine.close()
         shutil.rmtree(self._folder)
 
     def call(self, operation: str, engines: tuple[Any, ...], models: tuple[Any, ...] | None = None, **options: Any) -> tuple[Any, Any]:
