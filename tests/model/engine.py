@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import msgspec
 
 from fairlead.engines import fairness
 from fairlead.engines.base import BRING_IN, REST_FIRST_US, REST_MOST_US, UNHANDLED_DEAD_US, UNHANDLED_FIRST_US, UNHANDLED_MOST_US
-from fairlead.errors import BadMessage
+from fairlead.errors import BacklogFull, BadMessage
 from fairlead.message import Batch, Draft, Lease, Receipt, Settlement
 from fairlead.policy import Resolved
 from tests.model.lanes import Lanes
@@ -475,6 +476,7 @@ class Engine(Lanes):
     ) -> list[str]:
         if not settlements:
             return []
+        before = deepcopy(self.__dict__) if publish else {}
         follow = {n: self._derived(settlements[n], drafts) for n, drafts in (publish or {}).items()}
         self._check_drafts([draft for drafts in follow.values() for draft in drafts], self._time(now_us))
         self.now = self._time(now_us)
@@ -482,7 +484,10 @@ class Engine(Lanes):
         answers = [self._settle(settlement, ended) for settlement in settlements]
         for lane in ended:
             self._place(lane)
-        self._put([draft for n, answer in enumerate(answers) if answer == "acked" for draft in follow.get(n, ())])
+        receipts = self._put([draft for n, answer in enumerate(answers) if answer == "acked" for draft in follow.get(n, ())])
+        if any(receipt.outcome == "refused" for receipt in receipts):
+            self.__dict__ = before
+            raise BacklogFull("a message published with an ack is refused")
         return answers
 
     def _derived(self, settlement: Settlement, drafts: Sequence[Draft]) -> list[Draft]:

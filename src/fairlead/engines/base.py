@@ -231,7 +231,8 @@ class Engine(Protocol):
         End leases; answers one of `fairlead.message.SETTLED` for each.
 
         `publish`: messages to be put together with the settlement at that position, if it is an ack that succeeds; their
-        ids are derived from its message (`<id>:<position>`) where they have none, and sticky.
+        ids are derived from its message (`<id>:<position>`) where they have none, and sticky. One that cannot be published
+        (BadMessage, BacklogFull) fails the whole call, and nothing is changed.
         """
         ...
 

@@ -10,6 +10,7 @@ from fairlead.engines import base, fairness
 from fairlead.engines.sqlite import merging, messages, putting
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END, PARTITION, Held, Lane, Row
 from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US
+from fairlead.errors import BacklogFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ class Outdated(Exception):  # never leaves the engine
 
 
 def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]) -> list[str]:
-    """End each lease as it says; publish what goes with the acks that succeed. Raises Outdated."""
+    """End each lease as it says; publish what goes with the acks that succeed. Raises Outdated, BacklogFull."""
     left, lanes = _quick_acks(turn, settlements)
     answers = ["acked"] * len(settlements)
     parents = {n: messages.made_id(turn, settlements[n].handle) for n in publish}
@@ -43,7 +44,9 @@ def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, 
     _stand(turn, lanes.values())
     drafts = [draft for n in sorted(publish) if answers[n] == "acked" for draft in _derived(publish[n], parents[n])]
     if drafts:
-        putting.put(turn, drafts)
+        for receipt in putting.put(turn, drafts):
+            if receipt.outcome == "refused":
+                raise BacklogFull(f"message {receipt.id}, published with an ack: {receipt.reason}; nothing was changed", [receipt])
     return answers
 
 

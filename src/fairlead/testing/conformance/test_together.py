@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairlead.errors import TopicInUse
+from fairlead.errors import BacklogFull, TopicInUse
 from fairlead.message import Draft, Settlement
 from fairlead.policy import Gate, Tier
 from fairlead.testing.bench import EngineBench
@@ -28,6 +28,20 @@ def test_what_is_published_with_an_ack_is_told_apart_also_at_most_once(bench: En
     settlements = [Settlement(lease.handle, lease.fence) for lease in bench.lease()]
     bench.engine.settle(settlements, publish={n: [Draft("next", b"x")] for n in range(2)}, now_us=bench.now)
     assert bench.waiting("next") == 2
+
+
+def test_an_ack_whose_next_message_is_refused_changes_nothing(bench: EngineBench) -> None:
+    """Both or none: what was to be published is not lost without a word."""
+    bench.policy("next", max_backlog=1)
+    bench.put("next", "1")
+    bench.put("a", "1")
+    (lease,) = bench.lease(topics=["a"])
+    settlement = Settlement(lease.handle, lease.fence)
+    with pytest.raises(BacklogFull):
+        bench.engine.settle([settlement], publish={0: [Draft("next", b"2")]}, now_us=bench.now)
+    bench.run(topics=["next"])
+    assert bench.engine.settle([settlement], publish={0: [Draft("next", b"2")]}, now_us=bench.now) == ["acked"]
+    assert bench.waiting("next") == 1
 
 
 def test_an_unwell_destination_rests_also_at_most_once(bench: EngineBench) -> None:
