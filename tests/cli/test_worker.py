@@ -45,14 +45,48 @@ def test_a_burst(tmp_path: Path, target: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "told"),
-    [("nothing:app", 'no module "nothing"'), ("shop:nothing", "shop:app"), ("shop:thing", "int"), ("broken:app", "absent_library")],
+    [
+        ("nothing:app", 'no module "nothing"'),
+        ("shop:nothing", "shop:app"),
+        ("shop:thing", "int"),
+        ("broken:app", "absent_library"),
+        ("shop.py", "write shop:app"),
+        ("./shop.py:app", "write shop:app"),
+        ("policy:app", "rate"),
+    ],
 )
 def test_what_was_not_found(tmp_path: Path, target: str, told: str) -> None:
     """An application that cannot be found is one line that names it, and exit code 2."""
     (tmp_path / "shop.py").write_text(APP)
     (tmp_path / "broken.py").write_text("import absent_library\n")
+    (tmp_path / "policy.py").write_text("from fairlead import Fairlead\napp = Fairlead()\napp.policy('a', rate=-1)\n")
     result = run(tmp_path, "worker", target)
     assert result.returncode == 2
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("source", "told"), [("def x(:\n", "SyntaxError"), ("import helper\n", "ZeroDivisionError: division by zero")])
+def test_a_module_that_fails_shows_where(tmp_path: Path, source: str, told: str) -> None:
+    """The user's own lines and nothing of ours, then one line, and exit code 2."""
+    (tmp_path / "shop.py").write_text(source)
+    (tmp_path / "helper.py").write_text("1 / 0\n")
+    result = run(tmp_path, "worker", "shop:app")
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith(f"fairlead: shop:app: importing shop failed: {told}")
+    assert "shop.py" in result.stderr
+    assert ("helper.py" in result.stderr) == (told != "SyntaxError")
+    assert "click" not in result.stderr
+    assert "importlib" not in result.stderr
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(("source", "told", "code"), [("", "no handlers", 2), ('app.handler("*")(print)\n', "no/such does not exist", 3)])
+def test_what_cannot_be_served_is_told_once(tmp_path: Path, processes: str, source: str, told: str, code: int) -> None:
+    """One line and its exit code, however many processes were asked for."""
+    (tmp_path / "shop.py").write_text(f'from fairlead import Fairlead\napp = Fairlead("sqlite:///no/such/work.db")\n{source}')
+    result = run(tmp_path, "worker", "shop:app", "--processes", processes)
+    assert result.returncode == code, result.stderr
     assert told in result.stderr
     assert result.stderr.count("\n") == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -35,6 +36,9 @@ def child(message):
     what = message.topic.removeprefix("child.")
     if what == "kill":
         os.kill(os.getpid(), 9)
+    if what == "sleep":
+        note("sleeping")
+        time.sleep(60)
     if what == "exit":
         os._exit(7)
     if what == "system_exit":
@@ -121,6 +125,24 @@ def test_signals_of_a_handler_come_over(app: Fairlead) -> None:
     assert app.topic("child.unwell").stats().waiting == 1
 
 
+def test_a_lost_lease_kills_its_child(app: Fairlead, tmp_path: Path) -> None:
+    """When the lease is gone the handler is ended for good, and another message gets a fresh child."""
+    app.policy("*", lease=0.5)
+    app.publish("child.sleep")
+    with Running(app, concurrency=1):
+        until(lambda: (tmp_path / "sleeping").exists() and (tmp_path / "sleeping").read_text(), 20)
+        child = int((tmp_path / "sleeping").read_text())
+        app.topic("child.sleep").delete()
+        until(lambda: not runs(child), 20)
+        app.publish("child.fine")
+        until(lambda: app.topic("child.fine").stats().done, 20)
+
+
+def runs(pid: int) -> bool:
+    """Whether a child of ours is still there."""
+    return any(child.pid == pid for child in multiprocessing.active_children())
+
+
 def test_a_child_serves_many_messages(app: Fairlead, tmp_path: Path) -> None:
     """Children are kept between messages."""
     app.publish_many(Message("child.fine", n) for n in range(30))
@@ -197,6 +219,14 @@ def test_several_processes_need_an_importable_application(tmp_path: Path) -> Non
     app = Fairlead(f"sqlite:///{tmp_path}/x.db")
     app.handler("*")(print)
     with pytest.raises(UsageError, match="top of a module"):
+        app.run_worker(processes=2)
+
+
+def test_several_processes_need_a_store_that_they_share() -> None:
+    """What lives in memory is not there for another process."""
+    app = Fairlead("sqlite://")
+    app.handler("*")(print)
+    with app, pytest.raises(UsageError, match="this process alone"):
         app.run_worker(processes=2)
 
 

@@ -6,14 +6,20 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairlead.errors import UsageError
+from fairlead.errors import FairleadError, UsageError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from fairlead import Fairlead
+
+
+_OTHERS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(importlib.__file__) + os.sep)
+"""Where frames of an import are that are not the user's: this package, and the import system."""
 
 
 def load_app(target: str) -> Fairlead:
@@ -24,7 +30,7 @@ def load_app(target: str) -> Fairlead:
     if here not in sys.path:
         sys.path.insert(0, here)
     module_name, _, attribute = target.partition(":")
-    if not attribute and not _is_module(module_name) and "." in module_name:
+    if not attribute and "." in module_name and not module_name.endswith(".py") and not _is_module(module_name):
         module_name, _, attribute = module_name.rpartition(".")
     module = _import(target, module_name)
     if not attribute:
@@ -51,9 +57,25 @@ def _is_module(name: str) -> bool:
 
 
 def _import(target: str, name: str) -> ModuleType:
+    if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        hint = Path(name).stem if name.endswith(".py") or os.sep in name else "module"
+        raise UsageError(f'{target}: expected a module as Python imports it, not a file; write {hint}:app for the "app" in {hint}.py')
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise UsageError(f'{target}: there is no module "{error.name}" in {os.getcwd()} or among the installed packages') from error
         raise UsageError(f'{target}: importing {name} failed: it needs the module "{error.name}", which is not installed') from error
+    except FairleadError as error:
+        raise UsageError(f"{target}: importing {name} failed: {error}") from error
+    except Exception as error:
+        _print_own_frames(error)
+        raise UsageError(f"{target}: importing {name} failed: {type(error).__name__}: {error}") from error
+
+
+def _print_own_frames(error: Exception) -> None:
+    """Where in the user's modules it happened; how we came there is nobody's business."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(("<frozen", *_OTHERS))]
+    sys.stderr.writelines(traceback.format_list(frames))
+    if isinstance(error, SyntaxError):
+        sys.stderr.writelines(traceback.format_exception_only(error)[:-1])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairlead.working.worker import Worker
+from fairlead.errors import UsageError
+from fairlead.working.worker import Worker, check_handlers
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
@@ -13,8 +14,11 @@ if TYPE_CHECKING:
 
 def run_worker(app: Fairlead, options: Options) -> Summary:
     """Handle messages until told to stop."""
+    check_handlers(app.handlers)
     if options.processes > 1 or options.reload:
         from fairlead.working.supervisor import Supervisor, address_of  # noqa: PLC0415  # most workers need no supervisor
 
+        if not app.engine.capabilities.processes:  # opened here, too: what cannot be is told once
+            raise UsageError(f"run_worker: {app.url} lives in this process alone; several processes, and reload, need a store that they share")
         return Supervisor(address_of(app), options).run()
     return Worker(app.engine, app.handlers, options).run()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.errors import FairleadError, UsageError
+from fairlead.errors import EngineUnavailable, FairleadError, UsageError
 from fairlead.working import logs
 from fairlead.working.executors.processes import obituary
 from fairlead.working.options import Options, Summary
@@ -44,8 +44,8 @@ HEALTHY_SECONDS = 30.0
 LOOK_SECONDS = 1.0
 """How often source files are looked at in development."""
 
-USAGE, RELOAD = 2, 3
-"""Exit codes of a worker: the program has to be changed; the code has changed."""
+USAGE, AWAY, RELOAD = 2, 3, 4
+"""Exit codes of a worker: the program has to be changed; the engine is away, try again; the code has changed."""
 
 
 def address_of(app: Fairlead) -> str:
@@ -180,8 +180,8 @@ def work(address: str, options: Options, style: logs.Style, answers: Connection)
         app: Fairlead = getattr(importlib.import_module(module), name)
         worker = Worker(app.engine, app.handlers, options)
     except FairleadError as error:
-        log.error("worker: %s", error)  # noqa: TRY400  # one line; the error says all
-        sys.exit(USAGE)
+        log.error("the worker cannot start: %s", error)  # noqa: TRY400  # one line; the error says all
+        sys.exit(AWAY if isinstance(error, EngineUnavailable) else USAGE)
     _watch_parent(worker)
     changed = _watch_files(worker) if options.reload else None
     summary = worker.run((signal.SIGTERM,))

@@ -59,12 +59,17 @@ STOP_SECONDS = 10.0
 """How long the last settlements may take."""
 
 
+def check_handlers(handlers: Handlers) -> None:
+    """Raises UsageError where there are none."""
+    if not len(handlers):
+        raise UsageError("run_worker: the application has no handlers; register one with @app.handler or @app.task")
+
+
 class Worker:
     """Handles messages with an application's handlers until it is told to stop. Used once."""
 
     def __init__(self, engine: FullEngine, handlers: Handlers, options: Options) -> None:
-        if not len(handlers):
-            raise UsageError("worker: the application has no handlers; register one with @app.handler or @app.task")
+        check_handlers(handlers)
         self._engine = engine
         self._handlers = handlers
         self._options = options

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairlead.errors import DestinationUnwell, Reject, Retry
 from fairlead.working.limits import SoftTimeLimit
+from fairlead.working.logs import Style
 from fairlead.working.settle import ChildDied, RemoteFailure, text_of
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class _Child:
         self.address = address
         self.is_stopped = False
         self._pipe, theirs = _SPAWN.Pipe()
-        self.process = _SPAWN.Process(target=serve, args=(theirs, address), name="fairlead-child", daemon=True)
+        self.process = _SPAWN.Process(target=serve, args=(theirs, address, Style.present()), name="fairlead-child", daemon=True)
         self.process.start()
         theirs.close()
 
@@ -126,8 +127,9 @@ def obituary(code: int | None) -> str:
     return f"was killed by signal {-code} ({name})"
 
 
-def serve(pipe: Connection, address: str) -> None:
+def serve(pipe: Connection, address: str, style: Style) -> None:
     """What a child does: answer calls until the pipe is closed."""
+    style.apply()
     # A Ctrl-C in the terminal reaches the whole group; when this process ends is the worker's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(EOFError, OSError):
