@@ -25,10 +25,12 @@ demo: $(READY) ## 1,000 merchants, one floods, one fails: half a minute in the t
 test: $(READY) ## all tests; make test ARGS="tests/conformance -k rate" for some
 	$(BIN)/python -m pytest -n auto $(ARGS)
 
-lint: $(READY) ## ruff, mypy, the layers
+lint: $(READY) ## ruff, mypy, pyright, the layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@if command -v node >/dev/null 2>&1; then echo $(BIN)/pyright; PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright; \
+	else echo "pyright: left out, it needs node (mypy has read the same tests of the types)"; fi
 	$(BIN)/lint-imports --no-cache
 
 fmt: $(READY) ## format and mend what ruff can

@@ -126,7 +126,7 @@ WRONG_CALLS: list[tuple[Callable[[Fairlead], object], str]] = [
     (lambda app: app.lease(topics=[]), "lease: expected topics to name at least one"),
     (lambda app: app.lease(topics=["push.*"]), "lease: expected topics to be names, got the pattern"),
     (lambda app: app.lease(pool=""), "lease: expected pool"),
-    (lambda app: app.publish_many(Message("a")), "publish_many: expected messages one after the other"),
+    (lambda app: app.publish_many(Message("a")), "publish_many: expected messages one after the other"),  # type: ignore[arg-type]
     (lambda app: app.publish_many(5), "publish_many: expected messages"),  # type: ignore[arg-type]
     (lambda app: app.publish_many([], timeout="soon"), "publish_many: timeout"),
     (lambda app: app.topic("a").wait_done("soon"), "wait_done: timeout"),

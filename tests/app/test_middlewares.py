@@ -154,7 +154,7 @@ def test_an_error_in_a_stream_is_told_to_what_was_not_published(app: Fairlead) -
 def test_what_is_no_middleware(app: Fairlead) -> None:
     """A function that does not yield, or yields something else, or twice, is told by its name."""
     with pytest.raises(UsageError, match="around_publish: expected a function that yields once"):
-        app.around_publish(lambda message: message)  # type: ignore[arg-type, return-value, type-var]
+        app.around_publish(lambda message: message)
     with pytest.raises(UsageError, match="around_handling: expected a function that yields once"):
         app.around_handling(print)  # type: ignore[type-var]
 

@@ -124,7 +124,7 @@ def test_bad_options(app: Fairlead, options: dict[str, Any], told: str) -> None:
 def test_unknown_options_are_corrected(app: Fairlead) -> None:
     """An unknown option is an error that says what was probably meant."""
     with pytest.raises(UsageError, match='did you mean "priority"'):
-        app.publish("t", 1, prioriti=5)  # type: ignore[arg-type]
+        app.publish("t", 1, prioriti=5)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match='did you mean "namespace"'):
         Fairlead("sqlite://", namspace="x")  # type: ignore[arg-type]
 

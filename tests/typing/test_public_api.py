@@ -1,0 +1,92 @@
+"""
+What type checkers make of the public face: `make lint` reads this file with mypy and, where node is there, with pyright.
+
+`assert_type` says what must come out. A wrong call is marked with the error that it must be: an error that no longer comes is
+an unused ignore, and that is an error too. Nothing here is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, assert_type
+
+from fairlead import Delivery, Fairlead, Message, Receipt, Stats, Summary, Task, Topic
+
+
+def test_is_for_type_checkers() -> None:
+    """The names that are checked below are there."""
+    assert all((Delivery, Fairlead, Message, Receipt, Stats, Summary, Task, Topic))
+
+
+if TYPE_CHECKING:
+    app = Fairlead()
+
+    # Tasks keep the arguments of their function, with and without parentheses.
+
+    @app.task
+    def plain(number: int, *, text: str = "") -> float: ...
+
+    @app.task(topic="mail.{customer}", rate="10/s", time_limit="1m")
+    async def mail(customer: str, template: str) -> bool: ...
+
+    assert_type(plain(1, text="x"), float)
+    assert_type(plain.delay(1, text="x"), Receipt)
+    assert_type(mail.delay("acme", template="welcome"), Receipt)
+
+    plain.delay("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    plain.delay(1, text=2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    plain.delay()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    plain.delay(1, txt="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    mail.delay("acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    app.task("mail")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    # Publishing: the same options everywhere.
+
+    topic = app.topic("push.acme")
+    assert_type(app.publish("push.acme", {"order": 1}, key="k", delay="10m", headers={"a": "b"}, timeout=1), Receipt)
+    assert_type(topic.publish(priority=5), Receipt)
+    assert_type(app.publish_many(Message("push.acme", n) for n in range(3)), list[Receipt])
+    app.publish("push.acme", 1, prioriti=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    topic.publish(1, prioriti=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    topic.publish(1, priority="high")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.publish_many([1])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+
+    async def twins() -> None:
+        assert_type(await app.apublish("push.acme", ttl="1h"), Receipt)
+        assert_type(await topic.apublish(1, at_front=True), Receipt)
+        assert_type(await app.apublish_many([Message("push.acme")]), list[Receipt])
+        assert_type(await app.alease(10, wait="5s"), list[Delivery])
+        assert_type(await topic.astats(), Stats)
+        assert_type(await mail("acme", "welcome"), bool)
+        assert_type(await mail.adelay("acme", "welcome"), Receipt)
+        await mail(customer=1, template="x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await mail.adelay("acme", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        await topic.await_done(tiemout=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+    # Handlers stay what they were.
+
+    @app.handler("push.*", concurrency=5, isolation="process")
+    def handle(message: Message) -> None: ...
+
+    assert_type(handle(Message("push.acme")), None)
+    app.handler("push.*", isolation="fork")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.handler("push.*", batc=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    # Middlewares and hooks are functions of the right shape.
+
+    @app.around_publish
+    def stamp(message: Message) -> Generator[Message, Receipt, None]:
+        assert_type((yield message), Receipt)
+
+    @app.around_handling
+    def measure(message: Message) -> Generator[None, None, None]:
+        yield
+
+    @app.on_dead
+    def report(message: Message, error: BaseException) -> None: ...
+
+    @app.on_dead  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
+    def too_few(message: Message) -> None: ...
+
+    assert_type(app.run_worker(concurrency=5, burst=True, grace="1m"), Summary)
+    app.run_worker(concurency=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
