@@ -347,11 +347,12 @@ class Engine(Lanes):
                 line.append(lane)
         return taken
 
-    def _visit(self, call: Call, lane: Lane, room: int, lanes: int) -> int:
-        """Take what all limits admit, and advance the lane's virtual time, in one step."""
+    def _visit(self, call: Call, lane: Lane, room: int, lanes: int, topic: str | None = None) -> int:
+        """Take what all limits admit (of a bucket of which one topic was named, that topic's), and advance its virtual time, in one step."""
         policy = self._policy(lane)
         call.visited.append(lane)
-        take = min(room, fairness.chunk(room, lanes, policy.weight), self._allowance(lane, policy))
+        ready = [message for message in self._ready(lane) if topic in (None, message.topic)]
+        take = min(room, len(ready), fairness.chunk(room, lanes, policy.weight), self._allowance(lane, policy))
         if policy.gate is not None:
             take = min(take, self._gate_room(policy.gate))
         if policy.limited:
@@ -362,7 +363,7 @@ class Engine(Lanes):
         if policy.gate is not None:
             self._take_from_gate(self.gates[policy.gate], take)
         self._charge(lane, policy, take)
-        for message in self._ready(lane)[:take]:
+        for message in ready[:take]:
             self._hand_out(call, message, policy)
         return take
 
@@ -443,7 +444,7 @@ class Engine(Lanes):
                     continue
                 if not call.startable and self._policy(lane).limited:
                     return
-                room -= self._visit(call, lane, room, 1)
+                room -= self._visit(call, lane, room, 1, topic)
 
     # Leases
 

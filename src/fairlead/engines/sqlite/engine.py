@@ -15,7 +15,6 @@ from fairlead.engines.base import BRING_IN, Capabilities, Settings
 from fairlead.engines.sqlite import housekeeping, messages, putting, serving, settling
 from fairlead.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
 from fairlead.engines.sqlite.memory import Memory
-from fairlead.engines.sqlite.rows import AT_GATE, RUNNABLE
 from fairlead.engines.sqlite.statements import SQL
 from fairlead.engines.sqlite.store import Store
 from fairlead.engines.sqlite.turn import Rules, Turn
@@ -253,10 +252,10 @@ class Core:
             turn.load_names(names)
             for name in names:
                 lane = turn.find_lane(name)
-                if lane is not None and turn.bands[lane.band].pool == pool:
-                    gate = turn.gate(lane.gate) if lane.gate is not None else None
-                    if lane.place == RUNNABLE or (lane.place == AT_GATE and gate is not None and gate.room(turn.now)):
-                        return True
+                if lane is None or turn.bands[lane.band].pool != pool or not serving.can_deliver(turn, lane):
+                    continue
+                if lane.topic is not None or turn.one("folded_heads", topic, 1) is not None:
+                    return True
         return False
 
 

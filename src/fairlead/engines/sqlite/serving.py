@@ -47,7 +47,7 @@ def lease(turn: Turn, room: int, pool: str, topics: Sequence[str] | None, starta
         serving.serve_pool(pool, room)
     else:
         serving.serve_topics(topics, pool, room)
-    leases = _HandOut(turn, record_start=record_start).run(serving.visits)
+    leases = _HandOut(turn, serving.picked, record_start=record_start).run(serving.visits)
     for lane in serving.visited.values():
         turn.place(lane)
     return leases
@@ -136,6 +136,8 @@ class _Serving:
         self.startable = startable
         self.visits: list[tuple[Lane, int]] = []
         self.visited: dict[int, Lane] = {}
+        self.picked: dict[int, list[int]] = {}
+        """Of buckets of which only some topics may be served: the messages, in the order of the visits."""
         self.withheld = False
 
     def serve_pool(self, pool: str, room: int) -> None:
@@ -266,14 +268,26 @@ class _Serving:
                     continue
                 if not self.startable and turn.rule(lane).limited:
                     return
-                room -= self.visit(lane, turn.bands[lane.band], room, 1)
+                if lane.topic is None:
+                    room -= self._visit_folded(lane, topic, room)
+                else:
+                    room -= self.visit(lane, turn.bands[lane.band], room, 1)
+
+    def _visit_folded(self, lane: Lane, topic: str, room: int) -> int:
+        """Of a bucket take only the messages of one topic."""
+        picked = self.picked.setdefault(lane.lane, [])
+        found = [mid for (mid,) in self.turn.all("folded_heads", topic, room + len(picked)) if mid not in picked][:room]
+        taken = self.visit(lane, self.turn.bands[lane.band], len(found), 1) if found else 0
+        picked += found[:taken]
+        return taken
 
 
 class _HandOut:
     """Fetches the messages of the visits and makes their leases."""
 
-    def __init__(self, turn: Turn, *, record_start: bool) -> None:
+    def __init__(self, turn: Turn, picked: dict[int, list[int]], *, record_start: bool) -> None:
         self.turn = turn
+        self._picked = picked
         self.record_start = record_start
         self._made: list[Lease] = []
         self._leases: list[tuple[Any, ...]] = []
@@ -312,18 +326,26 @@ class _HandOut:
         for lane, take in visits:
             wanted[lane.lane] = wanted.get(lane.lane, 0) + take
         stock: dict[int, list[Any]] = {number: [] for number in wanted}
-        singles = [number for number, take in wanted.items() if take == 1]
+        singles = [number for number, take in wanted.items() if take == 1 and number not in self._picked]
         if singles:
             for found in turn.all("heads", _dumps(singles)):
                 stock[found[1]].append(found)
         for number, take in wanted.items():
-            if take > 1:
+            if number in self._picked:
+                stock[number] = self._fetch_picked(self._picked[number])
+            elif take > 1:
                 stock[number] = turn.all("head_of", number, take)
         rare = [found[0] for several in stock.values() for found in several if found[_RARE]]
         if rare:
             self._rare = {row[0]: Row(*row) for row in turn.all("messages_by_number", _dumps(rare))}
-        turn.run_many("ready_delete_head", [self._place(several[-1]) for several in stock.values() if several])
+        heads = [several[-1] for number, several in stock.items() if several and number not in self._picked]
+        turn.run_many("ready_delete_head", [self._place(found) for found in heads])
+        turn.run_many("ready_delete", [self._place(found) for number in self._picked for found in stock.get(number, ())])
         return stock
+
+    def _fetch_picked(self, mids: list[int]) -> list[Any]:
+        found = {row[0]: row for row in self.turn.all("heads_picked", _dumps(mids))}
+        return [found[mid] for mid in mids if mid in found]
 
     def _place(self, found: Any) -> tuple[int, int, int, int]:
         """Where a message stands in the order."""

@@ -193,8 +193,9 @@ class Turn:
     def all(self, name: str, *values: Any) -> list[Any]:
         return self.connection.execute(SQL[name], values).fetchall()
 
-    def run(self, name: str, *values: Any) -> None:
-        self.connection.execute(SQL[name], values)
+    def run(self, name: str, *values: Any) -> int:
+        """Returns how many rows changed."""
+        return self.connection.execute(SQL[name], values).rowcount
 
     def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
         """Returns how many rows changed."""

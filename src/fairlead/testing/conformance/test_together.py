@@ -21,6 +21,18 @@ def test_topics_of_a_bucket_have_keys_of_their_own(bench: EngineBench) -> None:
     assert sorted(lease.topic for lease in bench.lease()) == ["b.1", "b.2", "s.1", "s.2"]
 
 
+def test_who_names_a_folded_topic_is_given_no_other(bench: EngineBench) -> None:
+    """In that topic's order, and of several in the order named."""
+    bench.policy("b.*", buckets=1)
+    for n in range(3):
+        bench.put(f"b.{n % 2}", f"{n}")
+    bench.put("b.1", "first", priority=5)
+    assert bench.bodies(topics=["b.2"]) == []
+    assert bench.bodies(1, topics=["b.1"]) == ["first"]
+    assert bench.bodies(2, topics=["b.1", "b.0", "b.1"]) == ["1", "0"]
+    assert bench.bodies() == ["2"]
+
+
 def test_what_is_published_with_an_ack_is_told_apart_also_at_most_once(bench: EngineBench) -> None:
     """Each has an id made of its own parent's."""
     bench.policy("a", delivery="at_most_once")

@@ -9,6 +9,15 @@ SELECT {handed} FROM json_each(?) j
 -- The first messages of one lane.
 SELECT {handed} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
+-- name: folded_heads
+-- The first messages of a topic whose lane is a bucket: by the topic, the bucket may hold many others.
+SELECT m.mid FROM message m
+  CROSS JOIN ready r ON r.lane = m.lane AND r.rank = m.rank AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
+ WHERE m.topic = ? AND m.state = 0 ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+
+-- name: heads_picked
+SELECT {handed} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
+
 -- name: serial_keys_held
 UPDATE serial_key SET held = 1 WHERE lane = ? AND key = ? AND head = ?;
 
