@@ -49,7 +49,7 @@ def main() -> None:
                 drained[kind, workers] = spread([rate for _, rate in runs])["median"]
             rows.append((durability, topics, spread(published)["median"], drained["async", 1], drained["thread", 1], drained["async", 2],
                          drained["async", 2] / drained["async", 1]))  # fmt: skip
-    publish_busy(chosen, messages // 4, repeats)
+    publish_busy(chosen, messages // 15, repeats)
     publish_table(
         "endtoend", chosen, ("durability", "topics", "publish_many/s", "async/s", "threads/s", "2 processes/s", "2 : 1"), rows,
         f"{messages:,} messages of 100 bytes, handlers that do nothing; medians",

@@ -151,7 +151,7 @@ IDLE = "for n in range(tasks): {}; time.sleep(0.05)"
 
 def main() -> None:
     chosen = options(__doc__ or "")
-    tasks = pick(chosen, 20_000, 3_000, 100)
+    tasks = pick(chosen, 10_000, 3_000, 100)
     spread = pick(chosen, (1, 100, 1_000, 10_000), (1, 100), (1,))
     rows: list[tuple[object, ...]] = []
     for name, peer in PEERS.items():
