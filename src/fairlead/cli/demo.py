@@ -7,7 +7,7 @@ import click
 from fairlead.cli.session import json_option
 
 
-@click.command()
+@click.command(short_help="Half a minute that shows what this is for.")
 @click.option("--seconds", type=click.FloatRange(6), default=30.0, show_default=True, help="How long it runs.")
 @click.option("--merchants", type=click.IntRange(20), default=1_000, show_default=True)
 @click.option("--flood", type=click.IntRange(0), default=200_000, show_default=True, help="Messages of the merchant that floods.")

@@ -66,7 +66,7 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@policy.command("set")
+@policy.command("set", short_help="Set an operator's policy of PATTERN.")
 @click.argument("pattern")
 @_settings
 @click.option("--unset", multiple=True, metavar="SETTING", help="No longer set this one; may be given again.")
@@ -105,7 +105,7 @@ def _value(name: str, text: str) -> Any:
     return text
 
 
-@policy.command("reset")
+@policy.command("reset", short_help="Remove the operator's policy of PATTERN.")
 @click.argument("pattern")
 @pass_session
 def reset(session: Session, pattern: str) -> None:
@@ -115,7 +115,7 @@ def reset(session: Session, pattern: str) -> None:
     click.echo(f"{pattern}: the operator's settings are removed")
 
 
-@policy.command("copy")
+@policy.command("copy", short_help="Copy policies and gates to another namespace.")
 @click.argument("to_namespace")
 @pass_session
 def copy(session: Session, to_namespace: str) -> None:
@@ -125,7 +125,7 @@ def copy(session: Session, to_namespace: str) -> None:
     click.echo(f"{number:,} policies copied from {session.namespace} to {to_namespace}")
 
 
-@policy.command("diff")
+@policy.command("diff", short_help="Compare with another namespace.")
 @click.argument("other_namespace")
 @json_option
 @pass_session

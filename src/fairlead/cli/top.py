@@ -56,7 +56,7 @@ def look(app: Fairlead, before: Overview, order: str, limit: int) -> Look:
     return Look(app.url, app.namespace, order, before, app.engine.overview(), app.topics(order=order, limit=limit))
 
 
-@click.command()
+@click.command(short_help="Throughput, tiers and the top topics, live.")
 @click.option("--order", type=click.Choice(ORDERS[1:]), default="backlog", show_default=True)
 @click.option("--limit", type=click.IntRange(1, 200), default=15, show_default=True)
 @click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")

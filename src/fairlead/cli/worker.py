@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LEVELS = ("debug", "info", "warning", "error")
 
 
-@click.command()
+@click.command(short_help="Handle the messages of an application.")
 @click.argument("target", metavar="MODULE:APP")
 @click.option("-c", "--concurrency", type=click.IntRange(1), default=100, show_default=True, help="Most handlers at once, in each process.")
 @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Whole workers under a supervisor.")
