@@ -116,3 +116,31 @@ def test_a_publish_wakes_another_process(tmp_path: Path) -> None:
     alive = start()
     engine.put([Draft("a", b"hello")])
     assert alive.communicate(timeout=30)[0] == "hello\n"
+
+
+def test_nothing_of_a_bell_is_left(tmp_path: Path) -> None:
+    """Neither its socket nor its folder, with several that wait at once and one that gives up."""
+    engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings())
+    folder = Path(engine._bell._folder)  # type: ignore[attr-defined]
+    threads = [in_thread(lambda: engine.wait(30))[0] for _ in range(3)]
+    for _ in range(20):
+        engine.wait(0)
+    engine.put([Draft("a", b"1")])
+    engine.interrupt()
+    for thread in threads:
+        thread.join(20)
+    assert not folder.exists()
+
+
+def test_where_no_bell_can_be_put_up_it_looks_again_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Say the folder belongs to somebody else."""
+    engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings())
+    (tmp_path / "taken").write_text("")
+    engine._bell._folder = f"{tmp_path}/taken/bells"  # type: ignore[attr-defined]
+    thread, answers = in_thread(lambda: engine.wait(30))
+    engine.put([Draft("a", b"1")])
+    thread.join(20)
+    assert answers == [True]
+    engine.wait(0)
+    (told,) = caplog.messages
+    assert "no bell can be put up here (Not a directory" in told or "Not a directory" in told

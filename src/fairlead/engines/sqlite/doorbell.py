@@ -4,16 +4,17 @@ How a process that makes something runnable wakes one that waits, without anybod
 Each waiter binds a Unix datagram socket in a folder that belongs to the store, only while it waits; the name says which pool it
 serves. Whoever makes a lane runnable sends a byte to one waiter of that pool (and to those that serve only some topics: they
 may not be able to take it). A waiter that was handed a full batch rings the next one. A store in memory, and systems without
-Unix sockets, use a condition within the process; across processes such systems look at the file's change counter.
+Unix sockets, use a condition within the process; across processes such systems look again every few milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
+import logging
 import os
 import random
+import secrets
 import select
 import socket
 import tempfile
@@ -31,7 +32,9 @@ LOOK_AGAIN = 1.0
 POLL = 0.02
 """Seconds between looks where there are no Unix sockets."""
 
-_numbers = itertools.count()
+PUT_UP_TRIES = 20
+
+log = logging.getLogger("fairlead.engine")
 
 
 class Doorbell:
@@ -45,6 +48,7 @@ class Doorbell:
         self._condition = threading.Condition()
         self._rung = 0
         self._interrupted = 0
+        self._is_deaf = False
         self._waiting: dict[str, socket.socket] = {}
 
     def ring(self, pool: str) -> None:
@@ -89,10 +93,15 @@ class Doorbell:
         if not self._across:
             return self._wait_in_process(deadline, pool, topics)
         before = self._interrupted
-        name = f"{_pool_mark(pool)}{'a' if topics is None else 'r'}{os.getpid()}-{next(_numbers)}"
+        name = f"{_pool_mark(pool)}{'a' if topics is None else 'r'}{secrets.token_hex(8)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
-            bell.bind(f"{self._folder}/{name}")
+            try:
+                self._put_up(bell, name)
+            except OSError as error:
+                if not self._is_deaf:
+                    self._is_deaf = True
+                    log.warning("%s: no bell can be put up here (%s); this process looks every %g s instead", self._folder, error, POLL)
+                return self._wait_in_process(deadline, pool, topics)
             self._waiting[name] = bell
             try:
                 # Look only after the socket stands: what is published from here on rings it.
@@ -109,7 +118,17 @@ class Doorbell:
                 self._waiting.pop(name, None)
                 with contextlib.suppress(OSError):
                     os.unlink(f"{self._folder}/{name}")
+                    os.rmdir(self._folder)  # unless others wait too
         return False
+
+    def _put_up(self, bell: socket.socket, name: str) -> None:
+        """Bind the socket; the folder goes with the last who waits, so it may vanish in between."""
+        for _ in range(PUT_UP_TRIES):
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                bell.bind(f"{self._folder}/{name}")
+                return
+        raise FileNotFoundError(f"{self._folder} vanishes again and again")
 
     def _wait_in_process(self, deadline: float, pool: str, topics: Sequence[str] | None) -> bool:
         before = self._interrupted
