@@ -124,8 +124,8 @@ class Doorbell:
     def _put_up(self, bell: socket.socket, name: str) -> None:
         """Bind the socket; the folder goes with the last who waits, so it may vanish in between."""
         for _ in range(PUT_UP_TRIES):
-            os.makedirs(self._folder, mode=0o700, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                os.makedirs(self._folder, mode=0o700, exist_ok=True)
                 bell.bind(f"{self._folder}/{name}")
                 return
         raise FileNotFoundError(f"{self._folder} vanishes again and again")
