@@ -228,14 +228,19 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(chance=chances)
     def settle(self, chance: random.Random) -> None:
-        """Several at once, also late ones, and ones that will be settled again."""
+        """Several at once, also late ones, ones that will be settled again, and by a wrong handle."""
         lately = self.held[-12:]
         pairs = chance.sample(lately, k=min(len(lately), chance.randint(1, 8)))
+        if chance.random() < 0.05:
+            pairs = [*pairs, *pairs]
         ends = [an_end(chance) for _ in pairs]
         settlements = [
             [msgspec.structs.replace(end, handle=pair[twin].handle, fence=pair[twin].fence) for pair, end in zip(pairs, ends, strict=True)]
             for twin in (0, 1)
         ]
+        if chance.random() < 0.05:
+            for batch in settlements:
+                batch[0].handle = batch[-1].handle
         publish = {0: [msgspec.structs.replace(draft, id=None) for draft in some_drafts(chance, 0, chance.choice([0, 0, 2]), self.busy)]}
         answers, _ = self.twins.call("settle", (settlements[0],), (settlements[1],), now_us=self.twins.now, publish=publish)
         if isinstance(answers, str):

@@ -38,7 +38,9 @@ def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, 
         turn.load_numbers({row[2] for row in found.values()})
         ending = _Ending(turn)
         for n in left:
-            row = found.pop(settlements[n].fence, None)  # popped: the second settlement of one lease is lost
+            row = found.get(settlements[n].fence)
+            if row is not None and row[1] == settlements[n].handle:
+                del found[row[0]]  # the second settlement of one lease is lost
             answers[n], parents[n] = ending.settle(row, settlements[n])
         lanes |= ending.write()
     _stand(turn, lanes.values())

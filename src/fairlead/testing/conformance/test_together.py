@@ -21,6 +21,14 @@ def test_topics_of_a_bucket_have_keys_of_their_own(bench: EngineBench) -> None:
     assert sorted(lease.topic for lease in bench.lease()) == ["b.1", "b.2", "s.1", "s.2"]
 
 
+def test_a_wrong_handle_takes_nothing_from_the_right_one(bench: EngineBench) -> None:
+    """In one call too; and a lease is settled once."""
+    bench.put("a", "1")
+    (lease,) = bench.lease()
+    right, wrong = Settlement(lease.handle, lease.fence), Settlement(lease.handle + 1, lease.fence)
+    assert bench.engine.settle([wrong, right, right], now_us=bench.now) == ["lost", "acked", "lost"]
+
+
 def test_who_names_a_folded_topic_is_given_no_other(bench: EngineBench) -> None:
     """In that topic's order, and of several in the order named."""
     bench.policy("b.*", buckets=1)
