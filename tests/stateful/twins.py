@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ START = 2_200_000_000 * SECOND
 
 TIERS = {"high": Tier(6), "mid": Tier(3), "low": Tier(1, fair_by="time"), "vip": Tier("strict")}
 RANDOM = 0.5
+LAST_CALLS = 12
+"""So many are told with a difference."""
 
 
 class Names:
@@ -63,6 +66,7 @@ class Twins:
         self._idle = [self._open()] if self.engine.capabilities.processes else []  # as another process would have it
         self.model = Model(TIERS, random=lambda: RANDOM, **settings)
         self.names = Names()
+        self._calls: deque[tuple[Any, ...]] = deque(maxlen=LAST_CALLS)
         self.now = START
 
     def _open(self) -> FullEngine:
@@ -86,6 +90,7 @@ class Twins:
 
     def call(self, operation: str, engines: tuple[Any, ...], models: tuple[Any, ...] | None = None, **options: Any) -> tuple[Any, Any]:
         """Call both, with arguments of their own where they differ; both answers, after they were found to agree."""
+        self._calls.append((self.now - START, operation, engines if models is None else models, options))
         ours = _outcome(getattr(self.engine, operation), engines, options)
         theirs = _outcome(getattr(self.model, operation), engines if models is None else models, options)
         self.compare(operation, ours, theirs)
@@ -93,7 +98,10 @@ class Twins:
 
     def compare(self, what: str, engines: Any, models: Any) -> None:
         difference = self._difference(engines, models, what)
-        assert difference is None, f"{difference[0]}: the engine says {difference[1]!r}, the model {difference[2]!r}"
+        if difference is not None:
+            where, ours, theirs = difference
+            calls = "\n".join(f"  {at / SECOND:g} s  {operation} {arguments} {options}" for at, operation, arguments, options in self._calls)
+            raise AssertionError(f"{where}: the engine says {ours!r}, the model {theirs!r}, after (in the model's words)\n{calls}")
 
     def compare_everything(self) -> None:
         """The whole state."""
