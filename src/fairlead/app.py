@@ -19,8 +19,9 @@ from fairlead.errors import BacklogFull, BadMessage, UsageError
 from fairlead.message import Message, Settlement
 from fairlead.policy import FIELDS, Gate, check_fields, check_pattern, check_topic
 from fairlead.producing.bulk import put_all, wait_for_room
+from fairlead.producing.call import message_from
+from fairlead.producing.middlewares import Middlewares
 from fairlead.producing.publisher import Publisher
-from fairlead.publishing import Middlewares, message_from
 from fairlead.tasks.task import TaskDecorator
 from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from fairlead.twins import twin
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from fairlead.engines.base import Durability, Explanation, FullEngine
     from fairlead.message import Draft, Receipt
     from fairlead.policy import Tier
-    from fairlead.publishing import PublishOptions
+    from fairlead.producing.call import PublishOptions
     from fairlead.tasks.task import Task
     from fairlead.topic import DeadLetter
     from fairlead.units import Duration

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fairlead.app import Fairlead
     from fairlead.engines.base import MessageView
     from fairlead.message import Receipt
-    from fairlead.publishing import PublishOptions
+    from fairlead.producing.call import PublishOptions
     from fairlead.units import Duration
 
 LOOK_EVERY = 0.05

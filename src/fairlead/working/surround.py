@@ -19,7 +19,7 @@ import msgspec
 from fairlead import codec
 from fairlead.errors import Reject, Retry, UsageError
 from fairlead.message import Message
-from fairlead.publishing import check_middleware
+from fairlead.producing.middlewares import check_middleware
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

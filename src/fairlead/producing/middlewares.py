@@ -1,48 +1,27 @@
-"""What can be said about a message when it is published, and the middlewares that it passes on its way to the engine."""
+"""
+The middlewares that messages pass on their way to the engine: in, and back with the receipt.
+
+A middleware is a generator function, so one shape serves single messages and streams, threads and coroutines: whoever publishes
+waits between its two halves in his own way.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
-from fairlead import config
 from fairlead.errors import UsageError
 from fairlead.message import Message, Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-    from datetime import datetime
 
     from fairlead.message import Draft
-    from fairlead.units import Duration
 
     Middleware = Callable[[Message], Generator[Message, Receipt, None]]
     Put = Callable[[list[Draft]], list[Receipt]]
-
-
-class PublishOptions(TypedDict, total=False):
-    """The options of `publish`; what each means is said at `Message`."""
-
-    key: str | None
-    priority: int
-    delay: Duration | None
-    at: datetime | float | None
-    ttl: Duration | None
-    id: str | None
-    headers: dict[str, str] | None
-    at_front: bool
-
-
-KNOWN = frozenset(PublishOptions.__annotations__)
-
-
-def message_from(call: str, topic: str, body: Any, options: PublishOptions) -> Message:
-    """What the call of `publish` says. Raises UsageError where it says something unknown."""
-    if options and not KNOWN.issuperset(options):
-        config.refuse_unknown(call, options.keys() - KNOWN, {*KNOWN, "timeout"})
-    return Message(topic, body, **options)
 
 
 class Passing:

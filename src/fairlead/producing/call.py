@@ -1,0 +1,36 @@
+"""What a call of `publish` can say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from fairlead import config
+from fairlead.message import Message
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from fairlead.units import Duration
+
+
+class PublishOptions(TypedDict, total=False):
+    """The options of `publish`; what each means is said at `Message`."""
+
+    key: str | None
+    priority: int
+    delay: Duration | None
+    at: datetime | float | None
+    ttl: Duration | None
+    id: str | None
+    headers: dict[str, str] | None
+    at_front: bool
+
+
+KNOWN = frozenset(PublishOptions.__annotations__)
+
+
+def message_from(call: str, topic: str, body: Any, options: PublishOptions) -> Message:
+    """The message that is meant. Raises UsageError where the call says something unknown."""
+    if options and not KNOWN.issuperset(options):
+        config.refuse_unknown(call, options.keys() - KNOWN, {*KNOWN, "timeout"})
+    return Message(topic, body, **options)
