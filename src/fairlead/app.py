@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, overload
 
@@ -19,7 +19,7 @@ from fairlead.errors import BacklogFull, BadMessage, UsageError
 from fairlead.message import Message, Settlement
 from fairlead.policy import FIELDS, Gate, check_fields, check_pattern, check_topic
 from fairlead.producing.bulk import put_all, wait_for_room
-from fairlead.producing.call import message_from
+from fairlead.producing.call import batches_of, message_from
 from fairlead.producing.middlewares import Middlewares
 from fairlead.producing.publisher import Publisher
 from fairlead.tasks.task import TaskDecorator
@@ -226,6 +226,27 @@ class Fairlead:
         with self._middlewares.around_many(messages, self._publisher.put) as stream:
             return put_all(stream, stream.put, self._has_to_wait, timeout=patience, progress=shown)
 
+    async def apublish_many(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        *,
+        progress: bool | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # how long a full backlog may hold it up, as in publish_many
+    ) -> list[Receipt]:
+        """As `publish_many`, awaited; also of an async iterable (without progress). A plain one is read in a thread."""
+        if isinstance(messages, Iterable):
+            return await self._publish_many_in_thread(messages, progress=progress, timeout=timeout)
+        if not isinstance(messages, AsyncIterable):
+            raise BadMessage(f"apublish_many: expected messages one after the other, got {messages!r:.80}; apublish takes a single one")
+        receipts: list[Receipt] = []
+        async for batch in batches_of(messages):
+            try:
+                receipts += await self._publish_many_in_thread(batch, progress=False, timeout=timeout)
+            except Exception as error:
+                error.add_note(f"apublish_many: {len(receipts):,} messages of earlier batches had been answered")
+                raise
+        return receipts
+
     def _publish(self, message: Message, patience: Duration | None) -> Receipt:
         draft = codec.draft(message)
         receipt = self._publisher.put([draft])[0]
@@ -235,6 +256,8 @@ class Fairlead:
         draft = codec.draft(message)
         receipt = (await self._publisher.aput([draft]))[0]
         return receipt if receipt.outcome != "refused" else await self._await_for_room(draft, receipt, patience)
+
+    _publish_many_in_thread = twin(publish_many)
 
     def _put(self, drafts: list[Draft]) -> list[Receipt]:
         return self.engine.put(drafts)
@@ -494,7 +517,6 @@ class Fairlead:
     agate = twin(gate)
     acopy_policies = twin(copy_policies)
     acompare_policies = twin(compare_policies)
-    apublish_many = twin(publish_many)
     aack_many = twin(ack_many)
     atopics = twin(topics)
     aexplain = twin(explain)

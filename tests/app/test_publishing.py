@@ -14,7 +14,7 @@ import pytest
 from fairlead import BacklogFull, BadMessage, Fairlead, Message, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
 
@@ -217,6 +217,29 @@ def test_async_twins(app: Fairlead) -> None:
             await app.apublish("a", object())
 
     asyncio.run(main())
+
+
+def test_an_async_stream_is_published(app: Fairlead) -> None:
+    """`apublish_many` takes what is produced by a coroutine, in batches while it is read; answers in its order."""
+    seen: list[int] = []
+
+    async def produce(last: object) -> AsyncIterator[Message]:
+        for n in range(2500):
+            if n == 2000:
+                seen.append(app.topic("m").stats().waiting)
+            yield Message("m", n)
+            await asyncio.sleep(0)
+        yield Message("m", last)
+
+    receipts = asyncio.run(app.apublish_many(produce("last")))
+    assert [receipt.outcome for receipt in receipts] == ["accepted"] * 2501
+    assert seen == [2000]
+    assert [message.body for message in app.topic("m").peek(3000)] == [*range(2500), "last"]
+    with pytest.raises(BadMessage) as caught:
+        asyncio.run(app.apublish_many(produce(object())))
+    assert "2,000 messages of earlier batches" in caught.value.__notes__[-1]
+    with pytest.raises(BadMessage, match="apublish_many: expected messages"):
+        asyncio.run(app.apublish_many(5))  # type: ignore[arg-type]
 
 
 def test_a_cancelled_lease_gives_back_what_arrives(app: Fairlead) -> None:

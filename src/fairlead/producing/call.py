@@ -8,6 +8,7 @@ from fairlead import config
 from fairlead.message import Message
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterable, AsyncIterator
     from datetime import datetime
 
     from fairlead.units import Duration
@@ -26,6 +27,9 @@ class PublishOptions(TypedDict, total=False):
     at_front: bool
 
 
+BATCH = 1_000
+"""Messages of an async stream that are published together."""
+
 KNOWN = frozenset(PublishOptions.__annotations__)
 
 
@@ -34,3 +38,15 @@ def message_from(call: str, topic: str, body: Any, options: PublishOptions) -> M
     if options and not KNOWN.issuperset(options):
         config.refuse_unknown(call, options.keys() - KNOWN, {*KNOWN, "timeout"})
     return Message(topic, body, **options)
+
+
+async def batches_of(messages: AsyncIterable[Message]) -> AsyncIterator[list[Message]]:
+    """An async stream, by batches."""
+    batch: list[Message] = []
+    async for message in messages:
+        batch.append(message)
+        if len(batch) == BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
