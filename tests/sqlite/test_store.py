@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sqlite3
@@ -129,6 +130,43 @@ def test_a_folder_that_cannot_be_entered_is_told(open_folder: Path) -> None:
     said = opened_by_another_user(closed / "q.db")
     closed.chmod(0o700)
     assert said == f"EngineUnavailable {closed}/q.db: Permission denied; check the permissions of the folders on the way to it\n"
+
+
+def test_processes_may_make_the_file_at_once(tmp_path: Path) -> None:
+    """Whoever comes first makes it, the others wait; all of them can use it."""
+    program = (
+        "import sys\n"
+        "from fairlead.engines import open_engine\n"
+        "from fairlead.engines.base import Settings\n"
+        "from fairlead.message import Draft\n"
+        "for n in range(40):\n"
+        "    print('ready', flush=True)\n"
+        "    sys.stdin.readline()\n"
+        "    engine = open_engine(f'sqlite:///{sys.argv[1]}/{n}.db', Settings())\n"
+        "    engine.put([Draft('a', b'1')])\n"
+        "    engine.overview()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=environment,
+        )
+        for _ in range(4)
+    ]  # fmt: skip
+    for _ in range(40):
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()
+        for process in started:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has failed; told below
+                process.stdin.write("go\n")
+                process.stdin.flush()
+    told = [process.communicate(timeout=60) for process in started]
+    assert [error for _, error in told] == [""] * 4
+    for number in range(40):
+        assert engine_at(tmp_path / f"{number}.db").overview().waiting == 4
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from fairlead.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 APPLICATION_ID = 0x46_4C_45_44  # "FLED": tells our files from other SQLite files
 SCHEMA_VERSION = 1
@@ -56,10 +56,7 @@ class Store:
         except sqlite3.Error as error:
             raise self.explain(error) from error
         try:
-            self._prepare(connection)
-        except sqlite3.Error as error:
-            connection.close()
-            raise self.explain(error) from error
+            self._patiently(lambda: self._prepare(connection))  # another process may be making the file just now
         except BaseException:
             connection.close()
             raise
@@ -81,16 +78,7 @@ class Store:
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA temp_store = MEMORY")
-        deadline = time.monotonic() + BUSY_TIMEOUT
-        while True:
-            try:
-                self._migrate(connection)
-            except sqlite3.OperationalError as error:
-                if not _is_busy(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(random.uniform(0.001, 0.005))  # not a secret: processes that meet should part
-            else:
-                break
+        self._migrate(connection)
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
         connection.execute("PRAGMA mmap_size = 0")
 
@@ -152,9 +140,9 @@ class Store:
         with self.lock:
             connection = self.connection
             nested = connection.in_transaction
+            if not nested:
+                self._patiently(lambda: self._begin_reading(connection))
             try:
-                if not nested:
-                    connection.execute("BEGIN")
                 yield connection
             except sqlite3.Error as error:
                 raise self.explain(error) from error
@@ -171,11 +159,23 @@ class Store:
             self._synchronous = wanted
 
     def _begin(self, connection: sqlite3.Connection) -> None:
+        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+
+    def _begin_reading(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN")
+        try:
+            connection.execute("SELECT one FROM shard").fetchone()  # the view begins with the first thing read
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    def _patiently(self, begin: Callable[[], object]) -> None:
+        """Try again while another process is in the way. Raises EngineUnavailable when that takes too long, or for anything else."""
         deadline = 0.0
         pause = 0.0001
         while True:
             try:
-                connection.execute("BEGIN IMMEDIATE")
+                begin()
             except sqlite3.Error as error:
                 if not _is_busy(error):
                     raise self.explain(error) from error
@@ -185,7 +185,7 @@ class Store:
                     raise EngineUnavailable(
                         f"{self.name}: another process has held the write lock for {BUSY_TIMEOUT:.0f} s; nothing was changed, try again"
                     ) from error
-                time.sleep(random.uniform(pause / 2, pause))  # spreads waiting processes
+                time.sleep(random.uniform(pause / 2, pause))  # not a secret: it parts processes that meet
                 pause = min(pause * 1.5, 0.002)
             else:
                 return
