@@ -76,8 +76,7 @@ async def work(message):
     note("workers")
 
 if __name__ == "__main__":
-    reload = "reload" in sys.argv
-    app.run_worker(processes=1 if reload else 2, reload=reload, concurrency=4)
+    app.run_worker(processes=2, concurrency=4)
 """
 
 
@@ -173,10 +172,10 @@ def test_batches_in_children(app: Fairlead) -> None:
     assert (summary.acked, summary.died) == (5, 5)
 
 
-def start(source: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def start(source: Path) -> subprocess.Popen[bytes]:
     """The program, as a user would start it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen([sys.executable, str(source), *arguments], cwd=source.parent, env=environment)
+    return subprocess.Popen([sys.executable, str(source)], cwd=source.parent, env=environment)
 
 
 def test_several_workers_share_a_burst(app: Fairlead, tmp_path: Path) -> None:
@@ -231,21 +230,37 @@ def test_several_processes_need_a_store_that_they_share() -> None:
 
 
 def test_reload_begins_anew_when_the_code_changes(app: Fairlead, tmp_path: Path) -> None:
-    """With reload a changed source file is what handles the next message, also after a version that cannot be imported."""
+    """With reload a changed source file is what handles the next message; versions that cannot be used are told, and waited out."""
     source = next(tmp_path.glob("program_*.py"))
-    program = start(source, "reload")
-    seen = tmp_path / "seen"
+    seen, told = tmp_path / "seen", tmp_path / "told"
+    with told.open("wb") as stderr:
+        command = [sys.executable, "-m", "fairlead", "worker", f"{source.stem}:app", "--reload"]
+        program = subprocess.Popen(command, cwd=source.parent, env={**os.environ, "FAIRLEAD_URL": ""}, stderr=stderr)
+    mistakes = 0
+    versions = (
+        ('note("workers")', 'note("seen", "first")', True),
+        ('note("workers")', 'note("seen", "second")', True),
+        ('note("workers")', "note(", False),
+        ("backoff=0, retries=0", "rate=-1", False),
+        ('note("workers")', 'note("seen", "third")', True),
+    )
     try:
-        for text in ("first", "second", None, "third"):
-            # None: a version with a mistake in its syntax; the next one mends it.
-            source.write_text(PROGRAM.format(folder=tmp_path).replace('note("workers")', f'note("seen", "{text}")' if text else "note("))
+        for old, new, is_fine in versions:
+            source.write_text(PROGRAM.format(folder=tmp_path).replace(old, new))
             os.utime(source, ns=(time.time_ns(), time.time_ns()))
-            if text is not None:
+            if is_fine:
                 app.publish("work.x", "go")
-                until(lambda: published_after(app, seen, text), 30)  # noqa: B023
+                until(lambda: published_after(app, seen, new.split('"')[-2]), 30)  # noqa: B023
+            else:
+                mistakes += 1
+                until(lambda: told.read_text().count("waiting for the code to change") == mistakes, 30)  # noqa: B023
     finally:
         program.send_signal(signal.SIGTERM)
         assert program.wait(20) == 0
+    text = told.read_text()
+    assert "SyntaxError" in text
+    assert "rate: expected" in text
+    assert "importlib" not in text
 
 
 def published_after(app: Fairlead, seen: Path, text: str) -> bool:

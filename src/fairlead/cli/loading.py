@@ -6,20 +6,16 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairlead.errors import FairleadError, UsageError
+from fairlead.working.loading import own_lines
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from fairlead import Fairlead
-
-
-_OTHERS = (os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(importlib.__file__) + os.sep)
-"""Where frames of an import are that are not the user's: this package, and the import system."""
 
 
 def load_app(target: str) -> Fairlead:
@@ -69,13 +65,5 @@ def _import(target: str, name: str) -> ModuleType:
     except FairleadError as error:
         raise UsageError(f"{target}: importing {name} failed: {error}") from error
     except Exception as error:
-        _print_own_frames(error)
+        sys.stderr.write(own_lines(error))
         raise UsageError(f"{target}: importing {name} failed: {type(error).__name__}: {error}") from error
-
-
-def _print_own_frames(error: Exception) -> None:
-    """Where in the user's modules it happened; how we came there is nobody's business."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(("<frozen", *_OTHERS))]
-    sys.stderr.writelines(traceback.format_list(frames))
-    if isinstance(error, SyntaxError):
-        sys.stderr.writelines(traceback.format_exception_only(error)[:-1])

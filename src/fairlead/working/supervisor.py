@@ -23,11 +23,12 @@ import msgspec
 from fairlead.errors import EngineUnavailable, FairleadError, UsageError
 from fairlead.working import logs
 from fairlead.working.executors.processes import obituary
+from fairlead.working.loading import own_files, own_lines
 from fairlead.working.options import Options, Summary
 from fairlead.working.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection
 
     from fairlead.app import Fairlead
@@ -179,9 +180,8 @@ def work(address: str, options: Options, style: logs.Style, answers: Connection)
         module, _, name = address.partition(":")
         app: Fairlead = getattr(importlib.import_module(module), name)
         worker = Worker(app.engine, app.handlers, options)
-    except FairleadError as error:
-        log.error("the worker cannot start: %s", error)  # noqa: TRY400  # one line; the error says all
-        sys.exit(AWAY if isinstance(error, EngineUnavailable) else USAGE)
+    except Exception as error:  # noqa: BLE001  # whatever the user's module raises
+        sys.exit(_cannot_start(error, options))
     _watch_parent(worker)
     changed = _watch_files(worker) if options.reload else None
     summary = worker.run((signal.SIGTERM,))
@@ -189,6 +189,27 @@ def work(address: str, options: Options, style: logs.Style, answers: Connection)
         answers.send(summary)
     if changed is not None and changed.is_set():
         sys.exit(RELOAD)
+
+
+def _cannot_start(error: Exception, options: Options) -> int:
+    """Tell why, in one line and the user's own; returns the exit code. In development the next change of the code is waited for."""
+    sys.stderr.write("" if isinstance(error, FairleadError) else own_lines(error))
+    what = error if isinstance(error, FairleadError) else f"{type(error).__name__}: {error}"
+    log.error("the worker cannot start: %s", what)
+    if isinstance(error, EngineUnavailable):
+        return AWAY
+    if not options.reload:
+        return USAGE if isinstance(error, FairleadError) else 1
+    log.info("waiting for the code to change")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    files = own_files(error)
+    before = _modification_times(files)
+    parent = multiprocessing.parent_process()
+    while _modification_times(files) == before:
+        if parent is not None and not parent.is_alive():
+            return 0
+        time.sleep(LOOK_SECONDS)
+    return RELOAD
 
 
 def _watch_parent(worker: Worker) -> None:
@@ -224,10 +245,11 @@ def _watch_files(worker: Worker) -> threading.Event:
     return changed
 
 
-def _modification_times() -> dict[str, float]:
+def _modification_times(others: Iterable[str] = ()) -> dict[str, float]:
+    """Of all loaded modules, and of other files with their folders (something may be added there)."""
     times: dict[str, float] = {}
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
+    paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    for path in [*paths, *others, *map(os.path.dirname, others)]:
         if path and not path.startswith(sys.base_prefix):
             with contextlib.suppress(OSError):
                 times[path] = os.stat(path).st_mtime
