@@ -83,9 +83,13 @@ class Store:
         connection.execute("PRAGMA mmap_size = 0")
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        connection.execute("BEGIN")  # one view: another process may be making the file
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        finally:
+            connection.execute("ROLLBACK")
         if tables and application != APPLICATION_ID:
             raise EngineCorrupt(f"{self.name}: this SQLite file belongs to another program; name another file")
         if version > SCHEMA_VERSION:
