@@ -27,6 +27,7 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("limited", {"topics": "ratio"}, "lease 500, ms", 2.0, False),
     ("fairness", {"": "quiet topics' wait p99, ms"}, "ratio", 2.0, False),
     ("shares", {"": "Jain's index, lowest of all windows with 20 deliveries each"}, "measured", 0.99, True),
+    *(("shares", {"": f"share of {tier}"}, "furthest off in any 2,000, points", 1.0, False) for tier in ("high", "mid", "low")),
     ("rates", {}, "most beyond the limit in any window", 1.0, False),
     ("latency", {}, "p50 ms", 5.0, False),
     ("latency", {}, "idle worker, % of a core", 1.0, False),
@@ -39,19 +40,25 @@ def main() -> None:
     results = RESULTS / size(chosen)
     for old in results.glob("*.json"):
         old.unlink()  # the summary is of this run
-    failed = [
-        name
-        for name in BENCHES
-        if subprocess.run([sys.executable, "-m", f"bench.{name}", "--seed", str(chosen.seed), *sized], check=False).returncode
-    ]
+    failed = [name for name in BENCHES if run([sys.executable, "-m", f"bench.{name}", "--seed", str(chosen.seed), *sized])]
     summary(results)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
         sys.exit(1)
 
 
+def run(command: list[str]) -> int:
+    """Its exit code. Ended ourselves, we end it gently, so that it ends its workers."""
+    with subprocess.Popen(command) as running:
+        try:
+            return running.wait()
+        finally:
+            running.terminate()
+
+
 def summary(results: Path) -> None:
     """The figures that have a target: the worst of those meant, and how far it is (1 or more: reached)."""
+    beside_peers(results / "peers.json")
     print("\nagainst the targets (1.00 or more: reached)")
     for bench, where, column, target, more_is_better in TARGETS:
         path = results / f"{bench}.json"
@@ -64,6 +71,27 @@ def summary(results: Path) -> None:
         worst = min(values) if more_is_better else max(values)
         reached = worst / target if more_is_better else target / max(worst, 1e-9)
         print(f"  {name:88} {worst:12,.2f}  target {target:10,}  {min(reached, 99):6.2f}")
+
+
+def beside_peers(path: Path) -> None:
+    """Fairlead against the best of the peers in each column that both have."""
+    rows = json.loads(path.read_text())["figures"] if path.exists() else []
+    ours = next((row for row in rows if row[""].startswith("Fairlead")), {})
+    print("\nbeside the best peer of the same run")
+    for column, value in ours.items():
+        others = {row[""]: number(row[column]) for row in rows if row is not ours and number(row[column])}
+        if not number(value) or not others:
+            continue
+        best = (min if column.endswith("ms") else max)(others, key=lambda name: others[name])
+        print(f"  {column:24} {number(value):12,.1f}  {best} {others[best]:,.1f}")
+
+
+def number(cell: object) -> float:
+    """Of a figure, also one marked ~; 0 where there is none."""
+    try:
+        return float(str(cell).lstrip("~").replace(",", ""))
+    except ValueError:
+        return 0.0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sqlite3
 import statistics
 import subprocess
@@ -25,13 +26,18 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 
 def options(about: str) -> argparse.Namespace:
-    """--quick: smaller; --smoke: one iteration, seconds; --json FILE."""
+    """--full, --quick: smaller; --smoke: one iteration, seconds; --json FILE. Ended by SIGTERM, a benchmark still clears away what is its own."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--full", action="store_true", help="the full numbers, minutes (the default)")
     parser.add_argument("--quick", action="store_true", help="smaller numbers, a minute at most")
     parser.add_argument("--smoke", action="store_true", help="once and tiny: does it still run?")
     parser.add_argument("--json", type=Path, help="where to write the figures (default: bench/results/SIZE/NAME.json)")
     parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    if chosen.full + chosen.quick + chosen.smoke > 1:
+        parser.error("--full, --quick and --smoke: name one of them")
+    return chosen
 
 
 def size(chosen: argparse.Namespace) -> str:
@@ -77,23 +83,35 @@ def machine() -> dict[str, Any]:
     }
 
 
+def command() -> str:
+    """What was typed."""
+    return " ".join(["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
+
+
 def commit() -> str:
     """What was measured; "" where this is no checkout."""
     told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=SOURCE, capture_output=True, text=True, check=False)
     return told.stdout.strip()
 
 
-def publish_table(name: str, chosen: argparse.Namespace, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: str = "") -> None:
-    """Print the table and write it as JSON."""
+def publish_table(
+    name: str, chosen: argparse.Namespace, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: str = "", *, repeats: Any = None
+) -> None:
+    """Print the table and write it as JSON; there also min, median and max of what was measured repeatedly."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(column), *(len(row[n]) for row in cells)) if cells else len(column) for n, column in enumerate(columns)]
     print(f"\n{name}" + (f" ({notes})" if notes else ""))
     for line in (list(columns), *cells):
         print("  " + "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(line, widths, strict=True))))
+    bench = Path(sys.argv[0]).stem
     path = chosen.json or RESULTS / size(chosen) / f"{name}.json"
+    if chosen.json and name != bench:
+        path = path.with_stem(f"{path.stem}-{name}")  # its second table
     path.parent.mkdir(parents=True, exist_ok=True)
     figures = [dict(zip(columns, row, strict=True)) for row in rows]
-    told = {"bench": name, "command": sys.argv, "size": size(chosen), "seed": chosen.seed, "machine": machine(), "notes": notes, "figures": figures}
+    told = {"bench": name, "command": command(), "size": size(chosen), "seed": chosen.seed, "machine": machine(), "notes": notes, "figures": figures}
+    if repeats is not None:
+        told["repeats"] = repeats
     path.write_text(json.dumps(told, indent=1))
 
 

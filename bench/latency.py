@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from bench.common import folder, line, options, pick, process, publish_table
+from bench.common import folder, line, options, pick, process, publish_table, spread
 from fairlead import Fairlead
 
 WORKER = """
@@ -39,7 +39,14 @@ def main() -> None:
         app.close()
     waits = sorted(waits[3:])
     rows = [(waits[len(waits) // 2], waits[int(len(waits) * 0.99)], percent)]
-    publish_table("latency", chosen, ("p50 ms", "p99 ms", "idle worker, % of a core"), rows, "durability fsync, the fsync of publish included")
+    publish_table(
+        "latency",
+        chosen,
+        ("p50 ms", "p99 ms", "idle worker, % of a core"),
+        rows,
+        "durability fsync, the fsync of publish included",
+        repeats=spread(waits),
+    )
 
 
 def cpu(pid: int) -> float:

@@ -31,16 +31,18 @@ def main() -> None:
     leases = pick(chosen, 400, 100, 5)
     with folder() as place:
         found = [measure(Path(place) / f"{topics}.db", topics, leases) for topics in (few, many)]
-    rows = [(topics, *figures) for topics, figures in zip((few, many), found, strict=True)]
-    rows.append(("ratio", *(b / a for a, b in zip(*found, strict=True))))  # type: ignore[arg-type]
+    figures = [(lease["median"], settle["median"], size) for lease, settle, size in found]
+    rows: list[tuple[object, ...]] = [(topics, *row) for topics, row in zip((few, many), figures, strict=True)]
+    rows.append(("ratio", *(b / a for a, b in zip(*figures, strict=True))))
     publish_table(
         "limited", chosen, ("topics", "lease 500, ms", "settle 500, ms", "file, bytes/topic"), rows,
-        f"each with a rate and a concurrency and {WAITING} messages; medians of {leases} leases; one message a visit on both sides",
+        f"each with a rate and a concurrency and {WAITING} messages; medians of {leases} leases; one message a visit on both sides; memory",
+        repeats=[{"topics": topics, "lease": lease, "settle": settle} for topics, (lease, settle, _) in zip((few, many), found, strict=True)],
     )  # fmt: skip
 
 
-def measure(path: Path, topics: int, leases: int) -> tuple[float, float, float]:
-    """(lease in milliseconds, settle in milliseconds, bytes of the file for each topic)."""
+def measure(path: Path, topics: int, leases: int) -> tuple[dict[str, float], dict[str, float], float]:
+    """(a lease and its settlement in milliseconds: min, median, max; bytes of the file for each topic)."""
     engine = open_engine(f"sqlite:///{path}", Settings(durability="memory"))
     now = START
     engine.policy_set("code", "*", {"rate": LEASE * 1_000_000 / STEP_US / topics, "burst": 1, "concurrency": 2}, now_us=now)
@@ -64,7 +66,7 @@ def measure(path: Path, topics: int, leases: int) -> tuple[float, float, float]:
     with sqlite3.connect(path) as raw:
         raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     raw.close()
-    return spread([a for a, _ in took])["median"], spread([b for _, b in took])["median"], path.stat().st_size / topics
+    return spread([a for a, _ in took]), spread([b for _, b in took]), path.stat().st_size / topics
 
 
 if __name__ == "__main__":
