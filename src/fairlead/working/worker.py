@@ -83,9 +83,9 @@ class Worker:
         self._warned_at = -WARN_EVERY
         self._stops = 0
         self._failure: BaseException | None = None
-        self._tells_all = log.isEnabledFor(logging.DEBUG)
         self._surroundings = handlers.surroundings
         self._teller = Teller(self._surroundings, self._caught_up) if self._surroundings.has_hooks else None
+        self._is_watched = self._teller is not None or log.isEnabledFor(logging.DEBUG)
 
     # Life
 
@@ -396,7 +396,10 @@ class Worker:
     def _time_is_over(self, unit: Work) -> None:
         error = TimeLimit(f"the handler was stopped after its time limit of {unit.handler.time_limit:g} s")
         cost_us = int((unit.handler.time_limit or 0) * 1_000_000)
-        self._give_up(unit, error, [self._judge(part, error, cost_us) for part in unit.parts or [unit] if part is unit or not part.over])
+        parts = [part for part in unit.parts or [unit] if part is unit or not part.over]
+        for part in parts:
+            self._tell(part, error, cost_us)
+        self._give_up(unit, error, [judge(part, error, cost_us) for part in parts])
         self._dispatch()
 
     def _let_go_of(self, works: list[Work]) -> None:
@@ -426,15 +429,16 @@ class Worker:
 
     # Settling
 
-    def _judge(self, work: Work, error: BaseException | None, cost_us: int) -> Settlement:
-        if error is not None or self._tells_all:
-            logs.tell(work.lease, error, cost_us)
+    def _conclude(self, work: Work, error: BaseException | None, cost_us: int) -> None:
+        if error is not None or self._is_watched:
+            self._tell(work, error, cost_us)
+        self._settle(judge(work, error, cost_us))
+
+    def _tell(self, work: Work, error: BaseException | None, cost_us: int) -> None:
+        """The log, and whoever wants to know what comes of it."""
+        logs.tell(work.lease, error, cost_us)
         if self._teller is not None:
             self._teller.expect(work.lease, error)
-        return judge(work, error, cost_us)
-
-    def _conclude(self, work: Work, error: BaseException | None, cost_us: int) -> None:
-        self._settle(self._judge(work, error, cost_us))
 
     def _settle(self, settlement: Settlement) -> None:
         self._courier.settlements.append(settlement)
