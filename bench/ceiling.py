@@ -4,6 +4,8 @@ The raw ceiling: the same storage operations straight on SQLite, with no policie
 A message table, an order per topic, counts per topic, and a row for each lease with its deadline; batches of 500 in one transaction,
 `executemany`. It claims from the topic with the lowest number that has something: nobody is served fairly. It is as durable as Fairlead
 is: with "fsync" what was put or acked is on the disk, leases (lost with their process anyway) follow with the next of them.
+
+`Plain` is what people write first: one table in publish order, a deadline in the row, no topics to speak of. It shows what topics cost.
 """
 
 from __future__ import annotations
@@ -15,9 +17,6 @@ from pathlib import Path
 from bench.common import BATCH, BODY
 
 SCHEMA = """
-PRAGMA journal_mode = WAL;
-PRAGMA cache_size = -131072;
-PRAGMA wal_autocheckpoint = 10000;
 CREATE TABLE topic (topic INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, ready INTEGER NOT NULL, leased INTEGER NOT NULL);
 CREATE INDEX topic_ready ON topic (topic) WHERE ready > 0;
 CREATE TABLE message (mid INTEGER PRIMARY KEY, topic INTEGER NOT NULL, priority INTEGER NOT NULL, at INTEGER NOT NULL, body BLOB NOT NULL);
@@ -26,23 +25,42 @@ CREATE TABLE lease (mid INTEGER PRIMARY KEY, topic INTEGER NOT NULL, deadline IN
 """
 
 
-class Raw:
-    """The prototype."""
+PRAGMAS = """
+PRAGMA journal_mode = WAL;
+PRAGMA cache_size = -131072;
+PRAGMA wal_autocheckpoint = 10000;
+"""
 
-    def __init__(self, path: Path, durability: str, topics: int) -> None:
+PLAIN_SCHEMA = """
+CREATE TABLE message (mid INTEGER PRIMARY KEY, topic INTEGER NOT NULL, deadline INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE INDEX waiting ON message (mid) WHERE deadline = 0;
+"""
+
+
+class Store:
+    """A file of its own, and transactions as durable as ours."""
+
+    def __init__(self, path: Path, durability: str, schema: str) -> None:
         self.connection = sqlite3.connect(path, isolation_level=None)
-        self.connection.executescript(SCHEMA)
+        self.connection.executescript(PRAGMAS + schema)
         self._is_durable = durability == "fsync"
         self.run = self.connection.execute
         self.many = self.connection.executemany
+
+    def begin(self, *, durable: bool) -> None:
+        self.run(f"PRAGMA synchronous = {('FULL' if durable else 'NORMAL') if self._is_durable else 'OFF'}")
+        self.run("BEGIN IMMEDIATE")
+
+
+class Raw(Store):
+    """The ceiling."""
+
+    def __init__(self, path: Path, durability: str, topics: int) -> None:
+        super().__init__(path, durability, SCHEMA)
         self.next = 1
         self.run("BEGIN")
         self.many("INSERT INTO topic VALUES (?, ?, 0, 0)", [(n, f"t.{n}") for n in range(topics)])
         self.run("COMMIT")
-
-    def _begin(self, *, durable: bool) -> None:
-        self.run(f"PRAGMA synchronous = {('FULL' if durable else 'NORMAL') if self._is_durable else 'OFF'}")
-        self.run("BEGIN IMMEDIATE")
 
     def put(self, topics: list[int]) -> None:
         """One batch, a message to each of these topics."""
@@ -51,7 +69,7 @@ class Raw:
         grown: dict[int, int] = {}
         for topic in topics:
             grown[topic] = grown.get(topic, 0) + 1
-        self._begin(durable=True)
+        self.begin(durable=True)
         self.many("INSERT INTO message VALUES (?, ?, 0, ?, ?)", [(first + n, topic, now, BODY) for n, topic in enumerate(topics)])
         self.many("INSERT INTO ready VALUES (?, 0, ?, ?)", [(topic, now, first + n) for n, topic in enumerate(topics)])
         self.many("UPDATE topic SET ready = ready + ? WHERE topic = ?", [(count, topic) for topic, count in grown.items()])
@@ -60,7 +78,7 @@ class Raw:
     def lease(self) -> list[tuple[int, int, int, bytes]]:
         """Up to a batch: (message, topic, place, body)."""
         taken: list[tuple[int, int, int, bytes]] = []
-        self._begin(durable=False)
+        self.begin(durable=False)
         claimed: list[tuple[int, int]] = []
         for topic, ready in self.run("SELECT topic, ready FROM topic WHERE ready > 0 ORDER BY topic LIMIT ?", (BATCH,)).fetchall():
             room = BATCH - len(taken)
@@ -88,8 +106,39 @@ class Raw:
         done: dict[int, int] = {}
         for _, topic, *_ in taken:
             done[topic] = done.get(topic, 0) + 1
-        self._begin(durable=True)
+        self.begin(durable=True)
         self.many("DELETE FROM lease WHERE mid = ?", [(mid,) for mid, *_ in taken])
         self.many("DELETE FROM message WHERE mid = ?", [(mid,) for mid, *_ in taken])
         self.many("UPDATE topic SET leased = leased - ? WHERE topic = ?", [(count, topic) for topic, count in done.items()])
+        self.run("COMMIT")
+
+
+class Plain(Store):
+    """One queue in publish order."""
+
+    def __init__(self, path: Path, durability: str) -> None:
+        super().__init__(path, durability, PLAIN_SCHEMA)
+
+    def put(self, topics: list[int]) -> None:
+        """One batch, a message to each of these topics."""
+        self.begin(durable=True)
+        self.many("INSERT INTO message (topic, deadline, body) VALUES (?, 0, ?)", [(topic, BODY) for topic in topics])
+        self.run("COMMIT")
+
+    def lease(self) -> list[tuple[int, int, bytes]]:
+        """Up to a batch: (message, topic, body)."""
+        deadline = time.time_ns() // 1000 + 60_000_000
+        self.begin(durable=False)
+        taken = self.run(
+            "UPDATE message SET deadline = ? WHERE mid IN (SELECT mid FROM message WHERE deadline = 0 ORDER BY mid LIMIT ?)"
+            " RETURNING mid, topic, body",
+            (deadline, BATCH),
+        ).fetchall()
+        self.run("COMMIT")
+        return taken
+
+    def ack(self, taken: list[tuple[int, int, bytes]]) -> None:
+        """Finish them."""
+        self.begin(durable=True)
+        self.many("DELETE FROM message WHERE mid = ?", [(mid,) for mid, *_ in taken])
         self.run("COMMIT")

@@ -6,7 +6,7 @@ import random
 import time
 from pathlib import Path
 
-from bench.ceiling import Raw
+from bench.ceiling import Plain, Raw
 from bench.common import BATCH, BODY, folder, options, pick, publish_table, spread
 from fairlead.engines import open_engine
 from fairlead.engines.base import Settings
@@ -24,24 +24,27 @@ def main() -> None:
         for topics in pick(chosen, (1, 1_000, 100_000), (1, 1_000, 100_000), (1, 100)):
             runs = [measure(durability, topics, messages, chosen.seed + n) for n in range(pick(chosen, 3, 1, 1))]
             for operation in ("put", "lease + settle"):
-                ours, raw, ratio = ([run[operation][n] for run in runs] for n in range(3))
+                ours, raw, ratio, plain = ([run[operation][n] for run in runs] for n in range(4))
                 found = spread(ratio)
-                rows.append((durability, topics, operation, spread(ours)["median"], spread(raw)["median"], *found.values()))
+                rows.append((durability, topics, operation, spread(ours)["median"], spread(raw)["median"], *found.values(), spread(plain)["median"]))
     publish_table(
-        "engine", chosen, ("durability", "topics", "operation", "fairlead/s", "raw sqlite/s", "ratio min", "ratio", "ratio max"), rows,
-        f"{messages:,} messages of 100 bytes, batches of {BATCH}, all policies in force; medians of runs side by side",
+        "engine", chosen,
+        ("durability", "topics", "operation", "fairlead/s", "raw sqlite/s", "ratio min", "ratio", "ratio max", "plain queue/s"), rows,
+        f"{messages:,} messages of 100 bytes, batches of {BATCH}, all policies in force; medians of runs side by side;"
+        " fsync: put and settle are synced, leases follow, in all three",
     )  # fmt: skip
 
 
-def measure(durability: str, topics: int, messages: int, seed: int) -> dict[str, tuple[float, float, float]]:
-    """(ours, raw, ratio) in messages a second."""
+def measure(durability: str, topics: int, messages: int, seed: int) -> dict[str, tuple[float, float, float, float]]:
+    """(ours, raw, their ratio, plain) in messages a second."""
     draw = random.Random(seed)
     batches = [[draw.randrange(topics) for _ in range(BATCH)] for _ in range(messages // BATCH)]
     with folder() as place:
         engine = open_engine(f"sqlite:///{place}/ours.db", Settings(durability=durability))  # type: ignore[arg-type]
         engine.policy_set("code", "t.*", POLICIES)
         raw = Raw(Path(place) / "raw.db", durability, topics)
-        spent = dict.fromkeys(("our put", "raw put", "our lease", "raw lease"), 0.0)
+        plain = Plain(Path(place) / "plain.db", durability)
+        spent = dict.fromkeys(("our put", "raw put", "plain put", "our lease", "raw lease", "plain lease"), 0.0)
         for batch in batches:
             drafts = [Draft(f"t.{topic}", BODY) for topic in batch]
             at = [time.perf_counter()]
@@ -49,10 +52,13 @@ def measure(durability: str, topics: int, messages: int, seed: int) -> dict[str,
             at.append(time.perf_counter())
             raw.put(batch)
             at.append(time.perf_counter())
+            plain.put(batch)
+            at.append(time.perf_counter())
             spent["our put"] += at[1] - at[0]
             spent["raw put"] += at[2] - at[1]
-        ours = theirs = 0
-        while ours < len(batches) * BATCH or theirs < len(batches) * BATCH:
+            spent["plain put"] += at[3] - at[2]
+        ours = theirs = plains = 0
+        while min(ours, theirs, plains) < len(batches) * BATCH:
             at = [time.perf_counter()]
             leases = engine.lease(BATCH).leases
             engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
@@ -60,17 +66,28 @@ def measure(durability: str, topics: int, messages: int, seed: int) -> dict[str,
             taken = raw.lease()
             raw.ack(taken)
             at.append(time.perf_counter())
+            simple = plain.lease()
+            plain.ack(simple)
+            at.append(time.perf_counter())
             if leases:
                 spent["our lease"] += at[1] - at[0]
             if taken:
                 spent["raw lease"] += at[2] - at[1]
-            ours, theirs = ours + len(leases), theirs + len(taken)
+            if simple:
+                spent["plain lease"] += at[3] - at[2]
+            ours, theirs, plains = ours + len(leases), theirs + len(taken), plains + len(simple)
         engine.close()
         raw.connection.close()
+        plain.connection.close()
     count = len(batches) * BATCH
     return {
-        "put": (count / spent["our put"], count / spent["raw put"], spent["raw put"] / spent["our put"]),
-        "lease + settle": (count / spent["our lease"], count / spent["raw lease"], spent["raw lease"] / spent["our lease"]),
+        operation: (
+            count / spent[f"our {name}"],
+            count / spent[f"raw {name}"],
+            spent[f"raw {name}"] / spent[f"our {name}"],
+            count / spent[f"plain {name}"],
+        )
+        for operation, name in (("put", "put"), ("lease + settle", "lease"))
     }
 
 
