@@ -50,7 +50,7 @@ def _fault(body: Any, error: Exception) -> str:
             try:
                 _encode(value)
             except (TypeError, ValueError, OverflowError) as fault:
-                return f"{path} is a {type(value).__name__}, which JSON cannot hold ({fault}); convert it first"
+                return f"{path} is of type {type(value).__name__}, which JSON cannot hold ({fault}); convert it first"
     return f"the body cannot be written as JSON ({error}); convert it first"
 
 

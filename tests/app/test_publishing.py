@@ -54,11 +54,11 @@ def test_bodies(app: Fairlead, body: Any, comes_as: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (object(), "body is a object"),
-        ({"order": {"lines": [1, {"price": 2j}]}}, r"body\['order'\]\['lines'\]\[1\]\['price'\] is a complex"),
+        (object(), "body is of type object"),
+        ({"order": {"lines": [1, {"price": 2j}]}}, r"body\['order'\]\['lines'\]\[1\]\['price'\] is of type complex"),
         ({"x": float("nan")}, r"body\['x'\] is nan"),
         ([1.0, float("inf")], r"body\[1\] is inf"),
-        ("\ud800", "body is a str"),
+        ("\ud800", "body is of type str"),
     ],
 )
 def test_bodies_that_json_cannot_hold(app: Fairlead, body: Any, told: str) -> None:
