@@ -1,0 +1,155 @@
+"""What is promised in figures, counted exactly under a clock that is moved by hand: rates, shares, evenness, and that nothing is lost count of."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fairlead.policy import Tier
+from fairlead.testing.bench import TIERS
+from fairlead.units import SECOND
+
+if TYPE_CHECKING:
+    from fairlead.testing.bench import EngineBench
+
+
+@pytest.mark.parametrize("size", [1, 7, 100])
+def test_equal_topics_are_served_evenly(bench: EngineBench, size: int) -> None:
+    """Jain's index of what 50 topics were given is at least 0.99 once each had 20 on average."""
+    for n in range(50):
+        bench.put(f"t.{n}", *["x"] * 40)
+    given: Counter[str] = Counter({f"t.{n}": 0 for n in range(50)})
+    while given.total() < 1_000:
+        leases = bench.lease(min(size, 1_000 - given.total()))
+        given.update(lease.topic for lease in leases)
+        bench.settle(leases)
+    assert jain(given) >= 0.99
+
+
+def jain(given: Counter[str]) -> float:
+    return given.total() ** 2 / (len(given) * sum(number**2 for number in given.values()))
+
+
+def test_tiers_have_their_shares_exactly_in_every_pool_one_by_one(bench: EngineBench) -> None:
+    """60, 30 and 10 of the first hundred, in each of three pools that are asked in turns."""
+    bench.open(tiers=TIERS)
+    pools = ("default", "gpu", "mail")
+    for pool in pools:
+        for tier in TIERS:
+            bench.policy(f"{pool}.{tier}", tier=tier, pool=pool)
+            bench.put(f"{pool}.{tier}", *["x"] * 110)
+    given: Counter[str] = Counter()
+    for _ in range(100):
+        for pool in pools:
+            leases = bench.lease(1, pool=pool)
+            given.update(lease.topic for lease in leases)
+            bench.settle(leases)
+    assert given == {f"{pool}.{tier}": share for pool in pools for tier, share in (("high", 60), ("mid", 30), ("low", 10))}
+
+
+def test_at_every_moment_a_weighted_topic_is_close_to_its_share(bench: EngineBench) -> None:
+    """Never further from its part of what was given so far than one visit of each."""
+    weights = {"one": 1, "two": 2, "five": 5}
+    for topic, weight in weights.items():
+        bench.policy(topic, weight=weight)
+        bench.put(topic, *["x"] * 400)
+    given: Counter[str] = Counter()
+    for _ in range(400):
+        given.update(lease.topic for lease in bench.lease(1))
+        for topic, weight in weights.items():
+            assert abs(given[topic] - given.total() * weight / 8) <= sum(weights.values())
+
+
+@pytest.mark.parametrize(
+    ("per_second", "burst", "step_us"), [(3, 1, 50_000), (100, 5, 1_700), (1_000, 50, 900), (10_000, 1, 100), (10_000, 500, 3_000)]
+)
+def test_a_rate_is_kept_in_every_window_and_is_reached(bench: EngineBench, per_second: int, burst: int, step_us: int) -> None:
+    """In any time T at most rate · T + burst, and while there is work at least 0.99 · rate · T - 1."""
+    seconds = 2 if per_second < 1_000 else 0.3
+    bench.policy("a", rate=per_second, burst=burst)
+    bench.put("a", *["x"] * int(per_second * seconds + burst + 10))
+    began, moments = bench.now, []
+    while bench.now <= began + seconds * SECOND:
+        leases = bench.lease(1_000)
+        bench.settle(leases)
+        moments += [bench.now - began] * len(leases)
+        bench.later(step_us / SECOND)
+    earliest = float("-inf")
+    for number, moment in enumerate(moments):
+        # From the message i to this one the window holds number - i + 1.
+        earliest = max(earliest, per_second * moment / SECOND - number)
+        assert number + 1 - per_second * moment / SECOND + earliest <= burst + 1e-6
+    assert len(moments) >= 0.99 * per_second * seconds - 1
+
+
+def test_a_lease_is_never_short_while_something_can_be_given(bench: EngineBench) -> None:
+    """Whatever is limited, paused or due later beside it, in whatever tier the rest stands."""
+    bench.open(tiers={"first": Tier("strict"), "high": Tier(6), "mid": Tier(3)})
+    bench.policy("full", concurrency=1, tier="first")
+    bench.policy("slow", rate=1, burst=1, tier="high")
+    bench.policy("still", paused=True, tier="high")
+    bench.policy("high.*", tier="high")
+    for topic in ("full", "slow", "still", "high.a", "mid.a", "mid.b"):
+        bench.put(topic, *["x"] * 50)
+    bench.put("high.later", *["x"] * 50, delay_us=SECOND)
+    left = 1 + 1 + 150
+    while left:
+        leases = bench.lease(20)
+        assert len(leases) == min(20, left)
+        left -= len(leases)
+    assert bench.lease() == []
+
+
+def test_attempts_only_grow_and_end_in_one_dead_letter(bench: EngineBench) -> None:
+    """However a delivery ended: at most retries + 1."""
+    draw = random.Random(11)
+    bench.policy("a", retries=3, backoff=0, lease=1)
+    bench.put("a", *map(str, range(20)))
+    attempts: dict[bytes, int] = {}
+    for _ in range(500):
+        leases = bench.lease(5)
+        bench.engine.start([(lease.handle, lease.fence) for lease in leases], now_us=bench.now)
+        for lease in leases:
+            assert attempts.get(lease.body, 1) <= lease.attempt <= 4
+            attempts[lease.body] = lease.attempt
+            if draw.random() < 0.8:
+                bench.settle([lease], draw.choice(["retry", "release"]))
+        bench.later(1)
+    died = [view.body for _, view in bench.engine.dead_list(limit=100)]
+    assert sorted(died) == sorted(attempts)
+    assert len(died) == 20
+
+
+def test_every_accepted_message_is_accounted_for_after_every_step(bench: EngineBench) -> None:
+    """It waits, is leased, finished, dead, or was removed by name: what `lookup` says of each adds up to what the overview says."""
+    draw = random.Random(7)
+    bench.policy("*", retries=1, backoff=1, lease=3, dedupe="forever")
+    bench.policy("serial", serial=True)
+    bench.policy("full", max_backlog=3, on_full="drop_oldest")
+    accepted: dict[str, list[str]] = {"plain": [], "serial": [], "full": []}
+    purged = 0
+    for _ in range(300):
+        topic = draw.choice(list(accepted))
+        match draw.choice(["put", "put", "lease", "later", "redrive", "purge"]):
+            case "put":
+                receipts = bench.put(topic, *["x"] * draw.randrange(1, 4), key=draw.choice([None, "k"]))
+                accepted[topic] += [receipt.id for receipt in receipts if receipt.outcome == "accepted"]
+            case "lease":
+                bench.settle(bench.lease(draw.randrange(1, 5))[:2], draw.choice(["ack", "retry", "release", "dead"]))
+            case "later":
+                bench.later(draw.choice([0.5, 4]))
+            case "redrive":
+                bench.engine.dead_redrive(limit=1, now_us=bench.now)
+            case "purge" if draw.random() < 0.2:
+                purged += bench.engine.topic_purge(topic, now_us=bench.now)
+        now = bench.engine.overview(now_us=bench.now)
+        states = Counter(state for name, ids in accepted.items() for state in bench.engine.lookup(name, ids, now_us=bench.now).values())
+        assert (now.waiting, now.leased, now.dead, now.done, purged) == tuple(
+            states[state] for state in ("waiting", "leased", "dead", "finished", "unknown")
+        )
+        assert now.published == sum(len(ids) for ids in accepted.values())
+    end = bench.engine.overview(now_us=bench.now)
+    assert min(end.done, end.died, end.retried, purged) > 0
