@@ -87,10 +87,11 @@ def _expires(turn: Turn, mid: int) -> None:
 def _wake(turn: Turn, budget: int) -> None:
     for row in turn.all("gates_to_wake", turn.now, budget):
         turn.reopen(turn.keep_gate(row))
-    for row in turn.all("lanes_to_wake", turn.now, budget):
-        lane = turn.keep(row)
-        if lane.place == ASLEEP and lane.wake is not None and lane.wake <= turn.now:
-            turn.place(lane)
+    # Lanes that an event has placed anew are still listed where they stood, and use no budget.
+    listed = (turn.keep(row) for row in turn.all("lanes_to_wake", turn.now, budget + turn.changed_lanes))
+    asleep = [lane for lane in listed if lane.place == ASLEEP and lane.wake is not None and lane.wake <= turn.now]
+    for lane in asleep[:budget]:
+        turn.place(lane)
     turn.forget_idle(budget)
 
 

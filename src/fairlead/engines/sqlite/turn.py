@@ -444,6 +444,11 @@ class Turn:
         lane.forgotten = True
         self._changes.dirty[lane.lane] = lane
 
+    @property
+    def changed_lanes(self) -> int:
+        """How many lanes this turn has changed and not written yet."""
+        return len(self._changes.dirty)
+
     def forget_idle(self, most: int) -> None:
         """Drop the rows of idle lanes whose time has come, unread."""
         for number, name in self.all("lanes_forget", self.now, most):
