@@ -2,9 +2,11 @@
 What tests of programs and of engines need. Nothing of Fairlead itself imports this; `fairlead.testing.conformance` needs pytest.
 
 - `EngineBench`: an engine under a clock that is moved by hand.
+- `sleepy`: an engine that takes its time, as one at the other end of a network does.
 - `fairlead.testing.conformance`: what every engine has to do, as tests for those who write one.
 """
 
 from fairlead.testing.bench import EngineBench
+from fairlead.testing.sleepy import sleepy
 
-__all__ = ["EngineBench"]
+__all__ = ["EngineBench", "sleepy"]

@@ -1,0 +1,74 @@
+"""What a persistent engine knows still after it was closed and opened: limits, leases, ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead.engines import open_engine
+from fairlead.engines.base import FullEngine, Settings
+from fairlead.testing import EngineBench
+
+PERSISTENT = {"sqlite file": "sqlite:///{folder}/kept.db"}
+"""The next engine joins with one line."""
+
+
+class Reopened(EngineBench):
+    """`again` closes the engine and opens the same store."""
+
+    def again(self) -> None:
+        self.open()
+
+
+@pytest.fixture(params=list(PERSISTENT))
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopened]:
+    def make(settings: Settings) -> FullEngine:
+        return open_engine(PERSISTENT[request.param].format(folder=tmp_path), settings)
+
+    bench = Reopened(make)
+    yield bench
+    assert [check for check in bench.engine.doctor() if not check.ok] == []
+    bench.engine.close()
+
+
+def test_a_rate_is_kept_also_across_restarts(kept: Reopened) -> None:
+    """Opening anew gives no new burst."""
+    kept.policy("a", rate=10, burst=3)
+    kept.put("a", *"123456789")
+    moments: list[int] = []
+    for _ in range(8):
+        moments += [kept.now] * len(kept.run())
+        kept.again()
+        kept.later(0.05)
+    assert len(moments) == 3 + 3
+
+
+def test_leases_slots_and_serial_keys_are_kept(kept: Reopened) -> None:
+    """Who held one before settles it after; until then nobody else has it."""
+    kept.policy("a", concurrency=1)
+    kept.policy("s", serial=True)
+    kept.put("a", "1", "2")
+    kept.put("s", "3", "4", key="k")
+    held = kept.lease()
+    kept.again()
+    assert kept.lease() == []
+    assert kept.settle(held) == ["acked", "acked"]
+    assert sorted(kept.bodies()) == ["2", "4"]
+
+
+def test_finished_ids_attempts_and_rests_are_kept(kept: Reopened) -> None:
+    """A duplicate is a duplicate, a second attempt the second, and a topic that rests goes on resting."""
+    kept.policy("a", dedupe=10, backoff=0)
+    kept.put("a", "1", id="x")
+    kept.run()
+    kept.put("a", "2")
+    kept.settle(kept.lease(), "retry")
+    kept.put("r", "3")
+    kept.settle(kept.lease(topics=["r"]), "rest", delay_us=5_000_000)
+    kept.again()
+    assert kept.put("a", "4", id="x")[0].outcome == "duplicate"
+    assert [(lease.body, lease.attempt) for lease in kept.lease()] == [(b"2", 2)]
+    kept.later(5)
+    assert kept.bodies() == ["3"]

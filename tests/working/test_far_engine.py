@@ -1,0 +1,61 @@
+"""A store at the other end of a network: a call takes long, so callers must share calls, and leases must outlast them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fairlead import Fairlead, Message
+from fairlead.testing import sleepy
+
+CALL = 0.05
+
+
+@pytest.fixture
+def far(app: Fairlead) -> Fairlead:
+    """The application on its engine, 50 ms away."""
+    app._engine = sleepy(app.engine, CALL)
+    return app
+
+
+def test_a_worker_takes_and_settles_many_in_one_call(far: Fairlead) -> None:
+    """500 messages in far fewer calls than messages."""
+    far.publish_many(Message("a", n) for n in range(500))
+    seen: list[object] = []
+
+    @far.handler("a")
+    async def handle(message: Message) -> None:
+        seen.append(message.body)
+        await asyncio.sleep(0)
+
+    began = time.monotonic()
+    assert far.run_worker(burst=True, concurrency=50).acked == 500
+    assert time.monotonic() - began < 500 * CALL / 4
+    assert sorted(map(str, seen)) == sorted(map(str, range(500)))
+
+
+def test_threads_that_publish_share_a_call(far: Fairlead) -> None:
+    """Each is told of its own message when that is stored."""
+    began = time.monotonic()
+    with ThreadPoolExecutor(40) as threads:
+        ids = list(threads.map(lambda n: far.publish("a", n).id, range(200)))
+    assert time.monotonic() - began < 200 * CALL / 4
+    assert far.topic("a").stats().waiting == len(set(ids)) == 200
+
+
+def test_a_lease_outlasts_the_calls_that_extend_it(far: Fairlead) -> None:
+    """A handler that takes longer than its lease keeps its message, once."""
+    far.policy("a", lease=0.6, retries=0)
+    starts = []
+
+    @far.handler("a")
+    async def handle(message: Message) -> None:
+        starts.append(message.id)
+        await asyncio.sleep(1.5)
+
+    far.publish("a")
+    summary = far.run_worker(burst=True)
+    assert (summary.acked, len(starts)) == (1, 1)
