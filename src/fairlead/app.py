@@ -355,14 +355,17 @@ class Fairlead:
     ) -> int:
         """Put dead letters back, of a topic or all, at once or at a rate (`"10/s"`), the oldest first and at most `limit`; returns how many."""
         _topic(topic)
-        if rate is not None:
-            return self.engine.dead_redrive(topic, ids, limit=limit or sys.maxsize, spacing_us=spacing_us(rate))
-        return _by_pages("redrive", ids, limit, lambda some, number: self.engine.dead_redrive(topic, some, limit=number))
+        spacing = spacing_us(rate)
+
+        def page(some: Sequence[str] | None, number: int, before: int) -> int:
+            return self.engine.dead_redrive(topic, some, limit=number, first_us=before * spacing, spacing_us=spacing)
+
+        return _by_pages("redrive", ids, limit, page)
 
     def drop_dead_letters(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int | None = None) -> int:
         """Forget dead letters, of a topic or all, the oldest first and at most `limit`; returns how many."""
         _topic(topic)
-        return _by_pages("drop_dead_letters", ids, limit, lambda some, number: self.engine.dead_drop(topic, some, limit=number))
+        return _by_pages("drop_dead_letters", ids, limit, lambda some, number, _: self.engine.dead_drop(topic, some, limit=number))
 
     # Handling
 
@@ -540,17 +543,17 @@ def _topic(name: str | None) -> str | None:
     return None if name is None else check_topic(name)
 
 
-def _by_pages(call: str, ids: Sequence[str] | None, limit: int | None, page: Callable[[Sequence[str] | None, int], int]) -> int:
-    """Do page after page, of the ids or of all there are, each a transaction of its own; returns how many in all."""
+def _by_pages(call: str, ids: Sequence[str] | None, limit: int | None, page: Callable[[Sequence[str] | None, int, int], int]) -> int:
+    """Do page after page, of the ids or of all, each a transaction of its own and told how many came before; returns how many in all."""
     most = sys.maxsize if limit is None else arguments.whole(call, "limit", limit, least=0)
     total = 0
     if ids is not None:
         ids = arguments.texts(call, "ids", ids)
         for first in range(0, len(ids), REDRIVE_AT_ONCE):
-            total += page(ids[first : first + REDRIVE_AT_ONCE], min(REDRIVE_AT_ONCE, most - total))
+            total += page(ids[first : first + REDRIVE_AT_ONCE], min(REDRIVE_AT_ONCE, most - total), total)
         return total
     while (asked := min(REDRIVE_AT_ONCE, most - total)) > 0:
-        got = page(None, asked)
+        got = page(None, asked, total)
         total += got
         if got < asked:
             break

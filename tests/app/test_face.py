@@ -291,6 +291,20 @@ def test_more_dead_letters_by_id_than_one_transaction_takes(app: Fairlead) -> No
     assert app.dead_letters() == []
 
 
+@pytest.mark.parametrize("by_id", [True, False])
+def test_redrive_at_a_rate_goes_by_pages(app: Fairlead, by_id: bool) -> None:
+    """Many at a rate are several transactions, and the rate goes on from one to the next."""
+    ids = [receipt.id for receipt in app.publish_many(Message("t", n) for n in range(2100))]
+    while deliveries := app.lease(500):
+        for delivery in deliveries:
+            delivery.dead()
+    began = time.time()
+    assert app.redrive("t", ids if by_id else None, rate="10/s") == 2100
+    due = [view.since_us / 1e6 - began for view in app.engine.topic_peek("t", limit=3000)]
+    assert len(due) == 2100
+    assert all(n / 10 - 0.01 <= moment <= n / 10 + 5 for n, moment in enumerate(due))
+
+
 def test_wait_done(app: Fairlead) -> None:
     """Waits for all that was published before the call, whatever its priority, and not for what comes later."""
     topic = app.topic("w")

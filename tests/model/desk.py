@@ -147,13 +147,14 @@ class Model(Engine):
         ids: Sequence[str] | None = None,
         *,
         limit: int = 1000,
+        first_us: int = 0,
         spacing_us: int = 0,
         now_us: int | None = None,
     ) -> int:
         self.now = self._time(now_us)
         found = self._dead(topic, ids, limit)
         for n, message in enumerate(found):
-            self._put_back(message, self.now + n * spacing_us)
+            self._put_back(message, self.now + first_us + n * spacing_us)
         for message in found:
             self._place(message.lane)
         return len(found)

@@ -355,7 +355,7 @@ class Histories(RuleBasedStateMachine):
     def dead(self, operation: str, topic: str | None, ids: list[str] | None, limit: int, spacing: int) -> None:
         if topic is None and ids is not None:
             ids = [each for each in ids if each in MADE]  # an id of the user's own is one of its topic
-        options = {"spacing_us": spacing} if operation == "dead_redrive" else {}
+        options = {"first_us": spacing * 2, "spacing_us": spacing} if operation == "dead_redrive" else {}
         for_engine = [self.twins.names.for_engine(each) for each in ids] if ids is not None else None
         self.twins.call(operation, (topic, for_engine), (topic, ids), limit=limit, now_us=self.twins.now, **options)
 

@@ -354,13 +354,15 @@ class Desk(Protocol):
         ids: Sequence[str] | None = None,
         *,
         limit: int = 1000,
+        first_us: int = 0,
         spacing_us: int = 0,
         now_us: int | None = None,
     ) -> int:
         """
         Put dead letters back (oldest first, at most `limit`), with a new number and attempts from the start; returns how many.
 
-        `spacing_us`: the n-th of this call is due n times that from now.
+        The first of this call is due `first_us` from now, the n-th after it n times `spacing_us` later: many are put back at a
+        rate by several calls, each a transaction of its own.
         """
         ...
 

@@ -196,11 +196,12 @@ class SqliteEngine(Core):
         ids: Sequence[str] | None = None,
         *,
         limit: int = 1000,
+        first_us: int = 0,
         spacing_us: int = 0,
         now_us: int | None = None,
     ) -> int:
         with self._turn(now_us, durable=True) as turn:
-            return purging.redrive(turn, topic, ids, limit, spacing_us)
+            return purging.redrive(turn, topic, ids, limit, first=turn.now + first_us, spacing_us=spacing_us)
 
     def dead_drop(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None) -> int:
         with self._turn(now_us, durable=True) as turn:

@@ -107,7 +107,7 @@ def _dead(turn: Turn, topic: str | None, ids: Sequence[str] | None, limit: int) 
     return [(row[1], row[2], row[4]) for row in listed]
 
 
-def redrive(turn: Turn, topic: str | None, ids: Sequence[str] | None, limit: int, spacing_us: int) -> int:
+def redrive(turn: Turn, topic: str | None, ids: Sequence[str] | None, limit: int, *, first: int, spacing_us: int) -> int:
     """Put dead letters back, with a new number and since, and attempts from the start."""
     found = _dead(turn, topic, ids, limit)
     lanes: dict[int, Lane] = {}
@@ -118,7 +118,7 @@ def redrive(turn: Turn, topic: str | None, ids: Sequence[str] | None, limit: int
         turn.run("event_delete", until, RETENTION_ENDS, mid)
         turn.run("dead_delete", mid)
         turn.shard.dead -= 1
-        lane = _put_back(turn, row, its_topic, turn.now + n * spacing_us)
+        lane = _put_back(turn, row, its_topic, first + n * spacing_us)
         lanes[lane.lane] = lane
     for lane in lanes.values():
         turn.place(lane)

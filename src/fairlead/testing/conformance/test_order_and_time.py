@@ -158,6 +158,18 @@ def test_redriving_at_a_rate_spreads_them(bench: EngineBench) -> None:
     assert bench.run() == ["2", "3"]
 
 
+def test_a_rate_goes_on_over_several_redrives(bench: EngineBench) -> None:
+    """The first of a call is due when the caller says, so that many pages keep one rate."""
+    bench.put("a", "1", "2", "3", "4")
+    bench.settle(bench.lease(4), "dead")
+    assert [bench.engine.dead_redrive(limit=2, first_us=first * SECOND, spacing_us=SECOND, now_us=bench.now) for first in (0, 2)] == [2, 2]
+    assert bench.run() == ["1"]
+    bench.later(2)
+    assert bench.run() == ["2", "3"]
+    bench.later(1)
+    assert bench.run() == ["4"]
+
+
 def test_the_clock_never_goes_back(bench: EngineBench) -> None:
     """A step backwards stands still until it is caught up; leases are not stolen."""
     bench.put("a", "x")
