@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from fairlead.errors import BadPolicy, UsageError
 from fairlead.policy import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from fairlead.engines.base import Durability
 
@@ -72,6 +73,8 @@ def settings(
 def _tiers(tiers: Mapping[str, Tier | float | str] | None) -> dict[str, Tier] | None:
     if tiers is None:
         return None
+    if not isinstance(tiers, Mapping):
+        raise UsageError(f'Fairlead: expected tiers to be a dict like {{"high": 6, "low": 1}}, got {tiers!r}')
     if not tiers:
         raise BadPolicy("tiers: expected at least one tier with its share")
     read: dict[str, Tier] = {}

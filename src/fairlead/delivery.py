@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fairlead import codec, units
-from fairlead.errors import BadMessage, LeaseLost
-from fairlead.message import Settlement
+from fairlead.errors import BadMessage, LeaseLost, UsageError
+from fairlead.message import Message, Settlement
 from fairlead.twins import twin
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fairlead.engines.base import Engine
-    from fairlead.message import Draft, Lease, Message
+    from fairlead.message import Draft, Lease
     from fairlead.units import Duration
 
 
@@ -72,7 +72,7 @@ class Delivery:
 
         Messages without an id get one derived from this message's, so a repeat is a `duplicate`.
         """
-        following = [codec.draft(message) for message in publish]
+        following = [codec.draft(message) for message in _messages(publish)]
         self._settle(Settlement(self.lease.handle, self.lease.fence, "ack"), following)
 
     def retry(self, delay: Duration | None = None, error: str | None = None) -> None:
@@ -111,8 +111,19 @@ class Delivery:
 
 def lease_lost(lease: Lease, answer: str) -> LeaseLost:
     """What a settle that came too late is told."""
-    why = "its topic was deleted" if answer == "gone" else "the lease has ended and the message went back"
+    why = "its topic was deleted" if answer == "gone" else "the lease has ended: it was settled already, or ran out and the message went back"
     return LeaseLost(f"message {lease.id} in {lease.topic}: {why} (fence {lease.fence}); nothing was changed", lease.id, lease.fence)
+
+
+def _messages(publish: Iterable[Message]) -> list[Message]:
+    try:
+        found = list(publish)
+    except TypeError:
+        found = [publish]  # type: ignore[list-item]  # told below
+    for message in found:
+        if not isinstance(message, Message):
+            raise UsageError(f"ack: expected publish to be Messages, got {message!r:.200}")
+    return found
 
 
 def _microseconds(call: str, duration: Duration) -> int:

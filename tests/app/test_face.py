@@ -436,3 +436,22 @@ def test_a_call_that_no_longer_fits_is_a_dead_letter(app: Fairlead) -> None:
     summary = app.run_worker(burst=True)
     assert (summary.acked, summary.died) == (1, 2)
     assert all('task "t"' in dead.reason for dead in app.dead_letters())
+
+
+def test_settling_twice_and_publishing_nonsense_with_an_ack_are_told(tmp_path: Path) -> None:
+    app = Fairlead(f"sqlite:///{tmp_path}/q.db")
+    app.publish("t", 1)
+    (delivery,) = app.lease()
+    for wrong in (5, ["x"]):
+        with pytest.raises(UsageError, match="ack: expected publish to be Messages, got"):
+            delivery.ack(publish=wrong)  # type: ignore[arg-type]
+    delivery.ack()
+    with pytest.raises(LeaseLost, match="it was settled already, or ran out"):
+        delivery.ack()
+
+
+def test_a_url_without_its_path_and_tiers_that_are_no_dict_are_told() -> None:
+    with pytest.raises(UsageError, match=r'the path is missing; write "sqlite:///fairlead.db" for a file, "sqlite://" for one in memory'):
+        Fairlead("sqlite:///").publish("a")
+    with pytest.raises(UsageError, match=r'expected tiers to be a dict like {"high": 6, "low": 1}'):
+        Fairlead("sqlite://", tiers=[1, 2])  # type: ignore[arg-type]

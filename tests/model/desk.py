@@ -165,7 +165,7 @@ class Model(Engine):
         self.number += 1
         message.number, message.since, message.death = self.number, since, None
         message.attempts, message.suspect, message.unhandled_from, message.unhandled_times = 0, False, None, 0
-        message.expires = self.now + policy.ttl if policy.ttl is not None else None
+        message.expires = since + policy.ttl if policy.ttl is not None else None
         message.lane = self._make_lane(*self._lane_name(policy, message.topic, spread_by(message.key, message.merges_by), self.number))
         taken = message.merges_by is not None and (message.topic, *message.merges_by) in message.lane.collectors
         self._wait(message, collects=not taken)

@@ -275,6 +275,7 @@ class Engine(Lanes):
         call = Call(n if startable is None else startable, record_start)
         if topics is None:
             self._serve_pool(call, pool, n)
+            self._mix(call)
         else:
             self._serve_topics(call, topics, pool, n)
         for lane in call.visited:
@@ -302,6 +303,24 @@ class Engine(Lanes):
         while room > 0 and shares and not call.withheld:
             step = room if call.startable >= room else call.startable or min(room, STEP)
             room -= self._serve_shares(call, pool, step, shares, lines)
+
+    def _mix(self, call: Call) -> None:
+        """What several tiers gave is begun evenly spread, behind what strict ones gave; fences grow in that order."""
+        given = {
+            tier: [lease for its_tier, lease in call.taken if its_tier == tier]
+            for tier in self.tiers
+            if tier in {its_tier for its_tier, _ in call.taken}
+        }
+        strict = [leases for tier, leases in given.items() if self.tiers[tier].share == "strict"]
+        shared = [leases for tier, leases in given.items() if self.tiers[tier].share != "strict"]
+        heads = [iter(leases) for leases in shared]
+        order = [lease for leases in strict for lease in leases] + [next(heads[n]) for n in fairness.interleave(list(map(len, shared)))]
+        leases = [lease for lease in order if lease is not None]
+        held = [self.leases.pop(lease.fence) for lease in leases]
+        for fence, lease, hold in zip(sorted(lease.fence for lease in leases), leases, held, strict=True):
+            lease.fence = hold.fence = fence
+            self.leases[fence] = hold
+        call.leases = leases
 
     def _serve_shares(self, call: Call, pool: str, room: int, shares: dict[str, float], lines: dict[str, list[Lane]]) -> int:
         """Divide `room` once; tiers that cannot use their part leave `shares`."""
@@ -401,6 +420,7 @@ class Engine(Lanes):
         if is_past(message.expires, self.now):  # housekeeping had too much to do to see it before
             self._uncount_hand_out(lane, policy)
             self._expire(message)
+            call.taken.append((lane.band.tier, None))
             return
         self.fence += 1
         deadline = self.now + policy.lease
@@ -421,6 +441,7 @@ class Engine(Lanes):
             policy.limited,
         )  # fmt: skip
         call.leases.append(lease)
+        call.taken.append((lane.band.tier, lease))
         if policy.delivery == "at_most_once":
             self._finish_at_hand_out(held, message)
 

@@ -159,6 +159,8 @@ class Call:
     startable: int
     record_start: bool
     leases: list[Lease] = field(default_factory=list)
+    taken: list[tuple[str, Lease | None]] = field(default_factory=list)
+    """By tier; None: it turned out to have expired."""
     visited: list[Lane] = field(default_factory=list)
     withheld: bool = False
 

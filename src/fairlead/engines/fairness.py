@@ -32,6 +32,9 @@ Most messages of weight 1 that one visit takes while other lanes wait, so delive
 above 0.99 from 20 deliveries each on, and a lease of 500 reads 125 lanes instead of 500.
 """
 
+FEW_LANES = 32
+"""Up to so many lanes a visit takes half a chunk: reading them costs little, and each weighs more in what users see."""
+
 CARRY_SCALE = 1_000_000
 """One delivery in the unit of a tier's carry."""
 
@@ -90,10 +93,14 @@ def stride_of_work(work_us: int, weight: float) -> int:
 
 
 def chunk(room: int, lanes: int, weight: float) -> int:
-    """How many messages one visit may take: all there is room for where no other lane waits, else at most `CHUNK` times the weight."""
+    """
+    How many messages one visit may take: all there is room for where no other lane waits, else at most `CHUNK` times the weight (half
+    of it among few lanes).
+    """
     if lanes <= 1:
         return room
-    return max(1, min(room, int(CHUNK * weight)))
+    most = CHUNK // 2 if lanes <= FEW_LANES else CHUNK
+    return max(1, min(room, int(most * weight)))
 
 
 def split(room: int, shares: Mapping[str, float], carry: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
@@ -119,6 +126,15 @@ def split(room: int, shares: Mapping[str, float], carry: Mapping[str, int]) -> t
     limit = 32 * CARRY_SCALE
     kept = {tier: max(-limit, min(limit, claims[tier] - given[tier] * CARRY_SCALE)) for tier in names}
     return given, kept
+
+
+def interleave(counts: Sequence[int]) -> list[int]:
+    """
+    The order in which several tiers' deliveries of one call are begun, as positions in `counts`: each spread evenly over the whole, so
+    that shares hold in every part of it too. The i-th of n stands at (i + 1/2) / n; ties go to the tier named first.
+    """
+    places = sorted(((2 * i + 1) / count, tier) for tier, count in enumerate(counts) for i in range(count))
+    return [tier for _, tier in places]
 
 
 def settle_carry(shares: Mapping[str, float], carry: Mapping[str, int], taken: Mapping[str, int]) -> dict[str, int]:

@@ -50,8 +50,10 @@ def path_of(url: str, namespace: str) -> str | None:
     hold the other's write lock.
     """
     rest = url.removeprefix("sqlite://")
-    if rest in ("", "/", "/:memory:"):
+    if rest in ("", "/:memory:"):
         return None
+    if rest == "/":
+        raise UsageError(f'engine URL {url!r}: the path is missing; write "sqlite:///fairlead.db" for a file, "sqlite://" for one in memory')
     if not rest.startswith("/"):
         raise UsageError(f'engine URL {url!r}: a path begins after three slashes; write "sqlite:///{rest}"')
     path = Path(rest[1:])

@@ -131,7 +131,7 @@ def _put_back(turn: Turn, row: Row, topic: str, since: int) -> Lane:
     row.since = since
     row.attempts = row.suspect = 0
     row.odd = 1
-    row.expires = turn.now + policy.ttl if policy.ttl is not None else None
+    row.expires = since + policy.ttl if policy.ttl is not None else None
     spread_by = row.key.encode() if row.key is not None else row.body if row.mkey is not None else None
     lane = turn.make_lane(*messages.lane_name(policy, topic, spread_by, row.seq))
     row.lane = lane.lane

@@ -47,7 +47,7 @@ def lease(turn: Turn, room: int, pool: str, topics: Sequence[str] | None, starta
         serving.serve_pool(pool, room)
     else:
         serving.serve_topics(topics, pool, room)
-    leases = _HandOut(turn, serving.picked, record_start=record_start).run(serving.visits)
+    leases = _HandOut(turn, serving.picked, record_start=record_start).run(serving.visits if topics is not None else _mixed(turn, serving.visits))
     for lane in serving.visited.values():
         turn.place(lane)
     return leases
@@ -280,6 +280,24 @@ class _Serving:
         taken = self.visit(lane, self.turn.bands[lane.band], len(found), 1) if found else 0
         picked += found[:taken]
         return taken
+
+
+def _mixed(turn: Turn, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
+    """Visits of several tiers in the order of `fairness.interleave`, behind those of strict tiers."""
+    tiers = turn.rules.tiers
+    strict: list[tuple[Lane, int]] = []
+    lanes: dict[str, list[Lane]] = {}
+    for lane, take in visits:
+        tier = turn.bands[lane.band].tier
+        if tiers[tier].share == "strict":
+            strict.append((lane, take))
+        else:
+            lanes.setdefault(tier, []).extend([lane] * take)
+    if len(lanes) < 2:  # nothing to mix
+        return visits
+    queues = [lanes[tier] for tier in tiers if tier in lanes]
+    heads = [iter(queue) for queue in queues]
+    return strict + [(next(heads[n]), 1) for n in fairness.interleave([len(queue) for queue in queues])]
 
 
 class _HandOut:

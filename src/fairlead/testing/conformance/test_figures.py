@@ -153,3 +153,41 @@ def test_every_accepted_message_is_accounted_for_after_every_step(bench: EngineB
         assert now.published == sum(len(ids) for ids in accepted.values())
     end = bench.engine.overview(now_us=bench.now)
     assert min(end.done, end.died, end.retried, purged) > 0
+
+
+def test_shares_hold_within_a_percent_in_every_window_of_two_thousand(bench: EngineBench) -> None:
+    """Also where leases are large: inside of them too the tiers are mixed."""
+    draw = random.Random(5)
+    bench.open(tiers=TIERS)
+    for tier in TIERS:
+        bench.policy(f"{tier}.*", tier=tier)
+        for n in range(5):
+            bench.put(f"{tier}.{n}", *["x"] * (1_400 if tier == "high" else 700 if tier == "mid" else 250))
+    order: list[str] = []
+    while len(order) < 10_000:
+        leases = bench.lease(draw.choice([1, 7, 100, 700, 1_000]))
+        bench.settle(leases)
+        order += [lease.topic.partition(".")[0] for lease in leases]
+    for first in range(0, len(order) - 2_000, 13):
+        window = Counter(order[first : first + 2_000])
+        assert [abs(window[tier] / 2_000 - share) <= 0.01 for tier, share in (("high", 0.6), ("mid", 0.3), ("low", 0.1))] == [True] * 3, window
+
+
+@pytest.mark.parametrize("topics", [2, 10, 40])
+def test_few_equal_topics_are_served_evenly_too(bench: EngineBench, topics: int) -> None:
+    """Jain's index in every window in which each has at least 20."""
+    draw = random.Random(topics)
+    for n in range(topics):
+        bench.put(f"t.{n}", *["x"] * 200)
+    order: list[str] = []
+    while len(order) < topics * 120:
+        leases = bench.lease(draw.randint(1, 100))
+        bench.settle(leases)
+        order += [lease.topic for lease in leases]
+    for first in range(0, topics * 60, 7):
+        counts: Counter[str] = Counter()
+        for topic in order[first:]:
+            counts[topic] += 1
+            if len(counts) == topics and min(counts.values()) >= 20:
+                break
+        assert jain(counts) >= 0.99

@@ -198,3 +198,14 @@ def test_explain_names_what_binds(bench: EngineBench) -> None:
     (later,) = bench.put("s", "3", delay_us=SECOND)
     assert "due in 1.0 s" in explain(later.id)
     assert bench.engine.explain("nobody").state == "unknown"
+
+
+def test_a_redriven_message_lives_from_when_it_is_due(bench: EngineBench) -> None:
+    """Spread out by a rate, the last ones would expire before their turn."""
+    bench.policy("a", ttl=60)
+    bench.put("a", "1", "2")
+    bench.settle(bench.lease(), "dead")
+    assert bench.engine.dead_redrive("a", spacing_us=120 * SECOND, now_us=bench.now) == 2
+    assert bench.run() == ["1"]
+    bench.later(120)
+    assert bench.run() == ["2"]
