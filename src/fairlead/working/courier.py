@@ -49,6 +49,9 @@ log = logging.getLogger("fairlead.worker")
 AHEAD_SECONDS = 0.01
 """So much work, at the pace of late, is leased ahead of what runs: it bounds how long a message waits here."""
 
+ASK_AT = 5
+"""More is asked for when one part in so many of that is used up: a quiet topic's message waits no longer than that takes."""
+
 AHEAD_MOST = 2_000
 PACE_WINDOW = 0.02
 AWAY_FIRST, AWAY_MOST = 0.05, 5.0
@@ -149,7 +152,7 @@ class Courier(threading.Thread):
         settling, starting = len(self.settlements), len(self.starts)
         ahead = min(AHEAD_MOST, int(self._pace * AHEAD_SECONDS))
         room = self._options.concurrency + ahead - len(self.held) + settling
-        wants = self._leasing and self._ask_again and room > ahead // 2
+        wants = self._leasing and self._ask_again and room >= max(1, ahead // ASK_AT)
         looks = self._keeper.is_due(self.held)
         if not (settling or starting or wants or looks):
             return
@@ -161,7 +164,7 @@ class Courier(threading.Thread):
             if starting:
                 self._start(starting)
             asked = self._options.concurrency + ahead - len(self.held) if self._leasing and self._ask_again else 0
-            batch = self._lease(asked) if asked > ahead // 2 else None
+            batch = self._lease(asked) if asked >= max(1, ahead // ASK_AT) else None
         if batch is not None:
             self._deliver(batch, asked)
 
