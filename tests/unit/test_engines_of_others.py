@@ -37,7 +37,7 @@ def installed(tmp_path: Path) -> Path:
 
 
 def test_it_is_found_by_its_scheme(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match='there is no engine "kept", only sqlite'):
+    with pytest.raises(UsageError, match='there is no engine "kept", only redis, rediss, sqlite'):
         open_engine("kept://here", Settings())
     monkeypatch.syspath_prepend(installed)
     seen = []

@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from fairlead.engines.base import FullEngine, OpenEngine, Settings
 
 GROUP = "fairlead.engines"
+VALKEY = ("valkey", "valkeys", "redis", "rediss", "unix")
 
 
 def open_engine(url: str, settings: Settings) -> FullEngine:
     """
-    Open the engine that a URL names: `sqlite:///path`, `sqlite://` (in memory), or one registered under the entry point
-    group `fairlead.engines`.
+    Open the engine that a URL names: `sqlite:///path`, `sqlite://` (in memory), `valkey://host` and its like (see docs/engines.md), or one
+    registered under the entry point group `fairlead.engines`.
 
     Raises UsageError for a URL that names no engine, and what the engine raises.
     """
@@ -32,11 +33,17 @@ def _opener(scheme: str, url: str) -> OpenEngine:
         from fairlead.engines.sqlite import open_sqlite  # noqa: PLC0415  # engines are imported when asked for
 
         return open_sqlite
+    if scheme.partition("+")[0] in VALKEY:
+        try:
+            from fairlead.engines.valkey import open_valkey  # noqa: PLC0415
+        except ImportError as error:
+            raise UsageError(f"engine {scheme}: the client library is missing; pip install 'fairlead[valkey]'") from error
+        return open_valkey
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if scheme in found:
         opener: OpenEngine = found[scheme].load()
         return opener
-    known = sorted({"sqlite", *found})
+    known = sorted({"sqlite", *VALKEY, *found})
     near = difflib.get_close_matches(scheme, known, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
     raise UsageError(f'engine URL {url!r}: there is no engine "{scheme}", only {", ".join(known)}{hint}')

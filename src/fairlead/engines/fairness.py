@@ -32,7 +32,7 @@ Most messages of weight 1 that one visit takes while other lanes wait, so delive
 above 0.99 from 20 deliveries each on, and a lease of 500 reads 125 lanes instead of 500.
 """
 
-FEW_LANES = 32
+FEW_LANES = 100
 """Up to so many lanes a visit takes half a chunk: reading them costs little, and each weighs more in what users see."""
 
 CARRY_SCALE = 1_000_000

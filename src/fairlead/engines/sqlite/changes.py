@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from fairlead.engines.sqlite.classes import AGE_SHIFT, SMALLEST, size_class
+from fairlead.engines.classes import AGE_SHIFT, SMALLEST, size_class
 from fairlead.engines.sqlite.rows import LANE_COLUMNS
 from fairlead.engines.sqlite.statements import CLASSES, COUNTS, PLACING, class_mark
 from fairlead.units import SECOND

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairlead.engines import fairness
+from fairlead.engines import classes, fairness
 from fairlead.engines.base import Explanation
-from fairlead.engines.sqlite import classes, messages, views
+from fairlead.engines.sqlite import messages, views
 from fairlead.engines.sqlite.rows import DEAD, DELAYED, PARKED, RUNNABLE, Lane, Row
 from fairlead.units import SECOND
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairlead.engines.sqlite import classes, views
+from fairlead.engines import classes
+from fairlead.engines.sqlite import views
 from fairlead.engines.sqlite.rows import BUCKET, PARTITION
 from fairlead.errors import UsageError
 from fairlead.policy import check_pattern, matches

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.engines import fairness
+from fairlead.engines.classes import WINDOW_US, size_class
 from fairlead.engines.sqlite.changes import LaneChanges
-from fairlead.engines.sqlite.classes import WINDOW_US, size_class
 from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE, Band, Lane
 from fairlead.engines.sqlite.statements import SQL, insert_many

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.engines import fairness
+from fairlead.engines import classes, fairness
 from fairlead.engines.base import MessageView, TopicStats
-from fairlead.engines.sqlite import classes, messages
+from fairlead.engines.sqlite import messages
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, BUCKET, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Held, Lane, Row
 
 if TYPE_CHECKING:

@@ -1,0 +1,77 @@
+"""What is refused, and how it is told: the same in every engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fairlead.errors import BadMessage, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fairlead.message import Draft, Receipt
+    from fairlead.policy import Resolved, Tier
+
+
+def explicit_due(draft: Draft, now_us: int) -> int | None:
+    """When the publisher said that it is due, None if he said nothing."""
+    if draft.at_us is not None:
+        return max(draft.at_us, now_us)
+    return now_us + draft.delay_us if draft.delay_us > 0 else None
+
+
+def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
+    """Raises BadMessage for one that cannot be published. `now_us` None: what depends on the engine's time is left to the engine."""
+    if len(draft.body) > policy.max_body:
+        raise BadMessage(
+            f"message to {draft.topic}: the body has {len(draft.body):,} bytes, its policy allows {policy.max_body:,}; "
+            "send a reference to it, or raise max_body"
+        )
+    ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
+    if now_us is not None and ttl is not None:
+        due = explicit_due(draft, now_us)
+        if due is not None and due >= now_us + ttl:
+            raise BadMessage(delay_outlasts_ttl(draft, due - now_us, ttl))
+
+
+def delay_outlasts_ttl(draft: Draft, delay_us: int, ttl_us: int) -> str:
+    """Why such a message is refused."""
+    return f"message to {draft.topic}: its delay ({delay_us / 1e6:g} s) outlasts its ttl ({ttl_us / 1e6:g} s); it would expire before it is due"
+
+
+def full(whose: str, waiting: int, unit: str, limit: int) -> str:
+    """Why a message is refused for a backlog limit. `whose`: "topic a" or "the namespace"; `unit`: "messages" or "bytes"."""
+    return f"{whose}: {waiting:,} {unit} wait, its max_backlog is {limit:,}; consume faster, or raise the limit"
+
+
+def backlog_full_with_ack(receipt: Receipt) -> str:
+    """Why a call of settle fails that publishes with an ack."""
+    return f"message {receipt.id}, published with an ack: {receipt.reason}; nothing was changed"
+
+
+def topic_in_use(pattern: str, topic: str, waiting: int, leased: int) -> str:
+    """Why its lanes cannot change."""
+    return (
+        f"policy {pattern}: partitions and buckets change only while a topic is empty, and {topic} holds "
+        f"{waiting} waiting and {leased} leased; drain or purge it first"
+    )
+
+
+def undefined_gate(pattern: str, gate: str) -> str:
+    """Why a policy is refused that names it."""
+    return f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}", rate=…, concurrency=…)'
+
+
+def check_namespace(name: str) -> None:
+    """Raises UsageError for a name that no namespace can have."""
+    if not name or not all(sign.isalnum() or sign in "-_" for sign in name):
+        raise UsageError(f"namespace {name!r}: use letters, digits, - and _ only")
+
+
+def different_tiers(namespace: str, stored: Mapping[str, Tier], asked: Mapping[str, Tier]) -> str:
+    """Why a program with other tiers is refused."""
+    return f"namespace {namespace}: its tiers are {_tiers_text(stored)}, this program came with {_tiers_text(asked)}; use the same everywhere"
+
+
+def _tiers_text(tiers: Mapping[str, Tier]) -> str:
+    return ", ".join(f"{name} {tier.share}" + (" by time" if tier.fair_by == "time" else "") for name, tier in tiers.items())

@@ -1,0 +1,239 @@
+"""Administration of the Valkey engine: policies, gates, topics, dead letters, and the overview."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from fairlead.engines.admission import topic_in_use, undefined_gate
+from fairlead.engines.base import Check, Explanation, MessageView, Overview, TierStats, TopicStats
+from fairlead.engines.valkey import explaining, health, listing, records, views
+from fairlead.engines.valkey.engine import Core
+from fairlead.engines.valkey.views import View
+from fairlead.errors import BadPolicy, TopicInUse
+from fairlead.policy import PolicyBook, check_fields, matches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fairlead.policy import Gate, Layer, Resolved
+
+PAGE = 500
+"""Messages that one call of a script takes away or puts back."""
+
+RULES_AT_ONCE = 500
+"""Patterns of which one call changes what holds."""
+
+LANE_SHAPE = ("partitions", "buckets", "buckets_pattern")
+"""What decides which lane a message goes to: changes only while the topic is empty."""
+
+
+class ValkeyEngine(Core):
+    """Both faces of the engine."""
+
+    def _view(self, now_us: int | None = None) -> View:
+        return View(self._space, now_us)
+
+    # Policies
+
+    def policies(self) -> PolicyBook:
+        self._space.reload()
+        book = PolicyBook(self.tiers)
+        book.load(self._space.book.policies.rows())
+        return book
+
+    def policy_of(self, topic: str) -> Resolved:
+        self._space.reload()
+        return self._space.book.route(topic).policy
+
+    def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
+        checked = check_fields(pattern, fields)
+        gate = checked.get("gate")
+        if gate is not None and not self._space.read(0, "HEXISTS", "gates", gate):
+            raise BadPolicy(undefined_gate(pattern, gate))
+        return self._change(layer, pattern, lambda book: book.put(layer, pattern, checked), now_us)
+
+    def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
+        there = next((fields for where, name, fields in self.policies().rows() if (where, name) == (layer, pattern)), None)
+        if there is None:
+            return False
+        self._change(layer, pattern, lambda book: book.put(layer, pattern, dict.fromkeys(there)), now_us)
+        return True
+
+    def _change(self, layer: str, pattern: str, change: Callable[[PolicyBook], dict[str, Any]], now_us: int | None) -> dict[str, Any]:
+        """Again, where another process has changed something meanwhile."""
+        while True:
+            before = self.policies()
+            version = self._space.book.version
+            after = PolicyBook(self.tiers)
+            after.load(before.rows())
+            now = change(after)
+            names = {pattern, *(name for _, name, _ in after.rows() if matches(pattern, name))}
+            resolved = {name: after.resolve(name) for name in sorted(names)}  # raises where the fields are impossible together
+            moves = any(getattr(before.resolve(name), field) != getattr(resolved[name], field) for name in names for field in LANE_SHAPE)
+            if self._write(f"{layer}:{pattern}", pattern, version, now, after, resolved, now_us, moves=moves):
+                self._space.book.load(version + 1, after.rows())
+                return now
+
+    def _write(
+        self, field: str, pattern: str, version: int, now: dict[str, Any], book: PolicyBook, resolved: dict[str, Resolved], now_us: int | None,
+        *, moves: bool,
+    ) -> bool:  # fmt: skip
+        """Tell the first shard, then the others; False if somebody was faster."""
+        space = self._space
+        there = {name for _, name, _ in book.rows()}
+        exact = sum(not (name == "*" or name.endswith(".*")) for name in there)
+        rules = [records.rule_record(policy, space.shards) if name in there else b"" for name, policy in resolved.items()]
+        text = json.dumps(now) if now else ""
+        for shard in range(space.shards):
+            own = (field, text) if shard == 0 else ("", "")
+            patterns = records.pack(list(resolved))
+            told = space.run("policy", shard, now_us, version, version + 1, pattern, *own, patterns, exact, int(moves), *rules, durable=True)
+            if told[0] == b"in use":
+                raise TopicInUse(topic_in_use(pattern, told[1].decode(), told[2], told[3]))
+            if told[0] == b"stale":
+                if shard == 0:
+                    return False
+                space.book.load(version + 1, book.rows())
+                space.tell(shard, told[1])
+        return True
+
+    # Gates
+
+    def gate_set(self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None) -> None:
+        for shard in range(self._space.shards):
+            self._space.run("gate", shard, now_us, name, layer, records.gate_record(gate), durable=True)
+
+    def gate_list(self) -> list[dict[str, Any]]:
+        return views.gates(self._view())
+
+    # Topics
+
+    def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
+        view = self._view(now_us)
+        stats = views.topic_stats(view, topic)
+        stats.cursors = views.cursors(view, topic)
+        return stats
+
+    def topic_list(
+        self, *, order: str = "name", pattern: str = "*", limit: int = 20, after: str | None = None, now_us: int | None = None
+    ) -> list[TopicStats]:
+        return listing.topics(self._view(now_us), order, pattern, limit, after)
+
+    def topic_peek(self, topic: str, *, limit: int = 10, now_us: int | None = None) -> list[MessageView]:
+        return views.peek(self._view(now_us), topic, limit)
+
+    def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
+        removed = 0
+        for shard in self._shards_of_topic(topic):
+            last: int | bytes = b""
+            more = 1
+            while more:
+                got, last, more = self._space.run("purge", shard, now_us, topic, last, PAGE, durable=True)
+                removed += got
+        return removed
+
+    def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
+        removed = self.topic_purge(topic, now_us=now_us)
+        while got := self.dead_drop(topic, limit=PAGE, now_us=now_us):
+            removed += got
+        for shard in self._shards_of_topic(topic):
+            held = [mid for mid, lease in views.held_in(self._view(), shard) if views.topic_of_lane(lease.lane) in (topic, None)]
+            pages = [held[start : start + PAGE] for start in range(0, len(held), PAGE)] or [[]]
+            for n, page in enumerate(pages, 1):
+                removed += self._space.run("delete", shard, now_us, topic, records.pack(page), int(n == len(pages)), durable=True)
+            views.drop_edges(self._view(), shard, topic)
+        return removed
+
+    def _shards_of_topic(self, topic: str) -> list[int]:
+        return self._space.shards_of(topic)
+
+    def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
+        return views.cursors(self._view(), topic)
+
+    # Messages
+
+    def lookup(self, topic: str, ids: Sequence[str], *, now_us: int | None = None) -> dict[str, str]:
+        return views.lookup(self._view(now_us), topic, ids)
+
+    def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
+        view = self._view()
+        found = views.find(view, message_id, topic)
+        return views.message_view(view, *found) if found is not None else None
+
+    def explain(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> Explanation:
+        return explaining.explain(self._view(now_us), message_id, topic)
+
+    # Dead letters
+
+    def dead_list(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[tuple[int, MessageView]]:
+        return views.dead_list(self._view(), topic, limit, after)
+
+    def dead_redrive(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        first_us: int = 0,
+        spacing_us: int = 0,
+        now_us: int | None = None,
+    ) -> int:
+        return self._dead("redrive", topic, ids, limit, now_us, first_us, spacing_us)
+
+    def dead_drop(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None) -> int:
+        return self._dead("drop", topic, ids, limit, now_us, 0, 0)
+
+    def _dead(self, what: str, topic: str | None, ids: Sequence[str] | None, limit: int, now_us: int | None, first_us: int, spacing_us: int) -> int:
+        done = 0
+        for shard, mids in self._dead_meant(topic, ids, limit):
+            pages: list[list[int] | None] = [None] if mids is None else [mids[start : start + PAGE] for start in range(0, len(mids), PAGE)]
+            for page in pages:
+                while done < limit:
+                    most = min(PAGE, limit - done)
+                    first = first_us + done * spacing_us
+                    packed = b"" if page is None else records.pack(page)
+                    got = self._space.run("dead", shard, now_us, what, topic or "", packed, most, first, spacing_us, durable=True)
+                    done += got
+                    if got < most or page is not None:
+                        break
+        return done
+
+    def _dead_meant(self, topic: str | None, ids: Sequence[str] | None, limit: int) -> list[tuple[int, list[int] | None]]:
+        """Shards, and of each the messages of these ids (None: the oldest)."""
+        if ids is None:
+            shards = range(self._space.shards) if topic is None else self._shards_of_topic(topic)
+            return [(shard, None) for shard in shards]
+        view = self._view()
+        found: dict[int, list[int]] = {}
+        for message_id in ids[:limit]:
+            place = views.find(view, message_id, topic)
+            if place is not None:
+                found.setdefault(place[0], []).append(place[1].mid)
+        return cast("list[tuple[int, list[int] | None]]", list(found.items()))
+
+    # The whole
+
+    def overview(self, *, now_us: int | None = None) -> Overview:
+        return views.overview(self._view(now_us))
+
+    def doctor(self, *, repair: bool = False) -> list[Check]:
+        return health.check(self._space, repair=repair)
+
+    def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
+        view = self._view(now_us)
+        found = views.all_messages(view)
+        names = sorted({each.topic for each in found} | views.topics_with_lanes(view))
+        return {
+            "now_us": view.now,
+            "totals": msgspec.structs.asdict(self.overview(now_us=now_us)),
+            "topics": {name: msgspec.structs.asdict(views.topic_stats(view, name)) for name in names},
+            "messages": [msgspec.structs.asdict(each) for each in found],
+            "gates": views.gates(view),
+            "policies": self.policies().rows(),
+        }
+
+
+__all__ = ["TierStats", "ValkeyEngine"]

@@ -1,0 +1,337 @@
+"""The Valkey engine: the hot path. Administration is in `desk.py`; what is decided is decided in `scripts/`."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from typing import TYPE_CHECKING, Any, cast
+
+from fairlead.engines.admission import backlog_full_with_ack, check_draft, delay_outlasts_ttl, full
+from fairlead.engines.base import BRING_IN, Capabilities
+from fairlead.engines.naming import merge_key
+from fairlead.engines.valkey import records
+from fairlead.engines.valkey.namespace import Namespace
+from fairlead.engines.valkey.waiting import Waiting
+from fairlead.errors import BacklogFull, BadMessage
+from fairlead.message import Batch, Draft, Lease, Receipt, Settlement
+from fairlead.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fairlead.engines.base import Settings
+    from fairlead.engines.valkey.namespace import Route
+
+HOUSE = 250
+"""Events, wakes and sweeps that one call of a script brings in at most: the server answers nobody else meanwhile."""
+
+AT_ONCE = 500
+"""Messages that one call of a script takes in, hands out or settles at most."""
+
+SOON_US = SECOND
+"""What is due within it has to be looked at by somebody who is not busy."""
+
+
+class Core:
+    """Put, lease, settle and what belongs to them, on the shards of one namespace."""
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        self._space = Namespace(url, settings)
+        self.url = url
+        self.namespace = settings.namespace
+        self.tiers = self._space.tiers
+        self.durability: str = self._space.link.durability
+        self.capabilities = Capabilities(
+            name="valkey",
+            durability=frozenset(("memory", "fsync", "replicated")),
+            persistent=True,
+            processes=True,
+            transactions=self._space.shards == 1,
+            shards=self._space.shards,
+        )
+        self._random = settings.random or random.random
+        self._waiting = Waiting(self._space)
+        self._spread = itertools.count(random.randrange(1 << 16))
+        self._next_shard = random.randrange(self._space.shards)
+
+    # Publishing
+
+    def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
+        if not drafts:
+            return []
+        book = self._space.book
+        for draft in drafts:
+            check_draft(draft, book.route(draft.topic).policy, None)
+        if self._space.shards == 1:
+            return self._put_in(0, drafts, now_us)
+        receipts: list[Receipt | None] = [None] * len(drafts)
+        for shard, positions in self._by_shard(drafts).items():
+            for position, receipt in zip(positions, self._put_in(shard, [drafts[n] for n in positions], now_us), strict=True):
+                receipts[position] = receipt
+        return cast("list[Receipt]", receipts)
+
+    def _by_shard(self, drafts: Sequence[Draft]) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for position, draft in enumerate(drafts):
+            route = self._space.book.route(draft.topic)
+            shard = route.shard if route.policy.partitions == 1 else self._space.shard_of(draft.topic, self._part(draft, route))
+            found.setdefault(shard, []).append(position)
+        return found
+
+    def _part(self, draft: Draft, route: Route) -> int:
+        """What picks the partition where these live on several shards: its key, else the body that it merges by, else its id, else chance."""
+        found = self._spread_by(draft, route)
+        if found is None:
+            found = zlib.crc32(draft.id.encode()) if draft.id is not None else next(self._spread)
+        return found
+
+    @staticmethod
+    def _spread_by(draft: Draft, route: Route) -> int | None:
+        if draft.key is not None:
+            return zlib.crc32(draft.key.encode())
+        return zlib.crc32(draft.body) if route.policy.merge is not None else None
+
+    def _put_in(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
+        receipts: list[Receipt] = []
+        for start in range(0, len(drafts), AT_ONCE):
+            receipts += self._put_slice(shard, drafts[start : start + AT_ONCE], now_us)
+        return receipts
+
+    def _put_slice(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
+        space = self._space
+        while True:
+            version = space.book.version
+            lanes, order, messages = self._encoded(drafts)
+            answers = space.run("put", shard, now_us, version, records.pack(lanes), records.pack(order), *messages, durable=True)
+            if not self._is_stale(answers, shard):
+                break
+        if answers and answers[0] == b"impossible":
+            draft = drafts[answers[1]]
+            raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.book.ttl_of(draft)))
+        nonce, shards = space.nonce, space.shards
+        return [
+            Receipt(draft.id if draft.id is not None else f"{nonce}-{answer * shards + shard:x}", draft.topic)
+            if isinstance(answer, int)
+            else _receipt(draft, answer)
+            for draft, answer in zip(drafts, answers, strict=True)
+        ]
+
+    def _is_stale(self, answer: Any, shard: int) -> bool:
+        """Whether the shard knows other policies than this process: whoever is behind is told, and the call has to be made again."""
+        if not (isinstance(answer, list) and answer and answer[0] == b"stale"):
+            return False
+        self._space.agree(shard, answer[1])
+        return True
+
+    def _encoded(self, drafts: Sequence[Draft]) -> tuple[list[str], list[int], list[bytes]]:
+        """The lanes of plain messages, for each message which one it is (-1: not plain), and the messages."""
+        route_of = self._space.book.route
+        places: dict[str, int] = {}
+        order: list[int] = []
+        messages: list[bytes] = []
+        for draft in drafts:
+            route = route_of(draft.topic)
+            if (
+                route.is_plain
+                and draft.id is None
+                and draft.ttl_us is None
+                and not (
+                    draft.priority or draft.delay_us > 0 or draft.at_us is not None or draft.at_front or (route.is_serial and draft.key is not None)
+                )
+            ):
+                order.append(places.setdefault(draft.topic, len(places) + 1))
+                messages.append(records.plain_record(draft))
+            else:
+                order.append(-1)
+                messages.append(self._rich(draft, route))
+        return list(places), order, messages
+
+    def _rich(self, draft: Draft, route: Route) -> bytes:
+        policy = route.policy
+        mkey = merge_key(draft) if policy.merge is not None else None
+        spread = None
+        if policy.partitions > 1:
+            spread = self._part(draft, route) if self._space.shards > 1 else self._spread_by(draft, route)
+        made = self._space.made(draft.id) if draft.id is not None else None
+        ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
+        rank = -2 * draft.priority + (0 if draft.at_front else 1)
+        return records.draft_record(draft, rank, ttl, mkey, made[1] if made is not None else None, spread)
+
+    # Handing out
+
+    def lease(
+        self,
+        n: int,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        startable: int | None = None,
+        record_start: bool = False,
+        now_us: int | None = None,
+    ) -> Batch:
+        room, startable = n, n if startable is None else startable
+        made = Batch([], 0, None)
+        wakes: list[int] = []
+        for shard in self._shards_of(topics):
+            batch = self._lease_from(shard, room, pool, topics, startable, now_us, record_start=record_start)
+            made.leases += batch.leases
+            made.now_us = max(made.now_us, batch.now_us)
+            if batch.next_wake_us is not None:
+                wakes.append(batch.next_wake_us)
+            room -= len(batch.leases)
+            startable = max(0, startable - sum(lease.limited for lease in batch.leases))
+            if room <= 0 and self._space.shards > 1:
+                break
+        made.next_wake_us = min(wakes, default=None)
+        return made
+
+    def _shards_of(self, topics: Sequence[str] | None) -> Iterator[int]:
+        """Those to be asked, in turns; of named topics in their order."""
+        shards = self._space.shards
+        if topics is not None and shards > 1:
+            found = (self._space.shard_of(topic, part) for topic in topics for part in range(self._space.book.route(topic).policy.partitions))
+            yield from dict.fromkeys(found)
+            return
+        first = self._next_shard
+        self._next_shard = (first + 1) % shards
+        yield from (*range(first, shards), *range(first))
+
+    def _lease_from(
+        self, shard: int, n: int, pool: str, topics: Sequence[str] | None, startable: int, now_us: int | None, *, record_start: bool
+    ) -> Batch:
+        space = self._space
+        leases: list[Lease] = []
+        left = BRING_IN
+        while True:
+            room = min(n - len(leases), AT_ONCE)
+            left -= HOUSE
+            now, wake, again, nonce, fence, lanes, found = space.run(
+                "lease", shard, now_us, room, pool, b"" if topics is None else records.pack(list(topics)), startable, int(record_start), HOUSE,
+                int(left <= 0), SOON_US,
+            )  # fmt: skip
+            if again:
+                continue
+            nonce, shards = nonce.decode(), space.shards
+            for position in range(0, len(found), 4):
+                mid, told, stored, bodies = found[position : position + 4]
+                lease = records.lease_of(mid * shards + shard, fence, lanes[2 * told], nonce, stored, bodies, limited=lanes[2 * told + 1] == 1)
+                fence += 1
+                leases.append(lease)
+                startable -= lease.limited
+            if len(found) < 4 * room or len(leases) >= n:
+                return Batch(leases, now, wake if wake >= 0 else None)
+
+    # Leases
+
+    def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
+        return self._keep(leases, b"", now_us, durable=True)
+
+    def extend(self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None) -> list[bool]:
+        return self._keep(leases, by_us, now_us, durable=False)
+
+    def _keep(self, leases: Sequence[tuple[int, int]], by: int | bytes, now_us: int | None, *, durable: bool) -> list[bool]:
+        answers = [False] * len(leases)
+        for shard, positions in self._positions([handle for handle, _ in leases]).items():
+            pairs = [(leases[n][0] // self._space.shards, leases[n][1]) for n in positions]
+            told = self._space.run("keep", shard, now_us, records.pack(pairs), by, durable=durable, repeatable=True)
+            for position, answer in zip(positions, told, strict=True):
+                answers[position] = answer == 1
+        return answers
+
+    def _positions(self, handles: Sequence[int]) -> dict[int, list[int]]:
+        """Positions by shard."""
+        found: dict[int, list[int]] = {}
+        for position, handle in enumerate(handles):
+            found.setdefault(handle % self._space.shards, []).append(position)
+        return found
+
+    def settle(
+        self, settlements: Sequence[Settlement], *, publish: Mapping[int, Sequence[Draft]] | None = None, now_us: int | None = None
+    ) -> list[str]:
+        if not settlements:
+            return []
+        answers = [""] * len(settlements)
+        for shard, positions in self._positions([settlement.handle for settlement in settlements]).items():
+            for start in range(0, len(positions), AT_ONCE):
+                page = positions[start : start + AT_ONCE]
+                follow = [(place, draft) for place, n in enumerate(page, 1) for draft in (publish or {}).get(n, ())]
+                told = self._settle_in(shard, [settlements[n] for n in page], follow, now_us)
+                for position, answer in zip(page, told, strict=True):
+                    answers[position] = answer.decode()
+        return answers
+
+    def _settle_in(self, shard: int, settlements: Sequence[Settlement], follow: list[tuple[int, Draft]], now_us: int | None) -> list[bytes]:
+        space = self._space
+        packed = records.pack([self._told(settlement) for settlement in settlements])
+        while True:
+            arguments: list[Any] = [packed, b""]
+            if follow:
+                routes = [space.book.route(draft.topic) for _, draft in follow]
+                sizes = [(place, len(draft.body) > route.policy.max_body) for (place, draft), route in zip(follow, routes, strict=True)]
+                messages = [self._rich(draft, route) for (_, draft), route in zip(follow, routes, strict=True)]
+                arguments = [packed, space.book.version, records.pack(sizes), *messages]
+            answers: list[bytes] = space.run("settle", shard, now_us, *arguments, durable=True)
+            if not self._is_stale(answers, shard):
+                break
+        if answers[0] == b"too large":
+            draft = follow[cast("int", answers[1])][1]
+            check_draft(draft, space.book.route(draft.topic).policy, None)
+        if answers[0] == b"impossible":
+            draft = follow[cast("int", answers[1])][1]
+            raise BadMessage(delay_outlasts_ttl(draft, cast("int", answers[2]), space.book.ttl_of(draft)))
+        if answers[0] == b"refused":
+            message_id, topic, *told = (answer.decode() for answer in answers[1:])
+            receipt = Receipt(message_id, topic, "refused", None, _full(topic, *told))
+            raise BacklogFull(backlog_full_with_ack(receipt), [receipt])
+        return answers
+
+    def _told(self, settlement: Settlement) -> tuple[Any, ...]:
+        mid = settlement.handle // self._space.shards
+        if settlement.action == "ack" and not settlement.cost_us:
+            return (mid, settlement.fence)
+        draws = settlement.action == "retry" and settlement.delay_us is None
+        return (
+            mid, settlement.fence, settlement.action, False if settlement.delay_us is None else settlement.delay_us, settlement.reason or False,
+            settlement.error or False, settlement.cost_us, settlement.begun, self._random() if draws else 1,
+        )  # fmt: skip
+
+    def tick(self, *, budget: int = BRING_IN, now_us: int | None = None) -> int | None:
+        wakes = []
+        for shard in range(self._space.shards):
+            left = budget
+            while True:
+                wake, more = self._space.run("tick", shard, now_us, min(left, HOUSE), repeatable=True)
+                left -= HOUSE
+                if not more or left <= 0:
+                    break
+            if wake >= 0:
+                wakes.append(wake)
+        return min(wakes, default=None)
+
+    # Waiting
+
+    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None) -> bool:
+        return self._waiting.wait(timeout, pool, topics)
+
+    def interrupt(self) -> None:
+        self._waiting.interrupt()
+
+    def close(self) -> None:
+        self._waiting.close()
+        self._space.link.close()
+
+
+def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:
+    """Of a message that was not simply accepted."""
+    outcome, *told = (each.decode() for each in answer)
+    if outcome == "merged":
+        return Receipt(draft.id if draft.id is not None else told[0], draft.topic, outcome, told[0])
+    if outcome == "refused":
+        return Receipt(draft.id or "", draft.topic, outcome, None, _full(draft.topic, *told))
+    return Receipt(cast("str", draft.id), draft.topic, outcome)
+
+
+def _full(topic: str, what: str, waiting: str, limit: str) -> str:
+    whose, unit = what.split()
+    return full(f"topic {topic}" if whose == "topic" else "the namespace", int(waiting), unit, int(limit))

@@ -1,0 +1,98 @@
+"""What the doctor looks at: whether the server is fit, and whether what is kept there agrees. Page by page, each at one moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from fairlead.engines.base import Check
+from fairlead.engines.valkey import fitness, records
+
+if TYPE_CHECKING:
+    from fairlead.engines.valkey.namespace import Namespace
+
+MEND = "run `fairlead doctor --repair`"
+
+_FOUND = ("counts", "order", "messages", "leases")
+_TEXTS = {
+    "counts": "topics whose counts were wrong",
+    "order": "entries without their message",
+    "messages": "that stood nowhere and would never have been handed out",
+    "leases": "that nothing would ever have taken back",
+}
+
+
+def check(space: Namespace, *, repair: bool) -> list[Check]:
+    """Everything, of all shards; with `repair` what does not agree is mended."""
+    found: Counter[str] = Counter()
+    for shard in range(space.shards):
+        found += _check_shard(space, shard, repair=repair)
+    checks = [*check_server(space), _rules(space, repair=repair)]
+    checks += [_finding(name, found[name], text, repair=repair) for name, text in _TEXTS.items()]
+    return [*checks, _finding("totals", found["totals"], "totals that were wrong", repair=repair)]
+
+
+def check_server(space: Namespace) -> list[Check]:
+    """Whether it is fit for what it is used for."""
+    facts = fitness.facts(space.link)
+    problems = fitness.problems(facts, space.link.address, space.link.durability)
+    if problems:
+        told = [problem.partition("; ") for problem in problems]
+        return [Check("server", ok=False, detail=f"{facts.name}: {what}", mend=mend) for what, _, mend in told]
+    kept = f"append-only file, fsync {facts.fsync or 'unknown'}" if facts.appends else "keeps nothing over a restart but its last dump, if any"
+    shards = f"{space.shards} shard{'s' if space.shards > 1 else ''}"
+    return [Check("server", ok=True, detail=f"{facts.name}, {facts.replicas} replicas, {kept}; {shards}, durability {space.link.durability}")]
+
+
+def _finding(name: str, count: int, what: str, *, repair: bool) -> Check:
+    if not count:
+        return Check(name, ok=True, detail="fine")
+    return Check(name, repair, f"{count:,} {what}" + (", mended" if repair else ""), "" if repair else MEND)
+
+
+def _check_shard(space: Namespace, shard: int, *, repair: bool) -> Counter[str]:
+    found: Counter[str] = Counter()
+    before = space.read(shard, "GET", "shard")
+    held: Counter[str] = Counter()
+    for what in ("lanes", "messages", "leases"):
+        cursor: bytes | int = 0
+        while True:
+            cursor, *counts = space.run("check", shard, 0, what, cursor, int(repair))
+            found.update(dict(zip(_FOUND, counts, strict=False)))
+            held.update(dict(zip(("waiting", "bytes", "leased"), counts[len(_FOUND) :], strict=True)))
+            if int(cursor) == 0:
+                break
+    if repair and found.total():
+        return found + _check_shard(space, shard, repair=False)  # the totals, now that the rest is right
+    found["totals"] += _totals(space, shard, before, held, repair=repair)
+    return found
+
+
+def _totals(space: Namespace, shard: int, before: bytes, held: Counter[str], *, repair: bool) -> int:
+    """How many totals are wrong; none where somebody has worked meanwhile, for then nobody can say."""
+    counters = records.read_counters(before)
+    dead, lanes, names = space.read_many(shard, [("ZCARD", "dead"), ("HLEN", "lanes"), ("ZCARD", "names")])
+    if space.read(shard, "GET", "shard") != before:
+        return 0
+    right = {**{name: held[name] for name in ("waiting", "bytes", "leased")}, "dead": dead, "lanes": lanes}
+    wrong = sum(bool(getattr(counters, name) != value) for name, value in right.items()) + int(names != lanes)
+    if wrong and repair:
+        space.run("totals", shard, 0, before, held["waiting"], held["bytes"], held["leased"])
+    return wrong
+
+
+def _rules(space: Namespace, *, repair: bool) -> Check:
+    """Whether all shards know the policies as they are."""
+    space.reload()
+    book = space.book
+    patterns = {pattern for _, pattern, _ in book.policies.rows()}
+    right = {pattern.encode(): records.rule_record(book.policies.resolve(pattern), space.shards) for pattern in patterns}
+    wrong = 0
+    for shard in range(space.shards):
+        stored = dict(space.scan(shard, "HSCAN", "rules"))
+        stored.pop(b"", None)
+        if stored != right or records.read_counters(space.read(shard, "GET", "shard")).version != book.version:
+            wrong += 1
+            if repair:
+                space.tell(shard, records.read_counters(space.read(shard, "GET", "shard")).version)
+    return _finding("policies", wrong, "shards that do not know the policies as they are", repair=repair)

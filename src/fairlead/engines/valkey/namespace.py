@@ -1,0 +1,268 @@
+"""One namespace on its shards: how it is made and opened, what is known of its policies, and how its scripts are called."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import time
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.engines.admission import check_namespace, different_tiers
+from fairlead.engines.base import Settings
+from fairlead.engines.naming import made_number
+from fairlead.engines.valkey import records
+from fairlead.engines.valkey.fitness import NamespaceGone
+from fairlead.engines.valkey.link import Link
+from fairlead.engines.valkey.records import Counters
+from fairlead.engines.valkey.scripts import SCRIPTS
+from fairlead.errors import EngineUnavailable, SchemaMismatch, UsageError
+from fairlead.policy import DEFAULT_TIERS, PolicyBook, Resolved, Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fairlead.message import Draft
+
+log = logging.getLogger("fairlead.engine")
+
+MOST_ROUTES = 200_000
+"""Topics whose policy is kept at hand."""
+
+
+class Route(msgspec.Struct, frozen=True, gc=False):
+    """
+    What a publisher has to know of a topic.
+
+    `is_plain`: nothing of the policy makes its messages other than plain, see `scripts/parts/messages.lua`; of one with a serial key
+    `is_serial` does.
+    """
+
+    policy: Resolved
+    shard: int
+    is_plain: bool
+    is_serial: bool
+
+
+class Book:
+    """The policies as this process knows them."""
+
+    def __init__(self, tiers: dict[str, Tier], shards: int) -> None:
+        self.policies = PolicyBook(tiers)
+        self.version = 0
+        self._shards = shards
+        self._routes: dict[str, Route] = {}
+
+    def load(self, version: int, rows: list[tuple[str, str, dict[str, Any]]]) -> None:
+        """Replace everything."""
+        self.policies.load(rows)
+        self.version = version
+        self._routes.clear()
+
+    def route(self, topic: str) -> Route:
+        """What holds for a topic."""
+        found = self._routes.get(topic)
+        if found is None:
+            if len(self._routes) >= MOST_ROUTES:
+                self._routes.clear()
+            policy = self.policies.resolve(topic)
+            is_plain = (
+                policy.merge is None and policy.ttl is None and policy.partitions == 1 and policy.buckets is None
+                and policy.max_backlog is None and policy.max_backlog_bytes is None
+            )  # fmt: skip
+            # A bucket is one lane: its topics live together.
+            place = zlib.crc32(topic.encode())
+            if policy.buckets is not None and policy.buckets_pattern is not None:
+                place = zlib.crc32(policy.buckets_pattern.encode()) + place % policy.buckets
+            found = Route(policy, place % self._shards, is_plain, policy.serial is not None)
+            self._routes[topic] = found
+        return found
+
+    def ttl_of(self, draft: Draft) -> int:
+        ttl = draft.ttl_us if draft.ttl_us is not None else self.route(draft.topic).policy.ttl
+        return ttl or 0
+
+
+class Namespace:
+    """The shards, the tiers, the policies."""
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        check_namespace(settings.namespace)
+        self.name = settings.namespace
+        self.link = Link(url, durability=settings.durability or "memory")
+        self.link.keys_of = self.keys_of
+        try:
+            self._open(settings)
+        except BaseException:
+            self.link.close()
+            raise
+
+    # Keys
+
+    def key(self, shard: int, name: str) -> str:
+        """A key of a shard: all of one have the same hash tag."""
+        return f"fairlead:{{{self.name}/{shard}}}:{name}"
+
+    def keys_of(self, shard: int) -> tuple[str, str]:
+        """What a script is given: the counters, and a key that never exists (see `scripts/parts/shard.lua`)."""
+        return self.key(shard, "shard"), self.key(shard, "never")
+
+    def shards_of(self, topic: str) -> list[int]:
+        """Where a topic's lanes are: partitions live on neighbouring shards."""
+        route = self.book.route(topic)
+        return sorted({(route.shard + part) % self.shards for part in range(route.policy.partitions)})
+
+    def shard_of(self, topic: str, part: int) -> int:
+        """Where the lane of a message is. `part`: what picks its partition."""
+        route = self.book.route(topic)
+        return (route.shard + part % route.policy.partitions) % self.shards
+
+    def made(self, message_id: str) -> tuple[int, int] | None:
+        """Shard and number of a message of which Fairlead made the id."""
+        handle = made_number(self.nonce, message_id)
+        return (handle % self.shards, handle // self.shards) if handle is not None else None
+
+    # Opening
+
+    def _open(self, settings: Settings) -> None:
+        stored = self._settings()
+        if not stored:
+            if not settings.create:
+                raise EngineUnavailable(
+                    f"{self.link.name}: there is no namespace {self.name}; check the URL and the name, or start a program that publishes to it"
+                )
+            stored = self._make(settings)
+        layout = int(stored[b"layout"])
+        if layout > records.LAYOUT:
+            raise SchemaMismatch(
+                f"{self.link.name}: namespace {self.name} has layout {layout}, this Fairlead knows layouts up to {records.LAYOUT}; upgrade Fairlead"
+            )
+        self.shards = int(stored[b"shards"])
+        self.nonce = stored[b"nonce"].decode()
+        self.tiers = {name: msgspec.convert(value, Tier) for name, value in msgspec.json.decode(stored[b"tiers"])}
+        if self.link.shards is not None and self.link.shards != self.shards:
+            raise UsageError(
+                f"{self.link.name}: namespace {self.name} was made with {self.shards} shards, the URL says {self.link.shards}; "
+                "the number is fixed when a namespace is made: leave ?shards= out, or move to a new namespace with `fairlead migrate`"
+            )
+        if settings.tiers is not None and list(self.tiers.items()) != list(settings.tiers.items()):
+            raise UsageError(different_tiers(self.name, self.tiers, settings.tiers))
+        self._tiers = records.pack([[name, tier.share, tier.fair_by == "time"] for name, tier in self.tiers.items()])
+        self.book = Book(self.tiers, self.shards)
+        self.reload()
+        if settings.max_backlog is not None or settings.max_backlog_bytes is not None:
+            limits = (_part(settings.max_backlog, self.shards), _part(settings.max_backlog_bytes, self.shards), settings.on_full)
+            for shard in range(self.shards):
+                self.run("limits", shard, None, *limits, repeatable=True)
+
+    def _settings(self) -> dict[bytes, bytes]:
+        found = self.read(0, "HGETALL", "settings")
+        return dict(zip(found[::2], found[1::2], strict=True))
+
+    def _make(self, settings: Settings) -> dict[bytes, bytes]:
+        """Each step may be done by several processes at once, or have been done before by one that ended in its middle."""
+        tiers = settings.tiers or {name: Tier.of(share) for name, share in DEFAULT_TIERS.items()}
+        values = {
+            "shards": str(self.link.shards or self.link.usual_shards),
+            "nonce": secrets.token_hex(4)[:7],
+            "tiers": msgspec.json.encode([[name, msgspec.to_builtins(tier)] for name, tier in tiers.items()]),
+            "layout": str(records.LAYOUT),
+        }
+        key = self.key(0, "settings")
+        self.link.read(0, [("HSETNX", key, field, value) for field, value in values.items()])
+        stored = self._settings()
+        self.shards, self.nonce = int(stored[b"shards"]), stored[b"nonce"].decode()
+        default = records.rule_record(Resolved())
+        for shard in range(self.shards):
+            counters = Counters(records.LAYOUT, self.nonce, self.shards, shard, version=int(time.time()))
+            self.link.read(shard, [
+                ("HSETNX", self.key(shard, "rules"), "", default), ("SET", self.key(shard, "shard"), records.counters_record(counters), "NX"),
+            ])  # fmt: skip
+        return stored
+
+    def _make_again(self, error: NamespaceGone) -> None:
+        """The server has lost everything: it keeps nothing over a restart. The policies at least are known here."""
+        if self.link.durability != "memory":
+            raise error
+        log.warning("%s: the server has forgotten namespace %s and all its messages (was it restarted?); it is made again", self.link.name, self.name)
+        rows = self.book.policies.rows()
+        self._make(Settings(tiers=self.tiers))
+        self.reload()
+        if rows and not self.book.policies.rows():
+            fields = [each for layer, pattern, fields in rows for each in (f"{layer}:{pattern}", json.dumps(fields))]
+            self.read(0, "HSET", "policies", *fields)
+            before = self.book.version
+            self.book.load(before + 1, rows)
+            for shard in range(self.shards):
+                self.tell(shard, before)
+
+    # Scripts
+
+    def run(self, script: str, shard: int, now_us: int | None, *arguments: Any, durable: bool = False, repeatable: bool = False) -> Any:
+        """Call a script on a shard."""
+        now = b"" if now_us is None else now_us
+        call = (shard, SCRIPTS[script], (now, self._tiers, *arguments))
+        try:
+            return self.link.call(*call, durable=durable, repeatable=repeatable)
+        except NamespaceGone as error:
+            self._make_again(error)
+            return self.link.call(*call, durable=durable, repeatable=repeatable)
+
+    def run_many(self, calls: list[tuple[int, str, tuple[Any, ...]]]) -> list[Any]:
+        """Call scripts on several shards, at the same time where these live on several nodes."""
+        return self.link.call_many([(shard, SCRIPTS[script], (b"", self._tiers, *arguments)) for shard, script, arguments in calls])
+
+    def read(self, shard: int, command: str, key: str, *arguments: Any) -> Any:
+        """A command on a key of a shard, which is named without its prefix."""
+        return self.link.read(shard, [(command, self.key(shard, key), *arguments)])[0]
+
+    def read_many(self, shard: int, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
+        """Several."""
+        return self.link.read(shard, [(command, self.key(shard, key), *arguments) for command, key, *arguments in commands])
+
+    def scan(self, shard: int, command: str, key: str) -> Iterator[tuple[bytes, bytes]]:
+        """All pairs of a hash (HSCAN) or sorted set (ZSCAN), page by page; one that changes meanwhile may be told twice."""
+        cursor = 0
+        while True:
+            cursor, page = self.read(shard, command, key, cursor, "COUNT", 500)
+            cursor = int(cursor)
+            yield from zip(page[::2], page[1::2], strict=True)
+            if cursor == 0:
+                return
+
+    # Policies
+
+    def reload(self) -> None:
+        """Read the policies as they are; those of the first shard are the ones that count."""
+        version, nonce, rows = self.run("policies", 0, None, repeatable=True)
+        self.nonce = nonce.decode()
+        found = []
+        for field, fields in zip(rows[::2], rows[1::2], strict=True):
+            layer, _, pattern = field.decode().partition(":")
+            found.append((layer, pattern, json.loads(fields)))
+        self.book.load(version, found)
+
+    def agree(self, shard: int, version: int) -> None:
+        """A shard has other policies than this process knows."""
+        if version > self.book.version:
+            self.reload()
+        if version < self.book.version:  # whoever changed them ended before he had told all shards
+            self.tell(shard, version)
+
+    def tell(self, shard: int, version: int) -> None:
+        """Write all policies to a shard that is behind."""
+        book = self.book.policies
+        names = sorted({pattern for _, pattern, _ in book.rows()})
+        rules = [records.rule_record(book.resolve(name), self.shards) for name in names]
+        self.run("policy", shard, None, version, self.book.version, "*", b"", b"", records.pack(names), self.exact(), 0, *rules, durable=True)
+
+    def exact(self) -> int:
+        """How many patterns are topics' own names."""
+        return sum(not (pattern == "*" or pattern.endswith(".*")) for pattern in {pattern for _, pattern, _ in self.book.policies.rows()})
+
+
+def _part(limit: int | None, parts: int) -> int | bytes:
+    return -(-limit // parts) if limit is not None else b""

@@ -1,0 +1,301 @@
+"""How what the scripts keep and answer looks from here; the other half of each is in `scripts/parts/`."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead.message import Lease
+from fairlead.policy import FOREVER
+
+if TYPE_CHECKING:
+    from fairlead.message import Draft
+    from fairlead.policy import Gate, Resolved
+
+LAYOUT = 1
+"""Version of the keys and records; `scripts/parts/shard.lua` knows the same."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+
+pack = _pack
+
+
+def pack_values(*values: Any) -> bytes:
+    """Several values one behind the other, as `cmsgpack.pack` writes them."""
+    return b"".join(map(_pack, values))
+
+
+def unpack_values(stored: bytes, count: int) -> list[Any]:
+    """`count` values one behind the other."""
+    found: list[Any] = _unpack(b"\xdc" + struct.pack(">H", count) + stored)
+    return found
+
+
+# Policies
+
+
+def rule_record(policy: Resolved, shards: int = 1) -> bytes:
+    """What holds for a topic, as `rules.lua` reads it. A topic whose partitions live on several shards has a part of its backlog limit on each."""
+    spread = min(policy.partitions, shards)
+    backoff = policy.backoff
+    return pack_values(
+        policy.lane_rate if policy.rate is not None else False, policy.lane_burst, policy.lane_concurrency or False, policy.weight, policy.tier,
+        policy.pool, policy.lease, policy.retries, [backoff.base, backoff.factor, backoff.cap, backoff.jitter], policy.ttl or False,
+        policy.on_expiry == "drop", policy.dead_ttl, policy.serial or False, policy.gate or False, policy.merge or False, policy.merge_limit,
+        policy.window or False, policy.debounce, policy.max_wait or False, policy.edge == "leading", policy.dedupe or False,
+        _part(policy.max_backlog, spread), _part(policy.max_backlog_bytes, spread), policy.on_full, policy.partitions, policy.buckets or False,
+        policy.buckets_pattern or False, policy.delivery == "at_most_once", policy.paused, policy.limited,
+    )  # fmt: skip
+
+
+def _part(limit: int | None, parts: int) -> int | bool:
+    return -(-limit // parts) if limit is not None else False
+
+
+def gate_record(gate: Gate) -> bytes:
+    """The limits of a gate."""
+    return _pack([gate.rate if gate.rate is not None else False, gate.effective_burst, gate.concurrency or False])
+
+
+if FOREVER != -1:
+    raise AssertionError("messages.lua knows it as -1")
+
+
+# Messages on their way in
+
+
+def plain_record(draft: Draft) -> bytes:
+    """A message that nothing but its body, key, id and headers make special: the record, but for the time, which the script fills in."""
+    meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky])
+    return (b"p" if draft.sticky else b"P") + struct.pack(">H", len(meta)) + meta + draft.body
+
+
+def draft_record(draft: Draft, rank: int, ttl: int | None, mkey: bytes | None, made_mid: int | None, spread: int | None) -> bytes:
+    """Any other message, as `putting.lua` decodes it."""
+    key = mkey.hex() if mkey is not None else None
+    meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky, rank, max(draft.delay_us, 0), draft.at_us, ttl, key,
+                  made_mid, spread])  # fmt: skip
+    return struct.pack(">H", len(meta)) + meta + draft.body
+
+
+# Messages as they are kept
+
+
+class Record(msgspec.Struct, array_like=True, kw_only=True):
+    """A message; False where there is nothing. Field order is that of `messages.lua`."""
+
+    topic: str
+    lane: str | bool = False
+    state: int = 0
+    rank: int = 1
+    seq: int
+    since: int
+    published: int
+    expires: int | bool = False
+    serial: int = 0
+    key: str | bool | None = None
+    id: str | bool | None = None
+    mkey: str | bool | None = None
+    headers: dict[str, str] | bool | None = None
+    attempts: int = 0
+    deliveries: int = 0
+    suspect: bool = False
+    joined: int = 0
+    parts: int = 0
+    parts_bytes: int = 0
+    sticky: bool = False
+    unhandled_from: int = 0
+    unhandled_times: int = 0
+    mirrored: msgspec.Raw = msgspec.Raw(b"")
+    death: Any = False  # [number, at, until, reason, error]
+    history: Any = ()
+    body: bytes = b""
+    mid: int = 0
+
+    @property
+    def priority(self) -> int:
+        return -(self.rank >> 1)
+
+    @property
+    def position(self) -> int:
+        """Its place among those of its rank."""
+        return self.since if self.rank & 1 else FRONT - self.seq
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + self.parts_bytes
+
+
+FRONT = 1 << 53
+READY, DELAYED, PARKED, DEAD = range(4)
+_RECORD = msgspec.msgpack.Decoder(Record)
+_PLAIN = msgspec.msgpack.Decoder(tuple[str, str | None, str | None, dict[str, str] | None, bool])
+
+
+def read_record(mid: int, stored: bytes) -> Record:
+    """A message of its record."""
+    if stored[:1] == b"R":
+        end = 5 + int.from_bytes(stored[1:5])
+        record = _RECORD.decode(stored[5:end])
+        record.body, record.mid = stored[end:], mid
+        return record
+    published, end = int.from_bytes(stored[1:8]), 10 + int.from_bytes(stored[8:10])
+    topic, key, own_id, headers, sticky = _PLAIN.decode(stored[10:end])
+    return Record(topic=topic, lane=topic, seq=mid, since=published, published=published, key=key, id=own_id, headers=headers, sticky=sticky,
+                  body=stored[end:], mid=mid)  # fmt: skip
+
+
+def lease_of(handle: int, fence: int, deadline: int, nonce: str, stored: bytes, bodies: Any, *, limited: bool) -> Lease:
+    """A delivery, of what the script answered of it. `bodies`: those behind the first, 0 where it does not collect."""
+    if stored[:1] != b"R":
+        end = 10 + int.from_bytes(stored[8:10])
+        topic, key, own_id, headers, _ = _PLAIN.decode(stored[10:end])
+        return Lease(handle, fence, own_id if own_id is not None else f"{nonce}-{handle:x}", topic, stored[end:], deadline, 1, 1, key, 0, headers,
+                     int.from_bytes(stored[1:8]), False, None, limited)  # fmt: skip
+    record = read_record(0, stored)
+    return Lease(
+        handle, fence, record.id or f"{nonce}-{handle:x}", record.topic, record.body, deadline, record.attempts + 1, record.deliveries + 1,  # type: ignore[arg-type]
+        record.key or None, record.priority, record.headers or None, record.published, record.suspect,  # type: ignore[arg-type]
+        [record.body, *bodies] if bodies != 0 else None, limited,
+    )  # fmt: skip
+
+
+# Leases, lanes, gates
+
+
+class Held(msgspec.Struct, array_like=True):
+    """A lease; field order is that of `settling.lua`."""
+
+    fence: int
+    lane: str
+    deadline: int
+    granted: int
+    charge: int
+    started: bool
+    gate: str
+    empty: bool
+    line: str | bool
+    gone: bool
+    quick: bool
+
+
+class Lane(msgspec.Struct, array_like=True):
+    """A lane; field order is that of `lanes.lua`."""
+
+    number: int
+    band: int
+    place: int
+    wake: int
+    vt: int
+    gate: str
+    tat: int
+    ready: int
+    delayed: int
+    parked: int
+    leased: int
+    bytes: int
+    published: int
+    delivered: int
+    done: int
+    seen: int
+    lately: int
+    before: int
+    listed: int
+    sorted: int
+    head: msgspec.Raw  # bytes that are no text
+    more: Any
+    name: str = ""
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0
+    throttled: int = 0
+    rest_until: int = 0
+    rest_step: int = 0
+    rest_fence: int = 0
+    mean: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return self.ready + self.delayed + self.parked
+
+    @property
+    def first_plain(self) -> list[int]:
+        """The numbers of its first plain messages."""
+        packed = bytes(self.head)
+        start = {0xD9: 2, 0xDA: 3}.get(packed[0], 1)
+        return [int.from_bytes(packed[at : at + 7]) for at in range(start, len(packed), 7)]
+
+
+IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
+
+_LANE = msgspec.msgpack.Decoder(Lane)
+_LANE_FIELDS = 22
+_RARE = ("retried", "died", "merged", "expired", "removed", "throttled", "rest_until", "rest_step", "rest_fence", "mean")
+_HELD = msgspec.msgpack.Decoder(Held)
+
+
+def read_lane(name: str, stored: bytes) -> Lane:
+    """A lane of its record."""
+    lane = _LANE.decode(b"\xdc" + struct.pack(">H", _LANE_FIELDS) + stored)
+    lane.name = name
+    for field, value in zip(_RARE, lane.more or (), strict=False):
+        setattr(lane, field, value)
+    return lane
+
+
+def read_held(stored: bytes) -> Held:
+    """A lease of its record."""
+    return _HELD.decode(b"\xdc" + struct.pack(">H", len(Held.__struct_fields__)) + stored)
+
+
+class Counters(msgspec.Struct, array_like=True):
+    """A shard's counters; field order is that of `shard.lua`."""
+
+    layout: int
+    nonce: str
+    shards: int
+    index: int
+    version: int
+    exact: int = 0
+    now: int = 0
+    seq: int = 0
+    fence: int = 0
+    deaths: int = 0
+    lanes_made: int = 0
+    lanes: int = 0
+    waiting: int = 0
+    bytes: int = 0
+    leased: int = 0
+    dead: int = 0
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0
+    alarm: int = 0
+    max_backlog: int | bool = False
+    max_backlog_bytes: int | bool = False
+    on_full: str = "refuse"
+    sweeping: int = 0
+    bands: list[list[Any]] = []  # pool, tier, vt, carry, mean, delivered
+
+
+_COUNTERS = msgspec.msgpack.Decoder(Counters)
+
+
+def read_counters(stored: bytes) -> Counters:
+    """A shard's counters of their record."""
+    return _COUNTERS.decode(b"\xdc" + struct.pack(">H", len(Counters.__struct_fields__)) + stored)
+
+
+def counters_record(counters: Counters) -> bytes:
+    """The record of a new shard's counters."""
+    return _pack(counters)[3:]

@@ -1,0 +1,152 @@
+#!lua flags=allow-oom
+--@ shard fairness rules gates crc lanes messages ids merging settling housekeeping bells
+
+-- What the doctor looks at, one page of it: ARGV[3]: "lanes", "messages" or "leases"; [4]: where the page begins; [5]: "1" to mend.
+-- Answers {where the next page begins, how many lanes counted wrongly, entries without their message, messages that stood nowhere, leases that nothing
+-- would take back, and what the lanes hold: waiting, bytes, leased}.
+
+local what, cursor, mends = ARGV[3], ARGV[4], ARGV[5] == '1'
+local wrong_counts, orphans, lost, endless, waiting, bytes, leased = 0, 0, 0, 0, 0, 0, 0
+local LOOKED_AT = 1000 -- entries of one lane
+local FEW_LEASES = 5000
+
+local function page(command, name)
+    local found = call(command, name, cursor, 'COUNT', 50)
+    cursor = found[1]
+    return found[2]
+end
+
+-- How many leases each lane has; nil where there are too many to count in one call.
+local function count_leases()
+    if call('HLEN', key('l')) > FEW_LEASES then
+        return nil
+    end
+    local counts = {}
+    for _, stored in ipairs(call('HVALS', key('l'))) do
+        local lease = settling.decode(stored)
+        if not lease.gone then
+            counts[lease.lane] = (counts[lease.lane] or 0) + 1
+        end
+    end
+    return counts
+end
+
+local function has_message(mid)
+    return call('HEXISTS', key('m'), text(mid)) == 1
+end
+
+-- Entries of a sorted set whose message is gone.
+local function drop_orphans(name, at)
+    for _, member in ipairs(call('ZRANGE', name, 0, LOOKED_AT - 1)) do
+        if not has_message(unpack_from('>I7', member, at)) then
+            orphans = orphans + 1
+            if mends then
+                call('ZREM', name, member)
+            end
+        end
+    end
+end
+
+local function look_at_lane(lane, leases)
+    local number = text(lane.number)
+    drop_orphans(key('z:' .. number), 17)
+    drop_orphans(key('a:' .. number), 18)
+    for _, mid in ipairs(messages.peek_plain(lane, LOOKED_AT)) do
+        if not has_message(mid) then
+            orphans = orphans + 1
+            if mends then
+                messages.unlist(lane, mid)
+            end
+        end
+    end
+    local listed, sorted = call('LLEN', key('q:' .. number)), call('ZCARD', key('z:' .. number))
+    local aside = key('a:' .. number)
+    local is = {
+        listed = listed, sorted = sorted, ready = #lane.head / 7 + listed + sorted, delayed = call('ZLEXCOUNT', aside, '[d', '(e'),
+        parked = call('ZLEXCOUNT', aside, '[p', '(q'), leased = leases and (leases[lane.name] or 0) or lane.leased,
+    }
+    local is_wrong = false
+    for field, count in pairs(is) do
+        is_wrong = is_wrong or lane[field] ~= count
+    end
+    if is_wrong then
+        wrong_counts = wrong_counts + 1
+        if mends then
+            for field, count in pairs(is) do
+                lane[field] = count
+            end
+        end
+    end
+    if mends then
+        lanes.place(lane)
+    end
+    waiting, bytes, leased = waiting + lanes.waiting(lane), bytes + lane.bytes, leased + lane.leased
+end
+
+local function stands(record)
+    if record.state == DEAD then
+        return call('ZSCORE', key('dead'), text(record.mid)) ~= false
+    end
+    local lane = lanes.find(record.lane)
+    if call('HEXISTS', key('l'), text(record.mid)) == 1 then
+        return true
+    elseif not lane then
+        return false
+    elseif record.plain then
+        for at = 1, #lane.head, 7 do
+            if unpack_from('>I7', lane.head, at) == record.mid then
+                return true
+            end
+        end
+        return lane.listed > 0 and call('LPOS', key('q:' .. text(lane.number)), text(record.mid), 'MAXLEN', LOOKED_AT) ~= false or lane.listed > LOOKED_AT
+    end
+    return messages.stands(lane, record)
+end
+
+if what == 'lanes' then
+    local leases = count_leases()
+    local found = page('HSCAN', key('lanes'))
+    for n = 1, #found, 2 do
+        look_at_lane(lanes.find(found[n]), leases)
+    end
+elseif what == 'messages' then
+    local found = page('HSCAN', key('m'))
+    for n = 1, #found, 2 do
+        local record = messages.take(tonumber(found[n]), found[n + 1])
+        if not stands(record) then
+            lost = lost + 1
+            if mends and record.state == DEAD then
+                messages.bury({}, record, 'found by the doctor without its reason')
+            elseif mends then
+                local policy = rules.of(record.topic)
+                local lane = lanes.find(record.lane) or lanes.make(lanes.name_for(policy, record.topic, false, record.seq))
+                messages.begin_waiting(lane, record)
+                lanes.place(lane)
+            end
+        end
+    end
+else
+    local expected = {}
+    for _, member in ipairs(call('ZRANGE', key('due'), '-inf', '+inf', 'BYSCORE', 'LIMIT', 0, FEW_LEASES)) do
+        if string.sub(member, 1, 1) == LEASES_END then
+            for position = 9, #member, 12 do
+                local mid, fence = unpack_from('>I6I6', member, position)
+                expected[text(mid) .. ' ' .. text(fence)] = true
+            end
+        end
+    end
+    local found = page('HSCAN', key('l'))
+    for n = 1, #found, 2 do
+        local lease = settling.decode(found[n + 1])
+        if not expected[found[n] .. ' ' .. text(lease.fence)] and call('ZCARD', key('due')) <= FEW_LEASES then
+            endless = endless + 1
+            if mends then
+                settling.expect(shard.now, { { tonumber(found[n]), lease.fence } })
+            end
+        end
+    end
+end
+if mends then
+    save()
+end
+return { cursor, wrong_counts, orphans, lost, endless, waiting, bytes, leased }

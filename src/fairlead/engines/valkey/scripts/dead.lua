@@ -1,0 +1,53 @@
+#!lua flags=allow-oom
+--@ shard fairness rules gates crc lanes messages ids merging settling housekeeping bells
+
+-- Put dead letters back, or ("drop") forget them. ARGV[3]: "redrive" or "drop"; [4]: the topic, or ""; [5]: the messages' numbers, or "" for the oldest;
+-- [6]: at most how many; [7]: in how many microseconds the first is due; [8]: and how much later each next one. Answers how many.
+
+local topic, most = ARGV[4], tonumber(ARGV[6])
+local first, spacing = shard.now + tonumber(ARGV[7]), tonumber(ARGV[8])
+
+local mids = {}
+if ARGV[5] ~= '' then
+    mids = values_of(ARGV[5])
+else
+    for n, mid in ipairs(call('ZRANGE', topic ~= '' and key('dead:' .. topic) or key('dead'), 0, most - 1)) do
+        mids[n] = tonumber(mid)
+    end
+end
+
+local records, seen = {}, {}
+for _, mid in ipairs(mids) do
+    local record = not seen[mid] and messages.read(mid)
+    seen[mid] = true
+    if record and record.death and (topic == '' or record.topic == topic) then
+        records[#records + 1] = record
+    end
+end
+
+local function put_back(record, since)
+    local policy = rules.of(record.topic)
+    messages.exhume(record)
+    record.seq, record.since = next_number(), since
+    record.attempts, record.suspect, record.unhandled_from, record.unhandled_times = 0, false, 0, 0
+    record.expires = policy.ttl and since + policy.ttl
+    local spread = policy.partitions > 1 and (record.key and crc32(record.key) or record.mkey and crc32(record.body))
+    local lane = lanes.make(lanes.name_for(policy, record.topic, spread, record.seq))
+    -- Where another one of its key waits already, newcomers go on joining that one.
+    messages.begin_waiting(lane, record, not (record.mkey and merging.waiting_one(record.topic, record.mkey)))
+    return lane
+end
+
+local changed = {}
+for n, record in ipairs(records) do
+    if ARGV[3] == 'drop' then
+        messages.forget_dead(record)
+    else
+        changed[n] = put_back(record, first + (n - 1) * spacing)
+    end
+end
+for _, lane in ipairs(changed) do
+    lanes.place(lane)
+end
+save(true)
+return #records

@@ -1,0 +1,46 @@
+#!lua flags=allow-oom
+--@ shard fairness rules gates crc lanes messages ids merging settling housekeeping bells
+
+-- After a purge: give up the leases of the topic ARGV[3] that ARGV[4] lists (numbers of messages: those that are leased in its lanes). With ARGV[5] "1"
+-- its lanes and finished ids go too. Answers how many leases it gave up.
+
+local topic = ARGV[3]
+local policy = rules.of(topic)
+local mids, given_up = values_of(ARGV[4]), 0
+
+for n, lease in ipairs(settling.read(mids)) do
+    local mid = mids[n]
+    local lane = lease and not lease.gone and lanes.find(lease.lane)
+    local record = lane and messages.read(mid)
+    -- Of a bucket only what is the topic's: of one that is at most once nobody knows.
+    local is_meant = lane and (record and record.topic == topic or not record and lane.topic == topic)
+    if is_meant then
+        given_up = given_up + 1
+        lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
+        gates.free(lease.gate)
+        if record then
+            ids.finish(record, false)
+            messages.remove(lane, record)
+            messages.free_key(lane, messages.line(record), mid)
+            lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
+        else
+            messages.free_key(lane, lease.line, mid)
+        end
+        lease.gone = true -- a mark, so that its settlement is answered so
+        call('HSET', key('l'), text(mid), settling.encode(lease))
+        lanes.touch(lane)
+    end
+end
+if ARGV[5] == '1' then
+    local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil } or lanes.of_topic(topic, policy)
+    for _, lane in ipairs(found) do
+        if lane.is_bucket then
+            lanes.place(lane)
+        elseif lanes.waiting(lane) == 0 and lane.leased == 0 then
+            lanes.forget(lane)
+        end
+    end
+    call('UNLINK', key('i:' .. topic))
+end
+save()
+return given_up

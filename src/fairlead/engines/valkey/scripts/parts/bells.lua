@@ -1,0 +1,71 @@
+-- Waking: who waits has a channel of his own, and stands in `waiters:POOL` (or `choosy:POOL`, where he serves named topics only) until he
+-- is rung, or his time is over. One is rung at a time: he looks, and rings the next where there is more than he can take.
+
+local bells = {}
+do
+    local TRIES = 8
+
+    local function real_now()
+        local time = call('TIME')
+        return time[1] * 1000000 + time[2]
+    end
+
+    local function ring_choosy(pool)
+        for _, channel in ipairs(call('ZRANGE', key('choosy:' .. pool), 0, 31)) do
+            call('PUBLISH', channel, text(shard.index))
+        end
+        call('ZREMRANGEBYRANK', key('choosy:' .. pool), 0, 31)
+    end
+
+    -- Ring one who waits in the pool: the one who came last, for he is likely there still.
+    local function ring(pool)
+        local waiters = key('waiters:' .. pool)
+        for _ = 1, TRIES do
+            local last = call('ZPOPMAX', waiters)
+            if not last[1] then
+                return
+            elseif tonumber(last[2]) < real_now() then
+                call('DEL', waiters) -- all the others have gone longer
+                return
+            end
+            -- On a cluster nobody knows who listens at another node.
+            if call('PUBLISH', last[1], text(shard.index)) > 0 or shard.shards > 1 then
+                return
+            end
+        end
+    end
+
+    function bells.wait(pool, channel, is_choosy, seconds)
+        local waiters = key((is_choosy and 'choosy:' or 'waiters:') .. pool)
+        call('ZADD', waiters, real_now() + seconds * SECOND, channel)
+        call('EXPIRE', waiters, math.ceil(seconds) + 60)
+    end
+
+    function bells.leave(pool, channel, is_choosy)
+        call('ZREM', key((is_choosy and 'choosy:' or 'waiters:') .. pool), channel)
+    end
+
+    -- At the end of a call. Somebody has to know what is due sooner than all that the waiters know of.
+    function bells.ring_all(is_timed)
+        if is_timed and next(rang) == nil and housekeeping.is_sooner() then
+            shard.alarm = 0
+            for _, band in ipairs(bands) do
+                rang[band.pool] = true
+            end
+        end
+        for pool in pairs(rang) do
+            ring(pool)
+            ring_choosy(pool)
+        end
+    end
+end
+
+-- Write everything back: the end of every script.
+local function save(is_timed)
+    messages.save()
+    gates.save()
+    lanes.save()
+    bells.ring_all(is_timed)
+    bands.save()
+    save_shard()
+end

@@ -1,0 +1,40 @@
+-- CRC-32 (ISO 3309), as zlib computes it: what folds topics into buckets and keys into partitions.
+
+local crc32
+do
+    local table_of_bytes
+
+    local function prepare()
+        table_of_bytes = {}
+        for byte = 0, 255 do
+            local sum = byte
+            for _ = 1, 8 do
+                sum = bit.band(sum, 1) == 1 and bit.bxor(bit.rshift(sum, 1), 0xEDB88320) or bit.rshift(sum, 1)
+            end
+            table_of_bytes[byte] = sum
+        end
+    end
+
+    function crc32(bytes)
+        if not table_of_bytes then
+            prepare()
+        end
+        local sum = 0xFFFFFFFF
+        for n = 1, #bytes do
+            sum = bit.bxor(bit.rshift(sum, 8), table_of_bytes[bit.band(bit.bxor(sum, string.byte(bytes, n)), 0xFF)])
+        end
+        return bit.bnot(sum) % 4294967296
+    end
+end
+
+-- Of topics, as far as the client told them, or they were asked for before.
+local known_spreads = {}
+
+local function topic_spread(topic)
+    local found = known_spreads[topic]
+    if not found then
+        found = crc32(topic)
+        known_spreads[topic] = found
+    end
+    return found
+end

@@ -1,0 +1,150 @@
+-- Gates: limits that many topics share. The lanes at one stand in a sorted set for each band, `gate:BAND:NAME`; of an open gate the
+-- first of these lanes stands in `heads:BAND`, so that a tier with a thousand gates is asked as quickly as one with none.
+
+local gates = {}
+do
+    local GATES, WAKE = key('gates'), key('gate_wakes')
+    local known, changed, moved = {}, {}, {}
+
+    local function limits_of(gate)
+        local limits = gate.operator or gate.code or { false, 1, false }
+        gate.rate, gate.burst, gate.concurrency = limits[1], limits[2], limits[3]
+    end
+
+    function gates.find(name)
+        local gate = known[name]
+        if gate == nil then
+            local stored = call('HGET', GATES, name)
+            if not stored then
+                return nil
+            end
+            local code, operator, tat, leased, is_open, wake = values_of(stored)
+            gate = { name = name, code = code, operator = operator, tat = tat, leased = leased, is_open = is_open, wake = wake }
+            limits_of(gate)
+            known[name] = gate
+        end
+        return gate
+    end
+
+    function gates.set(name, layer, limits)
+        local gate = gates.find(name)
+        if not gate then
+            gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open = true, wake = 0 }
+            known[name] = gate
+        end
+        gate[layer] = limits
+        limits_of(gate)
+        if gate.rate then
+            gate.tat = fairness.rebase(gate.tat, shard.now, gate.rate, gate.burst)
+        end
+        changed[gate] = true
+    end
+
+    -- How many deliveries it admits now.
+    function gates.room(gate)
+        local room = 2 ^ 30
+        if gate.rate then
+            room = fairness.permits(fairness.rebase(gate.tat, shard.now, gate.rate, gate.burst), shard.now, gate.rate, gate.burst)
+        end
+        if gate.concurrency then
+            room = math.min(room, gate.concurrency - gate.leased)
+        end
+        return math.max(room, 0)
+    end
+
+    function gates.is_open(name)
+        local gate = gates.find(name)
+        return gate ~= nil and gates.room(gate) > 0
+    end
+
+    function gates.take(gate, taken)
+        gate.leased = gate.leased + taken
+        if gate.rate then
+            gate.tat = fairness.take_permits(fairness.rebase(gate.tat, shard.now, gate.rate, gate.burst), shard.now, gate.rate, taken)
+        end
+        changed[gate] = true
+    end
+
+    -- Whoever held a slot of it, by name ("": none), no longer does.
+    function gates.free(name)
+        local gate = name ~= '' and gates.find(name)
+        if gate then
+            gate.leased = gate.leased - 1
+            changed[gate] = true
+        end
+    end
+
+    function gates.give_back_permit(name)
+        local gate = name ~= '' and gates.find(name)
+        if gate and gate.rate then
+            gate.tat = fairness.return_permits(gate.tat, gate.rate, 1)
+            changed[gate] = true
+        end
+    end
+
+    -- A lane came to it or left it.
+    function gates.moved(name, band)
+        moved[name .. '\0' .. band] = { name, band }
+    end
+
+    function gates.lanes_key(name, band)
+        return key('gate:' .. band .. ':' .. name)
+    end
+
+    local function write_head(name, band, is_open)
+        local heads = key('heads:' .. band)
+        local first = call('ZRANGE', gates.lanes_key(name, band), 0, 0, 'WITHSCORES')
+        if is_open and first[1] then
+            call('ZADD', heads, first[2], name)
+        else
+            call('ZREM', heads, name)
+        end
+    end
+
+    -- Whether it is open now; where its rate alone shuts it, when it opens.
+    local function look(gate)
+        local is_open = gates.room(gate) > 0
+        gate.wake = 0
+        if not is_open and gate.rate and (not gate.concurrency or gate.leased < gate.concurrency) then
+            gate.tat = fairness.rebase(gate.tat, shard.now, gate.rate, gate.burst)
+            gate.wake = fairness.next_permit(gate.tat, shard.now, gate.rate, gate.burst)
+        end
+        if gate.wake > 0 then
+            call('ZADD', WAKE, gate.wake, gate.name)
+        else
+            call('ZREM', WAKE, gate.name)
+        end
+        if is_open ~= gate.is_open then
+            gate.is_open = is_open
+            for band = 1, #bands do
+                write_head(gate.name, band, is_open)
+                if is_open and call('EXISTS', gates.lanes_key(gate.name, band)) == 1 then
+                    rang[bands[band].pool] = true
+                end
+            end
+        end
+        call('HSET', GATES, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased, gate.is_open, gate.wake))
+    end
+
+    -- Housekeeping: those whose next permit has come.
+    function gates.wake(most)
+        for _, name in ipairs(call('ZRANGE', WAKE, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, most)) do
+            changed[gates.find(name)] = true
+        end
+        gates.save()
+    end
+
+    function gates.next_wake()
+        return tonumber(call('ZRANGE', WAKE, 0, 0, 'WITHSCORES')[2])
+    end
+
+    function gates.save()
+        for gate in pairs(changed) do
+            look(gate)
+        end
+        for _, each in pairs(moved) do
+            write_head(each[1], each[2], gates.is_open(each[1]))
+        end
+        changed, moved = {}, {}
+    end
+end

@@ -1,0 +1,133 @@
+-- What happens by the clock: due messages, leases that run out, ttl, retention, sweeps of changed patterns, lanes that wake.
+
+local housekeeping = {}
+do
+    local DUE_KEY, SWEEPS = key('due'), key('sweeps')
+    local LAST = '\244\143\191\191' -- sorts behind every name
+
+    local function come_due(record)
+        local lane = lanes.find(record.lane)
+        messages.end_delay(lane, record)
+        messages.arrive(lane, record)
+        messages.touch(record)
+        lanes.touch(lane)
+        if lane.place == IDLE then
+            lanes.place(lane)
+        end
+    end
+
+    local function expires(record)
+        local lane = lanes.find(record.lane)
+        messages.end_waiting(lane, record)
+        messages.expire(lane, record)
+        lanes.place(lane)
+    end
+
+    -- One by one, for each may bring others about. Returns whether there are more.
+    local function events(budget)
+        local left = budget
+        while true do
+            local first = call('ZRANGE', DUE_KEY, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, 1)[1]
+            if not first or left <= 0 then
+                return first ~= nil
+            end
+            local kind = string.sub(first, 1, 1)
+            if kind == LEASES_END then
+                left = left - settling.run_out_at(tonumber(call('ZSCORE', DUE_KEY, first)), left)
+            else
+                call('ZREM', DUE_KEY, first)
+                local record = messages.read(unpack_from('>I7', first, 2))
+                left = left - 1
+                if not record then -- a store that lost something: the doctor counts it
+                    left = left + 1
+                elseif kind == DUE then
+                    come_due(record)
+                elseif kind == EXPIRES then
+                    expires(record)
+                elseif kind == RETENTION_ENDS then
+                    messages.forget_dead(record)
+                end
+            end
+        end
+    end
+
+    local function place_all(names)
+        lanes.load(names)
+        for _, name in ipairs(names) do
+            lanes.place(lanes.find(name))
+        end
+    end
+
+    -- Lanes under one changed pattern, in the order of their names. Returns how many it placed.
+    local function sweep_one(pattern, after, most)
+        local prefix = string.sub(pattern, 1, -2)
+        local start = #after > #prefix and after or prefix -- `after` is a name under the prefix, or ""
+        local names = lanes.names_between(start, prefix .. LAST, most)
+        place_all(names)
+        if #names == most then
+            call('HSET', SWEEPS, pattern, names[#names])
+            return #names
+        end
+        local buckets, covered = lanes.names_between(BUCKET, BUCKET .. LAST, most), {}
+        for _, name in ipairs(buckets) do
+            if string.sub(name, 2, 1 + #prefix) == prefix then
+                covered[#covered + 1] = name
+            end
+        end
+        place_all(covered)
+        call('HDEL', SWEEPS, pattern)
+        shard.sweeping = shard.sweeping - 1
+        return #names + #covered
+    end
+
+    function housekeeping.sweep(budget)
+        if shard.sweeping == 0 then
+            return
+        end
+        local stored = call('HGETALL', SWEEPS)
+        for n = 1, #stored, 2 do
+            if budget > 0 then
+                budget = budget - sweep_one(stored[n], stored[n + 1], budget)
+            end
+        end
+    end
+
+    -- Everything that is due, at most so many of each kind. Returns whether something is left.
+    function housekeeping.keep(budget)
+        local more = events(budget)
+        ids.forget_finished(budget)
+        merging.forget_edges(budget)
+        housekeeping.sweep(budget)
+        gates.wake(budget)
+        lanes.wake(budget)
+        lanes.forget_idle(budget)
+        return more or shard.sweeping > 0
+    end
+
+    -- When something has to be done at the latest; nil: nothing known. `idle`: when lanes are to be forgotten, which is in no hurry.
+    local function wakes()
+        local asleep, idle = lanes.next_wake()
+        local event = tonumber(call('ZRANGE', DUE_KEY, 0, 0, 'WITHSCORES')[2])
+        local at = event or asleep or gates.next_wake()
+        if at then
+            at = math.min(at, asleep or at, gates.next_wake() or at)
+        end
+        return at, idle
+    end
+
+    -- When there is something to do again.
+    function housekeeping.next_wake()
+        if shard.sweeping > 0 then
+            return shard.now
+        end
+        local at, idle = wakes()
+        at = at and math.min(at, idle or at) or idle
+        return at and math.max(at, shard.now)
+    end
+
+    -- Whether something that waiters do not know of is due before the one wakes who promised to look.
+    function housekeeping.is_sooner()
+        local at = wakes()
+        return at and (shard.alarm == 0 or at < shard.alarm or shard.alarm <= shard.now)
+    end
+end

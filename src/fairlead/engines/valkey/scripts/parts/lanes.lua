@@ -1,0 +1,366 @@
+-- Lanes: where a topic's messages wait. There is an entry (hash `lanes`, by name) only while something of the lane waits, is leased, or has
+-- to be remembered for a moment: an idle topic has no key anywhere.
+--
+-- A lane stands in at most one index: `run:BAND` and `gate:BAND:NAME` by virtual time, `asleep` and `idle` (to be forgotten then) by
+-- the clock. Members are the lane's number, sortable, and its name. `names` holds all names in their order.
+--
+-- `place`: where it stands; `head`: its first plain messages, 7 bytes each, `listed`: how many more are in the list `q:NUMBER`;
+-- `sorted`: how many of its ready messages are in the sorted set `z:NUMBER`, see messages.lua.
+
+local lanes = {}
+
+local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
+local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane is remembered
+local DEFAULT_MEAN = SECOND                        -- what a message is taken to cost before anything is known
+local RATE_WINDOW = 10 * SECOND
+local PARTITION, BUCKET = '\31', '\30'
+
+do
+    local LANES, NAMES, ASLEEP_KEY, IDLE_KEY = key('lanes'), key('names'), key('asleep'), key('idle')
+    local known, changed = {}, {}
+
+    -- What few lanes have stands in `more`.
+    local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean', 'big',
+        'old', 'busy', 'slow' }
+
+    local function decode(name, stored)
+        local number, band, place, wake, vt, gate, tat, ready, delayed, parked, leased, bytes, published, delivered, done, seen, lately, before,
+            listed, sorted, head, more = values_of(stored)
+        local lane = {
+            name = name, number = number, band = band, place = place, wake = wake, vt = vt, gate = gate, tat = tat, ready = ready,
+            delayed = delayed, parked = parked, leased = leased, bytes = bytes, published = published, delivered = delivered, done = done,
+            seen = seen, lately = lately, before = before, listed = listed, sorted = sorted, head = head,
+            retried = 0, died = 0, merged = 0, expired = 0, removed = 0, throttled = 0, rest_until = 0, rest_step = 0, rest_fence = 0, mean = 0,
+            big = 0, old = 0, busy = 0, slow = 0,
+        }
+        if more then
+            for n = 1, #RARE do
+                lane[RARE[n]] = more[n]
+            end
+        end
+        return lane
+    end
+
+    local function encode(lane)
+        local more, is_rare = {}, false
+        for n = 1, #RARE do
+            more[n] = lane[RARE[n]]
+            is_rare = is_rare or more[n] ~= 0
+        end
+        return packed(lane.number, lane.band, lane.place, lane.wake, lane.vt, lane.gate, lane.tat, lane.ready, lane.delayed, lane.parked,
+            lane.leased, lane.bytes, lane.published, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted,
+            lane.head, is_rare and more)
+    end
+
+    -- What its policy is resolved for, and its topic (false: a bucket).
+    local function identify(lane)
+        local name = lane.name
+        local cut = string.find(name, PARTITION, 1, true)
+        lane.is_bucket = string.sub(name, 1, 1) == BUCKET
+        lane.rule = lane.is_bucket and string.sub(name, 2, cut - 1) or cut and string.sub(name, 1, cut - 1) or name
+        lane.topic = not lane.is_bucket and lane.rule
+        lane.member = sortable(lane.number) .. name
+        return lane
+    end
+
+    function lanes.find(name)
+        local lane = known[name]
+        if lane == nil then
+            local stored = call('HGET', LANES, name)
+            lane = stored and identify(decode(name, stored))
+            known[name] = lane
+        end
+        return lane
+    end
+
+    -- Read several at once.
+    function lanes.load(names)
+        local wanted = {}
+        for _, name in ipairs(names) do
+            if known[name] == nil then
+                wanted[#wanted + 1] = name
+                known[name] = false
+            end
+        end
+        for n, stored in ipairs(read_many(LANES, wanted)) do
+            known[wanted[n]] = stored and identify(decode(wanted[n], stored))
+        end
+    end
+
+    function lanes.rule(lane)
+        if lane.read_at ~= rules.changes then
+            lane.policy, lane.read_at = rules.of(lane.rule), rules.changes
+        end
+        return lane.policy
+    end
+
+    function lanes.touch(lane)
+        changed[lane] = true
+    end
+
+    function lanes.make(name)
+        local lane = lanes.find(name)
+        if not lane then
+            shard.lanes_made, shard.lanes = shard.lanes_made + 1, shard.lanes + 1
+            lane = decode(name, packed(shard.lanes_made, 0, IDLE, 0, 0, '', 0, 0, 0, 0, 0, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, '', false))
+            identify(lane)
+            local policy = lanes.rule(lane)
+            local band = bands.of(policy.pool, policy.tier)
+            lane.band, lane.vt = band.number, band.vt
+            known[name] = lane
+            call('ZADD', NAMES, 0, name)
+            changed[lane] = true
+        end
+        return lane
+    end
+
+    function lanes.waiting(lane)
+        return lane.ready + lane.delayed + lane.parked
+    end
+
+    -- The name of a message's lane; `spread`: a number that picks the partition, false: its own number does.
+    function lanes.name_for(policy, topic, spread, number)
+        if policy.buckets then
+            return BUCKET .. policy.bucket_name .. PARTITION .. text(topic_spread(topic) % policy.buckets)
+        end
+        if policy.partitions > 1 then
+            return topic .. PARTITION .. text((spread or number) % policy.partitions)
+        end
+        return topic
+    end
+
+    -- Of a topic that folds into no bucket.
+    function lanes.of_topic(topic, policy)
+        local found = {}
+        if policy.partitions == 1 then
+            found[1] = lanes.find(topic) or nil
+            return found
+        end
+        for n = 0, policy.partitions - 1 do
+            found[#found + 1] = lanes.find(topic .. PARTITION .. text(n)) or nil
+        end
+        return found
+    end
+
+    -- Where it stands
+
+    local function index_of(place, wake, band, gate)
+        if place == RUNNABLE then
+            return key('run:' .. band)
+        elseif place == AT_GATE then
+            return gates.lanes_key(gate, band)
+        elseif place == ASLEEP then
+            return ASLEEP_KEY
+        elseif place == IDLE and wake > 0 then
+            return IDLE_KEY
+        end
+    end
+
+    local function score_of(place, wake, vt)
+        return (place == RUNNABLE or place == AT_GATE) and vt or wake
+    end
+
+    -- Before anything of its standing is changed: what the index says of it.
+    function lanes.lift(lane)
+        if not lane.stood then
+            lane.stood = { index_of(lane.place, lane.wake, lane.band, lane.gate) or false, score_of(lane.place, lane.wake, lane.vt),
+                lane.place == AT_GATE and { lane.gate, lane.band } }
+        end
+    end
+
+    local function stand(lane)
+        local index, score = index_of(lane.place, lane.wake, lane.band, lane.gate), score_of(lane.place, lane.wake, lane.vt)
+        local before, score_before, gate_before = unpack(lane.stood)
+        if before and before ~= index then
+            call('ZREM', before, lane.member)
+        end
+        if index and (before ~= index or score ~= score_before) then
+            call('ZADD', index, score, lane.member)
+        end
+        if gate_before then
+            gates.moved(gate_before[1], gate_before[2])
+        end
+        if lane.place == AT_GATE then
+            gates.moved(lane.gate, lane.band)
+        end
+        lane.stood = nil
+    end
+
+    local function forgotten_at(lane, policy, band)
+        local at = lane.place == IDLE and lane.wake > 0 and lane.wake or shard.now + (band.by_time and LINGER_BY_TIME or LINGER)
+        if lane.rest_step > 0 then
+            at = math.max(at, lane.rest_until)
+        end
+        if policy.rate then
+            at = math.max(at, math.ceil(lane.tat / TICKS))
+        end
+        return at
+    end
+
+    -- The rule of docs/behaviour.md, "Placing"; returns place and wake (0: none).
+    local function where(lane, policy, band)
+        local now = shard.now
+        local is_used = policy.rate and not fairness.recovered(lane.tat, now)
+        if is_used then
+            lane.tat = fairness.rebase(lane.tat, now, policy.rate, policy.burst)
+        end
+        if policy.paused and lanes.waiting(lane) > 0 then
+            return PAUSED, 0
+        elseif lane.ready == 0 then
+            if lane.leased > 0 or lane.delayed > 0 or lane.parked > 0 then
+                return IDLE, 0
+            end
+            return IDLE, forgotten_at(lane, policy, band)
+        elseif lane.rest_step > 0 and lane.rest_until > now then
+            return ASLEEP, lane.rest_until
+        end
+        local concurrency = lane.rest_step > 0 and 1 or policy.concurrency
+        if concurrency and lane.leased >= concurrency then
+            return FULL, 0
+        end
+        if is_used then
+            local permit = fairness.next_permit(lane.tat, now, policy.rate, policy.burst)
+            if permit > now then
+                if lane.place ~= ASLEEP or lane.wake ~= permit then
+                    lane.throttled = lane.throttled + permit - math.max(now, lane.place == ASLEEP and lane.wake or 0)
+                end
+                return ASLEEP, permit
+            end
+        end
+        return policy.gate and AT_GATE or RUNNABLE, 0
+    end
+
+    local function can_stand(place)
+        return place == RUNNABLE or place == AT_GATE
+    end
+
+    -- Put the lane where it belongs now.
+    function lanes.place(lane)
+        local policy = lanes.rule(lane)
+        local band = bands[lane.band]
+        lanes.lift(lane)
+        if band.pool ~= policy.pool or band.tier ~= policy.tier then -- it begins there like one that wakes up
+            band = bands.of(policy.pool, policy.tier)
+            lane.band, lane.vt, lane.place, lane.wake, lane.gate = band.number, band.vt, IDLE, 0, ''
+        end
+        local place, wake = where(lane, policy, band)
+        local gate = place == AT_GATE and policy.gate or ''
+        if can_stand(place) and lane.place ~= place then
+            if not can_stand(lane.place) then
+                lane.vt = math.max(lane.vt, band.vt) -- sleeping earns no credit
+            end
+            if gate == '' or gates.is_open(gate) then
+                rang[band.pool] = true
+            end
+        end
+        lane.place, lane.wake, lane.gate = place, wake, gate
+        stand(lane)
+        changed[lane] = true
+    end
+
+    function lanes.can_deliver(lane)
+        return lane.place == RUNNABLE or (lane.place == AT_GATE and gates.is_open(lane.gate))
+    end
+
+    -- How many of its ready messages the lane's own limits admit now.
+    function lanes.allowance(lane, policy)
+        local allowed = lane.ready
+        local concurrency = lane.rest_step > 0 and 1 or policy.concurrency
+        if concurrency then
+            allowed = math.min(allowed, concurrency - lane.leased)
+        end
+        if policy.rate and allowed > 0 then
+            local tat = fairness.rebase(lane.tat, shard.now, policy.rate, policy.burst)
+            allowed = math.min(allowed, fairness.permits(tat, shard.now, policy.rate, policy.burst))
+        end
+        return math.max(allowed, 0)
+    end
+
+    function lanes.count_deliveries(lane, taken)
+        local elapsed = shard.now - lane.seen
+        if elapsed >= RATE_WINDOW then
+            lane.before = elapsed < 2 * RATE_WINDOW and lane.lately or 0
+            lane.lately, lane.seen = 0, shard.now
+        end
+        lane.lately, lane.delivered = lane.lately + taken, lane.delivered + taken
+        shard.delivered = shard.delivered + taken
+    end
+
+    -- Gone, with its counters.
+    function lanes.forget(lane)
+        lanes.lift(lane)
+        lane.place, lane.wake = FULL, 0 -- in no index
+        stand(lane)
+        lanes.classify(lane, true)
+        call('HDEL', LANES, lane.name)
+        call('ZREM', NAMES, lane.name)
+        call('DEL', key('q:' .. text(lane.number)), key('z:' .. text(lane.number)), key('a:' .. text(lane.number)), key('o:' .. text(lane.number)))
+        known[lane.name], changed[lane] = false, nil
+        shard.lanes = shard.lanes - 1
+    end
+
+    function lanes.forget_idle(most)
+        for _, member in ipairs(call('ZRANGE', IDLE_KEY, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, most)) do
+            lanes.forget(lanes.find(string.sub(member, 8)))
+        end
+    end
+
+    function lanes.wake(most)
+        local due = call('ZRANGE', ASLEEP_KEY, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, most)
+        local names = {}
+        for n, member in ipairs(due) do
+            names[n] = string.sub(member, 8)
+        end
+        lanes.load(names)
+        for _, name in ipairs(names) do
+            lanes.place(lanes.find(name))
+        end
+    end
+
+    function lanes.next_wake()
+        local asleep, idle = call('ZRANGE', ASLEEP_KEY, 0, 0, 'WITHSCORES')[2], call('ZRANGE', IDLE_KEY, 0, 0, 'WITHSCORES')[2]
+        return tonumber(asleep), tonumber(idle)
+    end
+
+    -- Names from one to another, in their order.
+    function lanes.names_between(after, before, most)
+        return call('ZRANGE', NAMES, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
+    end
+
+    -- The top lists stand on size classes, which change rarely; few lanes are large enough to have one.
+    local CLASSES = { 'big', 'old', 'busy', 'slow' }
+
+    function lanes.classify(lane, is_gone)
+        local waiting = lanes.waiting(lane)
+        local class = {
+            big = is_gone and 0 or fairness.size_class(waiting),
+            old = (is_gone or lane.ready < 32) and 0 or not lane.head_since and lane.old > 0 and lane.old
+                or math.floor((lane.head_since or shard.now) / 2 ^ 23),
+            busy = is_gone and 0 or fairness.size_class(math.max(lane.before, lane.lately)),
+            slow = is_gone and 0 or fairness.size_class(math.floor(lane.throttled / 10000)),
+        }
+        for _, name in ipairs(CLASSES) do
+            if class[name] ~= lane[name] then
+                lane[name] = class[name]
+                if class[name] == 0 then
+                    call('ZREM', key('top:' .. name), lane.name)
+                else
+                    call('ZADD', key('top:' .. name), class[name], lane.name)
+                end
+            end
+        end
+    end
+
+    function lanes.save()
+        local written = {}
+        for lane in pairs(changed) do
+            if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0 or lane.lately >= 32 or lane.throttled > 0 or lane.delayed >= 32 then
+                lanes.classify(lane)
+            end
+            written[#written + 1] = lane.name
+            written[#written + 1] = encode(lane)
+        end
+        call_many('HSET', LANES, written, 2)
+        changed = {}
+    end
+end

@@ -1,0 +1,145 @@
+-- Joining messages about the same thing: on publish, and when a leased one comes back while another of its key waits.
+-- docs/behaviour.md, "Merging on publish" and "Arriving".
+
+local merging = {}
+do
+    local MERGE, EDGES = key('merge'), key('edges')
+    local MAX_WAIT_WINDOWS = 10
+
+    function merging.waiting_one(topic, mkey)
+        local mid = call('HGET', MERGE, topic .. '\0' .. mkey)
+        return mid and messages.read(tonumber(mid))
+    end
+
+    -- When the publisher said that it is due, false if he said nothing.
+    function merging.explicit_due(draft)
+        if draft.at then
+            return math.max(draft.at, shard.now)
+        end
+        return draft.delay > 0 and shard.now + draft.delay
+    end
+
+    -- When a message that begins a key is due by the policy's window.
+    function merging.window_due(topic, mkey, policy)
+        if not policy.leading then
+            return shard.now + policy.window
+        end
+        local where = topic .. '\0' .. mkey
+        local due = math.max(shard.now, tonumber(call('ZSCORE', EDGES, where) or 0))
+        call('ZADD', EDGES, due + policy.window, where) -- the window after begins when this one is due
+        return due
+    end
+
+    function merging.forget_edges(most)
+        local past = call('ZRANGE', EDGES, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, most)
+        if #past > 0 then
+            call_many('ZREM', EDGES, past, 1)
+        end
+    end
+
+    local function new_due(record, draft, policy)
+        local due = policy.merge == 'last' and merging.explicit_due(draft)
+        if not due and policy.debounce and policy.window and record.since > shard.now then
+            local most = policy.max_wait or MAX_WAIT_WINDOWS * policy.window
+            due = math.max(math.min(record.published + most, shard.now + policy.window), shard.now)
+        end
+        return due or record.since
+    end
+
+    local function set_content(record, body, headers)
+        record.body, record.headers = body, headers
+        if record.parts > 0 then -- collected while the policy merged all
+            call('DEL', key('b:' .. text(record.mid)))
+            record.parts, record.parts_bytes = 0, 0
+        end
+    end
+
+    local function add_part(record, body)
+        call('RPUSH', key('b:' .. text(record.mid)), body)
+        record.parts, record.parts_bytes = record.parts + 1, record.parts_bytes + #body
+    end
+
+    local function parts_of(record)
+        return record.parts > 0 and call('LRANGE', key('b:' .. text(record.mid)), 0, -1) or {}
+    end
+
+    -- A changed priority gives a new number; the old one counts as removed.
+    local function set_rank(record, rank)
+        if rank ~= record.rank then
+            record.rank, record.seq = rank, next_number()
+        end
+    end
+
+    -- What a newcomer changes of the waiting message that it joins: its due time, and with "last" all that it carries.
+    local function change_waiting(lane, record, draft, policy)
+        local due = new_due(record, draft, policy)
+        if policy.merge ~= 'last' and due == record.since then
+            return
+        end
+        messages.end_waiting(lane, record)
+        if record.serial ~= NO and not messages.holds_key(record) then
+            messages.free_key(lane, messages.line(record), record.mid) -- it stands in line for its key anew
+        end
+        record.since = due
+        if policy.merge == 'last' then
+            set_content(record, draft.body, draft.headers)
+            record.expires = draft.ttl and shard.now + draft.ttl
+            record.attempts = 0
+            set_rank(record, draft.rank)
+        end
+        messages.begin_waiting(lane, record)
+    end
+
+    -- Let a new message join the waiting one; false if that one is full and the newcomer has to begin another.
+    function merging.join(lane, record, draft, policy)
+        if policy.merge == 'all' then
+            if record.parts + 1 >= policy.merge_limit then
+                return false
+            end
+            add_part(record, draft.body)
+            messages.resize(lane, record, #draft.body)
+        end
+        change_waiting(lane, record, draft, policy)
+        record.sticky = record.sticky or draft.sticky
+        if draft.id then
+            ids.join(record, draft.id)
+        end
+        lane.merged, shard.merged = lane.merged + 1, shard.merged + 1
+        lanes.touch(lane)
+        messages.touch(record)
+        return true
+    end
+
+    -- `record`, back from a lease and about to wait, takes in the one of its merge key that has come meanwhile, as if it had been published
+    -- first. Returns false where the two are too many for one: both stay, and newcomers join the other.
+    function merging.rejoin(lane, record)
+        local other = record.mkey and merging.waiting_one(record.topic, record.mkey)
+        if not other or other.mid == record.mid then
+            return true
+        end
+        local policy = rules.of(record.topic)
+        if policy.merge == 'all' and record.parts + other.parts + 2 > policy.merge_limit then
+            return false
+        end
+        messages.end_waiting(lane, other)
+        local more = parts_of(other)
+        if policy.merge == 'all' then
+            add_part(record, other.body)
+        elseif policy.merge == 'last' then
+            set_content(record, other.body, other.headers)
+            record.expires = other.expires
+            set_rank(record, other.rank)
+        end
+        if policy.merge == 'all' or policy.merge == 'last' then
+            for _, body in ipairs(more) do
+                add_part(record, body)
+            end
+        end
+        ids.absorb(record, other)
+        record.sticky = record.sticky or other.sticky
+        messages.free_key(lane, messages.line(other), other.mid)
+        messages.remove(lane, other)
+        lane.merged, shard.merged = lane.merged + 1, shard.merged + 1
+        return true
+    end
+end

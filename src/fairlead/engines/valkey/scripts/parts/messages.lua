@@ -1,0 +1,467 @@
+-- Messages: their records (hash `m`, by number), where they wait, and the ways of one: waiting, coming back, finished, dead.
+--
+-- A record is "P" for the plain ones that make up most of a backlog (priority 0, due at once, nothing about them but a key and headers), "p" for those
+-- whose id is sticky, or "R" with all that there is. All end with the body as it is. A plain message stands in its lane's `head` or list, in the order of arrival; every other that is ready in
+-- the sorted set `z:NUMBER` of its lane, and what is delayed or parked in `a:NUMBER` ("aside"). Of those whose number and place in
+-- the order may disagree `o:NUMBER` ("odd") tells the lowest numbers, which the cursors need.
+--
+-- Of topics that fold into a bucket `t:TOPIC` holds all messages that wait ("r", "d", "p") or are leased ("l"), and `folded` the names.
+
+local messages, ids = {}, {}
+
+local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
+local NO, HOLD, YIELD = 0, 1, 2 -- serial
+local LEASES_END, DUE, EXPIRES, RETENTION_ENDS = '1', '2', '3', '4'
+local HISTORY = 20              -- troubles of a message that are remembered
+local FOREVER = -1              -- dedupe
+local STICKY = 24 * 3600 * SECOND
+local FRONT = 2 ^ 53            -- less the number: the place of those that go to the front, the latest first
+
+local REASONS = {
+    full = 'dropped: the backlog was full',
+    expired = 'expired: its ttl ended before it was handed out',
+    refused = 'the handler refused it',
+    unhandled = 'no handler: no worker has had a handler for it for an hour',
+    started = 'lease ran out after its start was recorded',
+    retries = 'retries used up: ',
+}
+
+do
+    local MESSAGES, KEYS_HELD, MERGE, DUE_KEY = key('m'), key('keys'), key('merge'), key('due')
+    local FOLDED, FOLDED_BYTES = key('folded'), key('folded_bytes')
+    local known, changed = {}, {}
+
+    local FIELDS = {
+        'topic', 'lane', 'state', 'rank', 'seq', 'since', 'published', 'expires', 'serial', 'key', 'id', 'mkey', 'headers', 'attempts',
+        'deliveries', 'suspect', 'joined', 'parts', 'parts_bytes', 'sticky', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history',
+    }
+    local PLAIN_TOPIC, PLAIN_KEY, PLAIN_ID, PLAIN_HEADERS, PLAIN_STICKY = 1, 2, 3, 4, 5
+
+    function messages.new(fields)
+        fields.state, fields.attempts, fields.deliveries, fields.suspect = READY, 0, 0, false
+        fields.joined, fields.parts, fields.parts_bytes = 0, 0, 0
+        fields.unhandled_from, fields.unhandled_times, fields.mirrored, fields.death, fields.history = 0, 0, false, false, {}
+        known[fields.mid] = fields
+        return fields
+    end
+
+    local function decode_plain(mid, stored)
+        local published, size = unpack_from('>I7I2', stored, 2)
+        local meta = values_of(string.sub(stored, 11, 10 + size))
+        return messages.new({
+            mid = mid, plain = true, topic = meta[PLAIN_TOPIC], lane = meta[PLAIN_TOPIC], rank = 1, seq = mid, since = published,
+            published = published, expires = false, serial = NO, key = meta[PLAIN_KEY] or false, id = meta[PLAIN_ID] or false, mkey = false,
+            headers = meta[PLAIN_HEADERS] or false, sticky = meta[PLAIN_STICKY] or false, body = string.sub(stored, 11 + size),
+        })
+    end
+
+    function messages.decode(mid, stored)
+        if string.byte(stored) ~= 82 then -- "R"
+            return decode_plain(mid, stored)
+        end
+        local size = unpack_from('>I4', stored, 2)
+        local values = values_of(string.sub(stored, 6, 5 + size))
+        local record = { mid = mid, body = string.sub(stored, 6 + size) }
+        for n = 1, #FIELDS do
+            record[FIELDS[n]] = values[n]
+        end
+        known[mid] = record
+        return record
+    end
+
+    local function encode(record)
+        local values = {}
+        for n = 1, #FIELDS do
+            values[n] = record[FIELDS[n]]
+        end
+        local meta = packed(values)
+        return 'R' .. pack('>I4', #meta) .. meta .. record.body
+    end
+
+    function messages.read(mid)
+        local record = known[mid]
+        if record == nil then
+            local stored = call('HGET', MESSAGES, text(mid))
+            record = stored and messages.decode(mid, stored)
+            known[mid] = record
+        end
+        return record
+    end
+
+    -- The same, of one that was fetched already.
+    function messages.take(mid, stored)
+        return known[mid] or messages.decode(mid, stored)
+    end
+
+    -- The record is written at the end of the call.
+    function messages.touch(record)
+        changed[record] = true
+    end
+
+    function messages.save()
+        local written = {}
+        for record in pairs(changed) do
+            if known[record.mid] == record then
+                written[#written + 1] = text(record.mid)
+                written[#written + 1] = encode(record)
+            end
+        end
+        call_many('HSET', MESSAGES, written, 2)
+        changed, known = {}, {}
+    end
+
+    function messages.size(record)
+        return #record.body + record.parts_bytes
+    end
+
+    function messages.line(record)
+        return record.serial ~= NO and record.topic .. '\0' .. record.key or false
+    end
+
+    -- Its place among those of its rank: by since; those that go to the front, the latest first.
+    function messages.position(record)
+        return record.rank % 2 == 1 and record.since or FRONT - record.seq
+    end
+
+    local function place_of(record)
+        return pack('>I2I7I7I7', record.rank + 512, messages.position(record), record.seq, record.mid)
+    end
+
+    local function place_aside(record, state)
+        return state .. pack('>I2I7I7I7', record.rank + 512, record.since, record.seq, record.mid)
+    end
+
+    local function goes_before(one, other)
+        if one.rank ~= other.rank then
+            return one.rank < other.rank
+        end
+        local here, there = messages.position(one), messages.position(other)
+        if here ~= there then
+            return here < there
+        end
+        return one.seq < other.seq
+    end
+
+    local function of_lane(kind, lane)
+        return key(kind .. ':' .. text(lane.number))
+    end
+
+    -- Keep `t:TOPIC` of a folded topic; `state`: its letter, false: it neither waits nor is leased any more.
+    function messages.mirror(lane, record, state)
+        if not (lane.is_bucket or record.mirrored) then
+            return
+        end
+        local topics_own = key('t:' .. record.topic)
+        if record.mirrored then
+            call('ZREM', topics_own, record.mirrored)
+        end
+        record.mirrored = state and (state == 'r' and 'r' .. place_of(record) or place_aside(record, state))
+        if record.mirrored then
+            call('ZADD', topics_own, 0, record.mirrored)
+            call('ZADD', FOLDED, 0, record.topic)
+        elseif call('EXISTS', topics_own) == 0 then
+            call('ZREM', FOLDED, record.topic)
+            call('HDEL', FOLDED_BYTES, record.topic)
+        end
+        changed[record] = true
+    end
+
+    local function resize(lane, record, by)
+        lane.bytes, shard.bytes = lane.bytes + by, shard.bytes + by
+        if lane.is_bucket then
+            call('HINCRBY', FOLDED_BYTES, record.topic, by)
+        end
+    end
+    messages.resize = resize
+
+    -- What a message that is no odd one stands at is told by its lane's order alone.
+    local function keep_odd(command, lane, record)
+        if record.rank % 2 == 0 or record.seq ~= record.mid or record.since ~= record.published or record.deliveries > 0 then
+            local member = pack('>I2', record.rank + 512) .. (record.deliveries == 0 and 'u' or 's') .. pack('>I7I7', record.seq, record.mid)
+            if command == 'ZADD' then
+                call('ZADD', of_lane('o', lane), 0, member)
+            else
+                call('ZREM', of_lane('o', lane), member)
+            end
+        end
+    end
+
+    local function into_order(lane, record)
+        record.state = READY
+        lane.ready, lane.sorted = lane.ready + 1, lane.sorted + 1
+        call('ZADD', of_lane('z', lane), 0, place_of(record))
+        messages.mirror(lane, record, 'r')
+        changed[record] = true
+    end
+
+    local function out_of_order(lane, record)
+        lane.ready = lane.ready - 1
+        if record.plain then
+            messages.unlist(lane, record.mid)
+        else
+            lane.sorted = lane.sorted - 1
+            call('ZREM', of_lane('z', lane), place_of(record))
+        end
+    end
+
+    local function park(lane, record)
+        record.state = PARKED
+        lane.parked = lane.parked + 1
+        call('ZADD', key('k:' .. messages.line(record)), 0, place_of(record))
+        call('ZADD', of_lane('a', lane), 0, place_aside(record, 'p'))
+        messages.mirror(lane, record, 'p')
+        changed[record] = true
+    end
+
+    local function unpark(lane, record)
+        lane.parked = lane.parked - 1
+        call('ZREM', key('k:' .. messages.line(record)), place_of(record))
+        call('ZREM', of_lane('a', lane), place_aside(record, 'p'))
+    end
+
+    -- Plain messages
+
+    function messages.append(lane, mid)
+        if lane.listed == 0 and #lane.head < 7 * INLINE then
+            lane.head = lane.head .. sortable(mid)
+        else
+            call('RPUSH', of_lane('q', lane), text(mid))
+            lane.listed = lane.listed + 1
+        end
+        lane.ready = lane.ready + 1
+    end
+
+    -- The first of them, at most so many; they stay.
+    function messages.peek_plain(lane, most)
+        local found = {}
+        for at = 1, math.min(#lane.head, 7 * most), 7 do
+            found[#found + 1] = unpack_from('>I7', lane.head, at)
+        end
+        if #found < most and lane.listed > 0 then
+            for _, mid in ipairs(call('LRANGE', of_lane('q', lane), 0, most - #found - 1)) do
+                found[#found + 1] = tonumber(mid)
+            end
+        end
+        return found
+    end
+
+    function messages.drop_plain(lane, taken)
+        local inline = math.min(taken, #lane.head / 7)
+        lane.head = string.sub(lane.head, 7 * inline + 1)
+        if taken > inline then
+            call('LTRIM', of_lane('q', lane), taken - inline, -1)
+            lane.listed = lane.listed - (taken - inline)
+        end
+    end
+
+    function messages.unlist(lane, mid)
+        local wanted = sortable(mid)
+        for at = 1, #lane.head, 7 do
+            if string.sub(lane.head, at, at + 6) == wanted then
+                lane.head = string.sub(lane.head, 1, at - 1) .. string.sub(lane.head, at + 7)
+                return
+            end
+        end
+        lane.listed = lane.listed - call('LREM', of_lane('q', lane), 1, text(mid))
+    end
+
+    -- Waiting
+
+    -- The message waits from now on: delayed until its `since`, if that is to come, else it arrives. Newcomers of its merge key join it, unless
+    -- `collects` is false.
+    function messages.begin_waiting(lane, record, collects)
+        record.plain = nil
+        record.lane = lane.name
+        resize(lane, record, messages.size(record))
+        shard.waiting = shard.waiting + 1
+        if record.expires then
+            call('ZADD', DUE_KEY, record.expires, EXPIRES .. sortable(record.mid))
+        end
+        if record.mkey and collects ~= false then
+            call('HSET', MERGE, record.topic .. '\0' .. record.mkey, text(record.mid))
+        end
+        keep_odd('ZADD', lane, record)
+        if record.since > shard.now then
+            record.state = DELAYED
+            lane.delayed = lane.delayed + 1
+            call('ZADD', DUE_KEY, record.since, DUE .. sortable(record.mid))
+            call('ZADD', of_lane('a', lane), 0, place_aside(record, 'd'))
+            messages.mirror(lane, record, 'd')
+        else
+            messages.arrive(lane, record)
+        end
+        changed[record] = true
+        lanes.touch(lane)
+    end
+
+    -- It no longer waits, whatever becomes of it. Of one that was taken out of its lane's order already, see serving.lua.
+    function messages.leave(lane, record)
+        resize(lane, record, -messages.size(record))
+        shard.waiting = shard.waiting - 1
+        if record.expires then
+            call('ZREM', DUE_KEY, EXPIRES .. sortable(record.mid))
+        end
+        if record.mkey then
+            local where = record.topic .. '\0' .. record.mkey
+            if tonumber(call('HGET', MERGE, where)) == record.mid then
+                call('HDEL', MERGE, where)
+            end
+        end
+        if not record.plain then
+            keep_odd('ZREM', lane, record)
+        end
+        lanes.touch(lane)
+    end
+
+    -- Take a waiting message out of everything that it waits in; its serial key is the caller's business.
+    function messages.end_waiting(lane, record)
+        messages.leave(lane, record)
+        if record.state == DELAYED then
+            messages.end_delay(lane, record)
+        elseif record.state == PARKED then
+            unpark(lane, record)
+        else
+            out_of_order(lane, record)
+        end
+    end
+
+    function messages.end_delay(lane, record)
+        lane.delayed = lane.delayed - 1
+        call('ZREM', DUE_KEY, DUE .. sortable(record.mid))
+        call('ZREM', of_lane('a', lane), place_aside(record, 'd'))
+    end
+
+    -- Whether it stands where a message of its state should.
+    function messages.stands(lane, record)
+        if record.state == READY then
+            return call('ZSCORE', of_lane('z', lane), place_of(record)) ~= false
+        end
+        return call('ZSCORE', of_lane('a', lane), place_aside(record, record.state == DELAYED and 'd' or 'p')) ~= false
+    end
+
+    local function holder(line)
+        local stored = call('HGET', KEYS_HELD, line)
+        if stored then
+            return values_of(stored)
+        end
+    end
+
+    function messages.holds_key(record)
+        local mid, is_held = holder(messages.line(record))
+        return mid == record.mid and is_held
+    end
+
+    function messages.set_holder(line, mid, is_held)
+        call('HSET', KEYS_HELD, line, packed(mid, is_held))
+    end
+
+    -- It becomes ready, or is parked behind the one that its serial key is busy with.
+    function messages.arrive(lane, record)
+        local line = messages.line(record)
+        if line then
+            local head, is_held = holder(line)
+            if not head then
+                messages.set_holder(line, record.mid, false)
+            elseif head ~= record.mid then
+                local other = messages.read(head)
+                if is_held or (other and not goes_before(record, other)) then
+                    park(lane, record)
+                    return
+                end
+                if other then -- overtaken while the key was free
+                    out_of_order(lane, other)
+                    park(lane, other)
+                end
+                messages.set_holder(line, record.mid, false)
+            end
+        end
+        into_order(lane, record)
+    end
+
+    -- Whoever it was no longer holds the serial key (or heads it): the next one comes forward. `line` may be false.
+    function messages.free_key(lane, line, mid)
+        if not line or holder(line) ~= mid then
+            return
+        end
+        local first = call('ZRANGE', key('k:' .. line), 0, 0)[1]
+        local record = first and messages.read(unpack_from('>I7', first, 17))
+        if not record then
+            call('HDEL', KEYS_HELD, line)
+            return
+        end
+        unpark(lane, record)
+        into_order(lane, record)
+        messages.set_holder(line, record.mid, false)
+        lanes.touch(lane)
+    end
+
+    -- The end
+
+    function messages.remove(lane, record)
+        call('HDEL', MESSAGES, text(record.mid))
+        if record.parts > 0 then
+            call('DEL', key('b:' .. text(record.mid)))
+        end
+        if record.joined > 0 then
+            call('DEL', key('j:' .. text(record.mid)))
+        end
+        if record.mirrored then
+            messages.mirror(lane, record, false)
+        end
+        known[record.mid], changed[record] = false, nil
+    end
+
+    -- The message, which neither waits nor is leased any more, becomes a dead letter.
+    function messages.bury(lane, record, reason, failure)
+        shard.deaths, shard.dead = shard.deaths + 1, shard.dead + 1
+        local ends = shard.now + rules.of(record.topic).dead_ttl
+        record.plain = nil
+        record.state, record.lane = DEAD, false -- lanes come and go; a dead letter belongs to its topic
+        record.death = { shard.deaths, shard.now, ends, reason, failure or false }
+        messages.mirror(lane, record, false)
+        call('ZADD', key('dead'), shard.deaths, text(record.mid))
+        call('ZADD', key('dead:' .. record.topic), shard.deaths, text(record.mid))
+        call('ZADD', key('dead_topics'), 0, record.topic)
+        call('ZADD', DUE_KEY, ends, RETENTION_ENDS .. sortable(record.mid))
+        changed[record] = true
+    end
+
+    -- It is no dead letter any more.
+    function messages.exhume(record)
+        local of_topic = key('dead:' .. record.topic)
+        call('ZREM', DUE_KEY, RETENTION_ENDS .. sortable(record.mid))
+        call('ZREM', key('dead'), text(record.mid))
+        call('ZREM', of_topic, text(record.mid))
+        if call('EXISTS', of_topic) == 0 then
+            call('ZREM', key('dead_topics'), record.topic)
+        end
+        record.death = false
+        shard.dead = shard.dead - 1
+    end
+
+    -- A message, no longer waiting, whose ttl is over.
+    function messages.expire(lane, record)
+        lane.expired, shard.expired = lane.expired + 1, shard.expired + 1
+        if rules.of(record.topic).drop_expired then
+            ids.finish(record, false)
+            messages.remove(lane, record)
+        else
+            messages.bury(lane, record, REASONS.expired)
+        end
+        messages.free_key(lane, messages.line(record), record.mid)
+    end
+
+    function messages.forget_dead(record)
+        messages.exhume(record)
+        ids.finish(record, false)
+        messages.remove({}, record)
+    end
+
+    function messages.note(record, what, failure)
+        record.history[#record.history + 1] = { shard.now, what, failure or false }
+        if #record.history > HISTORY then
+            table.remove(record.history, 1)
+        end
+        changed[record] = true
+    end
+end

@@ -1,0 +1,71 @@
+-- Policies: for each pattern that somebody set one for, what holds for a topic of which it is the most specific (hash `rules`, written by
+-- the client; "": where there is none). The patterns that cover a topic are those that cover its most specific one.
+
+local rules = { changes = 0 } -- how often they changed in this call
+do
+    local FIELDS = {
+        'rate', 'burst', 'concurrency', 'weight', 'tier', 'pool', 'lease', 'retries', 'backoff', 'ttl', 'drop_expired', 'dead_ttl', 'serial',
+        'gate', 'merge', 'merge_limit', 'window', 'debounce', 'max_wait', 'leading', 'dedupe', 'max_backlog', 'max_backlog_bytes', 'on_full',
+        'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited',
+    }
+    local RULES = key('rules')
+    local by_name, by_stem, overridden = {}, {}, {}
+
+    local function read(pattern)
+        local stored = overridden[pattern]
+        if stored == nil then
+            stored = call('HGET', RULES, pattern)
+        end
+        if not stored then
+            return nil
+        end
+        local policy, values = {}, { values_of(stored) }
+        for n = 1, #FIELDS do
+            policy[FIELDS[n]] = values[n]
+        end
+        return policy
+    end
+
+    -- What holds from here on: {pattern, as it is stored or false} each.
+    function rules.override(changes, exact)
+        for _, each in ipairs(changes) do
+            overridden[each[1]] = each[2]
+        end
+        shard.exact, rules.changes = exact, rules.changes + 1
+        by_name, by_stem = {}, {}
+    end
+
+    -- `stem`: "push.eu." of all topics push.eu.*, "" of all.
+    local function of_stem(stem)
+        local found = by_stem[stem]
+        if not found then
+            found = read(stem .. '*')
+            if not found then
+                found = stem == '' and read('') or of_stem(string.match(stem, '^(.*%.)[^.]*%.$') or '')
+            end
+            by_stem[stem] = found
+        end
+        return found
+    end
+
+    -- What holds for a topic, or for the pattern of a bucket.
+    function rules.of(name)
+        local found = by_name[name]
+        if not found then
+            if shard.exact > 0 or string.sub(name, -1) == '*' then
+                found = read(name)
+            end
+            found = found or of_stem(string.match(name, '^(.*%.)') or '')
+            by_name[name] = found
+        end
+        return found
+    end
+
+    -- Rates as they are for each lane are `rate`, `burst`, `concurrency`; false: no such limit.
+
+    function rules.backoff(policy, attempts, random)
+        local base, factor, cap, jitter = unpack(policy.backoff)
+        local delay = math.min(base * factor ^ math.min(attempts - 1, 200), cap)
+        return round(delay * (jitter and random or 1) * 1000000)
+    end
+end

@@ -1,0 +1,587 @@
+-- Handing out. First it is decided which lanes give how many (the visits), reading lanes only, each once; then the messages of all of them
+-- are fetched. Nothing here looks at a lane that cannot deliver.
+
+local serving = {}
+do
+    local LEASES, MESSAGES = key('l'), key('m')
+    local STEP = 16        -- what is handed out ahead of what the caller can start goes in steps, so that tiers end at nearly their shares
+    local PAGE = 64        -- lanes read at once
+    local HEADS_FIRST = -1 -- a gate's entry comes before all lanes of the same virtual time, for its first lane is one of these
+
+    -- A heap of {vt, number, lane or source}
+
+    local function before(one, other)
+        if one[1] ~= other[1] then
+            return one[1] < other[1]
+        end
+        return one[2] < other[2]
+    end
+
+    local function push(heap, entry)
+        local n = #heap + 1
+        while n > 1 do
+            local parent = math.floor(n / 2)
+            if not before(entry, heap[parent]) then
+                break
+            end
+            heap[n], n = heap[parent], parent
+        end
+        heap[n] = entry
+    end
+
+    local function pop(heap)
+        local first, last, size = heap[1], heap[#heap], #heap - 1
+        heap[size + 1] = nil
+        if size == 0 then
+            return first
+        end
+        local n = 1
+        while true do
+            local child = 2 * n
+            if child > size then
+                break
+            end
+            if child < size and before(heap[child + 1], heap[child]) then
+                child = child + 1
+            end
+            if not before(heap[child], last) then
+                break
+            end
+            heap[n], n = heap[child], child
+        end
+        heap[n] = last
+        return first
+    end
+
+    -- A source: a sorted set that is read page by page, in the order of its scores
+
+    local function read_page(source)
+        local found = call('ZRANGE', source.name, source.offset, source.offset + PAGE - 1, 'WITHSCORES')
+        source.offset, source.at, source.found = source.offset + #found / 2, 1, found
+        if source.of_lanes then
+            local names = {}
+            for n = 1, #found, 2 do
+                names[#names + 1] = string.sub(found[n], 8)
+            end
+            lanes.load(names)
+        end
+    end
+
+    -- The next of it goes into the heap; nothing where it is at its end.
+    local function advance(heap, source)
+        if source.at > #source.found then
+            if #source.found < 2 * PAGE and source.offset > 0 then
+                return
+            end
+            read_page(source)
+            if #source.found == 0 then
+                return
+            end
+        end
+        local member, vt = source.found[source.at], tonumber(source.found[source.at + 1])
+        source.at = source.at + 2
+        if source.of_lanes then
+            push(heap, { vt, (unpack_from('>I7', member)), lanes.find(string.sub(member, 8)), source })
+        else
+            push(heap, { vt, HEADS_FIRST, member, source })
+        end
+    end
+
+    local function begin(heap, name, of_lanes)
+        advance(heap, { name = name, of_lanes = of_lanes, offset = 0, at = 1, found = {} })
+    end
+
+    -- How many lanes it has, counted up to so many. Gates that this call has shut stand among the heads still.
+    local function count(band, most)
+        local found, offset = call('ZCARD', key('run:' .. band.number)), 0
+        while found < most do
+            local names = call('ZRANGE', key('heads:' .. band.number), offset, offset + PAGE - 1)
+            for _, name in ipairs(names) do
+                if gates.is_open(name) then
+                    found = found + call('ZCARD', gates.lanes_key(name, band.number))
+                end
+            end
+            offset = offset + PAGE
+            if #names < PAGE then
+                break
+            end
+        end
+        return math.min(found, most)
+    end
+
+    local calls -- what this call may still hand out, and what it did
+
+    -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own, and those at open gates.
+    local function line_of(band)
+        local heap = {}
+        begin(heap, key('run:' .. band.number), true)
+        begin(heap, key('heads:' .. band.number), false)
+        return { heap = heap, band = band, lanes = count(band, calls.room) }
+    end
+
+    local function next_lane(line)
+        while line.heap[1] do
+            local entry = pop(line.heap)
+            local source = entry[4]
+            if source then
+                advance(line.heap, source)
+            end
+            if not source or source.of_lanes then
+                return entry[3]
+            end
+            local gate = gates.find(entry[3])
+            if gate and gates.room(gate) > 0 then
+                begin(line.heap, gates.lanes_key(gate.name, line.band.number), true)
+            end
+        end
+    end
+
+    -- Visits
+
+    local function expected_cost(lane, band)
+        return lane.mean > 0 and lane.mean or band.mean > 0 and band.mean or DEFAULT_MEAN
+    end
+
+    local function charge(lane, band, policy, take)
+        lanes.lift(lane)
+        band.vt = lane.vt
+        if band.by_time then
+            lane.vt = lane.vt + fairness.stride_of_work(expected_cost(lane, band) * take, policy.weight)
+        else
+            lane.vt = lane.vt + fairness.stride(take, policy.weight)
+        end
+        if policy.rate then
+            local tat = fairness.rebase(lane.tat, shard.now, policy.rate, policy.burst)
+            lane.tat = fairness.take_permits(tat, shard.now, policy.rate, take)
+        end
+        lane.ready, lane.leased = lane.ready - take, lane.leased + take
+        band.delivered = band.delivered + take
+        lanes.count_deliveries(lane, take)
+    end
+
+    local function note_visit(lane)
+        if not calls.visited[lane] then
+            calls.visited[lane] = true
+            calls.order[#calls.order + 1] = lane
+        end
+    end
+
+    -- Take from the lane what all limits admit; one step with the advance of its virtual time.
+    local function visit(lane, band, room, count_of_lanes)
+        local policy = lanes.rule(lane)
+        local take = math.min(room, fairness.chunk(room, count_of_lanes, policy.weight), lanes.allowance(lane, policy))
+        local gate = policy.gate and gates.find(policy.gate)
+        if policy.gate then
+            take = math.min(take, gate and gates.room(gate) or 0)
+        end
+        if policy.limited then
+            take = math.min(take, calls.startable)
+        end
+        if policy.paused or (lane.rest_step > 0 and lane.rest_until > shard.now) then
+            take = 0
+        end
+        note_visit(lane)
+        if take <= 0 then
+            return 0
+        end
+        if policy.limited then
+            calls.startable = calls.startable - take
+        end
+        if gate then
+            gates.take(gate, take)
+        end
+        charge(lane, band, policy, take)
+        calls.visits[#calls.visits + 1] = { lane, take }
+        calls.wanted[lane] = (calls.wanted[lane] or 0) + take
+        return take
+    end
+
+    -- Take up to `room` from the line; less if it has no more, or if what comes next cannot be started yet.
+    local function serve(line, room)
+        local count_of_lanes, taken = math.min(room, line.lanes), 0
+        while taken < room do
+            local lane = next_lane(line)
+            if not lane then
+                break
+            end
+            if calls.startable <= 0 and lanes.rule(lane).limited then
+                calls.withheld = true -- passed over, it would starve behind a caller who keeps his buffer full
+                break
+            end
+            local got = visit(lane, line.band, room - taken, count_of_lanes)
+            taken = taken + got
+            if got > 0 and lanes.allowance(lane, lanes.rule(lane)) > 0 then
+                push(line.heap, { lane.vt, lane.number, lane })
+            else
+                line.lanes = line.lanes - 1
+            end
+        end
+        return taken
+    end
+
+    local function has_work(band)
+        return count(band, 1) > 0
+    end
+
+    local function serve_shares(entries, room)
+        fairness.split(room, entries)
+        local everything = 0
+        for _, entry in ipairs(entries) do
+            entry.before, entry.taken = entry.carry, 0
+        end
+        for _, entry in ipairs(entries) do
+            entry.carry = entry.kept
+            if entry.given > 0 then
+                entry.line = entry.line or line_of(entry.band)
+                entry.taken = serve(entry.line, entry.given)
+                everything = everything + entry.taken
+                if calls.withheld then
+                    break
+                elseif entry.taken < entry.given then
+                    entry.is_empty, entry.carry = true, 0
+                end
+            end
+        end
+        if calls.withheld then
+            for _, entry in ipairs(entries) do
+                entry.carry = entry.before
+            end
+            fairness.settle_carry(entries)
+            for _, entry in ipairs(entries) do
+                entry.carry = entry.kept
+            end
+        end
+        for _, entry in ipairs(entries) do
+            entry.band.carry = entry.carry
+        end
+        return everything
+    end
+
+    local function serve_pool(pool, room)
+        local entries = {}
+        for _, tier in ipairs(tiers) do
+            local band = bands.find(pool, tier.name)
+            if band and tier.strict then
+                room = room - serve(line_of(band), room)
+                if calls.withheld then
+                    return
+                end
+            end
+        end
+        for _, tier in ipairs(tiers) do
+            local band = bands.find(pool, tier.name)
+            if band and not tier.strict then
+                if has_work(band) then
+                    entries[#entries + 1] = { share = tier.share, carry = band.carry, band = band }
+                else
+                    band.carry = 0
+                end
+            end
+        end
+        while room > 0 and #entries > 0 and not calls.withheld do
+            local step = calls.startable >= room and room or calls.startable > 0 and calls.startable or math.min(room, STEP)
+            room = room - serve_shares(entries, step)
+            local left = {}
+            for _, entry in ipairs(entries) do
+                if not entry.is_empty then
+                    left[#left + 1] = entry
+                end
+            end
+            entries = left
+        end
+    end
+
+    -- Of a bucket take only the messages of one topic.
+    local function visit_folded(lane, topic, room)
+        local picked = calls.picked[lane] or {}
+        calls.picked[lane] = picked
+        local mids, seen = {}, {}
+        for _, mid in ipairs(picked) do
+            seen[mid] = true
+        end
+        for _, member in ipairs(call('ZRANGE', key('t:' .. topic), '[r', '(s', 'BYLEX', 'LIMIT', 0, room + #picked)) do
+            local mid = unpack_from('>I7', member, 18)
+            if not seen[mid] and #mids < room then
+                mids[#mids + 1] = mid
+            end
+        end
+        local taken = #mids > 0 and visit(lane, bands[lane.band], #mids, 1) or 0
+        for n = 1, taken do
+            picked[#picked + 1] = mids[n]
+        end
+        return taken
+    end
+
+    -- Strictly in the order named.
+    local function serve_topics(topics, pool, room)
+        for _, topic in ipairs(topics) do
+            local policy = rules.of(topic)
+            local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil } or lanes.of_topic(topic, policy)
+            for _, lane in ipairs(found) do
+                if room > 0 and bands[lane.band].pool == pool and lanes.can_deliver(lane) then
+                    if calls.startable <= 0 and lanes.rule(lane).limited then
+                        return
+                    end
+                    room = room - (lane.is_bucket and visit_folded(lane, topic, room) or not lane.is_bucket and visit(lane, bands[lane.band], room, 1) or 0)
+                end
+            end
+        end
+    end
+
+    -- Visits of several tiers, evenly mixed, behind those of strict tiers.
+    local function mixed(visits)
+        local strict, by_tier, queues, counts = {}, {}, {}, {}
+        for _, each in ipairs(visits) do
+            local tier = tiers[bands[each[1].band].tier]
+            if tier.strict then
+                strict[#strict + 1] = each
+            else
+                by_tier[tier.place] = by_tier[tier.place] or {}
+                for _ = 1, each[2] do
+                    table.insert(by_tier[tier.place], each[1])
+                end
+            end
+        end
+        for n = 1, #tiers do
+            if by_tier[n] then
+                queues[#queues + 1], counts[#counts + 1] = by_tier[n], #by_tier[n]
+            end
+        end
+        if #queues < 2 then
+            return visits
+        end
+        local heads = {}
+        for _, queue in ipairs(fairness.interleave(counts)) do
+            heads[queue] = (heads[queue] or 0) + 1
+            strict[#strict + 1] = { queues[queue][heads[queue]], 1 }
+        end
+        return strict
+    end
+
+    -- Fetching
+
+    -- The first messages of a lane, in its order, as {number, record as stored}; they leave the order.
+    local function fetch(lane, wanted, stored)
+        local plain = calls.plain[lane]
+        local order = key('z:' .. text(lane.number))
+        local sorted = lane.sorted > 0 and call('ZRANGE', order, 0, wanted - 1) or {}
+        local found, gone, p, s = {}, {}, 1, 1
+        while #found < wanted and (plain[p] or sorted[s]) do
+            local takes_plain = plain[p] ~= nil
+            if takes_plain and sorted[s] then
+                local rank, position, number = unpack_from('>I2I7I7', sorted[s])
+                local since = stored[plain[p]] and unpack_from('>I7', stored[plain[p]], 2) or 0
+                takes_plain = rank > 513 or (rank == 513 and (position > since or (position == since and number > plain[p])))
+            end
+            if takes_plain then
+                found[#found + 1], p = plain[p], p + 1
+            else
+                found[#found + 1] = unpack_from('>I7', sorted[s], 17)
+                gone[#gone + 1], s = sorted[s], s + 1
+            end
+        end
+        messages.drop_plain(lane, p - 1)
+        if #gone > 0 then
+            call_many('ZREM', order, gone, 1)
+            lane.sorted = lane.sorted - #gone
+        end
+        return found
+    end
+
+    local function fetch_picked(lane, mids)
+        for _, mid in ipairs(mids) do
+            local record = messages.read(mid)
+            call('ZREM', key('z:' .. text(lane.number)), pack('>I2I7I7I7', record.rank + 512, messages.position(record), record.seq, mid))
+            lane.sorted = lane.sorted - 1
+        end
+        return mids
+    end
+
+    -- What each lane gives; and of all of them the records as they are stored.
+    local function fetch_all()
+        local fields, mids, stored = {}, {}, {}
+        local function read()
+            for n, each in ipairs(read_many(MESSAGES, fields)) do
+                stored[mids[n]] = each
+            end
+            fields, mids = {}, {}
+        end
+        local function want(mid)
+            if stored[mid] == nil then
+                fields[#fields + 1], mids[#mids + 1] = text(mid), mid
+                stored[mid] = false
+            end
+        end
+        for lane, wanted in pairs(calls.wanted) do
+            calls.plain[lane] = calls.picked[lane] and {} or messages.peek_plain(lane, wanted)
+            for _, mid in ipairs(calls.plain[lane]) do
+                want(mid)
+            end
+        end
+        read()
+        local stock = {}
+        for lane, wanted in pairs(calls.wanted) do
+            local picked = calls.picked[lane]
+            stock[lane] = picked and fetch_picked(lane, picked) or fetch(lane, wanted, stored)
+            for _, mid in ipairs(stock[lane]) do
+                want(mid)
+            end
+        end
+        read()
+        return stock, stored
+    end
+
+    -- Leases
+
+    local out -- what is answered and written
+
+    local function lease_of(lane, policy, mid, fields)
+        shard.fence, shard.leased = shard.fence + 1, shard.leased + 1
+        fields.fence, fields.lane, fields.deadline, fields.granted = shard.fence, lane.name, shard.now + policy.lease, shard.now
+        fields.charge = out.charges[lane] or 0
+        fields.gate, fields.gone = policy.gate or '', false
+        local ends = out.ends[fields.deadline]
+        if not ends then
+            ends = {}
+            out.ends[fields.deadline] = ends
+        end
+        ends[#ends + 1] = { mid, shard.fence }
+        out.leases[#out.leases + 1] = text(mid)
+        out.leases[#out.leases + 1] = settling.encode(fields)
+    end
+
+    -- What is answered of a lane: when its leases end, and whether it is limited.
+    local function lane_told(lane, policy)
+        local told = out.told[lane]
+        if not told then
+            out.lanes[#out.lanes + 1] = shard.now + policy.lease
+            out.lanes[#out.lanes + 1] = policy.limited and 1 or 0
+            told = #out.lanes / 2 - 1
+            out.told[lane] = told
+        end
+        return told
+    end
+
+    local function answer(lane, policy, mid, stored, bodies)
+        local messages_out = out.messages
+        local n = #messages_out
+        messages_out[n + 1], messages_out[n + 2], messages_out[n + 3], messages_out[n + 4] = mid, lane_told(lane, policy), stored, bodies
+    end
+
+    local function uncount(lane, policy)
+        lane.leased, lane.delivered = lane.leased - 1, lane.delivered - 1
+        shard.delivered = shard.delivered - 1
+        gates.free(policy.gate or '')
+    end
+
+    local function hand_out_plain(lane, policy, mid, stored)
+        local size = #stored - 10 - unpack_from('>I2', stored, 9)
+        lane.bytes = lane.bytes - size
+        shard.bytes, shard.waiting = shard.bytes - size, shard.waiting - 1
+        lease_of(lane, policy, mid, { started = false, empty = false, line = false, quick = string.byte(stored) == 80 })
+        answer(lane, policy, mid, stored, 0)
+    end
+
+    local function hand_out(lane, policy, mid, stored)
+        local record = messages.take(mid, stored)
+        messages.leave(lane, record)
+        if record.expires and record.expires <= shard.now then -- housekeeping had too much to do to see it before
+            uncount(lane, policy)
+            messages.expire(lane, record)
+            return
+        end
+        local line = messages.line(record)
+        local is_empty = policy.at_most_once
+        local bodies = 0
+        if record.parts > 0 then
+            bodies = call('LRANGE', key('b:' .. text(mid)), 0, -1)
+        elseif record.mkey and policy.merge == 'all' then
+            bodies = {}
+        end
+        lease_of(lane, policy, mid, { started = record.suspect and calls.record_start, empty = is_empty, line = line, quick = false })
+        if line then
+            messages.set_holder(line, mid, true)
+        end
+        messages.mirror(lane, record, 'l')
+        answer(lane, policy, mid, stored, bodies)
+        if is_empty then -- the message goes at hand-out; its lease keeps the slots
+            lane.done, shard.done = lane.done + 1, shard.done + 1
+            ids.finish(record, true)
+            messages.remove(lane, record)
+        end
+    end
+
+    local function hand_out_all(visits)
+        local stock, records = fetch_all()
+        local at = {}
+        out = { leases = {}, ends = {}, lanes = {}, told = {}, messages = {}, charges = {} }
+        for lane in pairs(calls.wanted) do
+            local band = bands[lane.band]
+            out.charges[lane] = band.by_time and expected_cost(lane, band) or 0
+        end
+        for _, each in ipairs(visits) do
+            local lane, policy = each[1], lanes.rule(each[1])
+            for _ = 1, each[2] do
+                at[lane] = (at[lane] or 0) + 1
+                local mid = stock[lane][at[lane]]
+                local stored = mid and records[mid]
+                if not stored then -- the lane counted a message that is not there: the doctor mends the count
+                    uncount(lane, policy)
+                elseif string.byte(stored) ~= 82 and not policy.at_most_once then -- not "R"
+                    hand_out_plain(lane, policy, mid, stored)
+                else
+                    hand_out(lane, policy, mid, stored)
+                end
+            end
+        end
+        for lane in pairs(calls.wanted) do
+            local last = records[stock[lane][#stock[lane]]]
+            lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last, 2) or shard.now
+        end
+        call_many('HSET', LEASES, out.leases, 2)
+        for deadline, entries in pairs(out.ends) do
+            settling.expect(deadline, entries)
+        end
+    end
+
+    -- Choose, fetch and lease up to `room` messages. Returns {lanes told}, {number, lane, record, further bodies} of each, and the first fence.
+    function serving.lease(room, pool, topics, startable, record_start)
+        calls = { room = room, startable = startable, record_start = record_start, visits = {}, visited = {}, order = {}, wanted = {}, picked = {}, plain = {},
+            withheld = false }
+        messages.save() -- what housekeeping changed is read as it is stored
+        local first = shard.fence + 1
+        if topics then
+            serve_topics(topics, pool, room)
+        else
+            serve_pool(pool, room)
+        end
+        hand_out_all(topics and calls.visits or mixed(calls.visits))
+        for _, lane in ipairs(calls.order) do
+            lanes.place(lane)
+        end
+        return out.lanes, out.messages, first
+    end
+
+    -- Whether something could be leased in the pool now.
+    function serving.has_work(pool, topics)
+        if not topics then
+            for _, band in ipairs(bands) do
+                if band.pool == pool and has_work(band) then
+                    return true
+                end
+            end
+            return false
+        end
+        for _, topic in ipairs(topics) do
+            local policy = rules.of(topic)
+            local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil } or lanes.of_topic(topic, policy)
+            for _, lane in ipairs(found) do
+                local has_some = not lane.is_bucket or call('ZLEXCOUNT', key('t:' .. topic), '[r', '(s') > 0
+                if bands[lane.band].pool == pool and lanes.can_deliver(lane) and has_some then
+                    return true
+                end
+            end
+        end
+        return false
+    end
+end

@@ -1,0 +1,338 @@
+-- The end of leases (hash `l`, by the message's number): settled, or run out.
+
+local settling = {}
+do
+    local LEASES, MESSAGES, DUE_KEY = key('l'), key('m'), key('due')
+    local REST_FIRST, REST_MOST = SECOND, 300 * SECOND
+    local EVENTS_AT_ONCE = 20
+    local UNHANDLED_FIRST, UNHANDLED_MOST, UNHANDLED_DEAD = 5 * SECOND, 300 * SECOND, 3600 * SECOND
+
+    -- `empty`: at most once, the message is gone already; `line`: the serial key that it keeps then; `quick`: of the message nothing is kept but counts.
+    function settling.decode(stored)
+        local fence, lane, deadline, granted, charge, started, gate, empty, line, gone, quick = values_of(stored)
+        return { fence = fence, lane = lane, deadline = deadline, granted = granted, charge = charge, started = started, gate = gate, empty = empty,
+            line = line, gone = gone, quick = quick }
+    end
+
+    function settling.encode(lease)
+        return packed(lease.fence, lease.lane, lease.deadline, lease.granted, lease.charge, lease.started, lease.gate, lease.empty, lease.line,
+            lease.gone, lease.quick)
+    end
+
+    -- The leases of these messages, in their order; false where there is none.
+    function settling.read(mids)
+        local fields = {}
+        for n, mid in ipairs(mids) do
+            fields[n] = text(mid)
+        end
+        local found = read_many(LEASES, fields)
+        for n = 1, #mids do
+            found[n] = found[n] and settling.decode(found[n])
+        end
+        return found
+    end
+
+    local function moved(mean, cost)
+        return math.max(1, mean + math.floor((cost - mean) / 8))
+    end
+
+    -- Fair by time: the lane pays what its message really took, and is never put behind its tier.
+    local function correct_cost(lane, lease, cost)
+        local band = bands[lane.band]
+        cost = math.max(0, math.min(cost, lease.deadline - lease.granted))
+        local before = lane.vt
+        lanes.lift(lane)
+        lane.vt = math.max(before + fairness.stride_of_work(cost - lease.charge, lanes.rule(lane).weight), math.min(band.vt, before))
+        if cost > 0 then
+            lane.mean = moved(lane.mean > 0 and lane.mean or band.mean > 0 and band.mean or DEFAULT_MEAN, cost)
+            band.mean = moved(band.mean > 0 and band.mean or DEFAULT_MEAN, cost)
+        end
+    end
+
+    -- Free what the lease held of its lane and gate.
+    local function end_of_lease(lane, lease, cost)
+        lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
+        gates.free(lease.gate)
+        if lease.charge > 0 then
+            correct_cost(lane, lease, cost)
+        end
+        lanes.touch(lane)
+    end
+
+    local function die(lane, record, reason, failure)
+        lane.died, shard.died = lane.died + 1, shard.died + 1
+        messages.bury(lane, record, reason, failure)
+        messages.free_key(lane, messages.line(record), record.mid)
+        return 'died'
+    end
+
+    -- Delayed until `due`, its new since, or (false) ready with its old one; past its ttl it expires.
+    local function wait_again(lane, record, due)
+        if record.expires and record.expires <= shard.now then
+            messages.touch(record)
+            messages.expire(lane, record)
+            return
+        end
+        record.since = due or record.since
+        local collects = merging.rejoin(lane, record)
+        messages.begin_waiting(lane, record, collects)
+    end
+
+    local function retry(lane, record, settlement)
+        local policy = rules.of(record.topic)
+        local what = settlement.reason or 'failed'
+        record.attempts = record.attempts + 1
+        messages.note(record, what, settlement.failure)
+        if record.attempts > policy.retries then
+            return die(lane, record, REASONS.retries .. what, settlement.failure)
+        end
+        local delay = settlement.delay or rules.backoff(policy, record.attempts, settlement.random)
+        lane.retried, shard.retried = lane.retried + 1, shard.retried + 1
+        if record.serial == YIELD then
+            messages.free_key(lane, messages.line(record), record.mid)
+        end
+        wait_again(lane, record, shard.now + math.max(delay, 0))
+        return 'retried'
+    end
+
+    local function unhandled(lane, record)
+        if record.unhandled_from == 0 then
+            record.unhandled_from = shard.now
+        end
+        if shard.now - record.unhandled_from >= UNHANDLED_DEAD then
+            messages.note(record, REASONS.unhandled)
+            return die(lane, record, REASONS.unhandled)
+        end
+        local delay = math.min(UNHANDLED_FIRST * 2 ^ math.min(record.unhandled_times, 16), UNHANDLED_MOST)
+        record.unhandled_times = record.unhandled_times + 1
+        wait_again(lane, record, shard.now + delay)
+        return 'released'
+    end
+
+    -- The topic's destination is unwell: all lanes that it has here rest. Reports of leases from before the rest do not count.
+    local function rest(lane, lease, asked, ended)
+        if lease.fence <= lane.rest_fence then
+            return
+        end
+        local step = lane.rest_step > 0 and math.min(lane.rest_step * 2, REST_MOST) or REST_FIRST
+        if asked then
+            step = math.max(asked, 1)
+        end
+        for _, each in ipairs(lane.is_bucket and { lane } or lanes.of_topic(lane.topic, lanes.rule(lane))) do
+            each.rest_step, each.rest_until, each.rest_fence = step, shard.now + step, shard.fence
+            ended[#ended + 1] = each
+        end
+    end
+
+    local function give_back_permit(lane, lease)
+        local policy = lanes.rule(lane)
+        if policy.rate then
+            lane.tat = fairness.return_permits(lane.tat, policy.rate, 1)
+        end
+        gates.give_back_permit(lease.gate)
+    end
+
+    local function come_back(lane, lease, record, settlement, ended)
+        record.deliveries = record.deliveries + 1
+        if settlement.action == 'retry' then
+            return retry(lane, record, settlement)
+        elseif settlement.action == 'dead' then
+            local reason = settlement.reason or REASONS.refused
+            messages.note(record, reason, settlement.failure)
+            return die(lane, record, reason, settlement.failure)
+        elseif settlement.action == 'unhandled' then
+            return unhandled(lane, record)
+        end
+        local delay = settlement.action == 'release' and settlement.delay or 0
+        if settlement.action == 'release' and not settlement.begun then
+            give_back_permit(lane, lease)
+        end
+        wait_again(lane, record, delay > 0 and shard.now + delay)
+        return 'released'
+    end
+
+    local function finish(lane, lease, mid)
+        local record = messages.read(mid)
+        lane.done, shard.done = lane.done + 1, shard.done + 1
+        if record then
+            ids.finish(record, true)
+            messages.remove(lane, record)
+            messages.free_key(lane, messages.line(record), mid)
+        end
+    end
+
+    -- End one; its lane, and others that it moved, are added to `ended`.
+    local function settle(mid, lease, settlement, ended, gone_leases, gone_messages)
+        gone_leases[#gone_leases + 1] = text(mid)
+        if lease.gone then
+            return 'gone'
+        end
+        local lane = lanes.find(lease.lane)
+        ended[#ended + 1] = lane
+        end_of_lease(lane, lease, settlement.cost)
+        if lease.empty then
+            messages.free_key(lane, lease.line, mid)
+        end
+        if settlement.action == 'ack' and lane.rest_step > 0 and lease.fence > lane.rest_fence then
+            lane.rest_step, lane.rest_until = 0, 0
+        end
+        if settlement.action == 'rest' then
+            rest(lane, lease, settlement.delay, ended)
+        end
+        if lease.empty then -- whatever the handler says, the message is done
+            return settlement.action == 'ack' and 'acked' or settlement.action == 'dead' and 'died' or 'released'
+        elseif settlement.action ~= 'ack' then
+            local record = messages.read(mid)
+            return record and come_back(lane, lease, record, settlement, ended) or 'gone'
+        elseif lease.quick and not lanes.rule(lane).dedupe then
+            lane.done, shard.done = lane.done + 1, shard.done + 1
+            gone_messages[#gone_messages + 1] = text(mid)
+        else
+            finish(lane, lease, mid)
+        end
+        return 'acked'
+    end
+
+    local ACK = { action = 'ack', cost = 0 }
+
+    -- `settlements`: {number, fence} of a plain ack, else {number, fence, action, delay, reason, error, cost, begun, random}.
+    function settling.settle_all(settlements)
+        local mids, answers, ended, gone_leases, gone_messages = {}, {}, {}, {}, {}
+        for n, each in ipairs(settlements) do
+            mids[n] = each[1]
+        end
+        local leases, seen = settling.read(mids), {}
+        for n, each in ipairs(settlements) do
+            local lease = leases[n]
+            if not lease or lease.fence ~= each[2] or seen[each[1]] then
+                answers[n] = 'lost'
+            else
+                seen[each[1]] = true -- the second settlement of one lease is lost
+                local settlement = ACK
+                if each[3] then
+                    settlement = { action = each[3], delay = each[4], reason = each[5], failure = each[6], cost = each[7], begun = each[8], random = each[9] }
+                end
+                answers[n] = settle(each[1], lease, settlement, ended, gone_leases, gone_messages)
+            end
+        end
+        call_many('HDEL', LEASES, gone_leases, 1)
+        call_many('HDEL', MESSAGES, gone_messages, 1)
+        local placed = {}
+        for _, lane in ipairs(ended) do
+            if not placed[lane] then
+                placed[lane] = true
+                lanes.place(lane)
+            end
+        end
+        return answers
+    end
+
+    -- Leases that run out
+
+    local function become_suspect(lane, record, started)
+        record.deliveries, record.suspect = record.deliveries + 1, true
+        if started then
+            record.attempts = record.attempts + 1
+            messages.note(record, REASONS.started)
+            if record.attempts > rules.of(record.topic).retries then
+                die(lane, record, REASONS.started)
+                return
+            end
+        end
+        wait_again(lane, record, false)
+    end
+
+    local function run_out(mid, lease)
+        call('HDEL', LEASES, text(mid))
+        if lease.gone then
+            return
+        end
+        local lane = lanes.find(lease.lane)
+        end_of_lease(lane, lease, lease.deadline - lease.granted)
+        if lease.empty then
+            messages.free_key(lane, lease.line, mid)
+        else
+            local record = messages.read(mid)
+            if record then
+                become_suspect(lane, record, lease.started)
+            end
+        end
+        lanes.place(lane)
+    end
+
+    -- One event stands for all leases of a call that end at the same time: {number, fence} each. What was extended is looked at again when it
+    -- ends, what was settled is passed over.
+
+    function settling.expect(deadline, entries)
+        local packed_entries = {}
+        for n, entry in ipairs(entries) do
+            packed_entries[n] = pack('>I6I6', entry[1], entry[2])
+        end
+        call('ZADD', DUE_KEY, deadline, LEASES_END .. sortable(entries[1][2]) .. table.concat(packed_entries))
+    end
+
+    -- Take back what of the leases' events of one time is over, at most so many, by fence. Returns how many.
+    function settling.run_out_at(at, most)
+        local entries, mids, held = {}, {}, {}
+        for _, member in ipairs(call('ZRANGE', DUE_KEY, text(at), text(at), 'BYSCORE', 'LIMIT', 0, EVENTS_AT_ONCE)) do
+            if string.sub(member, 1, 1) == LEASES_END then
+                for position = 9, #member, 12 do
+                    local mid, fence = unpack_from('>I6I6', member, position)
+                    entries[#entries + 1] = { mid, fence }
+                end
+                call('ZREM', DUE_KEY, member)
+            end
+        end
+        table.sort(entries, function(one, other)
+            return one[2] < other[2]
+        end)
+        for n, entry in ipairs(entries) do
+            mids[n] = entry[1]
+        end
+        local ended, next_deadline = 0, nil
+        for n, lease in ipairs(settling.read(mids)) do
+            if lease and lease.fence == entries[n][2] then
+                if lease.deadline <= at and ended < most then
+                    run_out(mids[n], lease)
+                    ended = ended + 1
+                else
+                    held[#held + 1] = entries[n]
+                    next_deadline = math.min(next_deadline or lease.deadline, lease.deadline)
+                end
+            end
+        end
+        if #held > 0 then
+            settling.expect(math.max(next_deadline, at), held)
+        end
+        return ended
+    end
+
+    -- Start and extend
+
+    local function alive(pairs_of)
+        local mids = {}
+        for n, each in ipairs(pairs_of) do
+            mids[n] = each[1]
+        end
+        local leases = settling.read(mids)
+        for n, each in ipairs(pairs_of) do
+            leases[n] = leases[n] and leases[n].fence == each[2] and not leases[n].gone and leases[n]
+        end
+        return leases
+    end
+
+    -- `change` each lease that is alive; answers 1 or 0 for each.
+    function settling.keep(pairs_of, change)
+        local answers, written = {}, {}
+        for n, lease in ipairs(alive(pairs_of)) do
+            answers[n] = lease and 1 or 0
+            if lease then
+                change(lease)
+                written[#written + 1] = text(pairs_of[n][1])
+                written[#written + 1] = settling.encode(lease)
+            end
+        end
+        call_many('HSET', LEASES, written, 2)
+        return answers
+    end
+end

@@ -1,0 +1,6 @@
+#!lua flags=allow-oom
+--@ shard
+
+-- The policies as they are: {version, nonce of the namespace, {field, what it holds, …}}.
+
+return { shard.version, shard.nonce, call('HGETALL', key('policies')) }

@@ -1,0 +1,97 @@
+#!lua
+--@ shard fairness rules gates crc lanes messages ids merging settling housekeeping bells
+
+-- Change what a pattern sets. ARGV[3]: the version of the policies that the client knows; [4]: the version that they have then; [5]: the pattern;
+-- [6]: the field of `policies` that is written, or ""; [7]: what it holds, "" to remove it; [8]: the patterns for which something else holds now, and
+-- from [11] on what it is, "" where a pattern no longer has a policy; [9]: how many of the patterns are topics; [10]: "1" if the lanes of topics would change, which is only
+-- possible while nothing of them waits or is leased. Answers "changed"; "stale", or {"in use", topic, waiting, leased}.
+
+local version, pattern = tonumber(ARGV[3]), ARGV[5]
+if version ~= shard.version then
+    return { 'stale', shard.version }
+end
+
+local LAST = '\244\143\191\191'
+local is_topic = pattern ~= '*' and string.sub(pattern, -2) ~= '.*'
+local prefix = string.sub(pattern, 1, -2)
+
+-- Each topic under the pattern of which something waits or is leased: {topic, waiting, leased}.
+local function in_use()
+    local found = {}
+    local function add(topic, waiting, leased)
+        if waiting > 0 or leased > 0 then
+            found[#found + 1] = { topic, waiting, leased }
+        end
+    end
+    local names = is_topic and lanes.names_between(pattern .. '\0', pattern .. PARTITION .. LAST, -1) or lanes.names_between(prefix, prefix .. LAST, -1)
+    if is_topic then
+        table.insert(names, 1, pattern)
+    end
+    lanes.load(names)
+    for _, name in ipairs(names) do
+        local lane = lanes.find(name)
+        if lane and lane.topic then
+            add(lane.topic, lanes.waiting(lane), lane.leased)
+        end
+    end
+    local folded = is_topic and { pattern } or call('ZRANGE', key('folded'), '[' .. prefix, '(' .. prefix .. LAST, 'BYLEX')
+    for _, topic in ipairs(folded) do
+        local own = key('t:' .. topic)
+        local leased = call('ZLEXCOUNT', own, '[l', '(m')
+        add(topic, call('ZCARD', own) - leased, leased)
+    end
+    return found
+end
+
+local function shape(topic)
+    local policy = rules.of(topic)
+    return policy.partitions, policy.buckets, policy.bucket_name
+end
+
+local changes = {}
+for n, name in ipairs(values_of(ARGV[8])) do
+    changes[n] = { name, ARGV[10 + n] ~= '' and ARGV[10 + n] }
+end
+if ARGV[10] == '1' then
+    local found = in_use()
+    for _, each in ipairs(found) do
+        each.partitions, each.buckets, each.bucket_name = shape(each[1])
+    end
+    rules.override(changes, tonumber(ARGV[9]))
+    for _, each in ipairs(found) do
+        local partitions, buckets, bucket_name = shape(each[1])
+        if each.partitions ~= partitions or each.buckets ~= buckets or each.bucket_name ~= bucket_name then
+            return { 'in use', each[1], each[2], each[3] }
+        end
+    end
+end
+
+if ARGV[6] ~= '' and ARGV[7] ~= '' then
+    call('HSET', key('policies'), ARGV[6], ARGV[7])
+elseif ARGV[6] ~= '' then
+    call('HDEL', key('policies'), ARGV[6])
+end
+for _, each in ipairs(changes) do
+    if each[2] then
+        call('HSET', key('rules'), each[1], each[2])
+    else
+        call('HDEL', key('rules'), each[1])
+    end
+end
+shard.version, shard.exact = tonumber(ARGV[4]), tonumber(ARGV[9])
+rules.override(changes, shard.exact)
+
+if is_topic then
+    local policy = rules.of(pattern)
+    local found = policy.buckets and { lanes.find(lanes.name_for(policy, pattern)) or nil } or lanes.of_topic(pattern, policy)
+    for _, lane in ipairs(found) do
+        lanes.place(lane)
+    end
+else
+    if call('HSET', key('sweeps'), pattern, '') == 1 then
+        shard.sweeping = shard.sweeping + 1
+    end
+    housekeeping.sweep(POLICY_PAGE)
+end
+save(true)
+return { 'changed' }

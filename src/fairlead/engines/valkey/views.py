@@ -1,0 +1,438 @@
+"""Reading for people: topics, messages, cursors, gates. What is read is not one moment's; nothing here holds up those who work."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from fairlead.engines import classes, fairness
+from fairlead.engines.base import MessageView, Overview, TierStats, TopicStats
+from fairlead.engines.naming import BUCKET, PARTITION, lane_name
+from fairlead.engines.valkey import records
+from fairlead.engines.valkey.records import ASLEEP, AT_GATE, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Counters, Held, Lane, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from fairlead.engines.valkey.namespace import Namespace
+    from fairlead.policy import Resolved
+
+COUNTED = 1000
+"""Lanes are counted up to here for people; more is "1,000+"."""
+
+PAGE = 200
+LAST_NAME = b"\xf4\x8f\xbf\xbf"
+
+_PLACES = {IDLE: "idle", RUNNABLE: "runnable", ASLEEP: "asleep", AT_GATE: "at_gate", FULL: "full", PAUSED: "paused"}
+_STATES = {DELAYED: "delayed", PARKED: "parked", DEAD: "dead"}
+_SUMMED = ("ready", "delayed", "parked", "leased", "bytes", "published", "delivered", "done", "retried", "died", "merged", "expired",
+           "removed")  # fmt: skip
+_RANK_ZERO = 512
+
+
+class View:
+    """What one question needs: the time, the policies, the shards' counters as they were when it was asked."""
+
+    def __init__(self, space: Namespace, now_us: int | None) -> None:
+        self.space = space
+        self.counters: list[Counters] = [self._read(shard) for shard in range(space.shards)]
+        if self.counters[0].version != space.book.version:
+            space.reload()
+        self.now = max([counters.now for counters in self.counters] + [time.time_ns() // 1000 if now_us is None else now_us])
+
+    def _read(self, shard: int) -> Counters:
+        return records.read_counters(self.space.read(shard, "GET", "shard"))
+
+    def policy(self, topic: str) -> Resolved:
+        return self.space.book.route(topic).policy
+
+
+# Lanes
+
+
+def topic_of_lane(name: str) -> str | None:
+    """The topic of a lane's name; None: a bucket."""
+    return None if name.startswith(BUCKET) else name.partition(PARTITION)[0]
+
+
+def lanes_of(view: View, topic: str) -> list[tuple[int, Lane]]:
+    """A topic's lanes as they are (a folded topic: its bucket), with their shards."""
+    policy = view.policy(topic)
+    found = []
+    for part in range(policy.partitions):
+        shard = view.space.shard_of(topic, part)
+        lane = read_lane(view, shard, lane_name(policy, topic, None, part)[0])
+        if lane is not None:
+            found.append((shard, lane))
+    return found
+
+
+def read_lane(view: View, shard: int, name: str) -> Lane | None:
+    stored = view.space.read(shard, "HGET", "lanes", name)
+    return records.read_lane(name, stored) if stored is not None else None
+
+
+def all_lanes(view: View) -> Iterator[tuple[int, Lane]]:
+    for shard in range(view.space.shards):
+        for name, stored in view.space.scan(shard, "HSCAN", "lanes"):
+            yield shard, records.read_lane(name.decode(), stored)
+
+
+def topics_with_lanes(view: View) -> set[str]:
+    return {topic for _, lane in all_lanes(view) if (topic := topic_of_lane(lane.name)) is not None}
+
+
+def held_in(view: View, shard: int) -> Iterator[tuple[int, Held]]:
+    """All leases of a shard: there are never more than workers hold."""
+    for mid, stored in view.space.scan(shard, "HSCAN", "l"):
+        yield int(mid), records.read_held(stored)
+
+
+# Members of sorted sets: state, rank, place, number, handle, see `scripts/parts/messages.lua`
+
+
+def _ranks(view: View, shard: int, name: str, prefix: bytes = b"") -> Iterator[bytes]:
+    """What members begin with, up to their rank, by skipping from one to the next."""
+    after, before = (b"[" + prefix if prefix else b"-"), (b"(" + prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"+")
+    while page := view.space.read(shard, "ZRANGE", name, after, before, "BYLEX", "LIMIT", 0, 1):
+        head = page[0][: len(prefix) + 2]
+        yield head
+        after = b"(" + head + b"\xff" * 22
+
+
+def _under(view: View, shard: int, name: str, head: bytes, start: int, count: int) -> list[bytes]:
+    found: list[bytes] = view.space.read(shard, "ZRANGE", name, b"[" + head, b"[" + head + b"\xff" * 22, "BYLEX", "LIMIT", start, count)
+    return found
+
+
+def _priority(head: bytes) -> int:
+    return -((int.from_bytes(head[-2:]) - _RANK_ZERO) >> 1)
+
+
+def _mids(members: Iterable[bytes]) -> list[int]:
+    return [int.from_bytes(member[-7:]) for member in members]
+
+
+def plain_mids(view: View, shard: int, lane: Lane, most: int) -> list[int]:
+    """The numbers of a lane's first plain messages."""
+    found = lane.first_plain[:most]
+    if lane.listed and len(found) < most:
+        found += [int(mid) for mid in view.space.read(shard, "LRANGE", f"q:{lane.number}", 0, most - len(found) - 1)]
+    return found
+
+
+def read_records(view: View, shard: int, mids: Sequence[int]) -> list[Record]:
+    if not mids:
+        return []
+    stored = view.space.read(shard, "HMGET", "m", *mids)
+    return [records.read_record(mid, each) for mid, each in zip(mids, stored, strict=True) if each is not None]
+
+
+def _in_order(record: Record) -> tuple[int, int, int]:
+    return (record.rank, record.position, record.seq)
+
+
+def _by_age(record: Record) -> tuple[int, int]:
+    return (record.since, record.seq)
+
+
+def ready_in(view: View, shard: int, lane: Lane, most: int) -> list[Record]:
+    """The first of a lane, in its order."""
+    sorted_ = _mids(view.space.read(shard, "ZRANGE", f"z:{lane.number}", 0, most - 1)) if lane.sorted else []
+    return sorted(read_records(view, shard, [*plain_mids(view, shard, lane, most), *sorted_]), key=_in_order)[:most]
+
+
+def _aside(view: View, shard: int, name: str, state: bytes, most: int) -> list[Record]:
+    """The oldest of those that are delayed or parked: members are sorted by rank first."""
+    members = [member for head in _ranks(view, shard, name, state) for member in _under(view, shard, name, head, 0, most)]
+    return sorted(read_records(view, shard, _mids(members)), key=_by_age)[:most]
+
+
+def oldest_in(view: View, shard: int, lane: Lane) -> int | None:
+    """The since of the oldest ready message of a lane."""
+    if not lane.ready:
+        return None
+    found = [record.since for record in read_records(view, shard, plain_mids(view, shard, lane, 1))]
+    if lane.sorted:
+        found += _oldest(view, shard, f"z:{lane.number}", b"")
+    return min(found, default=None)
+
+
+def _oldest(view: View, shard: int, name: str, prefix: bytes) -> list[int]:
+    """Of each rank; those that go to the front are not in the order of their age, and of so many the first count."""
+    found = []
+    for head in _ranks(view, shard, name, prefix):
+        is_front = head[-1] % 2 == 0
+        found += [record.since for record in read_records(view, shard, _mids(_under(view, shard, name, head, 0, COUNTED if is_front else 1)))]
+    return found
+
+
+# Topics
+
+
+def topic_stats(view: View, topic: str) -> TopicStats:
+    """What a topic holds and did; without its cursors."""
+    policy = view.policy(topic)
+    stats = TopicStats(topic, pool=policy.pool, tier=policy.tier)
+    for shard, lane in lanes_of(view, topic):
+        if stats.state == "idle":
+            stats.state, stats.wake_us = _PLACES[lane.place], lane.wake if lane.place == ASLEEP else None
+        if policy.buckets is None:
+            _add_lane(view, stats, shard, lane)
+    if policy.buckets is not None:
+        _count_folded(view, stats)
+    stats.waiting = stats.ready + stats.delayed + stats.parked
+    stats.dead = sum(view.space.read(shard, "ZCARD", f"dead:{topic}") for shard in view.space.shards_of(topic))
+    return stats
+
+
+def _add_lane(view: View, stats: TopicStats, shard: int, lane: Lane) -> None:
+    for name in _SUMMED:
+        setattr(stats, name, getattr(stats, name) + getattr(lane, name))
+    stats.throttled_us += lane.throttled
+    stats.rate_now += classes.rate(view.now, lane.seen, lane.lately, lane.before)
+    oldest = oldest_in(view, shard, lane)
+    if oldest is not None:
+        stats.oldest_us = oldest if stats.oldest_us is None else min(stats.oldest_us, oldest)
+
+
+def _count_folded(view: View, stats: TopicStats) -> None:
+    (shard,) = view.space.shards_of(stats.topic)
+    name = f"t:{stats.topic}"
+    letters = {"ready": b"r", "delayed": b"d", "parked": b"p", "leased": b"l"}
+    counted = [("ZLEXCOUNT", name, b"[" + letter, b"(" + bytes([letter[0] + 1])) for letter in letters.values()]
+    *counts, size = view.space.read_many(shard, [*counted, ("HGET", "folded_bytes", stats.topic)])
+    for field, count in zip(letters, counts, strict=True):
+        setattr(stats, field, count)
+    stats.bytes = int(size or 0)
+    stats.oldest_us = min(_oldest(view, shard, name, b"r"), default=None)
+
+
+# Cursors
+
+
+def cursors(view: View, topic: str) -> dict[int, tuple[int, int]]:
+    """Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps nothing."""
+    unseen: dict[int, int] = {}
+    unfinished: dict[int, int] = {}
+    shards = view.space.shards_of(topic)
+    for shard, lane in lanes_of(view, topic):
+        for priority, number, is_seen in _outstanding(view, shard, lane):
+            unfinished[priority] = min(unfinished.get(priority, number), number)
+            if not is_seen:
+                unseen[priority] = min(unseen.get(priority, number), number)
+    last = max(view.counters[shard].seq for shard in shards)
+    return {
+        priority: (unseen.get(priority, last + 1) - 1, unfinished.get(priority, last + 1) - 1)
+        for priority in sorted({0, *unseen, *unfinished}, reverse=True)
+    }
+
+
+def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int, bool]]:
+    """(priority, number, whether it was handed out before) of those that may be the lowest."""
+    yield from ((0, mid, False) for mid in plain_mids(view, shard, lane, 1))
+    odd = f"o:{lane.number}"
+    for name, prefix in ((f"z:{lane.number}", b""), (f"a:{lane.number}", b"p")):
+        for head in _ranks(view, shard, name, prefix):
+            number = _first_even(view, shard, name, head, odd)
+            if number is not None:
+                yield _priority(head), number, False
+    for head in _ranks(view, shard, odd):
+        for letter in (b"u", b"s"):
+            first = _under(view, shard, odd, head + letter, 0, 1)
+            if first:
+                yield _priority(head), int.from_bytes(first[0][3:10]), letter == b"s"
+    leased = [mid for mid, held in held_in(view, shard) if held.lane == lane.name and not held.gone and not held.empty]
+    for start in range(0, len(leased), PAGE):
+        yield from ((record.priority, record.seq, True) for record in read_records(view, shard, leased[start : start + PAGE]))
+
+
+def _first_even(view: View, shard: int, name: str, head: bytes, odd: str) -> int | None:
+    """The number of the first of a rank that is no odd one: they stand in the order of their numbers."""
+    start = 0
+    while page := _under(view, shard, name, head, start, PAGE):
+        places = [head[-2:] + letter + member[-14:] for member in page for letter in (b"u", b"s")]
+        scores = view.space.read(shard, "ZMSCORE", odd, *places)
+        for n, member in enumerate(page):
+            if scores[2 * n] is None and scores[2 * n + 1] is None:
+                return int.from_bytes(member[-14:-7])
+        start += PAGE
+    return None
+
+
+# Messages
+
+
+def find(view: View, message_id: str, topic: str | None) -> tuple[int, Record] | None:
+    """A message by its id, and its shard. Without its topic those are found of which Fairlead made the id."""
+    space = view.space
+    made = space.made(message_id)
+    if topic is None and made is not None:
+        joined = space.read(made[0], "HGET", "aliases", message_id)
+        topic = joined.decode() if joined is not None else None
+    for shard in space.shards_of(topic) if topic is not None else ():
+        stored = space.read(shard, "HGET", f"i:{topic}", message_id)
+        if stored is not None and not stored.startswith(b"f"):
+            return next(((shard, record) for record in read_records(view, shard, [int(stored)])), None)
+    if made is None:
+        return None
+    shard, mid = made
+    for record in read_records(view, shard, [mid]):
+        if topic in (None, record.topic):
+            return shard, record
+    return None
+
+
+def is_finished(view: View, message_id: str, topic: str) -> bool:
+    for shard in view.space.shards_of(topic):
+        stored = view.space.read(shard, "HGET", f"i:{topic}", message_id)
+        if stored is not None and stored.startswith(b"f"):
+            until = int(stored[1:])
+            return until == 0 or until > view.now
+    return False
+
+
+def lookup(view: View, topic: str, ids: Sequence[str]) -> dict[str, str]:
+    """unknown, waiting, leased, finished or dead for each."""
+    return {message_id: _state_of(view, topic, message_id) for message_id in ids}
+
+
+def _state_of(view: View, topic: str, message_id: str) -> str:
+    found = find(view, message_id, topic)
+    if found is None:
+        return "finished" if is_finished(view, message_id, topic) else "unknown"
+    shard, record = found
+    if record.state == DEAD:
+        return "dead"
+    return "leased" if lease_on(view, shard, record.mid) is not None else "waiting"
+
+
+def lease_on(view: View, shard: int, mid: int) -> Held | None:
+    stored = view.space.read(shard, "HGET", "l", mid)
+    held = records.read_held(stored) if stored is not None else None
+    return held if held is not None and not held.gone and not held.empty else None
+
+
+def message_view(view: View, shard: int, record: Record) -> MessageView:
+    """A message as people see it."""
+    space = view.space
+    held = lease_on(view, shard, record.mid) if record.state != DEAD else None
+    told = MessageView(
+        id=record.id or f"{space.nonce}-{record.mid * space.shards + shard:x}", topic=record.topic,  # type: ignore[arg-type]
+        state="leased" if held is not None else _STATES.get(record.state, "ready"), body=record.body, key=record.key or None,  # type: ignore[arg-type]
+        priority=record.priority, headers=record.headers or None, seq=record.seq, published_us=record.published,  # type: ignore[arg-type]
+        since_us=record.since, expires_us=record.expires or None, attempts=record.attempts, deliveries=record.deliveries, suspect=record.suspect,
+        bodies=[record.body, *space.read(shard, "LRANGE", f"b:{record.mid}", 0, -1)] if record.parts else None,
+        history=[{"at_us": at, "what": what, "error": error or None} for at, what, error in record.history],
+    )  # fmt: skip
+    if held is not None:
+        told.fence, told.deadline_us, told.deliveries = held.fence, held.deadline, record.deliveries + 1
+    if record.death:
+        _, told.died_us, _, told.reason, error = record.death
+        told.error = error or None
+    return told
+
+
+def all_messages(view: View) -> list[MessageView]:
+    """Everything, by number."""
+    found = []
+    for shard in range(view.space.shards):
+        for mid, stored in view.space.scan(shard, "HSCAN", "m"):
+            found.append(message_view(view, shard, records.read_record(int(mid), stored)))
+    return sorted(found, key=lambda each: each.seq)
+
+
+def peek(view: View, topic: str, limit: int) -> list[MessageView]:
+    """Ready ones in order, then the parked, then the delayed by due time."""
+    ready: list[tuple[int, Record]] = []
+    aside: dict[bytes, list[tuple[int, Record]]] = {b"p": [], b"d": []}
+    if view.policy(topic).buckets is not None:
+        (shard,) = view.space.shards_of(topic)
+        members = view.space.read(shard, "ZRANGE", f"t:{topic}", "[r", "(s", "BYLEX", "LIMIT", 0, limit)
+        ready = [(shard, record) for record in read_records(view, shard, _mids(members))]
+        for state, found in aside.items():
+            found += [(shard, record) for record in _aside(view, shard, f"t:{topic}", state, limit)]
+    else:
+        for shard, lane in lanes_of(view, topic):
+            ready += [(shard, record) for record in ready_in(view, shard, lane, limit)]
+            for state, found in aside.items():
+                found += [(shard, record) for record in _aside(view, shard, f"a:{lane.number}", state, limit)]
+    ready.sort(key=lambda each: _in_order(each[1]))
+    rest = [each for found in aside.values() for each in sorted(found, key=lambda each: _by_age(each[1]))]
+    return [message_view(view, shard, record) for shard, record in [*ready, *rest][:limit]]
+
+
+# Dead letters
+
+
+def dead_list(view: View, topic: str | None, limit: int, after: int) -> list[tuple[int, MessageView]]:
+    """By their numbers; of several shards these are mixed: number · shards + shard."""
+    space = view.space
+    name = "dead" if topic is None else f"dead:{topic}"
+    found: list[tuple[int, MessageView]] = []
+    for shard in range(space.shards) if topic is None else space.shards_of(topic):
+        first = (after - shard) // space.shards + 1  # the first whose number is beyond
+        mids = [int(mid) for mid in space.read(shard, "ZRANGE", name, first, "+inf", "BYSCORE", "LIMIT", 0, limit)]
+        found += [(record.death[0] * space.shards + shard, message_view(view, shard, record)) for record in read_records(view, shard, mids)]
+    return sorted(found, key=lambda each: each[0])[:limit]
+
+
+def drop_edges(view: View, shard: int, topic: str) -> None:
+    """Windows of a topic that was deleted."""
+    prefix = topic.encode() + b"\0"
+    for member, _ in view.space.scan(shard, "ZSCAN", "edges"):
+        if member.startswith(prefix):
+            view.space.read(shard, "ZREM", "edges", member)
+
+
+# The whole
+
+
+def gates(view: View) -> list[dict[str, Any]]:
+    """Each gate's limits and what they hold back; of several shards together."""
+    found: dict[str, dict[str, Any]] = {}
+    for shard in range(view.space.shards):
+        for name, stored in sorted(view.space.scan(shard, "HSCAN", "gates")):
+            told = _gate(view, shard, name.decode(), stored)
+            known = found.setdefault(told["name"], told)
+            if known is not told:
+                for field in ("leased", "waiting"):
+                    known[field] += told[field]
+    return [found[name] for name in sorted(found)]
+
+
+def read_gate(stored: bytes) -> tuple[float | None, int, int | None, int, int]:
+    """(rate, burst, concurrency, tat, leased)"""
+    code, operator, tat, leased, _, _ = records.unpack_values(stored, 6)
+    rate, burst, concurrency = operator or code or (False, 1, False)
+    return rate or None, burst, concurrency or None, tat, leased
+
+
+def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
+    rate, burst, concurrency, tat, leased = read_gate(stored)
+    permit = None
+    if rate is not None:
+        permit = fairness.next_permit_us(fairness.rebase(tat, view.now, rate, burst), view.now, rate, burst)
+    bands = range(1, len(view.counters[shard].bands) + 1)
+    waiting = sum(view.space.read(shard, "ZCARD", f"gate:{band}:{name}") for band in bands)
+    return {
+        "name": name, "rate": rate, "burst": burst if rate is not None else None, "concurrency": concurrency, "leased": leased,
+        "next_permit_us": permit, "waiting": min(waiting, COUNTED),
+    }  # fmt: skip
+
+
+def overview(view: View) -> Overview:
+    """The namespace at a glance."""
+    told = Overview(now_us=view.now, topics=sum(counters.lanes for counters in view.counters))
+    for name in ("waiting", "leased", "dead", "bytes", "published", "delivered", "done", "retried", "died", "merged", "expired", "removed"):
+        setattr(told, name, sum(getattr(counters, name) for counters in view.counters))
+    told.last_number = max(counters.seq for counters in view.counters)
+    tiers: dict[tuple[str, str], TierStats] = {}
+    for shard, counters in enumerate(view.counters):
+        for band, (pool, tier, _, _, _, delivered) in enumerate(counters.bands, 1):
+            share = view.space.tiers[tier].share if tier in view.space.tiers else 0
+            stats = tiers.setdefault((pool, tier), TierStats(pool, tier, share))
+            stats.delivered += delivered
+            stats.runnable = min(stats.runnable + view.space.read(shard, "ZCARD", f"run:{band}"), COUNTED)
+    told.tiers = list(tiers.values())
+    return told

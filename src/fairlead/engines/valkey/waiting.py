@@ -1,0 +1,150 @@
+"""Waiting without polling: who waits is rung by whoever makes something runnable, through a channel of his own."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from fairlead.engines.valkey import records
+from fairlead.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fairlead.engines.valkey.namespace import Namespace
+
+LOOK_AGAIN = 5.0
+"""Seconds after which a waiter looks by itself, in case that whoever was to ring or to be rung has died."""
+
+LOOK_AGAIN_A_SHARD = 0.5
+"""With many shards: so many seconds for each of them, if that is more."""
+
+LATER = (0.2, 1.0)
+"""Seconds after which those look who did not promise to, in case that he died."""
+
+
+class _Ear:
+    """What one waiter listens with: a channel at the server, and a socket by which this process interrupts it."""
+
+    def __init__(self, space: Namespace) -> None:
+        self.channel = f"fairlead:{space.name}:{secrets.token_hex(8)}"
+        self.bell: Any = space.link.ear(self.channel)
+        self.interrupted, self._interrupt = socket.socketpair()
+        self.interrupted.setblocking(False)
+        self._interrupt.setblocking(False)
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(OSError):
+            self._interrupt.send(b"!")
+
+    def listen(self, seconds: float) -> tuple[set[int], bool]:
+        """The shards that rang within so many seconds, and whether it was interrupted."""
+        rang, was_interrupted = {int(shard) for shard in self.bell.poll()}, False
+        if not rang:
+            ready, _, _ = select.select([self.bell, self.interrupted], [], [], max(0.0, seconds))
+            if self.interrupted in ready:
+                with contextlib.suppress(BlockingIOError):
+                    self.interrupted.recv(1024)
+                was_interrupted = True
+            if self.bell in ready:
+                rang = {int(shard) for shard in self.bell.poll()}
+        return rang, was_interrupted
+
+    def close(self) -> None:
+        self.bell.close()
+        self.interrupted.close()
+        self._interrupt.close()
+
+
+class Waiting:
+    """The waits of one engine object."""
+
+    def __init__(self, space: Namespace) -> None:
+        self._space = space
+        self._lock = threading.Lock()
+        self._idle: list[_Ear] = []
+        self._busy: list[_Ear] = []
+        self._interrupted = 0
+        self._look_again = max(LOOK_AGAIN, LOOK_AGAIN_A_SHARD * space.shards)
+
+    def interrupt(self) -> None:
+        """End all of them."""
+        with self._lock:
+            self._interrupted += 1
+            for ear in self._busy:
+                ear.interrupt()
+
+    def close(self) -> None:
+        self.interrupt()
+        with self._lock:
+            for ear in self._idle:
+                ear.close()
+            self._idle.clear()
+
+    @contextlib.contextmanager
+    def _ear(self) -> Iterator[_Ear]:
+        with self._lock:
+            ear = self._idle.pop() if self._idle else None
+        if ear is None:
+            ear = _Ear(self._space)
+        with self._lock:
+            self._busy.append(ear)
+        try:
+            yield ear
+        except BaseException:
+            with self._lock:
+                self._busy.remove(ear)
+            ear.close()
+            raise
+        with self._lock:
+            self._busy.remove(ear)
+            self._idle.append(ear)
+
+    def wait(self, timeout: float, pool: str, topics: Sequence[str] | None) -> bool:
+        """Sleep until something could be leased, at most `timeout` seconds; True: ask again now."""
+        deadline = time.monotonic() + timeout
+        before = self._interrupted
+        shards = range(self._space.shards)
+        with self._ear() as ear:
+            ear.listen(0.0)  # what rang since the last wait is looked at below
+            due = self._look(shards, pool, topics, ear)
+            while due is not None and self._interrupted == before:
+                now = time.monotonic()
+                if now >= deadline:
+                    self._leave(pool, topics, ear)
+                    return False
+                rang, _ = ear.listen(min(deadline, due) - now)
+                if self._interrupted != before:
+                    break
+                if rang:
+                    return True
+                if time.monotonic() >= due:
+                    due = self._look(shards, pool, topics, ear)
+            if due is None:
+                return True
+            self._leave(pool, topics, ear)
+        return False
+
+    def _look(self, shards: range, pool: str, topics: Sequence[str] | None, ear: _Ear) -> float | None:
+        """When to look again (monotonic seconds); None: there is something to do now."""
+        named = b"" if topics is None else records.pack(list(topics))
+        look_again = self._look_again * random.uniform(0.8, 1.2)
+        due = time.monotonic() + look_again
+        calls = [(shard, "wait", (pool, named, ear.channel, round(look_again) + 2)) for shard in shards]
+        for has_work, wake, promised in self._space.run_many(calls):
+            if has_work:
+                return None
+            if wake >= 0:
+                at = time.monotonic() + wake / SECOND + (0.0 if promised else random.uniform(*LATER))
+                due = min(due, at)
+        return due
+
+    def _leave(self, pool: str, topics: Sequence[str] | None, ear: _Ear) -> None:
+        named = b"" if topics is None else records.pack(list(topics))
+        self._space.run_many([(shard, "wait", (pool, named, ear.channel, 0)) for shard in range(self._space.shards)])
