@@ -12,7 +12,7 @@ do
 
     local function ring_choosy(pool)
         for _, channel in ipairs(call('ZRANGE', key('choosy:' .. pool), 0, 31)) do
-            call('PUBLISH', channel, text(shard.index))
+            call('PUBLISH', channel, shard.index)
         end
         call('ZREMRANGEBYRANK', key('choosy:' .. pool), 0, 31)
     end
@@ -29,7 +29,7 @@ do
                 return
             end
             -- On a cluster nobody knows who listens at another node.
-            if call('PUBLISH', last[1], text(shard.index)) > 0 or shard.shards > 1 then
+            if call('PUBLISH', last[1], shard.index) > 0 or shard.shards > 1 then
                 return
             end
         end

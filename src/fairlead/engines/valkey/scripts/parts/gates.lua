@@ -128,7 +128,7 @@ do
 
     -- Housekeeping: those whose next permit has come.
     function gates.wake(most)
-        for _, name in ipairs(call('ZRANGE', WAKE, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, most)) do
+        for _, name in ipairs(call('ZRANGE', WAKE, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)) do
             changed[gates.find(name)] = true
         end
         gates.save()

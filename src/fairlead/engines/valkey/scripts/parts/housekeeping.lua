@@ -27,7 +27,7 @@ do
     local function events(budget)
         local left = budget
         while true do
-            local first = call('ZRANGE', DUE_KEY, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, 1)[1]
+            local first = call('ZRANGE', DUE_KEY, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, 1)[1]
             if not first or left <= 0 then
                 return first ~= nil
             end

@@ -23,12 +23,12 @@ do
     end
 
     function ids.set(topic, id, mid)
-        call('HSET', of(topic), id, text(mid))
+        call('HSET', of(topic), id, mid)
     end
 
     function ids.join(record, id)
         record.joined = record.joined + 1
-        call('RPUSH', key('j:' .. text(record.mid)), id)
+        call('RPUSH', key('j:' .. record.mid), id)
         ids.set(record.topic, id, record.mid)
     end
 
@@ -81,7 +81,7 @@ do
     end
 
     function ids.forget_finished(most)
-        for _, member in ipairs(call('ZRANGE', UNTIL, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, most)) do
+        for _, member in ipairs(call('ZRANGE', UNTIL, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)) do
             local cut = string.find(member, '\0', 1, true)
             local topic, id = string.sub(member, 1, cut - 1), string.sub(member, cut + 1)
             local ends = tonumber(string.match(call('HGET', of(topic), id) or '', '^f(%d+)'))

@@ -32,6 +32,8 @@ do
             seen = seen, lately = lately, before = before, listed = listed, sorted = sorted, head = head,
             retried = 0, died = 0, merged = 0, expired = 0, removed = 0, throttled = 0, rest_until = 0, rest_step = 0, rest_fence = 0, mean = 0,
             big = 0, old = 0, busy = 0, slow = 0,
+            is_bucket = false, rule = name, topic = name, member = sortable(number) .. name, policy = false, read_at = false, is_lifted = false,
+            index = false, score = 0, gate_before = false, band_before = 0, head_since = false,
         }
         if more then
             for n = 1, #RARE do
@@ -41,25 +43,33 @@ do
         return lane
     end
 
-    local function encode(lane)
-        local more, is_rare = {}, false
+    local function rare_of(lane)
+        if lane.retried + lane.died + lane.merged + lane.expired + lane.removed + lane.throttled + lane.rest_until + lane.rest_step + lane.rest_fence
+            + lane.mean + lane.big + lane.old + lane.busy + lane.slow == 0 then
+            return false
+        end
+        local more = {}
         for n = 1, #RARE do
             more[n] = lane[RARE[n]]
-            is_rare = is_rare or more[n] ~= 0
         end
-        return packed(lane.number, lane.band, lane.place, lane.wake, lane.vt, lane.gate, lane.tat, lane.ready, lane.delayed, lane.parked,
-            lane.leased, lane.bytes, lane.published, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted,
-            lane.head, is_rare and more)
+        return more
     end
 
-    -- What its policy is resolved for, and its topic (false: a bucket).
+    local function encode(lane)
+        return packed(lane.number, lane.band, lane.place, lane.wake, lane.vt, lane.gate, lane.tat, lane.ready, lane.delayed, lane.parked,
+            lane.leased, lane.bytes, lane.published, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted,
+            lane.head, rare_of(lane))
+    end
+
+    -- What its policy is resolved for, and its topic (false: a bucket), where these are not simply its name.
     local function identify(lane)
         local name = lane.name
         local cut = string.find(name, PARTITION, 1, true)
-        lane.is_bucket = string.sub(name, 1, 1) == BUCKET
-        lane.rule = lane.is_bucket and string.sub(name, 2, cut - 1) or cut and string.sub(name, 1, cut - 1) or name
-        lane.topic = not lane.is_bucket and lane.rule
-        lane.member = sortable(lane.number) .. name
+        if cut then
+            lane.is_bucket = string.byte(name) == 30
+            lane.rule = string.sub(name, lane.is_bucket and 2 or 1, cut - 1)
+            lane.topic = not lane.is_bucket and lane.rule
+        end
         return lane
     end
 
@@ -102,8 +112,7 @@ do
         local lane = lanes.find(name)
         if not lane then
             shard.lanes_made, shard.lanes = shard.lanes_made + 1, shard.lanes + 1
-            lane = decode(name, packed(shard.lanes_made, 0, IDLE, 0, 0, '', 0, 0, 0, 0, 0, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, '', false))
-            identify(lane)
+            lane = identify(decode(name, packed(shard.lanes_made, 0, IDLE, 0, 0, '', 0, 0, 0, 0, 0, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, '', false)))
             local policy = lanes.rule(lane)
             local band = bands.of(policy.pool, policy.tier)
             lane.band, lane.vt = band.number, band.vt
@@ -146,7 +155,7 @@ do
 
     local function index_of(place, wake, band, gate)
         if place == RUNNABLE then
-            return key('run:' .. band)
+            return bands[band].runnable
         elseif place == AT_GATE then
             return gates.lanes_key(gate, band)
         elseif place == ASLEEP then
@@ -162,28 +171,29 @@ do
 
     -- Before anything of its standing is changed: what the index says of it.
     function lanes.lift(lane)
-        if not lane.stood then
-            lane.stood = { index_of(lane.place, lane.wake, lane.band, lane.gate) or false, score_of(lane.place, lane.wake, lane.vt),
-                lane.place == AT_GATE and { lane.gate, lane.band } }
+        if not lane.is_lifted then
+            lane.is_lifted = true
+            lane.index, lane.score = index_of(lane.place, lane.wake, lane.band, lane.gate), score_of(lane.place, lane.wake, lane.vt)
+            lane.gate_before, lane.band_before = lane.place == AT_GATE and lane.gate, lane.band
         end
     end
 
     local function stand(lane)
         local index, score = index_of(lane.place, lane.wake, lane.band, lane.gate), score_of(lane.place, lane.wake, lane.vt)
-        local before, score_before, gate_before = unpack(lane.stood)
+        local before = lane.index
         if before and before ~= index then
             call('ZREM', before, lane.member)
         end
-        if index and (before ~= index or score ~= score_before) then
+        if index and (before ~= index or score ~= lane.score) then
             call('ZADD', index, score, lane.member)
         end
-        if gate_before then
-            gates.moved(gate_before[1], gate_before[2])
+        if lane.gate_before then
+            gates.moved(lane.gate_before, lane.band_before)
         end
         if lane.place == AT_GATE then
             gates.moved(lane.gate, lane.band)
         end
-        lane.stood = nil
+        lane.is_lifted = false
     end
 
     local function forgotten_at(lane, policy, band)
@@ -286,34 +296,51 @@ do
         shard.delivered = shard.delivered + taken
     end
 
+    local function forget_all(gone)
+        local names = {}
+        for n, lane in ipairs(gone) do
+            names[n] = lane.name
+            if lane.big + lane.old + lane.busy + lane.slow > 0 then
+                lanes.classify(lane, true)
+            end
+            known[lane.name], changed[lane] = false, nil
+        end
+        call_many('HDEL', LANES, names, 1)
+        call_many('ZREM', NAMES, names, 1)
+        shard.lanes = shard.lanes - #gone
+    end
+
     -- Gone, with its counters.
     function lanes.forget(lane)
         lanes.lift(lane)
         lane.place, lane.wake = FULL, 0 -- in no index
         stand(lane)
-        lanes.classify(lane, true)
-        call('HDEL', LANES, lane.name)
-        call('ZREM', NAMES, lane.name)
-        call('DEL', key('q:' .. text(lane.number)), key('z:' .. text(lane.number)), key('a:' .. text(lane.number)), key('o:' .. text(lane.number)))
-        known[lane.name], changed[lane] = false, nil
-        shard.lanes = shard.lanes - 1
+        forget_all({ lane })
+    end
+
+    local function load_members(members)
+        local names, found = {}, {}
+        for n, member in ipairs(members) do
+            names[n] = string.sub(member, 8)
+        end
+        lanes.load(names)
+        for n, name in ipairs(names) do
+            found[n] = lanes.find(name)
+        end
+        return found
     end
 
     function lanes.forget_idle(most)
-        for _, member in ipairs(call('ZRANGE', IDLE_KEY, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, most)) do
-            lanes.forget(lanes.find(string.sub(member, 8)))
+        local members = call('ZRANGE', IDLE_KEY, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
+        if #members > 0 then
+            forget_all(load_members(members))
+            call_many('ZREM', IDLE_KEY, members, 1)
         end
     end
 
     function lanes.wake(most)
-        local due = call('ZRANGE', ASLEEP_KEY, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, most)
-        local names = {}
-        for n, member in ipairs(due) do
-            names[n] = string.sub(member, 8)
-        end
-        lanes.load(names)
-        for _, name in ipairs(names) do
-            lanes.place(lanes.find(name))
+        for _, lane in ipairs(load_members(call('ZRANGE', ASLEEP_KEY, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most))) do
+            lanes.place(lane)
         end
     end
 

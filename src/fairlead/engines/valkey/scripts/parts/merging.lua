@@ -31,7 +31,7 @@ do
     end
 
     function merging.forget_edges(most)
-        local past = call('ZRANGE', EDGES, '-inf', text(shard.now), 'BYSCORE', 'LIMIT', 0, most)
+        local past = call('ZRANGE', EDGES, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
         if #past > 0 then
             call_many('ZREM', EDGES, past, 1)
         end
@@ -55,7 +55,7 @@ do
     end
 
     local function add_part(record, body)
-        call('RPUSH', key('b:' .. text(record.mid)), body)
+        call('RPUSH', key('b:' .. record.mid), body)
         record.parts, record.parts_bytes = record.parts + 1, record.parts_bytes + #body
     end
 

@@ -81,7 +81,7 @@ do
     function messages.read(mid)
         local record = known[mid]
         if record == nil then
-            local stored = call('HGET', MESSAGES, text(mid))
+            local stored = call('HGET', MESSAGES, mid)
             record = stored and messages.decode(mid, stored)
             known[mid] = record
         end
@@ -102,7 +102,7 @@ do
         local written = {}
         for record in pairs(changed) do
             if known[record.mid] == record then
-                written[#written + 1] = text(record.mid)
+                written[#written + 1] = record.mid
                 written[#written + 1] = encode(record)
             end
         end
@@ -225,7 +225,7 @@ do
         if lane.listed == 0 and #lane.head < 7 * INLINE then
             lane.head = lane.head .. sortable(mid)
         else
-            call('RPUSH', of_lane('q', lane), text(mid))
+            call('RPUSH', of_lane('q', lane), mid)
             lane.listed = lane.listed + 1
         end
         lane.ready = lane.ready + 1
@@ -262,7 +262,7 @@ do
                 return
             end
         end
-        lane.listed = lane.listed - call('LREM', of_lane('q', lane), 1, text(mid))
+        lane.listed = lane.listed - call('LREM', of_lane('q', lane), 1, mid)
     end
 
     -- Waiting
@@ -278,7 +278,7 @@ do
             call('ZADD', DUE_KEY, record.expires, EXPIRES .. sortable(record.mid))
         end
         if record.mkey and collects ~= false then
-            call('HSET', MERGE, record.topic .. '\0' .. record.mkey, text(record.mid))
+            call('HSET', MERGE, record.topic .. '\0' .. record.mkey, record.mid)
         end
         keep_odd('ZADD', lane, record)
         if record.since > shard.now then
@@ -398,7 +398,7 @@ do
     -- The end
 
     function messages.remove(lane, record)
-        call('HDEL', MESSAGES, text(record.mid))
+        call('HDEL', MESSAGES, record.mid)
         if record.parts > 0 then
             call('DEL', key('b:' .. text(record.mid)))
         end
@@ -419,8 +419,8 @@ do
         record.state, record.lane = DEAD, false -- lanes come and go; a dead letter belongs to its topic
         record.death = { shard.deaths, shard.now, ends, reason, failure or false }
         messages.mirror(lane, record, false)
-        call('ZADD', key('dead'), shard.deaths, text(record.mid))
-        call('ZADD', key('dead:' .. record.topic), shard.deaths, text(record.mid))
+        call('ZADD', key('dead'), shard.deaths, record.mid)
+        call('ZADD', key('dead:' .. record.topic), shard.deaths, record.mid)
         call('ZADD', key('dead_topics'), 0, record.topic)
         call('ZADD', DUE_KEY, ends, RETENTION_ENDS .. sortable(record.mid))
         changed[record] = true
@@ -430,8 +430,8 @@ do
     function messages.exhume(record)
         local of_topic = key('dead:' .. record.topic)
         call('ZREM', DUE_KEY, RETENTION_ENDS .. sortable(record.mid))
-        call('ZREM', key('dead'), text(record.mid))
-        call('ZREM', of_topic, text(record.mid))
+        call('ZREM', key('dead'), record.mid)
+        call('ZREM', of_topic, record.mid)
         if call('EXISTS', of_topic) == 0 then
             call('ZREM', key('dead_topics'), record.topic)
         end

@@ -231,7 +231,7 @@ do
 
     local function append(lane, message, size)
         local mid = next_number()
-        written[#written + 1] = text(mid)
+        written[#written + 1] = mid
         written[#written + 1] = string.sub(message, 1, 1) .. sortable(shard.now) .. string.sub(message, 2)
         messages.append(lane, mid)
         lane.published, lane.bytes = lane.published + 1, lane.bytes + size

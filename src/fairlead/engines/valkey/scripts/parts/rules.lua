@@ -50,12 +50,12 @@ do
 
     -- What holds for a topic, or for the pattern of a bucket.
     function rules.of(name)
+        if shard.exact == 0 and string.byte(name, -1) ~= 42 then -- "*"
+            return of_stem(string.match(name, '^(.*%.)') or '')
+        end
         local found = by_name[name]
         if not found then
-            if shard.exact > 0 or string.sub(name, -1) == '*' then
-                found = read(name)
-            end
-            found = found or of_stem(string.match(name, '^(.*%.)') or '')
+            found = read(name) or of_stem(string.match(name, '^(.*%.)') or '')
             by_name[name] = found
         end
         return found

@@ -93,9 +93,9 @@ do
 
     -- How many lanes it has, counted up to so many. Gates that this call has shut stand among the heads still.
     local function count(band, most)
-        local found, offset = call('ZCARD', key('run:' .. band.number)), 0
+        local found, offset = call('ZCARD', band.runnable), 0
         while found < most do
-            local names = call('ZRANGE', key('heads:' .. band.number), offset, offset + PAGE - 1)
+            local names = call('ZRANGE', band.heads, offset, offset + PAGE - 1)
             for _, name in ipairs(names) do
                 if gates.is_open(name) then
                     found = found + call('ZCARD', gates.lanes_key(name, band.number))
@@ -114,8 +114,8 @@ do
     -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own, and those at open gates.
     local function line_of(band)
         local heap = {}
-        begin(heap, key('run:' .. band.number), true)
-        begin(heap, key('heads:' .. band.number), false)
+        begin(heap, band.runnable, true)
+        begin(heap, band.heads, false)
         return { heap = heap, band = band, lanes = count(band, calls.room) }
     end
 
@@ -399,16 +399,16 @@ do
 
     -- What each lane gives; and of all of them the records as they are stored.
     local function fetch_all()
-        local fields, mids, stored = {}, {}, {}
+        local mids, stored = {}, {}
         local function read()
-            for n, each in ipairs(read_many(MESSAGES, fields)) do
+            for n, each in ipairs(read_many(MESSAGES, mids)) do
                 stored[mids[n]] = each
             end
-            fields, mids = {}, {}
+            mids = {}
         end
         local function want(mid)
             if stored[mid] == nil then
-                fields[#fields + 1], mids[#mids + 1] = text(mid), mid
+                mids[#mids + 1] = mid
                 stored[mid] = false
             end
         end
@@ -435,19 +435,18 @@ do
 
     local out -- what is answered and written
 
-    local function lease_of(lane, policy, mid, fields)
-        shard.fence, shard.leased = shard.fence + 1, shard.leased + 1
-        fields.fence, fields.lane, fields.deadline, fields.granted = shard.fence, lane.name, shard.now + policy.lease, shard.now
-        fields.charge = out.charges[lane] or 0
-        fields.gate, fields.gone = policy.gate or '', false
-        local ends = out.ends[fields.deadline]
+    local function lease_of(lane, policy, mid, started, empty, line, quick)
+        local fence, deadline = shard.fence + 1, shard.now + policy.lease
+        shard.fence, shard.leased = fence, shard.leased + 1
+        local ends = out.ends[deadline]
         if not ends then
             ends = {}
-            out.ends[fields.deadline] = ends
+            out.ends[deadline] = ends
         end
-        ends[#ends + 1] = { mid, shard.fence }
-        out.leases[#out.leases + 1] = text(mid)
-        out.leases[#out.leases + 1] = settling.encode(fields)
+        ends[#ends + 1] = { mid, fence }
+        local n = #out.leases
+        out.leases[n + 1] = mid
+        out.leases[n + 2] = settling.encoded(fence, lane.name, deadline, shard.now, out.charges[lane], started, policy.gate or '', empty, line, false, quick)
     end
 
     -- What is answered of a lane: when its leases end, and whether it is limited.
@@ -478,7 +477,7 @@ do
         local size = #stored - 10 - unpack_from('>I2', stored, 9)
         lane.bytes = lane.bytes - size
         shard.bytes, shard.waiting = shard.bytes - size, shard.waiting - 1
-        lease_of(lane, policy, mid, { started = false, empty = false, line = false, quick = string.byte(stored) == 80 })
+        lease_of(lane, policy, mid, false, false, false, string.byte(stored) == 80)
         answer(lane, policy, mid, stored, 0)
     end
 
@@ -498,7 +497,7 @@ do
         elseif record.mkey and policy.merge == 'all' then
             bodies = {}
         end
-        lease_of(lane, policy, mid, { started = record.suspect and calls.record_start, empty = is_empty, line = line, quick = false })
+        lease_of(lane, policy, mid, record.suspect and calls.record_start, is_empty, line, false)
         if line then
             messages.set_holder(line, mid, true)
         end

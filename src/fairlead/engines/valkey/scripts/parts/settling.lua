@@ -14,6 +14,8 @@ do
             line = line, gone = gone, quick = quick }
     end
 
+    settling.encoded = packed
+
     function settling.encode(lease)
         return packed(lease.fence, lease.lane, lease.deadline, lease.granted, lease.charge, lease.started, lease.gate, lease.empty, lease.line,
             lease.gone, lease.quick)
@@ -21,11 +23,7 @@ do
 
     -- The leases of these messages, in their order; false where there is none.
     function settling.read(mids)
-        local fields = {}
-        for n, mid in ipairs(mids) do
-            fields[n] = text(mid)
-        end
-        local found = read_many(LEASES, fields)
+        local found = read_many(LEASES, mids)
         for n = 1, #mids do
             found[n] = found[n] and settling.decode(found[n])
         end
@@ -163,7 +161,7 @@ do
 
     -- End one; its lane, and others that it moved, are added to `ended`.
     local function settle(mid, lease, settlement, ended, gone_leases, gone_messages)
-        gone_leases[#gone_leases + 1] = text(mid)
+        gone_leases[#gone_leases + 1] = mid
         if lease.gone then
             return 'gone'
         end
@@ -186,7 +184,7 @@ do
             return record and come_back(lane, lease, record, settlement, ended) or 'gone'
         elseif lease.quick and not lanes.rule(lane).dedupe then
             lane.done, shard.done = lane.done + 1, shard.done + 1
-            gone_messages[#gone_messages + 1] = text(mid)
+            gone_messages[#gone_messages + 1] = mid
         else
             finish(lane, lease, mid)
         end
@@ -201,7 +199,11 @@ do
         for n, each in ipairs(settlements) do
             mids[n] = each[1]
         end
-        local leases, seen = settling.read(mids), {}
+        local leases, seen, names = settling.read(mids), {}, {}
+        for n = 1, #mids do
+            names[#names + 1] = leases[n] and leases[n].lane or nil
+        end
+        lanes.load(names)
         for n, each in ipairs(settlements) do
             local lease = leases[n]
             if not lease or lease.fence ~= each[2] or seen[each[1]] then
@@ -243,7 +245,7 @@ do
     end
 
     local function run_out(mid, lease)
-        call('HDEL', LEASES, text(mid))
+        call('HDEL', LEASES, mid)
         if lease.gone then
             return
         end
@@ -274,7 +276,7 @@ do
     -- Take back what of the leases' events of one time is over, at most so many, by fence. Returns how many.
     function settling.run_out_at(at, most)
         local entries, mids, held = {}, {}, {}
-        for _, member in ipairs(call('ZRANGE', DUE_KEY, text(at), text(at), 'BYSCORE', 'LIMIT', 0, EVENTS_AT_ONCE)) do
+        for _, member in ipairs(call('ZRANGE', DUE_KEY, at, at, 'BYSCORE', 'LIMIT', 0, EVENTS_AT_ONCE)) do
             if string.sub(member, 1, 1) == LEASES_END then
                 for position = 9, #member, 12 do
                     local mid, fence = unpack_from('>I6I6', member, position)
@@ -328,7 +330,7 @@ do
             answers[n] = lease and 1 or 0
             if lease then
                 change(lease)
-                written[#written + 1] = text(pairs_of[n][1])
+                written[#written + 1] = pairs_of[n][1]
                 written[#written + 1] = settling.encode(lease)
             end
         end

@@ -22,8 +22,8 @@ local function key(name)
     return PREFIX .. name
 end
 
--- Numbers. Those with more than 14 digits may not be joined to strings as they are, and strings are never compared: the order of
--- letters is the locale's.
+-- Numbers are given to the server as they are, which is quick and exact; those with more than 14 digits may not be joined to strings like that.
+-- Strings are never compared: the order of letters is the locale's.
 
 local function text(number)
     return string.format('%.0f', number)
@@ -128,7 +128,8 @@ do
     local by_name = {}
 
     local function keep(number, pool, tier, vt, carry, mean, delivered)
-        local band = { number = number, pool = pool, tier = tier, vt = vt, carry = carry, mean = mean, delivered = delivered }
+        local band = { number = number, pool = pool, tier = tier, vt = vt, carry = carry, mean = mean, delivered = delivered,
+            runnable = key('run:' .. number), heads = key('heads:' .. number) }
         band.by_time = tiers[tier] ~= nil and tiers[tier].by_time
         bands[number] = band
         by_name[pool .. '\0' .. tier] = band
