@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import atexit
-import hashlib
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from fairlead.engines import open_engine
 from fairlead.engines.base import FullEngine, Settings
 from fairlead.testing.conformance.conftest import bench
-from fairlead.testing.servers import Server
+from tests.conformance.forms import URLS, open_form
 
 __all__ = ["bench"]
 
 ENGINES: dict[str, Callable[[Path, Settings], FullEngine]] = {
     "sqlite file": lambda folder, settings: open_engine(f"sqlite:///{folder}/q.db", settings),
     "sqlite memory": lambda folder, settings: open_engine("sqlite://", settings),
-    "valkey": lambda folder, settings: _valkey(folder, settings),  # noqa: PLW0108  # which stands below,
+    **{name: partial(open_form, name) for name in URLS},
 }
 """The next engine joins with one line."""
-
-
-@cache
-def valkey_server() -> Server:
-    """One for all tests of this process; each has a namespace of its own."""
-    server = Server()
-    server.start()
-    atexit.register(server.close)
-    return server
-
-
-def _valkey(folder: Path, settings: Settings) -> FullEngine:
-    namespace = hashlib.sha256(str(folder).encode()).hexdigest()[:20]
-    return open_engine(valkey_server().url, msgspec.structs.replace(settings, namespace=namespace))
 
 
 @pytest.fixture(params=list(ENGINES))

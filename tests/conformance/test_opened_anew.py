@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.engines import open_engine
 from fairlead.engines.base import FullEngine, Settings
 from fairlead.testing import EngineBench
+from tests.conformance.conftest import ENGINES
 
-PERSISTENT = {"sqlite file": "sqlite:///{folder}/kept.db"}
-"""The next engine joins with one line."""
+PERSISTENT = ("sqlite file", "valkey", "valkey, cluster")
+"""The next engine joins with its name."""
 
 
 class Reopened(EngineBench):
@@ -22,10 +22,10 @@ class Reopened(EngineBench):
         self.open()
 
 
-@pytest.fixture(params=list(PERSISTENT))
+@pytest.fixture(params=PERSISTENT)
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopened]:
     def make(settings: Settings) -> FullEngine:
-        return open_engine(PERSISTENT[request.param].format(folder=tmp_path), settings)
+        return ENGINES[request.param](tmp_path, settings)
 
     bench = Reopened(make)
     yield bench

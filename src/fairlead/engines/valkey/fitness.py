@@ -16,6 +16,21 @@ if TYPE_CHECKING:
     from fairlead.engines.valkey.address import Address
     from fairlead.engines.valkey.link import Link
 
+COMMANDS = (
+    "client|setname", "del", "dump", "evalsha", "exists", "expire", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget", "hscan", "hset", "hsetnx",
+    "hvals", "info", "lindex", "llen", "lpos", "lrange", "lrem", "ltrim", "ping", "publish", "restore", "rpop", "rpush", "script|load", "set",
+    "subscribe", "time", "unlink", "wait", "waitaof", "zadd", "zcard", "zcount", "zlexcount", "zmscore", "zpopmax", "zrange", "zrem",
+    "zremrangebyrank", "zscan", "zscore",
+)  # fmt: skip
+"""All that a user of Fairlead has to be allowed; on a cluster `cluster|slots` and `cluster|shards` too."""
+
+
+def acl_rule(*, cluster: bool = False) -> str:
+    """The rights of a user who may do nothing else, as `ACL SETUSER` takes them."""
+    commands = (*COMMANDS, "cluster|slots", "cluster|shards") if cluster else COMMANDS
+    return " ".join(["resetkeys", "~fairlead:*", "resetchannels", "&fairlead:*", "-@all", *(f"+{name}" for name in commands)])
+
+
 OLDEST = {"valkey": (8, 0), "redis": (7, 0)}
 OLDEST_WAITAOF = {"valkey": (8, 0), "redis": (7, 2)}
 

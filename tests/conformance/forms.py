@@ -1,0 +1,82 @@
+"""The forms in which a Valkey is used, each started once by each process of the tests; every test has a namespace of its own there."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import msgspec
+
+from fairlead.engines import open_engine
+from fairlead.engines.base import FullEngine, Settings
+from fairlead.engines.valkey.fitness import acl_rule
+from fairlead.testing.servers import Cluster, Sentinels, Server
+
+REDIS = shutil.which("redis-server")
+
+
+@cache
+def server() -> Server:
+    """One server and nothing more."""
+    started = Server()
+    started.start()
+    atexit.register(started.close)
+    return started
+
+
+@cache
+def guarded() -> str:
+    """A server where our user may do what the docs list, and nothing else."""
+    started = Server(requirepass="for the others")
+    started.start()
+    atexit.register(started.close)
+    started.run("ACL", "SETUSER", "fairlead", "on", ">secret", *acl_rule().split())
+    return f"valkey://fairlead:secret@127.0.0.1:{started.port}"
+
+
+@cache
+def sentinels() -> str:
+    """A master and a replica, which three sentinels watch; every write is confirmed by the replica."""
+    started = Sentinels().__enter__()
+    atexit.register(started.close)
+    return started.url
+
+
+@cache
+def cluster() -> str:
+    """Three masters, each with a replica."""
+    started = Cluster(3, 1).__enter__()
+    atexit.register(started.close)
+    return started.url
+
+
+@cache
+def redis() -> Server:
+    """The Redis of this machine."""
+    with mock.patch.dict(os.environ, FAIRLEAD_SERVER_BINARY=str(REDIS)):
+        started = Server()
+        started.start()
+    atexit.register(started.close)
+    return started
+
+
+URLS = {
+    "valkey": lambda: server().url,
+    "valkey, few rights": guarded,
+    "valkey, sentinels": sentinels,
+    "valkey, cluster": lambda: f"{cluster()}?shards=1",  # the order of one shard is exact
+}
+if REDIS is not None:
+    URLS["redis"] = lambda: redis().url.replace("valkey", "redis")
+
+
+def open_form(name: str, folder: Path, settings: Settings) -> FullEngine:
+    """The namespace that goes with the folder."""
+    namespace = hashlib.sha256(str(folder).encode()).hexdigest()[:20]
+    durability = "replicated" if "sentinels" in name else settings.durability
+    return open_engine(URLS[name](), msgspec.structs.replace(settings, namespace=namespace, durability=durability))
