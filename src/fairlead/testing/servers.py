@@ -385,7 +385,7 @@ class Cluster(_Group):
     def owner(self, slot: int) -> Server:
         """Who serves a slot now."""
         for server in self.servers:
-            with contextlib.suppress(OSError, EOFError, ReplyError):
+            with contextlib.suppress(OSError, EOFError, ReplyError, StopIteration):
                 for first, last, node, *_ in server.run("CLUSTER", "SLOTS"):
                     if first <= slot <= last:
                         return next(server for server in self.servers if server.port == node[1])

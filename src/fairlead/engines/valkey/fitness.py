@@ -143,9 +143,7 @@ def problems(found: Facts, address: Address, durability: str) -> list[Problem]:
         told += _cannot_append(found, durability)
     if durability == "replicated":
         if found.replicas < address.replicas:
-            told.append(
-                Problem(f'durability "replicated" needs {address.replicas} replicas, and it has {found.replicas}; start more, or say ?replicas=')
-            )
+            told.append(Problem(f'durability "replicated" needs {address.replicas} replicas, it has {found.replicas}; start more, or say ?replicas='))
         elif found.appends:
             told += _cannot_append(found, durability)
     return told

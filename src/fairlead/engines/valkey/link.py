@@ -170,8 +170,8 @@ class Link:
                     connection.send_packed_command([command])
                     sent = True
                     answer = exchange(connection)
-                except _Again:
-                    continue
+                except (_Again, FairleadError):
+                    raise
                 except (refusals.ConnectionError, refusals.TimeoutError, OSError, hiredis.HiredisError):
                     connection.disconnect()
                     raise
@@ -180,6 +180,10 @@ class Link:
                 if not isinstance(answer, Exception):
                     return answer
                 raise answer
+            except _Again:
+                continue
+            except FairleadError:
+                raise
             except _LATER as refusal:
                 error: Exception = refusal
             except (refusals.AuthenticationError, refusals.AuthorizationError, refusals.NoPermissionError) as refusal:
