@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.common import RESULTS, options, size
+from bench.common import RESULTS, options, place, size
 
 BENCHES = ("engine", "endtoend", "publish", "topics", "limited", "backlog", "lifetime", "fairness", "rates", "latency", "peers")
 
@@ -37,10 +37,10 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
 def main() -> None:
     chosen = options(__doc__ or "")
     sized = [] if size(chosen) == "full" else [f"--{size(chosen)}"]
-    results = RESULTS / size(chosen)
+    results = RESULTS / place(chosen)
     for old in results.glob("*.json"):
         old.unlink()  # the summary is of this run
-    failed = [name for name in BENCHES if run([sys.executable, "-m", f"bench.{name}", "--seed", str(chosen.seed), *sized])]
+    failed = [name for name in BENCHES if run([sys.executable, "-m", f"bench.{name}", "--seed", str(chosen.seed), "--engine", chosen.engine, *sized])]
     summary(results)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)

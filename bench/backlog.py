@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from bench.common import BATCH, BODY, folder, options, pick, publish_table
+from bench.common import BATCH, BODY, options, pick, publish_table, store
 from fairlead.engines import open_engine
 from fairlead.engines.base import Settings
 from fairlead.message import Draft, Settlement
@@ -17,9 +16,8 @@ def main() -> None:
     depth = pick(chosen, 10_000_000, 1_000_000, 5_000)
     rounds = pick(chosen, 40, 40, 1)
     rows: list[tuple[object, ...]] = []
-    with folder() as place:
-        path = Path(place) / "q.db"
-        engine = open_engine(f"sqlite:///{path}", Settings(durability="memory"))
+    with store(chosen) as place:
+        engine = open_engine(place.url, Settings(durability="memory"))
         step = depth // 5
         for _ in range(5):
             began = time.perf_counter()
@@ -38,7 +36,7 @@ def main() -> None:
                 milliseconds(engine.overview),
             ]
             waiting = engine.overview().waiting
-            rows.append((waiting, put, head, *looks, path.stat().st_size / waiting))
+            rows.append((waiting, put, head, *looks, place.size() / waiting))
         engine.close()
     publish_table(
         "backlog", chosen, ("waiting", "put/s", "lease + settle/s", "top 20, ms", "stats, ms", "peek, ms", "overview, ms", "bytes/message"), rows,

@@ -19,8 +19,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fairlead.testing.servers import Cluster, Server
+
 BODY = b"x" * 100
 BATCH = 500
+ENGINES = ("sqlite", "valkey", "redis", "cluster")
 RESULTS = Path(__file__).parent / "results"
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -34,15 +37,24 @@ def options(about: str) -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="once and tiny: does it still run?")
     parser.add_argument("--json", type=Path, help="where to write the figures (default: bench/results/SIZE/NAME.json)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--engine", default="sqlite", metavar="NAME", help="sqlite (the default), valkey, redis, cluster, or a URL")
     chosen = parser.parse_args()
     if chosen.full + chosen.quick + chosen.smoke > 1:
         parser.error("--full, --quick and --smoke: name one of them")
+    if chosen.engine not in ENGINES and "://" not in chosen.engine:
+        parser.error(f"--engine: expected {', '.join(ENGINES)} or a URL, got {chosen.engine!r}")
     return chosen
 
 
 def size(chosen: argparse.Namespace) -> str:
     """full, quick or smoke: each has its own results."""
     return "smoke" if chosen.smoke else "quick" if chosen.quick else "full"
+
+
+def place(chosen: argparse.Namespace) -> str:
+    """The folder of its results: those of SQLite are simply the size's."""
+    name = chosen.engine.partition("://")[0]
+    return size(chosen) if name == "sqlite" else f"{size(chosen)}-{name}"
 
 
 def pick(chosen: argparse.Namespace, full: Any, quick: Any, smoke: Any) -> Any:
@@ -55,6 +67,84 @@ def folder() -> Iterator[Path]:
     """A folder that goes when the benchmark does."""
     with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as name:
         yield Path(name)
+
+
+class Store:
+    """Where a benchmark keeps its messages: its URL, and what it holds. This one is a file."""
+
+    def __init__(self, url: str, path: Path | None = None) -> None:
+        self.url = url
+        self._path = path
+
+    def size(self) -> int:
+        """Bytes, what the next message will reuse included."""
+        assert self._path is not None
+        with sqlite3.connect(self._path) as raw:
+            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        raw.close()
+        return self._path.stat().st_size
+
+    def left(self) -> int:
+        """Rows of what comes and goes."""
+        assert self._path is not None
+        with sqlite3.connect(self._path) as raw:
+            found = sum(raw.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in COMES_AND_GOES)
+        raw.close()
+        return int(found)
+
+
+COMES_AND_GOES = ("lane", "message", "ready", "lease", "event", "ident", "note", "merge_key", "serial_key", "dead")
+
+
+class ServerStore(Store):
+    """A server that was started for the benchmark, and is empty; or several, of which the first is looked at."""
+
+    STAYS = ("settings", "rules", "policies", "shard", "gates")
+
+    def __init__(self, url: str, servers: list[Server]) -> None:
+        super().__init__(url)
+        self.servers = servers
+        self._before = self._used()
+
+    def _used(self) -> int:
+        return sum(int(server.info("used_memory")) for server in self.servers)
+
+    def size(self) -> int:
+        return self._used() - self._before
+
+    def left(self) -> int:
+        found = 0
+        for server in self.servers:
+            for key in server.run("KEYS", "fairlead:*"):
+                if key.rpartition(":")[2] not in self.STAYS:
+                    kind = server.run("TYPE", key)
+                    found += server.run({"hash": "HLEN", "zset": "ZCARD", "list": "LLEN"}[kind], key)
+        return found
+
+    def cpu(self) -> float:
+        """Seconds of processor time that the servers have used."""
+        return sum(float(server.info("used_cpu_user")) + float(server.info("used_cpu_sys")) for server in self.servers)
+
+
+@contextmanager
+def store(chosen: argparse.Namespace, durability: str = "memory") -> Iterator[Store]:
+    """An empty store of the engine that was asked for, fit for the durability; gone afterwards."""
+    if chosen.engine == "sqlite":
+        with folder() as place:
+            yield Store(f"sqlite:///{place}/q.db", place / "q.db")
+        return
+    if "://" in chosen.engine:
+        yield Store(chosen.engine)
+        return
+    config = {"appendonly": "yes", "appendfsync": "always"} if durability == "fsync" else {}
+    if chosen.engine == "cluster":
+        with Cluster(3, 0, **config) as cluster:
+            yield ServerStore(cluster.url, cluster.servers)
+        return
+    if chosen.engine == "redis":
+        os.environ["FAIRLEAD_SERVER_BINARY"] = "redis-server"
+    with Server(**config) as server:
+        yield ServerStore(server.url, [server])
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -104,7 +194,7 @@ def publish_table(
     for line in (list(columns), *cells):
         print("  " + "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(line, widths, strict=True))))
     bench = Path(sys.argv[0]).stem
-    path = chosen.json or RESULTS / size(chosen) / f"{name}.json"
+    path = chosen.json or RESULTS / place(chosen) / f"{name}.json"
     if chosen.json and name != bench:
         path = path.with_stem(f"{path.stem}-{name}")  # its second table
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import time
 from argparse import Namespace
 from contextlib import ExitStack
 
-from bench.common import folder, go, line, options, pick, process, publish_table, spread
+from bench.common import go, line, options, pick, process, publish_table, spread, store
 from fairlead import Fairlead, Message
 
 WORKER = """
@@ -45,7 +45,7 @@ def main() -> None:
         for topics in pick(chosen, (1, 1_000), (1_000,), (10,)):
             published, drained = [], {}
             for kind, workers in (("async", 1), ("thread", 1), ("async", 2)):
-                runs = [run(durability, topics, messages, kind, workers) for _ in range(repeats)]
+                runs = [run(chosen, durability, topics, messages, kind, workers) for _ in range(repeats)]
                 published += [rate for rate, _ in runs]
                 found = spread([rate for _, rate in runs])
                 drained[kind, workers] = found["median"]
@@ -64,7 +64,7 @@ def publish_busy(chosen: Namespace, messages: int, repeats: int) -> None:
     rows = []
     for work_us in (20, 100, 500):
         one, two = (
-            spread([run("fsync", 1_000, messages, "busy", workers, work_us=work_us)[1] for _ in range(repeats)])["median"] for workers in (1, 2)
+            spread([run(chosen, "fsync", 1_000, messages, "busy", count, work_us=work_us)[1] for _ in range(repeats)])["median"] for count in (1, 2)
         )
         rows.append((work_us, one, two, two / one))
     publish_table(
@@ -72,10 +72,10 @@ def publish_busy(chosen: Namespace, messages: int, repeats: int) -> None:
     )
 
 
-def run(durability: str, topics: int, messages: int, kind: str, workers: int, *, work_us: int = 0) -> tuple[float, float]:
+def run(chosen: Namespace, durability: str, topics: int, messages: int, kind: str, workers: int, *, work_us: int = 0) -> tuple[float, float]:
     """(published a second, drained a second)."""
-    with folder() as place:
-        url = f"sqlite:///{place}/q.db"
+    with store(chosen, durability) as place:
+        url = place.url
         app = Fairlead(url, durability=durability)  # type: ignore[arg-type]
         began = time.perf_counter()
         app.publish_many((Message(f"t.{n % topics}", "x" * 98) for n in range(messages)), progress=False)

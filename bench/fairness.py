@@ -6,9 +6,10 @@ import random
 import signal
 import threading
 import time
+from argparse import Namespace
 from collections import Counter, deque
 
-from bench.common import BODY, folder, line, options, pick, process, publish_table, spread
+from bench.common import BODY, line, options, pick, process, publish_table, spread, store
 from fairlead import Fairlead, Message
 from fairlead.engines import open_engine
 from fairlead.engines.base import Settings
@@ -42,7 +43,7 @@ def main() -> None:
     chosen = options(__doc__ or "")
     flood = pick(chosen, 1_000_000, 100_000, 1_000)
     seconds = pick(chosen, 15.0, 6.0, 1.0)
-    runs = [(waits(0, seconds, chosen.seed + n), waits(flood, seconds, chosen.seed + n)) for n in range(pick(chosen, 3, 1, 1))]
+    runs = [(waits(chosen, 0, seconds, chosen.seed + n), waits(chosen, flood, seconds, chosen.seed + n)) for n in range(pick(chosen, 3, 1, 1))]
     rows: list[tuple[object, ...]] = []
     repeats: dict[str, dict[str, dict[str, float]]] = {}
     for n, name in enumerate(("quiet topics' wait p50, ms", "quiet topics' wait p99, ms")):
@@ -53,8 +54,8 @@ def main() -> None:
         "fairness", chosen, ("", "without", f"one of 1,000 with {flood:,}", "ratio"), rows,
         f"999 quiet topics, 500 messages/s, 2 ms handlers, fsync; medians of {len(runs)}", repeats=repeats,
     )  # fmt: skip
-    jain = lowest_jain(pick(chosen, 200, 50, 10), pick(chosen, 1_000, 200, 20))
-    shares = tier_shares(pick(chosen, 20_000, 5_000, 2_500))
+    jain = lowest_jain(chosen, pick(chosen, 200, 50, 10), pick(chosen, 1_000, 200, 20))
+    shares = tier_shares(chosen, pick(chosen, 20_000, 5_000, 2_500))
     rows = [
         ("Jain's index, lowest of all windows with 20 deliveries each", jain, ">= 0.99", "-"),
         *((f"share of {tier}", share, f"{wanted:.0%}", furthest * 100) for tier, share, wanted, furthest in shares),
@@ -62,11 +63,11 @@ def main() -> None:
     publish_table("shares", chosen, ("", "measured", "target", "furthest off in any 2,000, points"), rows, "leases of 1 to 100")
 
 
-def waits(flood: int, seconds: float, seed: int) -> tuple[float, float]:
+def waits(chosen: Namespace, flood: int, seconds: float, seed: int) -> tuple[float, float]:
     """p50 and p99 of the quiet topics' waiting time, in milliseconds; what is not served in the end counts too."""
     draw = random.Random(seed)
-    with folder() as place:
-        url = f"sqlite:///{place}/q.db"
+    with store(chosen, "fsync") as place:
+        url = place.url
         app = Fairlead(url)
         app.publish("first", 2)
         app.publish_many((Message("flood", 0) for _ in range(flood)), progress=False)
@@ -91,19 +92,21 @@ def waits(flood: int, seconds: float, seed: int) -> tuple[float, float]:
     return waited[len(waited) // 2] * 1e3, waited[int(len(waited) * 0.99)] * 1e3
 
 
-def lowest_jain(topics: int, rounds: int) -> float:
+def lowest_jain(chosen: Namespace, topics: int, rounds: int) -> float:
     """
     Over the windows of the hand-outs in which each of the equal, backlogged topics has at least 20: the shortest that begins at each
     hand-out. Longer ones are evener. Raises RuntimeError where no window is such: that is no fairness at all.
     """
-    engine = open_engine("sqlite://", Settings())
-    for _ in range(25 + rounds // 10):
-        engine.put([Draft(f"t.{n}", BODY) for n in range(topics)])
-    draw = random.Random(topics)
-    order: list[str] = []
-    while leases := engine.lease(draw.randint(1, 100)).leases:
-        order += [lease.topic for lease in leases]
-        engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+    with store(chosen) as place:
+        engine = open_engine(place.url, Settings(durability="memory"))
+        for _ in range(25 + rounds // 10):
+            engine.put([Draft(f"t.{n}", BODY) for n in range(topics)])
+        draw = random.Random(topics)
+        order: list[str] = []
+        while leases := engine.lease(draw.randint(1, 100)).leases:
+            order += [lease.topic for lease in leases]
+            engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+        engine.close()
     order = order[: topics * 25]  # while all are backlogged
     counts: Counter[str] = Counter()
     squares = 0
@@ -126,20 +129,22 @@ def lowest_jain(topics: int, rounds: int) -> float:
     return min(found)
 
 
-def tier_shares(deliveries: int) -> list[tuple[str, float, float, float]]:
+def tier_shares(chosen: Namespace, deliveries: int) -> list[tuple[str, float, float, float]]:
     """(tier, its part, its target, its worst distance from it in any 2,000) while all have work, by workers that lease different numbers."""
-    engine = open_engine("sqlite://", Settings())
-    targets = {"high": 0.6, "mid": 0.3, "low": 0.1}
-    for tier in targets:
-        engine.policy_set("code", f"{tier}.*", {"tier": tier})
-        for first in range(0, deliveries, 500):
-            engine.put([Draft(f"{tier}.{n % 50}", BODY) for n in range(first, first + 500)])
-    draw = random.Random(deliveries)
-    order: list[str] = []
-    while len(order) < deliveries:
-        leases = engine.lease(draw.choice([1, 2, 7, 100])).leases
-        order += [lease.topic.partition(".")[0] for lease in leases]
-        engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+    with store(chosen) as place:
+        engine = open_engine(place.url, Settings(durability="memory"))
+        targets = {"high": 0.6, "mid": 0.3, "low": 0.1}
+        for tier in targets:
+            engine.policy_set("code", f"{tier}.*", {"tier": tier})
+            for first in range(0, deliveries, 500):
+                engine.put([Draft(f"{tier}.{n % 50}", BODY) for n in range(first, first + 500)])
+        draw = random.Random(deliveries)
+        order: list[str] = []
+        while len(order) < deliveries:
+            leases = engine.lease(draw.choice([1, 2, 7, 100])).leases
+            order += [lease.topic.partition(".")[0] for lease in leases]
+            engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+        engine.close()
     return [(tier, order.count(tier) / len(order), target, furthest_share(order, tier, target)) for tier, target in targets.items()]
 
 

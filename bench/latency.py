@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from bench.common import folder, line, options, pick, process, publish_table, spread
+from bench.common import line, options, pick, process, publish_table, spread, store
 from fairlead import Fairlead
 
 WORKER = """
@@ -24,8 +24,8 @@ def main() -> None:
     chosen = options(__doc__ or "")
     number = pick(chosen, 300, 100, 5)
     idle = pick(chosen, 10.0, 5.0, 0.5)
-    with folder() as place:
-        url = f"sqlite:///{place}/q.db"
+    with store(chosen, "fsync") as place:
+        url = place.url
         app = Fairlead(url)
         with process(WORKER, url) as worker:
             waits = []

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
-from pathlib import Path
-
-from bench.common import BODY, folder, options, pick, publish_table
+from bench.common import BODY, options, pick, publish_table, store
 from fairlead.engines import open_engine
 from fairlead.engines.base import Settings
 from fairlead.message import Draft, Settlement
 
 START = 1_700_000_000_000_000
-TABLES = ("lane", "message", "ready", "lease", "event", "ident", "note", "merge_key", "serial_key", "dead")
 
 
 def main() -> None:
@@ -20,9 +16,8 @@ def main() -> None:
     topics = pick(chosen, 100_000, 20_000, 500)
     now = START
     rows = []
-    with folder() as place:
-        path = Path(place) / "q.db"
-        engine = open_engine(f"sqlite:///{path}", Settings(durability="memory"))
+    with store(chosen) as place:
+        engine = open_engine(place.url, Settings(durability="memory"))
         engine.policy_set("code", "*", {"rate": 10, "concurrency": 2}, now_us=now)
         for wave in range(1, waves + 1):
             for first in range(0, topics, 500):
@@ -37,16 +32,10 @@ def main() -> None:
             engine.tick(now_us=now)
             while engine.overview(now_us=now).topics:
                 engine.tick(now_us=now)
-            raw = sqlite3.connect(path)
-            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            left = sum(raw.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES)
-            raw.close()
-            rows.append((wave * topics, left, path.stat().st_size))
+            rows.append((wave * topics, place.left(), place.size()))
         engine.close()
     shown = rows if len(rows) <= 8 else rows[:: len(rows) // 5] + rows[-1:]
-    publish_table(
-        "lifetime", chosen, ("topics so far", "rows left", "file, bytes"), shown, "each topic with a rate and a concurrency, one message each"
-    )
+    publish_table("lifetime", chosen, ("topics so far", "entries left", "bytes"), shown, "each topic with a rate and a concurrency, one message each")
     assert all(left == 0 for _, left, _ in rows), "something was left behind"
 
 

@@ -8,11 +8,9 @@ between sleeping and delivering.
 
 from __future__ import annotations
 
-import sqlite3
 import time
-from pathlib import Path
 
-from bench.common import BODY, folder, options, pick, publish_table, spread
+from bench.common import BODY, Store, options, pick, publish_table, spread, store
 from fairlead.engines import open_engine
 from fairlead.engines.base import Settings
 from fairlead.message import Draft, Settlement
@@ -29,21 +27,23 @@ def main() -> None:
     few = 1_000
     many = pick(chosen, 1_000_000, 100_000, 2_000)
     leases = pick(chosen, 400, 100, 5)
-    with folder() as place:
-        found = [measure(Path(place) / f"{topics}.db", topics, leases) for topics in (few, many)]
+    found = []
+    for topics in (few, many):
+        with store(chosen) as place:
+            found.append(measure(place, topics, leases))
     figures = [(lease["median"], settle["median"], size) for lease, settle, size in found]
     rows: list[tuple[object, ...]] = [(topics, *row) for topics, row in zip((few, many), figures, strict=True)]
     rows.append(("ratio", *(b / a for a, b in zip(*figures, strict=True))))
     publish_table(
-        "limited", chosen, ("topics", "lease 500, ms", "settle 500, ms", "file, bytes/topic"), rows,
+        "limited", chosen, ("topics", "lease 500, ms", "settle 500, ms", "bytes/topic"), rows,
         f"each with a rate and a concurrency and {WAITING} messages; medians of {leases} leases; one message a visit on both sides; memory",
         repeats=[{"topics": topics, "lease": lease, "settle": settle} for topics, (lease, settle, _) in zip((few, many), found, strict=True)],
     )  # fmt: skip
 
 
-def measure(path: Path, topics: int, leases: int) -> tuple[dict[str, float], dict[str, float], float]:
-    """(a lease and its settlement in milliseconds: min, median, max; bytes of the file for each topic)."""
-    engine = open_engine(f"sqlite:///{path}", Settings(durability="memory"))
+def measure(place: Store, topics: int, leases: int) -> tuple[dict[str, float], dict[str, float], float]:
+    """(a lease and its settlement in milliseconds: min, median, max; bytes for each topic)."""
+    engine = open_engine(place.url, Settings(durability="memory"))
     now = START
     engine.policy_set("code", "*", {"rate": LEASE * 1_000_000 / STEP_US / topics, "burst": 1, "concurrency": 2}, now_us=now)
     for _ in range(WAITING):
@@ -63,10 +63,7 @@ def measure(path: Path, topics: int, leases: int) -> tuple[dict[str, float], dic
             assert len({lease.topic for lease in batch}) == LEASE, "one message of each of 500 topics"
             took.append(((at[1] - at[0]) * 1e3, (at[2] - at[1]) * 1e3))
     engine.close()
-    with sqlite3.connect(path) as raw:
-        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    raw.close()
-    return spread([a for a, _ in took]), spread([b for _, b in took]), path.stat().st_size / topics
+    return spread([a for a, _ in took]), spread([b for _, b in took]), place.size() / topics
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from argparse import Namespace
 
-from bench.common import folder, options, pick, publish_table, spread
+from bench.common import options, pick, publish_table, spread, store
 from fairlead import Fairlead, Message
 
 BODY = "x" * 98
@@ -18,15 +19,15 @@ def main() -> None:
     rows = []
     for durability in ("memory", "fsync"):
         for name, work in (("1 thread, one at a time", one), ("8 threads", threads), ("100 coroutines", coroutines), ("publish_many", bulk)):
-            figures = [measure(work, durability, number) for _ in range(pick(chosen, 3, 1, 1))]
+            figures = [measure(chosen, work, durability, number) for _ in range(pick(chosen, 3, 1, 1))]
             found = spread(figures)
             rows.append((durability, name, found["min"], found["median"], found["max"]))
     publish_table("publish", chosen, ("durability", "from", "min/s", "median/s", "max/s"), rows, f"{number:,} messages of 100 bytes to 100 topics")
 
 
-def measure(work: object, durability: str, number: int) -> float:
-    with folder() as place:
-        app = Fairlead(f"sqlite:///{place}/q.db", durability=durability)  # type: ignore[arg-type]
+def measure(chosen: Namespace, work: object, durability: str, number: int) -> float:
+    with store(chosen, durability) as place:
+        app = Fairlead(place.url, durability=durability)  # type: ignore[arg-type]
         app.publish("warm.up", 1)
         began = time.perf_counter()
         work(app, number)  # type: ignore[operator]

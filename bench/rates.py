@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from contextlib import ExitStack
 
-from bench.common import folder, go, line, options, pick, process, publish_table
+from bench.common import go, line, options, pick, process, publish_table, store
 from fairlead import Fairlead, Message
 
 WORKERS = 2
@@ -34,18 +35,18 @@ SETTLE_IN = 1.0
 def main() -> None:
     chosen = options(__doc__ or "")
     span = pick(chosen, 20.0, 4.0, 1.0)
-    rows = [measure(rate, span) for rate in pick(chosen, (1, 10, 100, 1_000, 10_000), (10, 1_000, 10_000), (100,))]
+    rows = [measure(chosen, rate, span) for rate in pick(chosen, (1, 10, 100, 1_000, 10_000), (10, 1_000, 10_000), (100,))]
     publish_table(
         "rates", chosen, ("rate/s", "delivered/s", "error, %", "most beyond the limit in any window"), rows,
         f"in {span:g} s from {SETTLE_IN:g} s after the start on, {WORKERS} workers; limit of a window: rate x its length + burst",
     )  # fmt: skip
 
 
-def measure(rate: int, span: float) -> tuple[float, ...]:
+def measure(chosen: Namespace, rate: int, span: float) -> tuple[float, ...]:
     """(rate, delivered a second, error in percent, worst excess in any window)."""
     burst = max(1, rate // 20)
-    with folder() as place, ExitStack() as stack:
-        url = f"sqlite:///{place}/q.db"
+    with store(chosen) as place, ExitStack() as stack:
+        url = place.url
         with Fairlead(url, durability="memory") as app:
             app.policy("a", rate=rate, burst=burst)
             app.publish_many((Message("a", n) for n in range(int(rate * (span + SETTLE_IN) * 1.5) + burst + 10)), progress=False)

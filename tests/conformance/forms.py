@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from unittest import mock
@@ -65,7 +66,7 @@ def redis() -> Server:
     return started
 
 
-URLS = {
+URLS: dict[str, Callable[[], str]] = {
     "valkey": lambda: server().url,
     "valkey, few rights": guarded,
     "valkey, sentinels": sentinels,

@@ -215,7 +215,7 @@ def test_replicas_that_do_not_confirm_in_time_are_told(opened: Callable[..., Ful
         engine = opened(f"{group.url}?timeout=0.5", durability="replicated")
         engine.put(some(1))
         group.replicas[0].pause()
-        with pytest.raises(EngineUnavailable, match="0 of 1 replicas confirmed the write within 0.4 s") as told:
+        with pytest.raises(EngineUnavailable, match=r"0 of 1 replicas confirmed the write within 0\.4 s") as told:
             engine.put(some(1, start=1))
         assert told.value.applied is None
         group.replicas[0].resume()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fairlead.engines.base import Settings
     from fairlead.engines.valkey.namespace import Route
 
-HOUSE = 250
+HOUSE = 500
 """Events, wakes and sweeps that one call of a script brings in at most: the server answers nobody else meanwhile."""
 
 AT_ONCE = 500

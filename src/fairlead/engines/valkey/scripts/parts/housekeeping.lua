@@ -99,7 +99,7 @@ do
         merging.forget_edges(budget)
         housekeeping.sweep(budget)
         gates.wake(budget)
-        lanes.wake(budget)
+        more = lanes.wake(budget) or more
         lanes.forget_idle(budget)
         return more or shard.sweeping > 0
     end

@@ -339,9 +339,11 @@ do
     end
 
     function lanes.wake(most)
-        for _, lane in ipairs(load_members(call('ZRANGE', ASLEEP_KEY, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most))) do
+        local due = load_members(call('ZRANGE', ASLEEP_KEY, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most))
+        for _, lane in ipairs(due) do
             lanes.place(lane)
         end
+        return #due == most
     end
 
     function lanes.next_wake()
