@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint fmt bench bench-smoke ci clean
@@ -19,8 +20,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(READY)
 
-demo: $(READY) ## 1,000 merchants, one floods, one fails: half a minute in the terminal
-	$(BIN)/fairlead demo $(ARGS)
+demo: $(READY) ## 1,000 merchants, one floods, one fails: half a minute in the terminal; ENGINE=valkey on a server that it starts
+	$(BIN)/fairlead demo --engine $(ENGINE) $(ARGS)
 
 test: $(READY) ## all tests; make test ARGS="tests/conformance -k rate" for some
 	$(BIN)/python -m pytest -n auto $(ARGS)
@@ -37,9 +38,9 @@ fmt: $(READY) ## format and mend what ruff can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## every figure of the README, beside the peers (a while)
+bench: $(READY) ## every figure of the README, beside the peers (a while); ENGINE=valkey
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r bench/requirements.txt
-	$(BIN)/python -m bench.all $(ARGS)
+	$(BIN)/python -m bench.all --engine $(ENGINE) $(ARGS)
 
 bench-smoke: $(READY) ## each benchmark once, small: they still run
 	$(BIN)/python -m bench.all --smoke $(ARGS)

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fairlead.testing.servers import Cluster, Server
+from fairlead.servers import Cluster, Server
 
 BODY = b"x" * 100
 BATCH = 500

@@ -12,6 +12,7 @@ FairleadError
 │   └── TopicInUse        drain the topic first
 ├── LeaseLost             somebody else has the message now
 ├── EngineUnavailable     try again (says whether the change may have happened)
+│   ├── NoNamespace       nobody has published there yet
 │   └── EngineCorrupt     the store is damaged: `fairlead doctor`
 ├── SchemaMismatch        this file belongs to another version of Fairlead
 └── HandlerSignal         what handlers raise, not a failure: Retry, Reject, DestinationUnwell
@@ -88,6 +89,10 @@ class EngineUnavailable(FairleadError, ConnectionError):
     def __init__(self, text: str, *, applied: bool | None = False) -> None:
         super().__init__(text)
         self.applied = applied
+
+
+class NoNamespace(EngineUnavailable):
+    """The server answers, and nobody has published to that namespace there yet."""
 
 
 class EngineCorrupt(EngineUnavailable):

@@ -16,7 +16,7 @@ import msgspec
 from fairlead.engines import open_engine
 from fairlead.engines.base import FullEngine, Settings
 from fairlead.engines.valkey.fitness import acl_rule
-from fairlead.testing.servers import Cluster, Sentinels, Server
+from fairlead.servers import Cluster, Sentinels, Server
 
 REDIS = shutil.which("redis-server")
 

@@ -10,7 +10,7 @@ import pytest
 
 from fairlead.engines.base import FullEngine
 from fairlead.errors import EngineUnavailable
-from fairlead.testing.servers import Cluster, Proxy, Replicated, Sentinels, Server, until
+from fairlead.servers import Cluster, Proxy, Replicated, Sentinels, Server, until
 from tests.valkey.conftest import drain, some
 
 BATCH = 20

@@ -10,6 +10,9 @@ from importlib.metadata import version
 import click
 
 from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, pass_session, print_json
+from fairlead.engines import examine
+from fairlead.engines.base import Check
+from fairlead.errors import NoNamespace
 
 
 @click.command()
@@ -22,18 +25,32 @@ def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_js
     """Check that the store is sound and that its parts agree."""
     chosen = Session(url or session.url, session.namespace)
     app = chosen.app()
-    engine = app.engine
-    checks = engine.doctor(repair=repair)
+    checks = examine(app.url)
+    if not all(check.ok for check in checks):
+        _tell(checks, as_json=as_json or dump)
+        raise SystemExit(STATE_SAYS_NO)
+    try:
+        engine = app.engine
+    except NoNamespace as error:  # a server is looked at before anything is made on it
+        checks.append(Check("namespace", ok=True, detail=str(error).partition("; ")[0]))
+        _tell(checks, as_json=as_json or dump)
+        return
+    checks += [check for check in engine.doctor(repair=repair) if not (checks and check.name == "server")]
     if dump:
-        snapshot = engine.snapshot() if checks[0].ok else {}
+        snapshot = engine.snapshot() if all(check.ok for check in checks[:1]) else {}
         for message in snapshot.get("messages", []):
             message["body"], message["bodies"] = f"{len(message['body'])} bytes", None
         about = {"fairlead": version("fairlead"), "python": sys.version, "sqlite": sqlite3.sqlite_version, "platform": platform.platform()}
         print_json({"about": about, "url": app.url, "namespace": app.namespace, "checks": checks, "snapshot": snapshot})
-    elif as_json:
-        print_json(checks)
     else:
-        for check in checks:
-            click.echo(f"{'ok  ' if check.ok else 'ILL '} {check.name}: {check.detail}" + (f"; {check.mend}" if check.mend else ""))
+        _tell(checks, as_json=as_json)
     if not all(check.ok for check in checks):
         raise SystemExit(STATE_SAYS_NO)
+
+
+def _tell(checks: list[Check], *, as_json: bool) -> None:
+    if as_json:
+        print_json(checks)
+        return
+    for check in checks:
+        click.echo(f"{'ok  ' if check.ok else 'ILL '} {check.name}: {check.detail}" + (f"; {check.mend}" if check.mend else ""))

@@ -28,12 +28,12 @@ WORKERS = 100
 
 FLUSH_EVERY = 0.25
 
-FOLDER_VARIABLE = "FAIRLEAD_DEMO_FOLDER"
+FOLDER_VARIABLE, URL_VARIABLE = "FAIRLEAD_DEMO_FOLDER", "FAIRLEAD_DEMO_URL"
 
 
 def make_app(folder: Path) -> Fairlead:
-    """The application on a store in that folder, with its policies."""
-    made = Fairlead(f"sqlite:///{folder}/demo.db", tiers=TIERS, durability="fsync")
+    """The application on a file in that folder, or the server that was named, with its policies."""
+    made = Fairlead(os.environ.get(URL_VARIABLE, f"sqlite:///{folder}/demo.db"), tiers=TIERS, durability="fsync")
     for tier in TIERS:
         made.policy(f"push.{tier}.*", tier=tier, rate=RATE, concurrency=CONCURRENCY, retries=2, backoff=0.5)
         made.policy(f"share.{tier}.*", tier=tier)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,14 @@ from rich.table import Table
 
 from fairlead.cli.session import leave, print_json
 from fairlead.cli.top import look, picture
-from fairlead.demo.merchants import BEST_SELLER, BROKEN, FLOOD, FOLDER_VARIABLE, SHARE_LATENCY, SLOW, TIERS, WORKERS, make_app
+from fairlead.demo.merchants import BEST_SELLER, BROKEN, FLOOD, FOLDER_VARIABLE, SHARE_LATENCY, SLOW, TIERS, URL_VARIABLE, WORKERS, make_app
 from fairlead.demo.report import Handled, Phase, report
 from fairlead.errors import FairleadError
 from fairlead.message import Message
+from fairlead.servers import NoServer, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from fairlead import Fairlead
 
@@ -71,9 +73,27 @@ class Trickle(threading.Thread):
                 self._published += len(orders)
 
 
-def run(*, seconds: float, merchants: int, flood: int, seed: int, as_json: bool) -> int:
+@contextmanager
+def _server(engine: str) -> Iterator[None]:
+    """A server for the demo alone, where it is not played on a file."""
+    if engine == "sqlite":
+        yield
+        return
+    try:
+        server = Server(appendonly="yes", appendfsync="always")
+    except NoServer as error:
+        leave(str(error), 1)
+    with server:
+        os.environ[URL_VARIABLE] = server.url
+        try:
+            yield
+        finally:
+            del os.environ[URL_VARIABLE]
+
+
+def run(*, engine: str = "sqlite", seconds: float, merchants: int, flood: int, seed: int, as_json: bool) -> int:
     """The whole demo; returns the exit code: 0 if all that was promised held."""
-    with tempfile.TemporaryDirectory(prefix="fairlead-demo-") as folder:
+    with _server(engine), tempfile.TemporaryDirectory(prefix="fairlead-demo-") as folder:
         app = make_app(Path(folder))
         worker = subprocess.Popen(  # noqa: S603  # our own interpreter and module
             [sys.executable, "-m", "fairlead", "worker", "fairlead.demo.merchants:app", "-c", str(WORKERS), "--log-level", "error"],

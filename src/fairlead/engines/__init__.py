@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fairlead.errors import UsageError
 
 if TYPE_CHECKING:
-    from fairlead.engines.base import FullEngine, OpenEngine, Settings
+    from fairlead.engines.base import Check, FullEngine, OpenEngine, Settings
 
 GROUP = "fairlead.engines"
 VALKEY = ("valkey", "valkeys", "redis", "rediss", "unix")
@@ -26,6 +26,16 @@ def open_engine(url: str, settings: Settings) -> FullEngine:
     if not separator:
         raise UsageError(f'engine URL {url!r}: a scheme is missing; write "sqlite:///{url or "fairlead.db"}" for a file')
     return _opener(scheme, url)(url, settings)
+
+
+def examine(url: str) -> list[Check]:
+    """Whether the server that a URL names is fit to be one; nothing is made there. Empty for engines that are no servers."""
+    if url.partition("://")[0].partition("+")[0] not in VALKEY:
+        return []
+    _opener(url.partition("://")[0], url)  # says so where the client library is missing
+    from fairlead.engines.valkey import health  # noqa: PLC0415
+
+    return health.examine(url)
 
 
 def _opener(scheme: str, url: str) -> OpenEngine:

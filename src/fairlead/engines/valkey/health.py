@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fairlead.engines.base import Check
 from fairlead.engines.valkey import fitness, records
+from fairlead.engines.valkey.link import Link
 
 if TYPE_CHECKING:
     from fairlead.engines.valkey.namespace import Namespace
@@ -32,13 +33,36 @@ def check(space: Namespace, *, repair: bool) -> list[Check]:
     return [*checks, _finding("totals", found["totals"], "totals that were wrong", repair=repair)]
 
 
+def examine(url: str) -> list[Check]:
+    """Whether a server is fit, and for which durability; nothing is made on it."""
+    link = Link(url, durability="memory", checks=False)
+    try:
+        facts = fitness.facts(link)
+    finally:
+        link.close()
+    unfit = fitness.problems(facts, link.address, "memory")
+    if unfit:
+        return [_unfit("server", facts, problem) for problem in unfit]
+    checks = [Check("server", ok=True, detail=f"{facts.name}, {facts.replicas} replicas, fit")]
+    for durability in ("fsync", "replicated"):
+        cannot = fitness.problems(facts, link.address, durability)
+        slow = durability == "fsync" and facts.fsync == "everysec"
+        detail = cannot[0] if cannot else "each call may wait a second; appendfsync always is quicker" if slow else "fit"
+        checks.append(Check(f'durability "{durability}"', ok=True, detail=detail))
+    return checks
+
+
+def _unfit(name: str, facts: fitness.Facts, problem: str) -> Check:
+    what, _, mend = problem.partition("; ")
+    return Check(name, ok=False, detail=f"{facts.name}: {what}", mend=mend)
+
+
 def check_server(space: Namespace) -> list[Check]:
     """Whether it is fit for what it is used for."""
     facts = fitness.facts(space.link)
     problems = fitness.problems(facts, space.link.address, space.link.durability)
     if problems:
-        told = [problem.partition("; ") for problem in problems]
-        return [Check("server", ok=False, detail=f"{facts.name}: {what}", mend=mend) for what, _, mend in told]
+        return [_unfit("server", facts, problem) for problem in problems]
     kept = f"append-only file, fsync {facts.fsync or 'unknown'}" if facts.appends else "keeps nothing over a restart but its last dump, if any"
     shards = f"{space.shards} shard{'s' if space.shards > 1 else ''}"
     return [Check("server", ok=True, detail=f"{facts.name}, {facts.replicas} replicas, {kept}; {shards}, durability {space.link.durability}")]

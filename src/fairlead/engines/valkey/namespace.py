@@ -19,7 +19,7 @@ from fairlead.engines.valkey.fitness import NamespaceGone
 from fairlead.engines.valkey.link import Link
 from fairlead.engines.valkey.records import Counters
 from fairlead.engines.valkey.scripts import SCRIPTS
-from fairlead.errors import EngineUnavailable, SchemaMismatch, UsageError
+from fairlead.errors import NoNamespace, SchemaMismatch, UsageError
 from fairlead.policy import DEFAULT_TIERS, PolicyBook, Resolved, Tier
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Namespace:
         stored = self._settings()
         if not stored:
             if not settings.create:
-                raise EngineUnavailable(
+                raise NoNamespace(
                     f"{self.link.name}: there is no namespace {self.name}; check the URL and the name, or start a program that publishes to it"
                 )
             stored = self._make(settings)
