@@ -188,6 +188,8 @@ def explain(address: Address, error: Exception, *, applied: bool | None) -> Fair
 
     if "denied" in lowered and "protected mode" in lowered:
         return unavailable("the server is in protected mode and takes no connections from elsewhere; give it a password (requirepass)")
+    if address.kind == "sentinel" and "unknown command" in lowered and "sentinel" in lowered:
+        return UsageError(f"{name}: this is no sentinel; name the hosts of the sentinels, or write valkey:// for the server itself")
     if isinstance(error.__cause__ or error, ssl.SSLError) or "ssl" in lowered:
         if "certificate" in lowered:
             return unavailable(f"its certificate is not trusted ({_short(text)}); name the authority with ?ca=FILE")
@@ -213,7 +215,8 @@ def explain(address: Address, error: Exception, *, applied: bool | None) -> Fair
     if isinstance(error, refusals.MovedError | refusals.AskError | refusals.TryAgainError | refusals.ClusterDownError | refusals.MasterDownError):
         return unavailable(f"the cluster does not serve the shard now ({_short(text)}){unknown}; try again")
     if isinstance(error, refusals.TimeoutError | TimeoutError):
-        return unavailable(f"no answer within {address.timeout:g} s{unknown}")
+        no_tls = "; if the server speaks no TLS, write valkey://" if address.tls and applied is False else ""
+        return unavailable(f"no answer within {address.timeout:g} s{unknown}{no_tls}")
     if isinstance(error, refusals.ResponseError):
         return _refused(name, text, unavailable)
     if "connection refused" in lowered or "no such file" in lowered:

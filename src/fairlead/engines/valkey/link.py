@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from fairlead.engines.valkey.scripts import Script
 
-PATIENCE = 10.0
-"""Seconds for which a refused call is tried again."""
+PATIENCE, PATIENCE_AT_START = 10.0, 0.5
+"""Seconds for which a refused call is tried again; somebody sits before a program that starts."""
 
 PAUSE_FIRST, PAUSE_MOST = 0.005, 0.25
 """Seconds between two tries: doubled, with jitter."""
@@ -59,9 +59,11 @@ class Link:
         self.usual_shards = CLUSTER_SHARDS if self.address.kind == "cluster" else 1
         self.keys_of: Callable[[int], tuple[str, str]] = lambda _: ("", "")
         self._closed = False
+        self._patience = PATIENCE_AT_START
         self._nodes = self._connect()
         try:
             self._confirm = fitness.check(self) if checks else None
+            self._patience = PATIENCE
         except BaseException:
             self.close()
             raise
@@ -196,10 +198,10 @@ class Link:
                 if not str(refusal).startswith("BUSY "):
                     raise self.explain(refusal) from refusal
                 error = refusal
-            except hiredis.HiredisError as nonsense:
+            except (hiredis.HiredisError, refusals.RedisError, refusals.RedisClusterException) as nonsense:
                 raise self.explain(nonsense, applied=None if sent else False) from nonsense
             now = time.monotonic()
-            deadline = deadline or now + PATIENCE
+            deadline = deadline or now + self._patience
             if now > deadline:
                 raise self.explain(error, applied=None if sent and not isinstance(error, _LATER) else False) from error
             self._nodes.refresh(error)
@@ -303,7 +305,7 @@ class _ClusterNodes(_Nodes):
         self._refreshed = 0.0
         try:
             self._client = RedisCluster(startup_nodes=nodes, require_full_coverage=False, dynamic_startup_nodes=True, **options)
-        except (refusals.RedisError, OSError, hiredis.HiredisError) as error:
+        except (refusals.RedisError, refusals.RedisClusterException, OSError, hiredis.HiredisError) as error:
             raise explain(error) from error
 
     def pool(self, key: str) -> ConnectionPool:

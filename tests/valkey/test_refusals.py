@@ -1,0 +1,191 @@
+"""What cannot work is said in one line, and nothing is lost."""
+
+from __future__ import annotations
+
+import http.server
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+import pytest
+
+from fairlead.engines.base import FullEngine
+from fairlead.engines.valkey import fitness
+from fairlead.engines.valkey.address import parse
+from fairlead.engines.valkey.fitness import Facts
+from fairlead.errors import EngineCorrupt, EngineUnavailable, FairleadError, NoNamespace, SchemaMismatch, UsageError
+from fairlead.message import Draft
+from fairlead.policy import Tier
+from fairlead.servers import Cluster, Replicated, Server, free_port
+from tests.conformance.forms import sentinels, server
+from tests.valkey.conftest import drain, some
+
+Opened = Callable[..., FullEngine]
+
+
+def refusal(opened: Opened, url: str, **settings: object) -> FairleadError:
+    with pytest.raises(FairleadError) as told:
+        opened(url, **settings)
+    text = str(told.value)
+    assert "\n" not in text
+    assert "secret" not in text, "no password is told"
+    return told.value
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("valky://localhost", 'there is no engine "valky".*did you mean "valkey"'),
+        ("valkey+clustre://localhost", 'did you mean "valkey\\+cluster"'),
+        ("valkey://u:secret@localhost?timout=3", 'unknown option "timout"; did you mean "timeout"'),
+        ("valkey://u:secret@localhost?shards=3", "shards: expected a power of two"),
+        ("valkey://u:secret@localhost?timeout=soon", "timeout: expected seconds"),
+        ("valkey://u:secret@localhost:port", "'port' is no port"),
+        ("valkey://u:secret@localhost/db", 'expected the number of a database, got "db"'),
+        ("valkey+cluster://localhost/3", "a cluster has database 0 only"),
+        ("valkey+sentinel://u:secret@localhost", "the name of the master is missing"),
+        ("valkey://a:1,b:2", "write valkey\\+cluster:// or valkey\\+sentinel://"),
+        ("unix://", "the path is missing"),
+        ("unix:///there/is/none", "nothing listens there"),
+        ("valkey://no.such.host.invalid", "no such host|no answer"),
+    ],
+)
+def test_a_wrong_url(opened: Opened, url: str, said: str) -> None:
+    error = refusal(opened, url)
+    assert re.search(said, str(error)), error
+
+
+def test_nothing_listens(opened: Opened) -> None:
+    assert "nothing listens there; start the server" in str(refusal(opened, f"valkey://127.0.0.1:{free_port()}"))
+
+
+def test_wrong_and_missing_passwords(opened: Opened) -> None:
+    with Server(requirepass="secret") as guarded:
+        port = guarded.port
+        assert "asks for a password" in str(refusal(opened, f"valkey://127.0.0.1:{port}"))
+        assert "wrong password for the default user" in str(refusal(opened, f"valkey://:wrong@127.0.0.1:{port}"))
+        assert 'wrong password for user "nobody"' in str(refusal(opened, f"valkey://nobody:secret@127.0.0.1:{port}"))
+        guarded.run("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+get", "+info", "+client")
+        error = refusal(opened, f"valkey://reader:secret@127.0.0.1:{port}")
+        assert "the user may not do this" in str(error)
+        assert "docs/engines.md" in str(error)
+
+
+@contextmanager
+def speaking(answer: bytes) -> Iterator[int]:
+    """A server that says one thing to everybody."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with client:
+                client.recv(1000)
+                client.sendall(answer)
+
+    threading.Thread(target=serve, daemon=True).start()
+    yield listener.getsockname()[1]
+    listener.close()
+
+
+def test_something_else_listens(opened: Opened) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        error = refusal(opened, f"valkey://127.0.0.1:{web.server_port}?timeout=1")
+        web.shutdown()
+    assert "this is not a Valkey or Redis server" in str(error) or "hung up" in str(error)
+
+
+def test_protected_mode(opened: Opened) -> None:
+    denied = b"-DENIED Running in protected mode because protected mode is enabled and no password is set\r\n"
+    with speaking(denied) as port:
+        assert "protected mode" in str(refusal(opened, f"valkey://127.0.0.1:{port}"))
+
+
+def test_tls_where_there_is_none(opened: Opened) -> None:
+    assert "if the server speaks no TLS, write valkey://" in str(refusal(opened, server().url.replace("valkey://", "valkeys://") + "?timeout=1"))
+
+
+@pytest.mark.parametrize(("product", "version", "said"), [("valkey", (7, 2, 5), "Valkey 7.2.5 is too old"), ("redis", (6, 2), "Redis 6.2 is too old")])
+def test_too_old(product: str, version: tuple[int, ...], said: str) -> None:
+    facts = Facts(product, version, "master", False, "noeviction", False, "", 0)
+    assert said in fitness.problems(facts, parse("valkey://localhost"), "memory")[0]
+
+
+def test_waitaof_came_with_redis_7_2() -> None:
+    facts = Facts("redis", (7, 0, 15), "master", False, "noeviction", True, "always", 0)
+    assert fitness.problems(facts, parse("redis://localhost"), "memory") == []
+    assert "has no WAITAOF" in fitness.problems(facts, parse("redis://localhost"), "fsync")[0]
+    assert fitness.problems(msgspec.structs.replace(facts, version=(7, 2, 0)), parse("redis://localhost"), "fsync") == []
+
+
+def test_a_replica_and_the_wrong_topology(opened: Opened) -> None:
+    with Replicated(1) as group:
+        assert "this is a replica" in str(refusal(opened, group.replicas[0].url))
+        assert "this is no cluster" in str(refusal(opened, group.url.replace("valkey://", "valkey+cluster://")))
+    with Cluster(1, 0) as cluster:
+        assert "write valkey+cluster:// instead" in str(refusal(opened, cluster.masters[0].url))
+
+
+def test_no_such_master(opened: Opened) -> None:
+    assert "this is no sentinel" in str(refusal(opened, f"valkey+sentinel://127.0.0.1:{server().port}/nobody"))
+    assert 'the sentinels know no master "nobody"' in str(refusal(opened, sentinels().replace("/mine", "/nobody")))
+
+
+def test_memory_that_has_run_out(opened: Opened) -> None:
+    """Nothing more is taken in, nothing is lost, and consuming makes room."""
+    with Server(maxmemory="6mb") as small:
+        engine = opened(small.url)
+        accepted = 0
+        with pytest.raises(EngineUnavailable, match=r"out of memory \(maxmemory\).*nothing was changed") as told:
+            while True:
+                accepted += len(engine.put([Draft(f"t.{n}", b"x" * 2000) for n in range(100)]))
+        assert told.value.applied is False
+        assert engine.overview().waiting == accepted
+        assert len(drain(engine)) == accepted
+        engine.put(some(10))
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
+def test_a_key_of_another_program(opened: Opened) -> None:
+    with Server() as shared:
+        engine = opened(shared.url, namespace="mine")
+        engine.close()
+        shared.run("DEL", "fairlead:{mine/0}:shard")
+        shared.run("RPUSH", "fairlead:{mine/0}:shard", "something else")
+        error = refusal(opened, shared.url, namespace="mine")
+        assert isinstance(error, EngineCorrupt)
+        assert "a key of another program is in the way" in str(error)
+
+
+def test_another_number_of_shards_and_a_newer_layout(opened: Opened) -> None:
+    url = server().url
+    opened(f"{url}?shards=4", namespace="four-shards")
+    assert opened(url, namespace="four-shards").capabilities.shards == 4
+    error = refusal(opened, f"{url}?shards=8", namespace="four-shards")
+    assert "was made with 4 shards, the URL says 8" in str(error)
+    assert "fairlead migrate" in str(error)
+    server().run("HSET", "fairlead:{four-shards/0}:settings", "layout", "2")
+    assert isinstance(refusal(opened, url, namespace="four-shards"), SchemaMismatch)
+
+
+def test_other_tiers_and_a_missing_namespace(opened: Opened) -> None:
+    opened(server().url, namespace="with-tiers", tiers={"a": Tier(1)})
+    assert "its tiers are a 1" in str(refusal(opened, server().url, namespace="with-tiers", tiers={"b": Tier(1)}))
+    assert isinstance(refusal(opened, server().url, namespace="nobody-was-here", create=False), NoNamespace)
+    assert isinstance(refusal(opened, server().url, namespace="no/slash"), UsageError)
+
+
+def test_two_applications_do_not_meet(opened: Opened) -> None:
+    ours, theirs = opened(server().url), opened(server().url)
+    ours.put(some(5))
+    ours.policy_set("code", "t.*", {"paused": True})
+    assert theirs.lease(10).leases == []
+    assert theirs.overview().waiting == 0
+    assert theirs.policies().rows() == []
