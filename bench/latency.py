@@ -24,7 +24,8 @@ def main() -> None:
     chosen = options(__doc__ or "")
     number = pick(chosen, 300, 100, 5)
     idle = pick(chosen, 10.0, 5.0, 0.5)
-    with store(chosen, "fsync") as place:
+    durability = "fsync" if chosen.engine == "sqlite" else "memory"  # each engine's default
+    with store(chosen, durability) as place:
         url = place.url
         app = Fairlead(url)
         with process(WORKER, url) as worker:
@@ -44,7 +45,7 @@ def main() -> None:
         chosen,
         ("p50 ms", "p99 ms", "idle worker, % of a core"),
         rows,
-        "durability fsync, the fsync of publish included",
+        f"durability {durability}, what it takes to publish included",
         repeats=spread(waits),
     )
 

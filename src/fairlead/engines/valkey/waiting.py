@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import secrets
 import select
@@ -47,14 +48,21 @@ class _Ear:
         """The shards that rang within so many seconds, and whether it was interrupted."""
         rang, was_interrupted = {int(shard) for shard in self.bell.poll()}, False
         if not rang:
-            ready, _, _ = select.select([self.bell, self.interrupted], [], [], max(0.0, seconds))
-            if self.interrupted in ready:
+            ready = self._ready(max(0.0, seconds))
+            if self.interrupted.fileno() in ready:
                 with contextlib.suppress(BlockingIOError):
                     self.interrupted.recv(1024)
                 was_interrupted = True
-            if self.bell in ready:
+            if self.bell.fileno() in ready:
                 rang = {int(shard) for shard in self.bell.poll()}
         return rang, was_interrupted
+
+    def _ready(self, seconds: float) -> set[int]:
+        """Which of the two has something to say."""
+        poll = select.poll()  # `select.select` knows no more than 1,024 files
+        poll.register(self.bell, select.POLLIN)
+        poll.register(self.interrupted, select.POLLIN)
+        return {file for file, _ in poll.poll(math.ceil(seconds * 1000))}
 
     def close(self) -> None:
         self.bell.close()
