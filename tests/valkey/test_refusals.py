@@ -112,7 +112,9 @@ def test_tls_where_there_is_none(opened: Opened) -> None:
     assert "if the server speaks no TLS, write valkey://" in str(refusal(opened, server().url.replace("valkey://", "valkeys://") + "?timeout=1"))
 
 
-@pytest.mark.parametrize(("product", "version", "said"), [("valkey", (7, 2, 5), "Valkey 7.2.5 is too old"), ("redis", (6, 2), "Redis 6.2 is too old")])
+@pytest.mark.parametrize(
+    ("product", "version", "said"), [("valkey", (7, 2, 5), "Valkey 7.2.5 is too old"), ("redis", (6, 2), "Redis 6.2 is too old")]
+)
 def test_too_old(product: str, version: tuple[int, ...], said: str) -> None:
     facts = Facts(product, version, "master", False, "noeviction", False, "", 0)
     assert said in fitness.problems(facts, parse("valkey://localhost"), "memory")[0]

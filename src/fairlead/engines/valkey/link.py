@@ -9,7 +9,9 @@ while; where a connection broke after something was sent, nobody knows whether i
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import select
 import socket
 import threading
 import time
@@ -60,6 +62,7 @@ class Link:
         self.keys_of: Callable[[int], tuple[str, str]] = lambda _: ("", "")
         self._closed = False
         self._patience = PATIENCE_AT_START
+        self._idle = _Idle()
         self._nodes = self._connect()
         try:
             self._confirm = fitness.check(self) if checks else None
@@ -167,7 +170,7 @@ class Link:
             sent = False
             try:
                 pool = self._nodes.pool(key)
-                connection = pool.get_connection()
+                connection = self._idle.take(pool)
                 try:
                     connection.send_packed_command([command])
                     sent = True
@@ -178,7 +181,7 @@ class Link:
                     connection.disconnect()
                     raise
                 finally:
-                    pool.release(connection)
+                    self._idle.give_back(pool, connection)
                 if not isinstance(answer, Exception):
                     return answer
                 raise answer
@@ -204,6 +207,7 @@ class Link:
             deadline = deadline or now + self._patience
             if now > deadline:
                 raise self.explain(error, applied=None if sent and not isinstance(error, _LATER) else False) from error
+            self._idle.drop()
             self._nodes.refresh(error)
             time.sleep(random.uniform(pause / 2, pause))
             pause = min(pause * 2, PAUSE_MOST)
@@ -223,7 +227,56 @@ class Link:
     def close(self) -> None:
         """Let go of all connections; closing twice is fine."""
         self._closed = True
+        self._idle.drop()
         self._nodes.close()
+
+
+class _Idle:
+    """
+    Connections that nobody uses now, the last used first.
+
+    redis-py's pool looks after them too, at a price that is a third of a short call.
+    """
+
+    def __init__(self) -> None:
+        self._stacks: dict[Any, list[AbstractConnection]] = {}
+        self._process = os.getpid()
+
+    def take(self, pool: ConnectionPool) -> AbstractConnection:
+        if os.getpid() != self._process:  # a fork has connections of its own
+            self._stacks, self._process = {}, os.getpid()
+        stack = self._stacks.get(pool)
+        while stack:
+            try:
+                connection = stack.pop()
+            except IndexError:  # another thread was faster
+                break
+            if not _has_ended(connection):
+                return connection
+            connection.disconnect()
+            pool.release(connection)
+        return pool.get_connection()
+
+    def give_back(self, pool: ConnectionPool, connection: AbstractConnection) -> None:
+        if connection._sock is not None:  # noqa: SLF001  # it has no word for it
+            self._stacks.setdefault(pool, []).append(connection)
+        else:
+            pool.release(connection)
+
+    def drop(self) -> None:
+        """Give all of them up."""
+        stacks, self._stacks = self._stacks, {}
+        for pool, stack in stacks.items():
+            for connection in stack:
+                connection.disconnect()
+                pool.release(connection)
+
+
+def _has_ended(connection: AbstractConnection) -> bool:
+    """Whether the server has hung up: then there is something to read, its end."""
+    poll = select.poll()
+    poll.register(connection._sock, select.POLLIN)  # noqa: SLF001
+    return bool(poll.poll(0))
 
 
 class _Again(Exception):  # never leaves the link

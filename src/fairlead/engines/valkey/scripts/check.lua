@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---@ shard fairness rules gates crc lanes messages ids merging settling housekeeping bells
+--@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
 
 -- What the doctor looks at, one page of it: ARGV[3]: "lanes", "messages" or "leases"; [4]: where the page begins; [5]: "1" to mend.
 -- Answers {where the next page begins, how many lanes counted wrongly, entries without their message, messages that stood nowhere, leases that nothing
@@ -51,11 +51,11 @@ local function look_at_lane(lane, leases)
     local number = text(lane.number)
     drop_orphans(key('z:' .. number), 17)
     drop_orphans(key('a:' .. number), 18)
-    for _, mid in ipairs(messages.peek_plain(lane, LOOKED_AT)) do
+    for _, mid in ipairs(plain.peek(lane, LOOKED_AT)) do
         if not has_message(mid) then
             orphans = orphans + 1
             if mends then
-                messages.unlist(lane, mid)
+                plain.unlist(lane, mid)
             end
         end
     end

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---@ shard fairness rules gates crc lanes messages ids merging settling housekeeping bells
+--@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
 
 -- Put dead letters back, or ("drop") forget them. ARGV[3]: "redrive" or "drop"; [4]: the topic, or ""; [5]: the messages' numbers, or "" for the oldest;
 -- [6]: at most how many; [7]: in how many microseconds the first is due; [8]: and how much later each next one. Answers how many.

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---@ shard fairness rules gates crc lanes messages ids merging settling housekeeping bells
+--@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
 
 -- After a purge: give up the leases of the topic ARGV[3] that ARGV[4] lists (numbers of messages: those that are leased in its lanes). With ARGV[5] "1"
 -- its lanes and finished ids go too. Answers how many leases it gave up.

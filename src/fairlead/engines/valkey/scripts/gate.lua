@@ -1,5 +1,5 @@
 #!lua
---@ shard fairness rules gates crc lanes messages ids merging settling housekeeping bells
+--@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
 
 -- Set the limits of the gate ARGV[3], as "code" or "operator" (ARGV[4]) says: ARGV[5], {rate or false, burst, concurrency or false}.
 

@@ -1,5 +1,5 @@
 #!lua
---@ shard fairness rules gates crc lanes messages ids merging settling housekeeping bells
+--@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
 
 -- Change what a pattern sets. ARGV[3]: the version of the policies that the client knows; [4]: the version that they have then; [5]: the pattern;
 -- [6]: the field of `policies` that is written, or ""; [7]: what it holds, "" to remove it; [8]: the patterns for which something else holds now, and

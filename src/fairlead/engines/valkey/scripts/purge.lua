@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---@ shard fairness rules gates crc lanes messages ids merging settling housekeeping bells
+--@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
 
 -- Remove what waits of the topic ARGV[3], with numbers up to ARGV[4] ("": all that there are now), at most ARGV[5]. Answers how many, the last
 -- number that was meant, and whether there may be more.
@@ -44,7 +44,7 @@ for _, lane in ipairs(found) do
             end
         end
         if looked < most then
-            for _, mid in ipairs(messages.peek_plain(lane, most - looked)) do
+            for _, mid in ipairs(plain.peek(lane, most - looked)) do
                 remove(lane, mid)
             end
         end

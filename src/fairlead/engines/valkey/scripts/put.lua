@@ -1,5 +1,5 @@
 #!lua
---@ shard fairness rules gates crc lanes messages ids merging putting settling housekeeping bells
+--@ shard fairness rules gates crc lanes plain messages ids merging backlog putting intake settling wakes housekeeping bells
 
 -- Accept messages. ARGV[3]: the version of the policies that the client knows; ARGV[4]: the lanes of the plain messages' topics; ARGV[5]: for each
 -- message the position of its lane, -1 where it is not plain; then the messages. Answers its number for each, or {outcome, more}.
@@ -18,6 +18,6 @@ local impossible, by = putting.impossible(drafts)
 if impossible then
     return { 'impossible', impossible - 1, by }
 end
-local answers = putting.accept_batch(values_of(ARGV[4]), order, stored, drafts)
+local answers = intake.accept_batch(values_of(ARGV[4]), order, stored, drafts)
 save(next(drafts) ~= nil)
 return answers

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---@ shard undo fairness rules gates crc lanes messages ids merging putting settling housekeeping bells
+--@ shard undo fairness rules gates crc lanes plain messages ids merging backlog putting intake settling wakes housekeeping bells
 
 -- End leases. ARGV[3]: the settlements, see settling.lua; ARGV[4]: "", or the version of the policies that the client knows, where messages are
 -- published with acks; then ARGV[5]: {position of its settlement, whether its body is too large} of each, and the messages.
@@ -44,7 +44,7 @@ for _, draft in ipairs(follow) do
         accepted[#accepted + 1] = draft
     end
 end
-for n, answer in ipairs(putting.accept_all(accepted)) do
+for n, answer in ipairs(intake.accept_all(accepted)) do
     if type(answer) == 'table' and answer[1] == 'refused' then
         undo.run()
         return { 'refused', accepted[n].id, accepted[n].topic, answer[2], answer[3], answer[4] }

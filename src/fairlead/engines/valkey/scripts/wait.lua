@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
---@ shard fairness rules gates crc lanes messages ids merging settling housekeeping serving bells
+--@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping serving bells
 
 -- Is there something to lease in the pool ARGV[3] (of the topics ARGV[4], or "")? If not, the caller is rung on the channel ARGV[5] within ARGV[6]
 -- seconds, unless it leaves ("0"). One of those who wait promises to look when something is due; the others look a little later.
@@ -10,7 +10,7 @@ if seconds == 0 then
     bells.leave(pool, channel, topics ~= nil)
     return { 0, -1, 0 }
 end
-local wake = housekeeping.next_wake()
+local wake = wakes.next()
 if serving.has_work(pool, topics) or (wake and wake <= shard.now) then
     return { 1, 0, 0 }
 end

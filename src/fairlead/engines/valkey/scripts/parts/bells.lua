@@ -1,8 +1,7 @@
 -- Waking: who waits has a channel of his own, and stands in `waiters:POOL` (or `choosy:POOL`, where he serves named topics only) until he
 -- is rung, or his time is over. One is rung at a time: he looks, and rings the next where there is more than he can take.
 
-local bells = {}
-do
+local bells = part(function(bells)
     local TRIES = 8
 
     local function real_now()
@@ -47,7 +46,7 @@ do
 
     -- At the end of a call. Somebody has to know what is due sooner than all that the waiters know of.
     function bells.ring_all(is_timed)
-        if is_timed and next(rang) == nil and housekeeping.is_sooner() then
+        if is_timed and next(rang) == nil and wakes.is_sooner() then
             shard.alarm = 0
             for _, band in ipairs(bands) do
                 rang[band.pool] = true
@@ -58,14 +57,20 @@ do
             ring_choosy(pool)
         end
     end
-end
+end)
 
 -- Write everything back: the end of every script.
 local function save(is_timed)
-    messages.save()
-    gates.save()
+    if is_used(messages) then
+        messages.save()
+    end
+    if is_used(gates) then
+        gates.save()
+    end
     lanes.save()
-    bells.ring_all(is_timed)
+    if is_timed or next(rang) ~= nil then
+        bells.ring_all(is_timed)
+    end
     bands.save()
     save_shard()
 end

@@ -1,125 +1,125 @@
 -- Who is served next, as arithmetic. The same as engines/fairness.py, number for number; the sources of the algorithms stand there.
 
-local fairness = {}
-
 local TICKS = 4
 local VT_SCALE = 100800
 local CHUNK, FEW_LANES = 4, 100
 local CARRY_SCALE = 1000000
 local SECOND = 1000000
 
-function fairness.interval(rate)
-    return math.max(1, math.ceil(1000000 * TICKS / rate - 1e-9))
-end
-
-function fairness.permits(tat, now, rate, burst)
-    local step = fairness.interval(rate)
-    local room = now * TICKS + burst * step - math.max(tat, now * TICKS)
-    return room >= step and math.floor(room / step) or 0
-end
-
-function fairness.take_permits(tat, now, rate, taken)
-    return math.max(tat, now * TICKS) + taken * fairness.interval(rate)
-end
-
-function fairness.return_permits(tat, rate, returned)
-    return tat - returned * fairness.interval(rate)
-end
-
-function fairness.next_permit(tat, now, rate, burst)
-    return math.max(now, math.ceil((tat - (burst - 1) * fairness.interval(rate)) / TICKS))
-end
-
-function fairness.rebase(tat, now, rate, burst)
-    return math.min(tat, now * TICKS + burst * fairness.interval(rate))
-end
-
-function fairness.recovered(tat, now)
-    return tat <= now * TICKS
-end
-
-function fairness.stride(taken, weight)
-    return math.max(1, round(taken * VT_SCALE / weight))
-end
-
-function fairness.stride_of_work(work, weight)
-    return round(work * VT_SCALE / (1000000 * weight))
-end
-
-function fairness.chunk(room, lanes, weight)
-    if lanes <= 1 then
-        return room
+local fairness = part(function(fairness)
+    function fairness.interval(rate)
+        return math.max(1, math.ceil(1000000 * TICKS / rate - 1e-9))
     end
-    local most = lanes <= FEW_LANES and CHUNK / 2 or CHUNK
-    return math.max(1, math.min(room, math.floor(most * weight)))
-end
 
--- `entries`: {share, carry} each; sets `given` and `kept` in them.
-function fairness.split(room, entries)
-    local total, left = 0, room
-    for _, entry in ipairs(entries) do
-        total = total + entry.share
+    function fairness.permits(tat, now, rate, burst)
+        local step = fairness.interval(rate)
+        local room = now * TICKS + burst * step - math.max(tat, now * TICKS)
+        return room >= step and math.floor(room / step) or 0
     end
-    for _, entry in ipairs(entries) do
-        entry.claim = entry.carry + round(room * CARRY_SCALE * entry.share / total)
-        entry.given = math.max(0, math.floor(entry.claim / CARRY_SCALE))
-        left = left - entry.given
+
+    function fairness.take_permits(tat, now, rate, taken)
+        return math.max(tat, now * TICKS) + taken * fairness.interval(rate)
     end
-    while left ~= 0 do
-        local chosen, furthest
+
+    function fairness.return_permits(tat, rate, returned)
+        return tat - returned * fairness.interval(rate)
+    end
+
+    function fairness.next_permit(tat, now, rate, burst)
+        return math.max(now, math.ceil((tat - (burst - 1) * fairness.interval(rate)) / TICKS))
+    end
+
+    function fairness.rebase(tat, now, rate, burst)
+        return math.min(tat, now * TICKS + burst * fairness.interval(rate))
+    end
+
+    function fairness.recovered(tat, now)
+        return tat <= now * TICKS
+    end
+
+    function fairness.stride(taken, weight)
+        return math.max(1, round(taken * VT_SCALE / weight))
+    end
+
+    function fairness.stride_of_work(work, weight)
+        return round(work * VT_SCALE / (1000000 * weight))
+    end
+
+    function fairness.chunk(room, lanes, weight)
+        if lanes <= 1 then
+            return room
+        end
+        local most = lanes <= FEW_LANES and CHUNK / 2 or CHUNK
+        return math.max(1, math.min(room, math.floor(most * weight)))
+    end
+
+    -- `entries`: {share, carry} each; sets `given` and `kept` in them.
+    function fairness.split(room, entries)
+        local total, left = 0, room
         for _, entry in ipairs(entries) do
-            local owed = entry.claim - entry.given * CARRY_SCALE
-            if left > 0 and (not chosen or owed > furthest) then
-                chosen, furthest = entry, owed
-            elseif left < 0 and entry.given > 0 and (not chosen or owed < furthest) then
-                chosen, furthest = entry, owed
+            total = total + entry.share
+        end
+        for _, entry in ipairs(entries) do
+            entry.claim = entry.carry + round(room * CARRY_SCALE * entry.share / total)
+            entry.given = math.max(0, math.floor(entry.claim / CARRY_SCALE))
+            left = left - entry.given
+        end
+        while left ~= 0 do
+            local chosen, furthest
+            for _, entry in ipairs(entries) do
+                local owed = entry.claim - entry.given * CARRY_SCALE
+                if left > 0 and (not chosen or owed > furthest) then
+                    chosen, furthest = entry, owed
+                elseif left < 0 and entry.given > 0 and (not chosen or owed < furthest) then
+                    chosen, furthest = entry, owed
+                end
+            end
+            local step = left > 0 and 1 or -1
+            chosen.given, left = chosen.given + step, left - step
+        end
+        local limit = 32 * CARRY_SCALE
+        for _, entry in ipairs(entries) do
+            entry.kept = math.max(-limit, math.min(limit, entry.claim - entry.given * CARRY_SCALE))
+        end
+    end
+
+    -- `entries`: {share, carry, taken} each; sets `kept`.
+    function fairness.settle_carry(entries)
+        local total, everything = 0, 0
+        for _, entry in ipairs(entries) do
+            total, everything = total + entry.share, everything + entry.taken
+        end
+        for _, entry in ipairs(entries) do
+            entry.kept = entry.carry + round(everything * CARRY_SCALE * entry.share / total) - entry.taken * CARRY_SCALE
+        end
+    end
+
+    -- Positions in `counts`, each spread evenly over the whole: the i-th of n stands at (i + 1/2) / n.
+    function fairness.interleave(counts)
+        local places, order = {}, {}
+        for position, count in ipairs(counts) do
+            for i = 0, count - 1 do
+                places[#places + 1] = { (2 * i + 1) / count, position }
             end
         end
-        local step = left > 0 and 1 or -1
-        chosen.given, left = chosen.given + step, left - step
-    end
-    local limit = 32 * CARRY_SCALE
-    for _, entry in ipairs(entries) do
-        entry.kept = math.max(-limit, math.min(limit, entry.claim - entry.given * CARRY_SCALE))
-    end
-end
-
--- `entries`: {share, carry, taken} each; sets `kept`.
-function fairness.settle_carry(entries)
-    local total, everything = 0, 0
-    for _, entry in ipairs(entries) do
-        total, everything = total + entry.share, everything + entry.taken
-    end
-    for _, entry in ipairs(entries) do
-        entry.kept = entry.carry + round(everything * CARRY_SCALE * entry.share / total) - entry.taken * CARRY_SCALE
-    end
-end
-
--- Positions in `counts`, each spread evenly over the whole: the i-th of n stands at (i + 1/2) / n.
-function fairness.interleave(counts)
-    local places, order = {}, {}
-    for position, count in ipairs(counts) do
-        for i = 0, count - 1 do
-            places[#places + 1] = { (2 * i + 1) / count, position }
+        table.sort(places, function(one, other)
+            if one[1] ~= other[1] then
+                return one[1] < other[1]
+            end
+            return one[2] < other[2]
+        end)
+        for n, place in ipairs(places) do
+            order[n] = place[2]
         end
+        return order
     end
-    table.sort(places, function(one, other)
-        if one[1] ~= other[1] then
-            return one[1] < other[1]
-        end
-        return one[2] < other[2]
-    end)
-    for n, place in ipairs(places) do
-        order[n] = place[2]
-    end
-    return order
-end
 
--- Size classes for the top lists, about 9 % apart; the same as engines/classes.py.
-function fairness.size_class(number)
-    if number < 32 then
-        return 0
+    -- Size classes for the top lists, about 9 % apart; the same as engines/classes.py.
+    function fairness.size_class(number)
+        if number < 32 then
+            return 0
+        end
+        local _, bits = math.frexp(number)
+        return bits * 8 + math.floor(number / 2 ^ (bits - 4)) % 8
     end
-    local _, bits = math.frexp(number)
-    return bits * 8 + math.floor(number / 2 ^ (bits - 4)) % 8
-end
+end)

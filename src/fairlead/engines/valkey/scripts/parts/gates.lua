@@ -1,8 +1,7 @@
 -- Gates: limits that many topics share. The lanes at one stand in a sorted set for each band, `gate:BAND:NAME`; of an open gate the
 -- first of these lanes stands in `heads:BAND`, so that a tier with a thousand gates is asked as quickly as one with none.
 
-local gates = {}
-do
+local gates = part(function(gates)
     local GATES, WAKE = key('gates'), key('gate_wakes')
     local known, changed, moved = {}, {}, {}
 
@@ -147,4 +146,4 @@ do
         end
         changed, moved = {}, {}
     end
-end
+end)

@@ -1,7 +1,6 @@
 -- What happens by the clock: due messages, leases that run out, ttl, retention, sweeps of changed patterns, lanes that wake.
 
-local housekeeping = {}
-do
+local housekeeping = part(function(housekeeping)
     local DUE_KEY, SWEEPS = key('due'), key('sweeps')
     local LAST = '\244\143\191\191' -- sorts behind every name
 
@@ -103,31 +102,4 @@ do
         lanes.forget_idle(budget)
         return more or shard.sweeping > 0
     end
-
-    -- When something has to be done at the latest; nil: nothing known. `idle`: when lanes are to be forgotten, which is in no hurry.
-    local function wakes()
-        local asleep, idle = lanes.next_wake()
-        local event = tonumber(call('ZRANGE', DUE_KEY, 0, 0, 'WITHSCORES')[2])
-        local at = event or asleep or gates.next_wake()
-        if at then
-            at = math.min(at, asleep or at, gates.next_wake() or at)
-        end
-        return at, idle
-    end
-
-    -- When there is something to do again.
-    function housekeeping.next_wake()
-        if shard.sweeping > 0 then
-            return shard.now
-        end
-        local at, idle = wakes()
-        at = at and math.min(at, idle or at) or idle
-        return at and math.max(at, shard.now)
-    end
-
-    -- Whether something that waiters do not know of is due before the one wakes who promised to look.
-    function housekeeping.is_sooner()
-        local at = wakes()
-        return at and (shard.alarm == 0 or at < shard.alarm or shard.alarm <= shard.now)
-    end
-end
+end)

@@ -1,7 +1,7 @@
 -- Ids of the user's own, ids that joined another message, ids of finished messages: a hash for each topic that has any, `i:TOPIC`, of the
 -- message's number, or "f" and until when it is known (0: for ever). `ids_until` forgets these.
 
-do
+ids = part(function(ids)
     local UNTIL, ALIASES = key('ids_until'), key('aliases') -- topics of those that Fairlead made and that joined another message, by id
 
     local function of(topic)
@@ -91,4 +91,4 @@ do
             call('ZREM', UNTIL, member)
         end
     end
-end
+end)

@@ -7,15 +7,13 @@
 -- `place`: where it stands; `head`: its first plain messages, 7 bytes each, `listed`: how many more are in the list `q:NUMBER`;
 -- `sorted`: how many of its ready messages are in the sorted set `z:NUMBER`, see messages.lua.
 
-local lanes = {}
-
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane is remembered
 local DEFAULT_MEAN = SECOND                        -- what a message is taken to cost before anything is known
 local RATE_WINDOW = 10 * SECOND
 local PARTITION, BUCKET = '\31', '\30'
 
-do
+local lanes = part(function(lanes)
     local LANES, NAMES, ASLEEP_KEY, IDLE_KEY = key('lanes'), key('names'), key('asleep'), key('idle')
     local known, changed = {}, {}
 
@@ -357,27 +355,27 @@ do
     end
 
     -- The top lists stand on size classes, which change rarely; few lanes are large enough to have one.
-    local CLASSES = { 'big', 'old', 'busy', 'slow' }
 
-    function lanes.classify(lane, is_gone)
-        local waiting = lanes.waiting(lane)
-        local class = {
-            big = is_gone and 0 or fairness.size_class(waiting),
-            old = (is_gone or lane.ready < 32) and 0 or not lane.head_since and lane.old > 0 and lane.old
-                or math.floor((lane.head_since or shard.now) / 2 ^ 23),
-            busy = is_gone and 0 or fairness.size_class(math.max(lane.before, lane.lately)),
-            slow = is_gone and 0 or fairness.size_class(math.floor(lane.throttled / 10000)),
-        }
-        for _, name in ipairs(CLASSES) do
-            if class[name] ~= lane[name] then
-                lane[name] = class[name]
-                if class[name] == 0 then
-                    call('ZREM', key('top:' .. name), lane.name)
-                else
-                    call('ZADD', key('top:' .. name), class[name], lane.name)
-                end
+    local function set_class(lane, name, class)
+        if lane[name] ~= class then
+            lane[name] = class
+            if class == 0 then
+                call('ZREM', key('top:' .. name), lane.name)
+            else
+                call('ZADD', key('top:' .. name), class, lane.name)
             end
         end
+    end
+
+    function lanes.classify(lane, is_gone)
+        set_class(lane, 'big', is_gone and 0 or fairness.size_class(lanes.waiting(lane)))
+        if is_gone or lane.ready < 32 then
+            set_class(lane, 'old', 0)
+        elseif lane.old == 0 or lane.head_since then
+            set_class(lane, 'old', math.floor((lane.head_since or shard.now) / 2 ^ 23))
+        end
+        set_class(lane, 'busy', is_gone and 0 or fairness.size_class(math.max(lane.before, lane.lately)))
+        set_class(lane, 'slow', is_gone and 0 or fairness.size_class(math.floor(lane.throttled / 10000)))
     end
 
     function lanes.save()
@@ -392,4 +390,4 @@ do
         call_many('HSET', LANES, written, 2)
         changed = {}
     end
-end
+end)

@@ -1,8 +1,7 @@
 -- Joining messages about the same thing: on publish, and when a leased one comes back while another of its key waits.
 -- docs/behaviour.md, "Merging on publish" and "Arriving".
 
-local merging = {}
-do
+local merging = part(function(merging)
     local MERGE, EDGES = key('merge'), key('edges')
     local MAX_WAIT_WINDOWS = 10
 
@@ -142,4 +141,4 @@ do
         lane.merged, shard.merged = lane.merged + 1, shard.merged + 1
         return true
     end
-end
+end)

@@ -7,8 +7,6 @@
 --
 -- Of topics that fold into a bucket `t:TOPIC` holds all messages that wait ("r", "d", "p") or are leased ("l"), and `folded` the names.
 
-local messages, ids = {}, {}
-
 local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
 local NO, HOLD, YIELD = 0, 1, 2 -- serial
 local LEASES_END, DUE, EXPIRES, RETENTION_ENDS = '1', '2', '3', '4'
@@ -26,7 +24,9 @@ local REASONS = {
     retries = 'retries used up: ',
 }
 
-do
+local ids -- below
+
+local messages = part(function(messages)
     local MESSAGES, KEYS_HELD, MERGE, DUE_KEY = key('m'), key('keys'), key('merge'), key('due')
     local FOLDED, FOLDED_BYTES = key('folded'), key('folded_bytes')
     local known, changed = {}, {}
@@ -197,7 +197,7 @@ do
     local function out_of_order(lane, record)
         lane.ready = lane.ready - 1
         if record.plain then
-            messages.unlist(lane, record.mid)
+            plain.unlist(lane, record.mid)
         else
             lane.sorted = lane.sorted - 1
             call('ZREM', of_lane('z', lane), place_of(record))
@@ -217,52 +217,6 @@ do
         lane.parked = lane.parked - 1
         call('ZREM', key('k:' .. messages.line(record)), place_of(record))
         call('ZREM', of_lane('a', lane), place_aside(record, 'p'))
-    end
-
-    -- Plain messages
-
-    function messages.append(lane, mid)
-        if lane.listed == 0 and #lane.head < 7 * INLINE then
-            lane.head = lane.head .. sortable(mid)
-        else
-            call('RPUSH', of_lane('q', lane), mid)
-            lane.listed = lane.listed + 1
-        end
-        lane.ready = lane.ready + 1
-    end
-
-    -- The first of them, at most so many; they stay.
-    function messages.peek_plain(lane, most)
-        local found = {}
-        for at = 1, math.min(#lane.head, 7 * most), 7 do
-            found[#found + 1] = unpack_from('>I7', lane.head, at)
-        end
-        if #found < most and lane.listed > 0 then
-            for _, mid in ipairs(call('LRANGE', of_lane('q', lane), 0, most - #found - 1)) do
-                found[#found + 1] = tonumber(mid)
-            end
-        end
-        return found
-    end
-
-    function messages.drop_plain(lane, taken)
-        local inline = math.min(taken, #lane.head / 7)
-        lane.head = string.sub(lane.head, 7 * inline + 1)
-        if taken > inline then
-            call('LTRIM', of_lane('q', lane), taken - inline, -1)
-            lane.listed = lane.listed - (taken - inline)
-        end
-    end
-
-    function messages.unlist(lane, mid)
-        local wanted = sortable(mid)
-        for at = 1, #lane.head, 7 do
-            if string.sub(lane.head, at, at + 6) == wanted then
-                lane.head = string.sub(lane.head, 1, at - 1) .. string.sub(lane.head, at + 7)
-                return
-            end
-        end
-        lane.listed = lane.listed - call('LREM', of_lane('q', lane), 1, mid)
     end
 
     -- Waiting
@@ -464,4 +418,4 @@ do
         end
         changed[record] = true
     end
-end
+end)

@@ -1,8 +1,7 @@
 -- Policies: for each pattern that somebody set one for, what holds for a topic of which it is the most specific (hash `rules`, written by
 -- the client; "": where there is none). The patterns that cover a topic are those that cover its most specific one.
 
-local rules = { changes = 0 } -- how often they changed in this call
-do
+local rules = part(function(rules)
     local FIELDS = {
         'rate', 'burst', 'concurrency', 'weight', 'tier', 'pool', 'lease', 'retries', 'backoff', 'ttl', 'drop_expired', 'dead_ttl', 'serial',
         'gate', 'merge', 'merge_limit', 'window', 'debounce', 'max_wait', 'leading', 'dedupe', 'max_backlog', 'max_backlog_bytes', 'on_full',
@@ -10,6 +9,7 @@ do
     }
     local RULES = key('rules')
     local by_name, by_stem, overridden = {}, {}, {}
+    rules.changes = 0 -- how often they changed in this call
 
     local function read(pattern)
         local stored = overridden[pattern]
@@ -68,4 +68,4 @@ do
         local delay = math.min(base * factor ^ math.min(attempts - 1, 200), cap)
         return round(delay * (jitter and random or 1) * 1000000)
     end
-end
+end)

@@ -1,8 +1,7 @@
 -- Handing out. First it is decided which lanes give how many (the visits), reading lanes only, each once; then the messages of all of them
 -- are fetched. Nothing here looks at a lane that cannot deliver.
 
-local serving = {}
-do
+local serving = part(function(serving)
     local LEASES, MESSAGES = key('l'), key('m')
     local STEP = 16        -- what is handed out ahead of what the caller can start goes in steps, so that tiers end at nearly their shares
     local PAGE = 64        -- lanes read at once
@@ -362,25 +361,25 @@ do
 
     -- The first messages of a lane, in its order, as {number, record as stored}; they leave the order.
     local function fetch(lane, wanted, stored)
-        local plain = calls.plain[lane]
+        local listed = calls.plain[lane]
         local order = key('z:' .. text(lane.number))
         local sorted = lane.sorted > 0 and call('ZRANGE', order, 0, wanted - 1) or {}
         local found, gone, p, s = {}, {}, 1, 1
-        while #found < wanted and (plain[p] or sorted[s]) do
-            local takes_plain = plain[p] ~= nil
+        while #found < wanted and (listed[p] or sorted[s]) do
+            local takes_plain = listed[p] ~= nil
             if takes_plain and sorted[s] then
                 local rank, position, number = unpack_from('>I2I7I7', sorted[s])
-                local since = stored[plain[p]] and unpack_from('>I7', stored[plain[p]], 2) or 0
-                takes_plain = rank > 513 or (rank == 513 and (position > since or (position == since and number > plain[p])))
+                local since = stored[listed[p]] and unpack_from('>I7', stored[listed[p]], 2) or 0
+                takes_plain = rank > 513 or (rank == 513 and (position > since or (position == since and number > listed[p])))
             end
             if takes_plain then
-                found[#found + 1], p = plain[p], p + 1
+                found[#found + 1], p = listed[p], p + 1
             else
                 found[#found + 1] = unpack_from('>I7', sorted[s], 17)
                 gone[#gone + 1], s = sorted[s], s + 1
             end
         end
-        messages.drop_plain(lane, p - 1)
+        plain.drop(lane, p - 1)
         if #gone > 0 then
             call_many('ZREM', order, gone, 1)
             lane.sorted = lane.sorted - #gone
@@ -413,7 +412,7 @@ do
             end
         end
         for lane, wanted in pairs(calls.wanted) do
-            calls.plain[lane] = calls.picked[lane] and {} or messages.peek_plain(lane, wanted)
+            calls.plain[lane] = calls.picked[lane] and {} or plain.peek(lane, wanted)
             for _, mid in ipairs(calls.plain[lane]) do
                 want(mid)
             end
@@ -547,7 +546,9 @@ do
     function serving.lease(room, pool, topics, startable, record_start)
         calls = { room = room, startable = startable, record_start = record_start, visits = {}, visited = {}, order = {}, wanted = {}, picked = {}, plain = {},
             withheld = false }
-        messages.save() -- what housekeeping changed is read as it is stored
+        if is_used(messages) then
+            messages.save() -- what housekeeping changed is read as it is stored
+        end
         local first = shard.fence + 1
         if topics then
             serve_topics(topics, pool, room)
@@ -583,4 +584,4 @@ do
         end
         return false
     end
-end
+end)

@@ -1,7 +1,6 @@
 -- The end of leases (hash `l`, by the message's number): settled, or run out.
 
-local settling = {}
-do
+local settling = part(function(settling)
     local LEASES, MESSAGES, DUE_KEY = key('l'), key('m'), key('due')
     local REST_FIRST, REST_MOST = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
@@ -337,4 +336,4 @@ do
         call_many('HSET', LEASES, written, 2)
         return answers
     end
-end
+end)

@@ -155,5 +155,20 @@ do
     end
 end
 
+-- A part is defined when it is first used: most calls need few, and to make a function costs as much as to run a short one.
+local function part(define)
+    return setmetatable({}, {
+        __index = function(functions, name)
+            setmetatable(functions, nil)
+            define(functions)
+            return functions[name]
+        end,
+    })
+end
+
+local function is_used(functions)
+    return getmetatable(functions) == nil
+end
+
 -- Pools in which something can be leased now that could not be before: who waits there is to be rung, at the end.
 local rang = {}

@@ -1,8 +1,7 @@
 -- Taking back what a call has written: a script has no transaction to roll back. From `undo.begin` on, each write is preceded by a note of
 -- what was there; `undo.run` restores it, the last first.
 
-local undo = {}
-do
+local undo = part(function(undo)
     local notes = {}
 
     local function note(...)
@@ -75,4 +74,4 @@ do
             redis.call(unpack(notes[n]))
         end
     end
-end
+end)

@@ -1,0 +1,133 @@
+-- Backlog limits.
+
+local backlog = part(function(backlog)
+    local function waiting_of(topic, policy)
+        if policy.buckets then
+            local own, count = key('t:' .. topic), 0
+            for _, state in ipairs({ 'd', 'p', 'r' }) do
+                count = count + call('ZLEXCOUNT', own, '[' .. state, '(' .. string.char(string.byte(state) + 1))
+            end
+            return count, tonumber(call('HGET', key('folded_bytes'), topic) or 0)
+        end
+        local count, bytes = 0, 0
+        for _, lane in ipairs(lanes.of_topic(topic, policy)) do
+            count, bytes = count + lanes.waiting(lane), bytes + lane.bytes
+        end
+        return count, bytes
+    end
+
+    -- The first limit that a message of so many bytes would exceed: {what waits, the limit, the need, on_full, what it is a limit of}
+    local function limit_reached(topic, policy, size)
+        local count, bytes = waiting_of(topic, policy)
+        local limits = {
+            { count, policy.max_backlog, 1, policy.on_full, 'topic messages' },
+            { bytes, policy.max_backlog_bytes, size, policy.on_full, 'topic bytes' },
+            { shard.waiting, shard.max_backlog, 1, shard.on_full, 'namespace messages' },
+            { shard.bytes, shard.max_backlog_bytes, size, shard.on_full, 'namespace bytes' },
+        }
+        for _, limit in ipairs(limits) do
+            if limit[2] and limit[1] + limit[3] > limit[2] then
+                return limit
+            end
+        end
+    end
+
+    local function may_go(record)
+        return record and not (record.serial ~= NO and messages.holds_key(record))
+    end
+
+    local function is_worse(one, other) -- dropped before the other: lower priority, older, lower number
+        local here, there = -math.floor(one.rank / 2), -math.floor(other.rank / 2)
+        if here ~= there then
+            return here < there
+        elseif one.since ~= other.since then
+            return one.since < other.since
+        end
+        return one.seq < other.seq
+    end
+
+    -- The first that may be dropped among members of a sorted set, which are read backwards from the largest rank: of one rank those that
+    -- go to the front are not in the order of since. `at`: where the number of the message begins in a member, `rank_at`: its rank.
+    local function victim_of(name, first, last, rank_at, at)
+        local best, offset = nil, 0
+        local rank = last
+        repeat
+            local page = call('ZRANGE', name, rank, first, 'BYLEX', 'REV', 'LIMIT', 0, 1)
+            if not page[1] then
+                return best
+            end
+            local here = string.sub(page[1], 1, rank_at + 1)
+            local priority = -math.floor((unpack_from('>I2', page[1], rank_at) - 512) / 2)
+            if best and priority ~= -math.floor(best.rank / 2) then
+                return best
+            end
+            for _, member in ipairs(call('ZRANGE', name, '[' .. here, '[' .. here .. string.rep('\255', 22), 'BYLEX', 'LIMIT', 0, POLICY_PAGE)) do
+                local record = messages.read(unpack_from('>I7', member, at))
+                if may_go(record) and (not best or is_worse(record, best)) then
+                    best = record
+                end
+                if best and unpack_from('>I2', member, rank_at) % 2 == 1 then -- by since; the first will do
+                    break
+                end
+            end
+            rank, offset = '(' .. here, offset + 1
+        until offset > 402
+        return best
+    end
+
+    local function worse_of(one, other)
+        if not one or not other then
+            return one or other
+        end
+        return is_worse(one, other) and one or other
+    end
+
+    local function victim_in(lane)
+        local number = text(lane.number)
+        local best = victim_of(key('z:' .. number), '-', '+', 1, 17)
+        for _, mid in ipairs(plain.peek(lane, 1)) do
+            best = worse_of(best, messages.read(mid))
+        end
+        best = worse_of(best, victim_of(key('a:' .. number), '[d', '(e', 2, 18))
+        return worse_of(best, victim_of(key('a:' .. number), '[p', '(q', 2, 18))
+    end
+
+    local function victim(topic, policy)
+        local best
+        if policy.buckets then
+            for _, state in ipairs({ 'd', 'p', 'r' }) do
+                best = worse_of(best, victim_of(key('t:' .. topic), '[' .. state, '(' .. string.char(string.byte(state) + 1), 2, 18))
+            end
+            return best
+        end
+        for _, lane in ipairs(lanes.of_topic(topic, policy)) do
+            best = worse_of(best, victim_in(lane))
+        end
+        return best
+    end
+
+    local function drop_oldest(topic, policy)
+        local record = victim(topic, policy)
+        if not record then
+            return false
+        end
+        local lane = lanes.find(record.lane)
+        messages.end_waiting(lane, record)
+        messages.free_key(lane, messages.line(record), record.mid)
+        lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
+        messages.bury(lane, record, REASONS.full)
+        lanes.place(lane)
+        return true
+    end
+
+    -- Nil where there is room for it, or was made by dropping the oldest; else the limit.
+    function backlog.make_room(topic, policy, size)
+        while true do
+            local limit = limit_reached(topic, policy, size)
+            -- What is larger than the limit by itself would drop all the others for nothing.
+            if not limit or limit[4] ~= 'drop_oldest' or limit[3] > limit[2] or not drop_oldest(topic, policy) then
+                return limit
+            end
+        end
+    end
+end)

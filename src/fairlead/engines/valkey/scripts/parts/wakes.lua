@@ -1,0 +1,32 @@
+-- When there is something to do again.
+
+local wakes = part(function(wakes)
+    local DUE_KEY = key('due')
+
+    -- When something has to be done at the latest; nil: nothing known. `idle`: when lanes are to be forgotten, which is in no hurry.
+    local function times()
+        local asleep, idle = lanes.next_wake()
+        local event = tonumber(call('ZRANGE', DUE_KEY, 0, 0, 'WITHSCORES')[2])
+        local at = event or asleep or gates.next_wake()
+        if at then
+            at = math.min(at, asleep or at, gates.next_wake() or at)
+        end
+        return at, idle
+    end
+
+    -- When there is something to do again.
+    function wakes.next()
+        if shard.sweeping > 0 then
+            return shard.now
+        end
+        local at, idle = times()
+        at = at and math.min(at, idle or at) or idle
+        return at and math.max(at, shard.now)
+    end
+
+    -- Whether something that waiters do not know of is due before the one wakes who promised to look.
+    function wakes.is_sooner()
+        local at = times()
+        return at and (shard.alarm == 0 or at < shard.alarm or shard.alarm <= shard.now)
+    end
+end)
