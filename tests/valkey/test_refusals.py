@@ -145,7 +145,7 @@ def test_memory_that_has_run_out(opened: Opened) -> None:
     with Server(maxmemory="6mb") as small:
         engine = opened(small.url)
         accepted = 0
-        with pytest.raises(EngineUnavailable, match=r"out of memory \(maxmemory\).*nothing was changed") as told:
+        with pytest.raises(EngineUnavailable, match=r"out of memory \(maxmemory\).*nothing was changed") as told:  # noqa: PT012
             while True:
                 accepted += len(engine.put([Draft(f"t.{n}", b"x" * 2000) for n in range(100)]))
         assert told.value.applied is False

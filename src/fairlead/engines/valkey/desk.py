@@ -58,6 +58,8 @@ class ValkeyEngine(Core):
     def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
         there = next((fields for where, name, fields in self.policies().rows() if (where, name) == (layer, pattern)), None)
         if there is None:
+            for shard in range(self._space.shards):
+                self._space.run("keep", shard, now_us, records.pack([]), b"", repeatable=True)  # nothing but the clock goes on
             return False
         self._change(layer, pattern, lambda book: book.put(layer, pattern, dict.fromkeys(there)), now_us)
         return True

@@ -239,10 +239,10 @@ class _Idle:
     """
 
     def __init__(self) -> None:
-        self._stacks: dict[Any, list[AbstractConnection]] = {}
+        self._stacks: dict[Any, list[Any]] = {}
         self._process = os.getpid()
 
-    def take(self, pool: ConnectionPool) -> AbstractConnection:
+    def take(self, pool: ConnectionPool) -> Any:
         if os.getpid() != self._process:  # a fork has connections of its own
             self._stacks, self._process = {}, os.getpid()
         stack = self._stacks.get(pool)
@@ -257,7 +257,7 @@ class _Idle:
             pool.release(connection)
         return pool.get_connection()
 
-    def give_back(self, pool: ConnectionPool, connection: AbstractConnection) -> None:
+    def give_back(self, pool: ConnectionPool, connection: Any) -> None:
         if connection._sock is not None:  # noqa: SLF001  # it has no word for it
             self._stacks.setdefault(pool, []).append(connection)
         else:
@@ -272,7 +272,7 @@ class _Idle:
                 pool.release(connection)
 
 
-def _has_ended(connection: AbstractConnection) -> bool:
+def _has_ended(connection: Any) -> bool:
     """Whether the server has hung up: then there is something to read, its end."""
     poll = select.poll()
     poll.register(connection._sock, select.POLLIN)  # noqa: SLF001
