@@ -27,6 +27,7 @@ COMMANDS = {
     "explain": "explain",
     "purge": "purge",
     "doctor": "doctor",
+    "migrate": "migrate",
     "demo": "demo",
     "bench": "bench",
 }

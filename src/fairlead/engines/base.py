@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fairlead.message import Batch, Draft, Receipt, Settlement
     from fairlead.policy import Gate, Layer, PolicyBook, Resolved, Tier
@@ -169,6 +169,38 @@ class Overview(msgspec.Struct, kw_only=True):
     removed: int = 0
     last_number: int = 0  # the shard's last sequence number
     tiers: list[TierStats] = []
+
+
+class Parcel(msgspec.Struct, kw_only=True):
+    """
+    A message on its way to another store, with all that it carries; `number` is the one by which its source knows it.
+
+    `serial`, `merges`: whether it stands in line for its key, and joins others, as its topic's policy said when it was published.
+    `death`: (at, until when it is kept, reason, error) of a dead letter. `history`: (at, what, error) of each trouble.
+    """
+
+    number: int
+    id: str
+    topic: str
+    bodies: list[bytes]
+    key: str | None = None
+    priority: int = 0
+    at_front: bool = False
+    headers: dict[str, str] | None = None
+    published_us: int
+    since_us: int
+    expires_us: int | None = None
+    attempts: int = 0
+    deliveries: int = 0
+    suspect: bool = False
+    serial: str | None = None
+    merges: bool = False
+    sticky: bool = False
+    joined: list[str] = []
+    unhandled_us: int | None = None
+    unhandled_times: int = 0
+    history: list[tuple[int, str, str | None]] = []
+    death: tuple[int, int, str, str | None] | None = None
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -376,6 +408,36 @@ class Desk(Protocol):
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
         """Check the store's health and that its parts agree; with `repair` mend what does not."""
+        ...
+
+    # Moving to another store
+
+    def send(self, limit: int) -> list[Parcel]:
+        """
+        Take messages out, in the order of their lanes, dead letters last; leased ones stay. What was sent and not `sent` is told first.
+
+        They are nobody's until `sent`, and kept: a move that was broken off goes on where it was.
+        """
+        ...
+
+    def sent(self, parcels: Sequence[Parcel]) -> None:
+        """Forget what has arrived elsewhere."""
+        ...
+
+    def receive(self, parcels: Sequence[Parcel]) -> list[str]:
+        """Take in what another store sent: accepted, or duplicate where the id is known here. Doing it twice is no harm."""
+        ...
+
+    def finished_ids(self) -> Iterator[tuple[str, str, int | None]]:
+        """(topic, id, until when it is known or None: for ever) of finished messages."""
+        ...
+
+    def receive_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
+        """Know these ids as finished."""
+        ...
+
+    def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
+        """Each gate as the code and as the operator set it."""
         ...
 
     def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.engines.base import BRING_IN, Check, Explanation, MessageView, Overview, TierStats, TopicStats
-from fairlead.engines.sqlite import explaining, health, housekeeping, listing, purging, views
+from fairlead.engines.base import BRING_IN, Check, Explanation, MessageView, Overview, Parcel, TierStats, TopicStats
+from fairlead.engines.sqlite import explaining, health, housekeeping, listing, moving, purging, views
 from fairlead.engines.sqlite.engine import Core, _clock
 from fairlead.engines.sqlite.rows import Row
 from fairlead.engines.sqlite.turn import Turn
@@ -206,6 +206,35 @@ class SqliteEngine(Core):
     def dead_drop(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None) -> int:
         with self._turn(now_us, durable=True) as turn:
             return purging.drop_dead(turn, topic, ids, limit)
+
+    # Moving to another store
+
+    def send(self, limit: int) -> list[Parcel]:
+        with self._turn(None, durable=True) as turn:
+            return moving.send(turn, limit)
+
+    def sent(self, parcels: Sequence[Parcel]) -> None:
+        with self._turn(None, durable=True) as turn:
+            moving.sent(turn, parcels)
+
+    def receive(self, parcels: Sequence[Parcel]) -> list[str]:
+        with self._turn(None, durable=True) as turn:
+            return moving.receive(turn, parcels)
+
+    def finished_ids(self) -> Iterator[tuple[str, str, int | None]]:
+        with self._view() as turn:
+            return iter(list(moving.finished_ids(turn)))
+
+    def receive_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
+        with self._turn(None, durable=True) as turn:
+            moving.receive_finished(turn, ids)
+
+    def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
+        layers: tuple[Layer, Layer] = ("code", "operator")
+        with self._view() as turn:
+            states = [turn.keep_gate(row) for row in turn.all("gates")]
+            told = ((state.name, layer, text) for state in states for layer, text in zip(layers, (state.code, state.operator), strict=True))
+            return [(name, layer, msgspec.json.decode(text, type=Gate)) for name, layer, text in told if text]
 
     # The whole
 

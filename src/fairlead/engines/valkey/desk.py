@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from fairlead.engines.admission import topic_in_use, undefined_gate
-from fairlead.engines.base import Check, Explanation, MessageView, Overview, TierStats, TopicStats
-from fairlead.engines.valkey import explaining, health, listing, records, views
+from fairlead.engines.valkey import explaining, health, listing, moving, records, views
 from fairlead.engines.valkey.engine import Core
 from fairlead.engines.valkey.views import View
 from fairlead.errors import BadPolicy, TopicInUse
 from fairlead.policy import PolicyBook, check_fields, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from fairlead.engines.base import Check, Explanation, MessageView, Overview, Parcel, TopicStats
     from fairlead.policy import Gate, Layer, Resolved
 
 PAGE = 500
@@ -216,6 +216,27 @@ class ValkeyEngine(Core):
                 found.setdefault(place[0], []).append(place[1].mid)
         return cast("list[tuple[int, list[int] | None]]", list(found.items()))
 
+    # Moving to another store
+
+    def send(self, limit: int) -> list[Parcel]:
+        return moving.send(self._view(), limit)
+
+    def sent(self, parcels: Sequence[Parcel]) -> None:
+        moving.sent(self._space, parcels)
+
+    def receive(self, parcels: Sequence[Parcel]) -> list[str]:
+        self._space.reload()
+        return moving.receive(self._space, parcels)
+
+    def finished_ids(self) -> Iterator[tuple[str, str, int | None]]:
+        return moving.finished_ids(self._view())
+
+    def receive_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
+        moving.receive_finished(self._space, ids)
+
+    def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
+        return moving.gate_layers(self._view())
+
     # The whole
 
     def overview(self, *, now_us: int | None = None) -> Overview:
@@ -236,6 +257,3 @@ class ValkeyEngine(Core):
             "gates": views.gates(view),
             "policies": self.policies().rows(),
         }
-
-
-__all__ = ["TierStats", "ValkeyEngine"]

@@ -45,6 +45,9 @@ def _assemble(name: str) -> Script:
     return Script.of(name, f"{shebang}\n" + _COMMENT.sub("", "".join([*parts, rest])))
 
 
-_NAMES = ("put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "gate", "limits", "purge", "delete", "dead", "check", "totals")
+_NAMES = (
+    "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "gate", "limits", "purge", "delete", "dead", "check", "totals", "send",
+    "receive", "know",
+)  # fmt: skip
 SCRIPTS = {name: _assemble(name) for name in _NAMES}
 """Every script by name."""

@@ -69,7 +69,7 @@ local messages = part(function(messages)
         return record
     end
 
-    local function encode(record)
+    function messages.encode(record)
         local values = {}
         for n = 1, #FIELDS do
             values[n] = record[FIELDS[n]]
@@ -103,7 +103,7 @@ local messages = part(function(messages)
         for record in pairs(changed) do
             if known[record.mid] == record then
                 written[#written + 1] = record.mid
-                written[#written + 1] = encode(record)
+                written[#written + 1] = messages.encode(record)
             end
         end
         call_many('HSET', MESSAGES, written, 2)
@@ -352,13 +352,18 @@ local messages = part(function(messages)
     -- The end
 
     function messages.remove(lane, record)
-        call('HDEL', MESSAGES, record.mid)
+        messages.take_out(lane, record)
         if record.parts > 0 then
             call('DEL', key('b:' .. text(record.mid)))
         end
         if record.joined > 0 then
             call('DEL', key('j:' .. text(record.mid)))
         end
+    end
+
+    -- The record goes; the lists that may belong to it stay.
+    function messages.take_out(lane, record)
+        call('HDEL', MESSAGES, record.mid)
         if record.mirrored then
             messages.mirror(lane, record, false)
         end

@@ -1,0 +1,58 @@
+#!lua flags=allow-oom
+--@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
+
+-- Take messages out of the lane ARGV[3] ("": dead letters), the first ARGV[4] of them, and keep them in `moving` until they have arrived elsewhere.
+-- Answers their numbers.
+
+local most, taken = tonumber(ARGV[4]), {}
+
+local function keep(lane, record)
+    local id = ids.of(record)
+    ids.finish(record, false)
+    call('HSET', key('moving'), record.mid, messages.encode(record))
+    call('HSET', key('moving_ids'), record.mid, id)
+    taken[#taken + 1] = record.mid
+    messages.take_out(lane, record)
+end
+
+local function take(lane, mid)
+    local record = messages.read(mid)
+    if record then
+        messages.end_waiting(lane, record)
+        keep(lane, record)
+        messages.free_key(lane, messages.line(record), mid)
+        lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
+    end
+end
+
+if ARGV[3] == '' then
+    for _, mid in ipairs(call('ZRANGE', key('dead'), 0, most - 1)) do
+        local record = messages.read(tonumber(mid))
+        if record then
+            local death = record.death
+            messages.exhume(record)
+            record.death = death
+            keep({}, record)
+        end
+    end
+else
+    local lane = lanes.find(ARGV[3])
+    if lane then
+        for _, mid in ipairs(plain.peek(lane, most)) do
+            take(lane, mid)
+        end
+        for _, member in ipairs(call('ZRANGE', key('z:' .. text(lane.number)), 0, most - #taken - 1)) do
+            if #taken < most then
+                take(lane, (unpack_from('>I7', member, 17)))
+            end
+        end
+        for _, member in ipairs(call('ZRANGE', key('a:' .. text(lane.number)), 0, most - #taken - 1)) do
+            if #taken < most then
+                take(lane, (unpack_from('>I7', member, 18)))
+            end
+        end
+        lanes.place(lane)
+    end
+end
+save(true)
+return taken

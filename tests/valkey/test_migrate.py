@@ -1,0 +1,103 @@
+"""A namespace moves from one engine to another and back: nothing is lost or doubled, and a move that broke off goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from fairlead.cli.migrate import move
+from fairlead.engines.base import FullEngine, MessageView
+from fairlead.message import Draft, Settlement
+from fairlead.policy import Gate
+from tests.conformance.forms import cluster, server
+
+Opened = Callable[..., FullEngine]
+CHANGES = ("seq", "state", "fence", "deadline_us")
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def fill(engine: FullEngine) -> None:
+    """Some of everything."""
+    engine.gate_set("g", Gate(rate=50.0, burst=3, concurrency=2))
+    engine.gate_set("g", Gate(concurrency=5), layer="operator")
+    engine.policy_set("code", "a.*", {"rate": 5, "gate": "g"})
+    engine.policy_set("operator", "a.1", {"paused": True})
+    engine.policy_set("code", "merging", {"merge": "all"})
+    engine.policy_set("code", "serial", {"serial": True})
+    engine.policy_set("code", "bucket.*", {"buckets": 2})
+    engine.policy_set("code", "known", {"dedupe": "forever"})
+    engine.policy_set("code", "tired", {"retries": 0})
+    engine.put([Draft("known", b"k", id="once")])
+    engine.settle([Settlement(lease.handle, lease.fence) for lease in engine.lease(10).leases])
+    engine.put([Draft("tired", b"x", headers={"a": "b"})])
+    engine.settle([Settlement(lease.handle, lease.fence, "retry", error="boom") for lease in engine.lease(10).leases])
+    engine.put([Draft("again", b"y", key="k")])
+    engine.settle([Settlement(lease.handle, lease.fence, "retry", delay_us=0, reason="once") for lease in engine.lease(10).leases])
+    engine.put([Draft("merging", b"%d" % n, key="m", id=f"m{n}") for n in range(3)])
+    engine.put([Draft("serial", b"%d" % n, key="s", priority=n % 2) for n in range(4)])
+    engine.put([Draft(f"bucket.{n}", b"b", at_front=n == 1) for n in range(4)])
+    engine.put([Draft("a.1", b"%d" % n, ttl_us=3_600_000_000, sticky=n == 0) for n in range(30)])
+    engine.put([Draft("later", b"\xff\x00", delay_us=3_600_000_000, headers={"n": "1"})])
+
+
+def everything(engine: FullEngine) -> list[dict[str, object]]:
+    """All messages, without what a move changes: numbers, and who is the first of a serial key for the moment."""
+    found = [msgspec.convert(view, MessageView) if isinstance(view, dict) else view for view in engine.snapshot()["messages"]]
+    told = [{name: value for name, value in msgspec.structs.asdict(view).items() if name not in CHANGES} for view in found]
+    return sorted(told, key=lambda each: (str(each["topic"]), str(each["id"])))
+
+
+@pytest.mark.parametrize("where", ["server", "cluster"])
+def test_there_and_back(opened: Opened, tmp_path: Path, where: str) -> None:
+    first, last = opened(f"sqlite:///{tmp_path}/a.db", namespace="default"), opened(f"sqlite:///{tmp_path}/b.db", namespace="default")
+    between = opened(server().url if where == "server" else cluster())
+    fill(first)
+    before, order = everything(first), [view.id for view in first.topic_peek("a.1", limit=30)]
+    for old, new in ((first, between), (between, last)):
+        counts = move(old, new, quiet, wait=True)
+        assert counts["messages"] == len(before) - 1
+        assert counts["dead letters"] == 1
+        assert everything(new) == before
+        assert old.overview().waiting == old.overview().dead == 0
+        assert new.policies().rows() == first.policies().rows()
+        assert new.gate_layers() == first.gate_layers()
+        assert [view.id for view in new.topic_peek("a.1", limit=30)] == order, "in their order"
+        assert new.put([Draft("known", b"k", id="once"), Draft("merging", b"9", key="m", id="m1")])[0].outcome == "duplicate"
+        assert [check for engine in (old, new) for check in engine.doctor() if not check.ok] == []
+    assert last.lookup("merging", ["m1"])["m1"] == "waiting"
+
+
+@pytest.mark.parametrize("target", ["sqlite", "valkey"])
+@pytest.mark.parametrize("source", ["sqlite", "valkey"])
+def test_a_move_that_broke_off_goes_on(opened: Opened, tmp_path: Path, source: str, target: str) -> None:
+    """Before anything arrived, and before the source knew that it did."""
+    urls = {"sqlite": "sqlite:///{folder}/{name}.db", "valkey": server().url}
+    old = opened(urls[source].format(folder=tmp_path, name="old"))
+    new = opened(urls[target].format(folder=tmp_path, name="new"))
+    fill(old)
+    before = everything(old)
+    lost = old.send(7)
+    assert len(lost) == 7, "and then we were killed"
+    arrived = old.send(5)
+    new.receive(arrived)
+    assert {parcel.id for parcel in arrived} <= {parcel.id for parcel in lost}, "what is on its way comes first"
+    move(old, new, quiet, wait=True)
+    assert everything(new) == before
+
+
+def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path) -> None:
+    old, new = opened(f"sqlite:///{tmp_path}/a.db"), opened(server().url)
+    old.put([Draft("t", b"1"), Draft("t", b"2")])
+    (held,) = old.lease(1).leases
+    assert move(old, new, quiet, wait=False)["still leased"] == 1
+    old.settle([Settlement(held.handle, held.fence, "release")])
+    assert move(old, new, quiet, wait=True) == {
+        "gates": 0, "policies": 0, "finished ids": 0, "messages": 1, "dead letters": 0, "still leased": 0,
+    }  # fmt: skip
+    assert sorted(lease.body for lease in new.lease(10).leases) == [b"1", b"2"]
