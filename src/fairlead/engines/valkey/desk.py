@@ -107,6 +107,8 @@ class ValkeyEngine(Core):
     def gate_set(self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None) -> None:
         for shard in range(self._space.shards):
             self._space.run("gate", shard, now_us, name, layer, records.gate_record(gate), durable=True)
+        if self._space.shards > 1:
+            self._grants.begin(name, records.read_gate(self._space.read(0, "HGET", "gates", name)).limits)
 
     def gate_list(self) -> list[dict[str, Any]]:
         return views.gates(self._view())

@@ -11,6 +11,7 @@ from fairlead.engines.admission import backlog_full_with_ack, check_draft, delay
 from fairlead.engines.base import BRING_IN, Capabilities
 from fairlead.engines.naming import merge_key
 from fairlead.engines.valkey import records
+from fairlead.engines.valkey.grants import Grants
 from fairlead.engines.valkey.namespace import Namespace
 from fairlead.engines.valkey.waiting import Waiting
 from fairlead.errors import BacklogFull, BadMessage
@@ -51,7 +52,8 @@ class Core:
             shards=self._space.shards,
         )
         self._random = settings.random or random.random
-        self._waiting = Waiting(self._space)
+        self._grants = Grants(self._space)
+        self._waiting = Waiting(self._space, self._grants)
         self._spread = itertools.count(random.randrange(1 << 16))
         self._next_shard = random.randrange(self._space.shards)
 
@@ -170,6 +172,7 @@ class Core:
         record_start: bool = False,
         now_us: int | None = None,
     ) -> Batch:
+        self._grants.renew()
         room, startable = n, n if startable is None else startable
         made = Batch([], 0, None)
         wakes: list[int] = []
@@ -256,10 +259,47 @@ class Core:
             for start in range(0, len(positions), AT_ONCE):
                 page = positions[start : start + AT_ONCE]
                 follow = [(place, draft) for place, n in enumerate(page, 1) for draft in (publish or {}).get(n, ())]
+                if follow and self._space.shards > 1:
+                    follow = self._publish_elsewhere(shard, [settlements[n] for n in page], follow, now_us)
                 told = self._settle_in(shard, [settlements[n] for n in page], follow, now_us)
                 for position, answer in zip(page, told, strict=True):
                     answers[position] = answer.decode()
         return answers
+
+    def _publish_elsewhere(
+        self, shard: int, settlements: Sequence[Settlement], follow: list[tuple[int, Draft]], now_us: int | None
+    ) -> list[tuple[int, Draft]]:
+        """
+        What goes with an ack to another shard is put there first, by an id made of its message's: where the ack then fails, and the message
+        comes again, so does this, as a duplicate. Returns what can be done together with the ack.
+        """
+        here: list[tuple[int, Draft]] = []
+        elsewhere: list[Draft] = []
+        counted: dict[int, int] = {}
+        for place, draft in follow:
+            number = counted[place] = counted.get(place, -1) + 1
+            parent = self._held_id(shard, settlements[place - 1])
+            if parent is None:
+                continue  # its lease is lost
+            named = msgspec.structs.replace(draft, id=draft.id if draft.id is not None else f"{parent}:{number}", sticky=True)
+            if self._by_shard([named]).get(shard):
+                here.append((place, named))
+            else:
+                elsewhere.append(named)
+        for receipt in self.put(elsewhere, now_us=now_us):
+            if receipt.outcome == "refused":
+                raise BacklogFull(backlog_full_with_ack(receipt), [receipt])
+        return here
+
+    def _held_id(self, shard: int, settlement: Settlement) -> str | None:
+        """The id of a message that is acked now, if its lease is held."""
+        space, mid = self._space, settlement.handle // self._space.shards
+        lease, stored = space.read_many(shard, [("HGET", "l", mid), ("HGET", "m", mid)])
+        held = records.read_held(lease) if lease is not None and settlement.action == "ack" else None
+        if held is None or held.gone or held.fence != settlement.fence:
+            return None
+        own = records.read_record(mid, stored).id if stored is not None and not held.empty else None
+        return str(own) if own else f"{space.nonce}-{settlement.handle:x}"
 
     def _settle_in(self, shard: int, settlements: Sequence[Settlement], follow: list[tuple[int, Draft]], now_us: int | None) -> list[bytes]:
         space = self._space

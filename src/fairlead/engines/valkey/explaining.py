@@ -74,13 +74,13 @@ def _gate(view: View, shard: int, policy: Resolved) -> GateFacts | None:
     stored = view.space.read(shard, "HGET", "gates", policy.gate) if policy.gate is not None else None
     if stored is None:
         return None
-    rate, burst, concurrency, tat, leased = views.read_gate(stored)
-    room = 1 << 30
-    wake = None
-    if rate is not None:
-        tat = fairness.rebase(tat, view.now, rate, burst)
-        room = fairness.permits(tat, view.now, rate, burst)
-        wake = fairness.next_permit_us(tat, view.now, rate, burst) if not room else None
-    if concurrency is not None:
-        room = min(room, concurrency - leased)
-    return GateFacts(room=max(room, 0), leased=leased, wake_us=wake)
+    gate = records.read_gate(stored)
+    limits, room, wake = gate.limits_here, 1 << 30, None
+    if limits.rate is not None:
+        burst = limits.effective_burst
+        tat = fairness.rebase(gate.tat, view.now, limits.rate, burst)
+        room = fairness.permits(tat, view.now, limits.rate, burst)
+        wake = fairness.next_permit_us(tat, view.now, limits.rate, burst) if not room else None
+    if limits.concurrency is not None:
+        room = min(room, limits.concurrency - gate.leased)
+    return GateFacts(room=max(room, 0), leased=gate.leased, wake_us=wake)

@@ -9,7 +9,6 @@ from fairlead.engines.base import Parcel
 from fairlead.engines.naming import merge_key
 from fairlead.engines.valkey import records
 from fairlead.message import Draft
-from fairlead.policy import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from fairlead.engines.valkey.namespace import Namespace
     from fairlead.engines.valkey.records import Record
     from fairlead.engines.valkey.views import View
-    from fairlead.policy import Layer
+    from fairlead.policy import Gate, Layer
 
 AT_ONCE = 200
 _SERIAL = (None, "hold", "yield")
@@ -148,10 +147,7 @@ def gate_layers(view: View) -> list[tuple[str, Layer, Gate]]:
     """Each gate as the code and as the operator set it."""
     found: list[tuple[str, Layer, Gate]] = []
     for name, stored in view.space.scan(0, "HSCAN", "gates"):
-        code, operator, *_ = records.unpack_values(stored, 6)
-        layers: tuple[tuple[Layer, Any], ...] = (("code", code), ("operator", operator))
-        for layer, limits in layers:
-            if limits:
-                rate, burst, concurrency = limits
-                found.append((name.decode(), layer, Gate(rate or None, burst if rate else None, concurrency or None)))
+        gate = records.read_gate(stored)
+        layers: tuple[tuple[Layer, Any], ...] = (("code", gate.code), ("operator", gate.operator))
+        found += [(name.decode(), layer, records.gate_of(limits)) for layer, limits in layers if limits]
     return found

@@ -255,8 +255,9 @@ class Namespace:
     def tell(self, shard: int, version: int) -> None:
         """Write all policies to a shard that is behind."""
         book = self.book.policies
-        names = sorted({pattern for _, pattern, _ in book.rows()})
-        rules = [records.rule_record(book.resolve(name), self.shards) for name in names]
+        there = {pattern for _, pattern, _ in book.rows()}
+        names = sorted(there | {name.decode() for name, _ in self.scan(shard, "HSCAN", "rules") if name})
+        rules = [records.rule_record(book.resolve(name), self.shards) if name in there else b"" for name in names]
         self.run("policy", shard, None, version, self.book.version, "*", b"", b"", records.pack(names), self.exact(), 0, *rules, durable=True)
 
     def exact(self) -> int:

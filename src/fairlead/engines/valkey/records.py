@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.message import Lease
-from fairlead.policy import FOREVER
+from fairlead.policy import FOREVER, Gate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fairlead.message import Draft
-    from fairlead.policy import Gate, Resolved
+    from fairlead.policy import Resolved
 
 LAYOUT = 1
 """Version of the keys and records; `scripts/parts/shard.lua` knows the same."""
@@ -251,6 +253,46 @@ def read_lane(name: str, stored: bytes) -> Lane:
 def read_held(stored: bytes) -> Held:
     """A lease of its record."""
     return _HELD.decode(b"\xdc" + struct.pack(">H", len(Held.__struct_fields__)) + stored)
+
+
+class GateRecord(msgspec.Struct, array_like=True):
+    """A gate on a shard; each layer is [rate or False, burst, concurrency or False]. Field order is that of `gates.lua`."""
+
+    code: Any
+    operator: Any
+    tat: int
+    leased: int
+    is_open: bool
+    wake: int
+    grant: Any
+
+    @property
+    def limits(self) -> Gate:
+        """What somebody set, the operator before the code."""
+        return gate_of(self.operator or self.code or (False, 1, False))
+
+    @property
+    def limits_here(self) -> Gate:
+        """The part of it that the shard has."""
+        return gate_of(self.grant or self.operator or self.code or (False, 1, False))
+
+    @property
+    def granted_concurrency(self) -> int | None:
+        return int(self.grant[2]) if self.grant and self.grant[2] is not False else None
+
+
+def gate_of(limits: Sequence[Any]) -> Gate:
+    """The gate of a layer."""
+    rate, burst, concurrency = limits
+    return Gate(rate or None, burst if rate else None, concurrency if concurrency is not False else None)
+
+
+_GATE = msgspec.msgpack.Decoder(GateRecord)
+
+
+def read_gate(stored: bytes) -> GateRecord:
+    """A gate of its record."""
+    return _GATE.decode(b"\xdc" + struct.pack(">H", len(GateRecord.__struct_fields__)) + stored)
 
 
 class Counters(msgspec.Struct, array_like=True):

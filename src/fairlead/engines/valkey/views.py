@@ -401,22 +401,17 @@ def gates(view: View) -> list[dict[str, Any]]:
     return [found[name] for name in sorted(found)]
 
 
-def read_gate(stored: bytes) -> tuple[float | None, int, int | None, int, int]:
-    """(rate, burst, concurrency, tat, leased)"""
-    code, operator, tat, leased, _, _ = records.unpack_values(stored, 6)
-    rate, burst, concurrency = operator or code or (False, 1, False)
-    return rate or None, burst, concurrency or None, tat, leased
-
-
 def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
-    rate, burst, concurrency, tat, leased = read_gate(stored)
+    gate = records.read_gate(stored)
+    limits, burst = gate.limits, gate.limits.effective_burst
     permit = None
-    if rate is not None:
-        permit = fairness.next_permit_us(fairness.rebase(tat, view.now, rate, burst), view.now, rate, burst)
+    if limits.rate is not None:
+        permit = fairness.next_permit_us(fairness.rebase(gate.tat, view.now, limits.rate, burst), view.now, limits.rate, burst)
     bands = range(1, len(view.counters[shard].bands) + 1)
     waiting = sum(view.space.read(shard, "ZCARD", f"gate:{band}:{name}") for band in bands)
     return {
-        "name": name, "rate": rate, "burst": burst if rate is not None else None, "concurrency": concurrency, "leased": leased,
+        "name": name, "rate": limits.rate, "burst": burst if limits.rate is not None else None, "concurrency": limits.concurrency,
+        "leased": gate.leased,
         "next_permit_us": permit, "waiting": min(waiting, COUNTED),
     }  # fmt: skip
 

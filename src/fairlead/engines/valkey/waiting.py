@@ -13,11 +13,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fairlead.engines.valkey import records
+from fairlead.engines.valkey.grants import EVERY
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from fairlead.engines.valkey.grants import Grants
     from fairlead.engines.valkey.namespace import Namespace
 
 LOOK_AGAIN = 5.0
@@ -73,8 +75,9 @@ class _Ear:
 class Waiting:
     """The waits of one engine object."""
 
-    def __init__(self, space: Namespace) -> None:
+    def __init__(self, space: Namespace, grants: Grants) -> None:
         self._space = space
+        self._grants = grants
         self._lock = threading.Lock()
         self._idle: list[_Ear] = []
         self._busy: list[_Ear] = []
@@ -144,6 +147,8 @@ class Waiting:
         named = b"" if topics is None else records.pack(list(topics))
         look_again = self._look_again * random.uniform(0.8, 1.2)
         due = time.monotonic() + look_again
+        if self._grants.renew():
+            due = min(due, time.monotonic() + EVERY)  # what is shut here may be let in a moment later
         calls = [(shard, "wait", (pool, named, ear.channel, round(look_again) + 2)) for shard in shards]
         for has_work, wake, promised in self._space.run_many(calls):
             if has_work:

@@ -1,8 +1,14 @@
 #!lua
 --@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
 
--- Set the limits of the gate ARGV[3], as "code" or "operator" (ARGV[4]) says: ARGV[5], {rate or false, burst, concurrency or false}.
+-- Set the limits of the gate ARGV[3], as "code" or "operator" (ARGV[4]) says, or this shard's "grant": ARGV[5], {rate or false, burst, concurrency or
+-- false}. A grant is not taken back from leases that have it. Answers the concurrency that holds, -1: none.
 
-gates.set(ARGV[3], ARGV[4], values_of(ARGV[5]))
+local limits = values_of(ARGV[5])
+local gate = gates.find(ARGV[3])
+if ARGV[4] == 'grant' and gate and limits[3] then
+    limits[3] = math.max(limits[3], gate.leased)
+end
+gates.set(ARGV[3], ARGV[4], limits)
 save(true)
-return 1
+return limits[3] or -1

@@ -1,12 +1,14 @@
 -- Gates: limits that many topics share. The lanes at one stand in a sorted set for each band, `gate:BAND:NAME`; of an open gate the
 -- first of these lanes stands in `heads:BAND`, so that a tier with a thousand gates is asked as quickly as one with none.
+--
+-- `grant`: the part of the gate that this shard has, where there are several; all parts together are never more than the gate's limits.
 
 local gates = part(function(gates)
     local GATES, WAKE = key('gates'), key('gate_wakes')
     local known, changed, moved = {}, {}, {}
 
     local function limits_of(gate)
-        local limits = gate.operator or gate.code or { false, 1, false }
+        local limits = gate.grant or gate.operator or gate.code or { false, 1, false }
         gate.rate, gate.burst, gate.concurrency = limits[1], limits[2], limits[3]
     end
 
@@ -17,8 +19,8 @@ local gates = part(function(gates)
             if not stored then
                 return nil
             end
-            local code, operator, tat, leased, is_open, wake = values_of(stored)
-            gate = { name = name, code = code, operator = operator, tat = tat, leased = leased, is_open = is_open, wake = wake }
+            local code, operator, tat, leased, is_open, wake, grant = values_of(stored)
+            gate = { name = name, code = code, operator = operator, tat = tat, leased = leased, is_open = is_open, wake = wake, grant = grant }
             limits_of(gate)
             known[name] = gate
         end
@@ -28,7 +30,8 @@ local gates = part(function(gates)
     function gates.set(name, layer, limits)
         local gate = gates.find(name)
         if not gate then
-            gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open = true, wake = 0 }
+            gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open = true, wake = 0,
+                grant = false }
             known[name] = gate
         end
         gate[layer] = limits
@@ -122,7 +125,7 @@ local gates = part(function(gates)
                 end
             end
         end
-        call('HSET', GATES, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased, gate.is_open, gate.wake))
+        call('HSET', GATES, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased, gate.is_open, gate.wake, gate.grant))
     end
 
     -- Housekeeping: those whose next permit has come.

@@ -1,0 +1,125 @@
+"""A namespace on several shards: its invariants."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from fairlead.engines.base import FullEngine
+from fairlead.message import Draft, Lease, Settlement
+from fairlead.policy import Gate
+from tests.conformance.forms import cluster, server
+from tests.valkey.conftest import drain, some
+
+Opened = Callable[..., FullEngine]
+
+
+def sharded(opened: Opened, shards: int = 8, **settings: object) -> FullEngine:
+    return opened(f"{server().url}?shards={shards}", **settings)
+
+
+def end(engine: FullEngine, leases: list[Lease], action: str = "ack") -> list[str]:
+    return engine.settle([Settlement(lease.handle, lease.fence, action) for lease in leases])
+
+
+def test_everything_comes_once_and_in_order_inside_a_topic(opened: Opened) -> None:
+    engine = sharded(opened)
+    engine.put([Draft(f"t.{n % 40}", b"%d" % n) for n in range(2_000)])
+    order: dict[str, list[int]] = {}
+    while leases := engine.lease(100).leases:
+        for lease in leases:
+            order.setdefault(lease.topic, []).append(int(lease.body))
+        assert set(end(engine, leases)) == {"acked"}
+    assert sum(map(len, order.values())) == 2_000
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+    assert [check for check in engine.doctor() if not check.ok] == []
+
+
+def test_ids_and_handles_tell_their_shard(opened: Opened) -> None:
+    engine = sharded(opened)
+    receipts = engine.put([Draft(f"t.{n}", b"x") for n in range(50)])
+    assert len({receipt.id for receipt in receipts}) == 50
+    for receipt in receipts:
+        view = engine.find(receipt.id)
+        assert view is not None
+        assert view.topic == receipt.topic
+        assert engine.explain(receipt.id).state == "ready"
+    assert engine.put(some(10)) != engine.put(some(10))
+    assert {receipt.outcome for receipt in engine.put(some(10))} == {"duplicate"}
+
+
+def test_partitions_live_on_several_shards(opened: Opened) -> None:
+    """Each message's key picks the place; the topic counts as one, and its rate holds for all together."""
+    engine = sharded(opened)
+    engine.policy_set("code", "hot", {"partitions": 8, "rate": 8, "burst": 8})
+    engine.put([Draft("hot", b"x", key=f"k{n}") for n in range(200)])
+    stats = engine.topic_stats("hot")
+    assert stats.waiting == 200
+    used = [shard for shard in range(8) if engine._space.read(shard, "HLEN", "lanes")]  # type: ignore[attr-defined]
+    assert len(used) == 8
+    leases = engine.lease(100).leases
+    assert len(leases) <= 8 + 1, "the burst of all its lanes"
+    assert [stats.topic for stats in engine.topic_list()] == ["hot"]
+    assert engine.topic_purge("hot") == 200 - len(leases)
+
+
+def test_a_bucket_is_one_lane(opened: Opened) -> None:
+    engine = sharded(opened)
+    engine.policy_set("code", "b.*", {"buckets": 1, "concurrency": 2})
+    engine.put([Draft(f"b.{n}", b"x") for n in range(20)])
+    assert len(engine.lease(100).leases) == 2
+    assert engine.overview().topics == 1
+
+
+def test_a_gate_is_never_passed_by_more_than_it_admits(opened: Opened) -> None:
+    """Fewer slots than shards, and topics on all of them: everybody has his turn."""
+    engine = sharded(opened)
+    engine.gate_set("g", Gate(concurrency=3))
+    engine.policy_set("code", "*", {"gate": "g"})
+    engine.put([Draft(f"t.{n}", b"x") for n in range(40)])
+    served: Counter[str] = Counter()
+    deadline = time.monotonic() + 60
+    while sum(served.values()) < 40:
+        assert time.monotonic() < deadline, served
+        leases = engine.lease(100).leases
+        assert len(leases) <= 3
+        assert engine.gate_list()[0]["leased"] <= 3
+        served.update(lease.topic for lease in leases)
+        end(engine, leases)
+        if not leases:
+            engine.wait(1.0)
+    assert set(served.values()) == {1}
+
+
+def test_policies_reach_all_shards_also_where_their_writer_died(opened: Opened) -> None:
+    engine = sharded(opened)
+    engine.put([Draft(f"t.{n}", b"x") for n in range(40)])
+    engine.policy_set("code", "t.*", {"paused": True})
+    assert engine.lease(100).leases == []
+    # Its writer died after the first shard: what the others know is behind.
+    engine._space.run("policy", 0, None, engine._space.book.version, engine._space.book.version + 1, "t.*", "code:t.*", "", b"\x91\xa3t.*", 0, 0, b"")  # type: ignore[attr-defined]
+    assert [check.name for check in engine.doctor() if not check.ok] == ["policies"]
+    other = sharded(opened, namespace=engine.namespace)  # type: ignore[attr-defined]
+    other.put([Draft(f"t.{n}", b"y") for n in range(40)])
+    assert [check for check in other.doctor() if not check.ok] == []
+    assert len(drain(other)) == 80
+
+
+def test_acks_publish_across_shards(opened: Opened) -> None:
+    engine = sharded(opened)
+    engine.put([Draft("first", b"1")])
+    (lease,) = engine.lease(1).leases
+    follow = {0: [Draft(f"next.{n}", b"2") for n in range(8)]}
+    assert engine.settle([Settlement(lease.handle, lease.fence)], publish=follow) == ["acked"]
+    assert [engine.topic_stats(f"next.{n}").waiting for n in range(8)] == [1] * 8, "each where its topic lives"
+    assert {receipt.outcome for receipt in engine.put([Draft("next.3", b"2", id=f"{lease.id}:3")])} == {"duplicate"}
+    assert engine.settle([Settlement(lease.handle, lease.fence)], publish=follow) == ["lost"]
+    assert len(drain(engine)) == 8
+
+
+def test_a_cluster_has_64(opened: Opened) -> None:
+    engine = opened(cluster())
+    assert engine.capabilities.shards == 64
+    engine.put(some(300, topics=100))
+    assert len(drain(engine)) == 300
