@@ -7,6 +7,8 @@ import random
 import zlib
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from fairlead.engines.admission import backlog_full_with_ack, check_draft, delay_outlasts_ttl, full
 from fairlead.engines.base import BRING_IN, Capabilities
 from fairlead.engines.naming import merge_key
