@@ -305,17 +305,43 @@ class Core:
 
     def _settle_in(self, shard: int, settlements: Sequence[Settlement], follow: list[tuple[int, Draft]], now_us: int | None) -> list[bytes]:
         space = self._space
-        packed = records.pack([self._told(settlement) for settlement in settlements])
+        with_more = {place for place, _ in follow}
+        is_simple = len({settlement.handle for settlement in settlements}) == len(settlements)  # else the first of a lease counts
+        simple: list[int] = []
+        simple_at: list[int] = []
+        others: list[tuple[Any, ...]] = []
+        others_at: list[int] = []
+        for n, settlement in enumerate(settlements):
+            if is_simple and settlement.action == "ack" and not settlement.cost_us and n + 1 not in with_more:
+                simple += (settlement.handle // space.shards, settlement.fence)
+                simple_at.append(n)
+            else:
+                others.append((*self._told(settlement), n + 1))
+                others_at.append(n)
+        place_of = {n + 1: place for place, n in enumerate(others_at, 1)}
+        packed = (records.pack(simple), records.pack(others))
         while True:
-            arguments: list[Any] = [packed, b""]
+            arguments: tuple[Any, ...] = (*packed, b"")
             if follow:
                 routes = [space.book.route(draft.topic) for _, draft in follow]
-                sizes = [(place, len(draft.body) > route.policy.max_body) for (place, draft), route in zip(follow, routes, strict=True)]
+                sizes = [(place_of[place], len(draft.body) > route.policy.max_body) for (place, draft), route in zip(follow, routes, strict=True)]
                 messages = [self._rich(draft, route) for (_, draft), route in zip(follow, routes, strict=True)]
-                arguments = [packed, space.book.version, records.pack(sizes), *messages]
-            answers: list[bytes] = space.run("settle", shard, now_us, *arguments, durable=True)
+                arguments = (*packed, space.book.version, records.pack(sizes), *messages)
+            answers: list[Any] = space.run("settle", shard, now_us, *arguments, durable=True)
             if not self._is_stale(answers, shard):
                 break
+        self._raise_refused(answers, follow)
+        unlike, told = answers
+        found = [b"acked"] * len(settlements)
+        for n, answer in zip(unlike[::2], unlike[1::2], strict=True):
+            found[simple_at[n - 1]] = answer
+        for n, answer in zip(others_at, told, strict=True):
+            found[n] = answer
+        return found
+
+    def _raise_refused(self, answers: list[Any], follow: list[tuple[int, Draft]]) -> None:
+        """What goes with an ack and cannot be published fails the whole call."""
+        space = self._space
         if answers[0] == b"too large":
             draft = follow[cast("int", answers[1])][1]
             check_draft(draft, space.book.route(draft.topic).policy, None)
@@ -326,12 +352,9 @@ class Core:
             message_id, topic, *told = (answer.decode() for answer in answers[1:])
             receipt = Receipt(message_id, topic, "refused", None, _full(topic, *told))
             raise BacklogFull(backlog_full_with_ack(receipt), [receipt])
-        return answers
 
     def _told(self, settlement: Settlement) -> tuple[Any, ...]:
         mid = settlement.handle // self._space.shards
-        if settlement.action == "ack" and not settlement.cost_us:
-            return (mid, settlement.fence)
         draws = settlement.action == "retry" and settlement.delay_us is None
         return (
             mid, settlement.fence, settlement.action, False if settlement.delay_us is None else settlement.delay_us, settlement.reason or False,

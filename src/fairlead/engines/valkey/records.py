@@ -144,19 +144,19 @@ def read_record(mid: int, stored: bytes) -> Record:
         record = _RECORD.decode(stored[5:end])
         record.body, record.mid = stored[end:], mid
         return record
-    published, end = int.from_bytes(stored[1:8]), 10 + int.from_bytes(stored[8:10])
-    topic, key, own_id, headers, sticky = _PLAIN.decode(stored[10:end])
+    published, end = int.from_bytes(stored[-7:]), 3 + int.from_bytes(stored[1:3])
+    topic, key, own_id, headers, sticky = _PLAIN.decode(stored[3:end])
     return Record(topic=topic, lane=topic, seq=mid, since=published, published=published, key=key, id=own_id, headers=headers, sticky=sticky,
-                  body=stored[end:], mid=mid)  # fmt: skip
+                  body=stored[end:-7], mid=mid)  # fmt: skip
 
 
 def lease_of(handle: int, fence: int, deadline: int, nonce: str, stored: bytes, bodies: Any, *, limited: bool) -> Lease:
     """A delivery, of what the script answered of it. `bodies`: those behind the first, 0 where it does not collect."""
     if stored[:1] != b"R":
-        end = 10 + int.from_bytes(stored[8:10])
-        topic, key, own_id, headers, _ = _PLAIN.decode(stored[10:end])
-        return Lease(handle, fence, own_id if own_id is not None else f"{nonce}-{handle:x}", topic, stored[end:], deadline, 1, 1, key, 0, headers,
-                     int.from_bytes(stored[1:8]), False, None, limited)  # fmt: skip
+        end = 3 + int.from_bytes(stored[1:3])
+        topic, key, own_id, headers, _ = _PLAIN.decode(stored[3:end])
+        return Lease(handle, fence, own_id if own_id is not None else f"{nonce}-{handle:x}", topic, stored[end:-7], deadline, 1, 1, key, 0, headers,
+                     int.from_bytes(stored[-7:]), False, None, limited)  # fmt: skip
     record = read_record(0, stored)
     return Lease(
         handle, fence, record.id or f"{nonce}-{handle:x}", record.topic, record.body, deadline, record.attempts + 1, record.deliveries + 1,  # type: ignore[arg-type]

@@ -82,6 +82,7 @@ class Waiting:
         self._idle: list[_Ear] = []
         self._busy: list[_Ear] = []
         self._interrupted = 0
+        self._closed = False
         self._look_again = max(LOOK_AGAIN, LOOK_AGAIN_A_SHARD * space.shards)
 
     def interrupt(self) -> None:
@@ -94,6 +95,7 @@ class Waiting:
     def close(self) -> None:
         self.interrupt()
         with self._lock:
+            self._closed = True  # those that are busy are closed by who has them
             for ear in self._idle:
                 ear.close()
             self._idle.clear()
@@ -115,7 +117,10 @@ class Waiting:
             raise
         with self._lock:
             self._busy.remove(ear)
-            self._idle.append(ear)
+            if not self._closed:
+                self._idle.append(ear)
+                return
+        ear.close()
 
     def wait(self, timeout: float, pool: str, topics: Sequence[str] | None) -> bool:
         """Sleep until something could be leased, at most `timeout` seconds; True: ask again now."""

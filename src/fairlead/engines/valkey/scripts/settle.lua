@@ -1,14 +1,15 @@
 #!lua flags=allow-oom
---@ shard undo fairness rules gates crc lanes plain messages ids merging backlog putting intake settling wakes housekeeping bells
+--@ shard undo fairness rules gates crc lanes plain messages ids merging backlog putting intake acks settling wakes housekeeping bells
 
--- End leases. ARGV[3]: the settlements, see settling.lua; ARGV[4]: "", or the version of the policies that the client knows, where messages are
--- published with acks; then ARGV[5]: {position of its settlement, whether its body is too large} of each, and the messages.
--- Answers one word for each settlement.
+-- End leases. ARGV[3]: number and fence of each that is simply acked; ARGV[4]: the other settlements, see settling.lua; ARGV[5]: "", or the version of the
+-- policies that the client knows, where messages are published with acks (which are among the others then); ARGV[6]: {position of its settlement,
+-- whether its body is too large} of each, and the messages. Answers {the simple ones that were not acked: position and word}, {one word for each
+-- of the others}.
 
-local settlements = values_of(ARGV[3])
+local settlements = values_of(ARGV[4])
 local follow = {}
-if ARGV[4] ~= '' then
-    if tonumber(ARGV[4]) ~= shard.version then
+if ARGV[5] ~= '' then
+    if tonumber(ARGV[5]) ~= shard.version then
         return { 'stale', shard.version }
     end
     local mids, counted = {}, {}
@@ -16,7 +17,7 @@ if ARGV[4] ~= '' then
         mids[n] = each[1]
     end
     local leases = settling.read(mids)
-    for n, each in ipairs(values_of(ARGV[5])) do
+    for n, each in ipairs(values_of(ARGV[6])) do
         local position, is_too_large = each[1], each[2]
         local settlement, lease = settlements[position], leases[position]
         counted[position] = (counted[position] or 0) + 1
@@ -24,7 +25,7 @@ if ARGV[4] ~= '' then
             if is_too_large then
                 return { 'too large', n - 1 }
             end
-            local draft = putting.decode(ARGV[5 + n])
+            local draft = putting.decode(ARGV[6 + n])
             local parent = lease.empty and made_id(settlement[1]) or ids.of(messages.read(settlement[1]))
             draft.id, draft.sticky, draft.position = draft.id or parent .. ':' .. text(counted[position] - 1), true, position
             local impossible, by = putting.impossible({ draft })
@@ -37,7 +38,45 @@ if ARGV[4] ~= '' then
     undo.begin()
 end
 
-local answers = settling.settle_all(settlements)
+local simple, unlike, answers = values_of(ARGV[3]), {}, {}
+local left, ended = acks.settle(simple)
+if #left > 0 or #settlements > 0 then
+    -- The simple ones that need more are settled in their places among the others, whose tenth value says where they stand in the call.
+    local is_other, places, entries, merged = {}, {}, {}, {}
+    for n, each in ipairs(settlements) do
+        is_other[each[10]] = true
+        entries[n] = { each[10], each, n, false }
+    end
+    for place = 1, #simple / 2 + #settlements do
+        if not is_other[place] then
+            places[#places + 1] = place
+        end
+    end
+    for _, n in ipairs(left) do
+        entries[#entries + 1] = { places[n], { simple[2 * n - 1], simple[2 * n] }, n, true }
+    end
+    table.sort(entries, function(one, other)
+        return one[1] < other[1]
+    end)
+    for n, entry in ipairs(entries) do
+        merged[n] = entry[2]
+    end
+    for n, answer in ipairs(settling.settle_all(merged, ended)) do
+        if not entries[n][4] then
+            answers[entries[n][3]] = answer
+        elseif answer ~= 'acked' then
+            unlike[#unlike + 1] = entries[n][3]
+            unlike[#unlike + 1] = answer
+        end
+    end
+end
+local placed = {}
+for _, lane in ipairs(ended) do
+    if not placed[lane] then
+        placed[lane] = true
+        lanes.place(lane)
+    end
+end
 local accepted = {}
 for _, draft in ipairs(follow) do
     if answers[draft.position] == 'acked' then
@@ -51,4 +90,4 @@ for n, answer in ipairs(intake.accept_all(accepted)) do
     end
 end
 save(true)
-return answers
+return { unlike, answers }

@@ -22,6 +22,7 @@ local intake = part(function(intake)
     end
 
     local written -- records of plain messages, to be written together
+    local stamp = sortable(shard.now)
 
     local function write()
         call_many('HSET', MESSAGES, written, 2)
@@ -29,9 +30,8 @@ local intake = part(function(intake)
     end
 
     local function append(lane, message, size)
-        local mid = next_number()
-        written[#written + 1] = mid
-        written[#written + 1] = string.sub(message, 1, 1) .. sortable(shard.now) .. string.sub(message, 2)
+        local mid, n = next_number(), #written
+        written[n + 1], written[n + 2] = mid, message .. stamp
         plain.append(lane, mid)
         lane.published, lane.bytes = lane.published + 1, lane.bytes + size
         shard.published, shard.waiting, shard.bytes = shard.published + 1, shard.waiting + 1, shard.bytes + size

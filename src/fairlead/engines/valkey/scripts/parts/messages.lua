@@ -1,7 +1,8 @@
 -- Messages: their records (hash `m`, by number), where they wait, and the ways of one: waiting, coming back, finished, dead.
 --
 -- A record is "P" for the plain ones that make up most of a backlog (priority 0, due at once, nothing about them but a key and headers), "p" for those
--- whose id is sticky, or "R" with all that there is. All end with the body as it is. A plain message stands in its lane's `head` or list, in the order of arrival; every other that is ready in
+-- whose id is sticky, or "R" with all that there is. The body is in it as it is; behind that of a
+-- plain one stands when it was published. A plain message stands in its lane's `head` or list, in the order of arrival; every other that is ready in
 -- the sorted set `z:NUMBER` of its lane, and what is delayed or parked in `a:NUMBER` ("aside"). Of those whose number and place in
 -- the order may disagree `o:NUMBER` ("odd") tells the lowest numbers, which the cursors need.
 --
@@ -46,12 +47,12 @@ local messages = part(function(messages)
     end
 
     local function decode_plain(mid, stored)
-        local published, size = unpack_from('>I7I2', stored, 2)
-        local meta = values_of(string.sub(stored, 11, 10 + size))
+        local size, published = unpack_from('>I2', stored, 2), unpack_from('>I7', stored, #stored - 6)
+        local meta = values_of(string.sub(stored, 4, 3 + size))
         return messages.new({
             mid = mid, plain = true, topic = meta[PLAIN_TOPIC], lane = meta[PLAIN_TOPIC], rank = 1, seq = mid, since = published,
             published = published, expires = false, serial = NO, key = meta[PLAIN_KEY] or false, id = meta[PLAIN_ID] or false, mkey = false,
-            headers = meta[PLAIN_HEADERS] or false, sticky = meta[PLAIN_STICKY] or false, body = string.sub(stored, 11 + size),
+            headers = meta[PLAIN_HEADERS] or false, sticky = meta[PLAIN_STICKY] or false, body = string.sub(stored, 4 + size, -8),
         })
     end
 

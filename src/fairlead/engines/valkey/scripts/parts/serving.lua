@@ -2,7 +2,7 @@
 -- are fetched. Nothing here looks at a lane that cannot deliver.
 
 local serving = part(function(serving)
-    local LEASES, MESSAGES = key('l'), key('m')
+    local LEASES, MESSAGES, DUE_KEY = key('l'), key('m'), key('due')
     local STEP = 16        -- what is handed out ahead of what the caller can start goes in steps, so that tiers end at nearly their shares
     local PAGE = 64        -- lanes read at once
     local HEADS_FIRST = -1 -- a gate's entry comes before all lanes of the same virtual time, for its first lane is one of these
@@ -369,7 +369,7 @@ local serving = part(function(serving)
             local takes_plain = listed[p] ~= nil
             if takes_plain and sorted[s] then
                 local rank, position, number = unpack_from('>I2I7I7', sorted[s])
-                local since = stored[listed[p]] and unpack_from('>I7', stored[listed[p]], 2) or 0
+                local since = stored[listed[p]] and unpack_from('>I7', stored[listed[p]], #stored[listed[p]] - 6) or 0
                 takes_plain = rank > 513 or (rank == 513 and (position > since or (position == since and number > listed[p])))
             end
             if takes_plain then
@@ -434,18 +434,39 @@ local serving = part(function(serving)
 
     local out -- what is answered and written
 
-    local function lease_of(lane, policy, mid, started, empty, line, quick)
-        local fence, deadline = shard.fence + 1, shard.now + policy.lease
+    -- The next fence; what ends with it is one event, see settling.lua.
+    local function expect(mid, deadline)
+        local fence = shard.fence + 1
         shard.fence, shard.leased = fence, shard.leased + 1
         local ends = out.ends[deadline]
         if not ends then
-            ends = {}
+            ends = { first = fence }
             out.ends[deadline] = ends
         end
-        ends[#ends + 1] = { mid, fence }
+        ends[#ends + 1] = pack('>I6I6', mid, fence)
+        return fence
+    end
+
+    -- A plain message's lease is the fence and what is the same for all of its lane.
+    local function lease_plain(lane, policy, mid, quick)
+        local tails = out.tails[lane]
+        if not tails then
+            local deadline, charge, gate = shard.now + policy.lease, out.charges[lane], policy.gate or ''
+            tails = { deadline = deadline, [true] = packed(lane.name, deadline, shard.now, charge, false, gate, false, false, false, true),
+                [false] = packed(lane.name, deadline, shard.now, charge, false, gate, false, false, false, false) }
+            out.tails[lane] = tails
+        end
         local n = #out.leases
         out.leases[n + 1] = mid
-        out.leases[n + 2] = settling.encoded(fence, lane.name, deadline, shard.now, out.charges[lane], started, policy.gate or '', empty, line, false, quick)
+        out.leases[n + 2] = packed(expect(mid, tails.deadline)) .. tails[quick]
+    end
+
+    local function lease_of(lane, policy, mid, started, empty, line, quick)
+        local fence = expect(mid, shard.now + policy.lease)
+        local n = #out.leases
+        out.leases[n + 1] = mid
+        out.leases[n + 2] = packed(fence) .. packed(lane.name, shard.now + policy.lease, shard.now, out.charges[lane], started, policy.gate or '', empty,
+            line, false, quick)
     end
 
     -- What is answered of a lane: when its leases end, and whether it is limited.
@@ -473,10 +494,10 @@ local serving = part(function(serving)
     end
 
     local function hand_out_plain(lane, policy, mid, stored)
-        local size = #stored - 10 - unpack_from('>I2', stored, 9)
+        local size = #stored - 10 - unpack_from('>I2', stored, 2)
         lane.bytes = lane.bytes - size
         shard.bytes, shard.waiting = shard.bytes - size, shard.waiting - 1
-        lease_of(lane, policy, mid, false, false, false, string.byte(stored) == 80)
+        lease_plain(lane, policy, mid, string.byte(stored) == 80)
         answer(lane, policy, mid, stored, 0)
     end
 
@@ -512,7 +533,7 @@ local serving = part(function(serving)
     local function hand_out_all(visits)
         local stock, records = fetch_all()
         local at = {}
-        out = { leases = {}, ends = {}, lanes = {}, told = {}, messages = {}, charges = {} }
+        out = { leases = {}, ends = {}, lanes = {}, told = {}, messages = {}, charges = {}, tails = {} }
         for lane in pairs(calls.wanted) do
             local band = bands[lane.band]
             out.charges[lane] = band.by_time and expected_cost(lane, band) or 0
@@ -534,11 +555,11 @@ local serving = part(function(serving)
         end
         for lane in pairs(calls.wanted) do
             local last = records[stock[lane][#stock[lane]]]
-            lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last, 2) or shard.now
+            lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last, #last - 6) or shard.now
         end
         call_many('HSET', LEASES, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
-            settling.expect(deadline, entries)
+            call('ZADD', DUE_KEY, deadline, LEASES_END .. sortable(entries.first) .. table.concat(entries))
         end
     end
 

@@ -13,8 +13,6 @@ local settling = part(function(settling)
             line = line, gone = gone, quick = quick }
     end
 
-    settling.encoded = packed
-
     function settling.encode(lease)
         return packed(lease.fence, lease.lane, lease.deadline, lease.granted, lease.charge, lease.started, lease.gate, lease.empty, lease.line,
             lease.gone, lease.quick)
@@ -193,8 +191,9 @@ local settling = part(function(settling)
     local ACK = { action = 'ack', cost = 0 }
 
     -- `settlements`: {number, fence} of a plain ack, else {number, fence, action, delay, reason, error, cost, begun, random}.
-    function settling.settle_all(settlements)
-        local mids, answers, ended, gone_leases, gone_messages = {}, {}, {}, {}, {}
+    -- Lanes that are to be placed are added to `ended`.
+    function settling.settle_all(settlements, ended)
+        local mids, answers, gone_leases, gone_messages = {}, {}, {}, {}
         for n, each in ipairs(settlements) do
             mids[n] = each[1]
         end
@@ -218,13 +217,6 @@ local settling = part(function(settling)
         end
         call_many('HDEL', LEASES, gone_leases, 1)
         call_many('HDEL', MESSAGES, gone_messages, 1)
-        local placed = {}
-        for _, lane in ipairs(ended) do
-            if not placed[lane] then
-                placed[lane] = true
-                lanes.place(lane)
-            end
-        end
         return answers
     end
 

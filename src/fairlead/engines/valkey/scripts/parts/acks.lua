@@ -1,0 +1,37 @@
+-- Acks of messages of which nothing is kept but counts, which is most of them.
+
+local acks = part(function(acks)
+    local LEASES, MESSAGES = key('l'), key('m')
+
+    -- `pairs_of`: number and fence of each. Returns the positions of those that need more than that, and the lanes of the others.
+    function acks.settle(pairs_of)
+        local mids, left, gone, ended = {}, {}, {}, {}
+        for n = 1, #pairs_of, 2 do
+            mids[#mids + 1] = pairs_of[n]
+        end
+        local found, seen = read_many(LEASES, mids), {}
+        for n = 1, #mids do
+            local is_quick = false
+            if found[n] and not seen[mids[n]] then
+                local fence, name, _, _, charge, _, _, _, _, is_gone, quick = values_of(found[n])
+                local lane = quick and not is_gone and charge == 0 and fence == pairs_of[2 * n] and lanes.find(name)
+                if lane and lane.rest_step == 0 and not lanes.rule(lane).dedupe and not lanes.rule(lane).gate then
+                    is_quick, seen[mids[n]] = true, true
+                    lane.leased, lane.done = lane.leased - 1, lane.done + 1
+                    gone[#gone + 1] = mids[n]
+                    if not ended[lane] then
+                        ended[lane] = true
+                        ended[#ended + 1] = lane
+                    end
+                end
+            end
+            if not is_quick then
+                left[#left + 1] = n
+            end
+        end
+        shard.leased, shard.done = shard.leased - #gone, shard.done + #gone
+        call_many('HDEL', LEASES, gone, 1)
+        call_many('HDEL', MESSAGES, gone, 1)
+        return left, ended
+    end
+end)
