@@ -49,7 +49,7 @@ class Publisher(threading.Thread):
     def wait_for(self, more: int) -> None:
         """Until so many more are accepted."""
         wanted = len(self.accepted) + more
-        until(lambda: len(self.accepted) >= wanted, f"{more} more accepted messages", 60)
+        until(lambda: len(self.accepted) >= wanted, f"{more} more accepted messages", 100)
 
 
 def test_kill_9_loses_nothing_that_the_file_has(opened: Callable[..., FullEngine]) -> None:

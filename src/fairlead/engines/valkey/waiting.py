@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairlead.engines.valkey import records
 from fairlead.engines.valkey.grants import EVERY
+from fairlead.errors import EngineUnavailable
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
@@ -124,6 +125,14 @@ class Waiting:
 
     def wait(self, timeout: float, pool: str, topics: Sequence[str] | None) -> bool:
         """Sleep until something could be leased, at most `timeout` seconds; True: ask again now."""
+        try:
+            return self._wait(timeout, pool, topics)
+        except EngineUnavailable:
+            if self._closed:  # while it waited
+                return False
+            raise
+
+    def _wait(self, timeout: float, pool: str, topics: Sequence[str] | None) -> bool:
         deadline = time.monotonic() + timeout
         before = self._interrupted
         shards = range(self._space.shards)
