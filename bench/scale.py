@@ -1,0 +1,67 @@
+"""
+Several nodes against one: the same messages through one server, and through clusters of two and three.
+
+Clients and servers share this machine's cores, so the wall clock says little; what a node can carry is told by the processor time that the busiest
+one needs.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+from bench.common import BATCH, BODY, options, pick, publish_table, spread
+from fairlead.engines import open_engine
+from fairlead.engines.base import Settings
+from fairlead.message import Draft, Settlement
+from fairlead.servers import Cluster, Server
+
+
+def main() -> None:
+    chosen = options(__doc__ or "")
+    messages = pick(chosen, 200_000, 50_000, 2_000)
+    rows: list[tuple[object, ...]] = []
+    first = 0.0
+    for nodes in (1, 2, 3):
+        runs = [measure(nodes, messages) for _ in range(pick(chosen, 3, 1, 1))]
+        per_cpu = spread([busiest for _, busiest in runs])["median"]
+        first = first or per_cpu
+        rows.append(("1 server" if nodes == 1 else f"cluster of {nodes}", spread([wall for wall, _ in runs])["median"], per_cpu, per_cpu / first))
+    publish_table(
+        "scale", chosen, ("", "messages/s, one client", "messages / CPU second of the busiest node", "times one server"), rows,
+        f"{messages:,} messages over 1,000 topics, put, leased and settled in batches of {BATCH}; memory; 1 shard, 64 shards",
+    )  # fmt: skip
+
+
+def measure(nodes: int, messages: int) -> tuple[float, float]:
+    """(messages a second, messages a second of processor time of the busiest node)."""
+    with ExitStack() as stack:
+        if nodes == 1:
+            server = stack.enter_context(Server())
+            servers, url = [server], server.url
+        else:
+            cluster = stack.enter_context(Cluster(nodes, 0))
+            servers, url = cluster.servers, cluster.url
+        engine = open_engine(url, Settings(durability="memory"))
+        before = [cpu(server) for server in servers]
+        began = time.perf_counter()
+        for start in range(0, messages, BATCH * 20):
+            engine.put([Draft(f"t.{n % 1000}", BODY) for n in range(start, min(messages, start + BATCH * 20))])
+        done = 0
+        while done < messages:
+            leases = engine.lease(BATCH).leases
+            engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+            done += len(leases)
+        wall = messages / (time.perf_counter() - began)
+        spent = max(cpu(server) - was for server, was in zip(servers, before, strict=True))
+        engine.close()
+    return wall, messages / spent
+
+
+def cpu(server: Server) -> float:
+    """Seconds of processor time that a server has used."""
+    return float(server.info("used_cpu_user")) + float(server.info("used_cpu_sys"))
+
+
+if __name__ == "__main__":
+    main()
