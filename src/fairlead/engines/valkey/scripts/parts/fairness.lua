@@ -119,7 +119,7 @@ local fairness = part(function(fairness)
         if number < 32 then
             return 0
         end
-        local _, bits = math.frexp(number)
-        return bits * 8 + math.floor(number / 2 ^ (bits - 4)) % 8
+        local fraction, bits = math.frexp(number)
+        return bits * 8 + math.floor(fraction * 16) - 8
     end
 end)

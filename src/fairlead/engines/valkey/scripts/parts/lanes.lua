@@ -368,14 +368,21 @@ local lanes = part(function(lanes)
     end
 
     function lanes.classify(lane, is_gone)
-        set_class(lane, 'big', is_gone and 0 or fairness.size_class(lanes.waiting(lane)))
+        local waiting, rate = is_gone and 0 or lanes.waiting(lane), is_gone and 0 or math.max(lane.before, lane.lately)
+        if waiting >= 32 or lane.big > 0 then
+            set_class(lane, 'big', fairness.size_class(waiting))
+        end
         if is_gone or lane.ready < 32 then
             set_class(lane, 'old', 0)
         elseif lane.old == 0 or lane.head_since then
-            set_class(lane, 'old', math.floor((lane.head_since or shard.now) / 2 ^ 23))
+            set_class(lane, 'old', math.floor((lane.head_since or shard.now) / 8388608))
         end
-        set_class(lane, 'busy', is_gone and 0 or fairness.size_class(math.max(lane.before, lane.lately)))
-        set_class(lane, 'slow', is_gone and 0 or fairness.size_class(math.floor(lane.throttled / 10000)))
+        if rate >= 32 or lane.busy > 0 then
+            set_class(lane, 'busy', fairness.size_class(rate))
+        end
+        if lane.throttled > 0 or lane.slow > 0 then
+            set_class(lane, 'slow', is_gone and 0 or fairness.size_class(math.floor(lane.throttled / 10000)))
+        end
     end
 
     function lanes.save()
