@@ -121,6 +121,10 @@ class ServerStore(Store):
                     found += server.run({"hash": "HLEN", "zset": "ZCARD", "list": "LLEN"}[kind], key)
         return found
 
+    def longest(self) -> float:
+        """Milliseconds of the longest call so far."""
+        return max((int(entry[2]) for server in self.servers for entry in server.run("SLOWLOG", "GET", 1000)), default=0) / 1e3
+
     def cpu(self) -> float:
         """Seconds of processor time that the servers have used."""
         return sum(float(server.info("used_cpu_user")) + float(server.info("used_cpu_sys")) for server in self.servers)
@@ -136,7 +140,9 @@ def store(chosen: argparse.Namespace, durability: str = "memory") -> Iterator[St
     if "://" in chosen.engine:
         yield Store(chosen.engine)
         return
-    config = {"appendonly": "yes", "appendfsync": "always"} if durability == "fsync" else {}
+    config: dict[str, object] = {"slowlog_log_slower_than": 2000, "slowlog_max_len": 1000}
+    if durability == "fsync":
+        config |= {"appendonly": "yes", "appendfsync": "always"}
     if chosen.engine == "cluster":
         with Cluster(3, 0, **config) as cluster:
             yield ServerStore(cluster.url, cluster.servers)

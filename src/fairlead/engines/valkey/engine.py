@@ -16,7 +16,7 @@ from fairlead.engines.valkey import records
 from fairlead.engines.valkey.grants import Grants
 from fairlead.engines.valkey.namespace import Namespace
 from fairlead.engines.valkey.waiting import Waiting
-from fairlead.errors import BacklogFull, BadMessage
+from fairlead.errors import BacklogFull, BadMessage, EngineUnavailable
 from fairlead.message import Batch, Draft, Lease, Receipt, Settlement
 from fairlead.units import SECOND
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from fairlead.engines.base import Settings
     from fairlead.engines.valkey.namespace import Route
 
-HOUSE = 500
+HOUSE = 250
 """Events, wakes and sweeps that one call of a script brings in at most: the server answers nobody else meanwhile."""
 
-AT_ONCE = 500
-"""Messages that one call of a script takes in, hands out or settles at most."""
+AT_ONCE = 250
+"""Messages that one call of a script takes in, hands out or settles at most: a call should hold the server up no longer than some 5 ms."""
 
 SOON_US = SECOND
 """What is due within it has to be looked at by somebody who is not busy."""
@@ -99,7 +99,11 @@ class Core:
     def _put_in(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
         receipts: list[Receipt] = []
         for start in range(0, len(drafts), AT_ONCE):
-            receipts += self._put_slice(shard, drafts[start : start + AT_ONCE], now_us)
+            try:
+                receipts += self._put_slice(shard, drafts[start : start + AT_ONCE], now_us)
+            except EngineUnavailable as error:
+                error.applied = None if receipts else error.applied  # a part of the batch was accepted
+                raise
         return receipts
 
     def _put_slice(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
