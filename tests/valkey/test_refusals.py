@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -191,3 +192,10 @@ def test_two_applications_do_not_meet(opened: Opened) -> None:
     assert theirs.lease(10).leases == []
     assert theirs.overview().waiting == 0
     assert theirs.policies().rows() == []
+
+
+def test_the_docs_list_the_rights_of_a_user() -> None:
+    """Exactly those with which the whole suite was run."""
+    text = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
+    block = text.partition("ACL SETUSER fairlead on >PASSWORD ")[2].partition("```")[0]
+    assert block.split() == fitness.acl_rule().split()
