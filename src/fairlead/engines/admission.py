@@ -1,16 +1,42 @@
-"""What is refused, and how it is told: the same in every engine."""
+"""What is refused, how a message ends without an ack, and by which numbers: the same in every engine."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fairlead.errors import BadMessage, UsageError
+from fairlead.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fairlead.message import Draft, Receipt
     from fairlead.policy import Resolved, Tier
+
+MAX_WAIT_WINDOWS = 10
+"""Default of `max_wait`: so many windows."""
+
+HISTORY = 20
+"""How many of its last troubles a message remembers."""
+
+LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
+"""How long an idle lane is remembered, by what its tier is fair by."""
+
+STEP = 16
+"""What is handed out ahead of what the caller can start goes in steps of this size, so that tiers end at nearly their shares."""
+
+DEFAULT_MEAN_US = SECOND
+"""What a message is taken to cost in a tier that is fair by time, before anything is known."""
+
+RETRIES_USED_UP = "retries used up: "
+"""Why a letter is dead; what failed last follows."""
+
+STARTED_AND_LOST = "lease ran out after its start was recorded"
+DROPPED = "dropped: the backlog was full"
+EXPIRED = "expired: its ttl ended before it was handed out"
+NO_HANDLER = "no handler: no worker has had a handler for it for an hour"
+REFUSED = "the handler refused it"
+"""Why a letter is dead."""
 
 
 def explicit_due(draft: Draft, now_us: int) -> int | None:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 PARTITION, BUCKET = "\x1f", "\x1e"
 """Signs in the names of lanes that are not simply topics; topics cannot hold them."""
 
+LANE_SHAPE = ("partitions", "buckets", "buckets_pattern")
+"""What of a policy decides which lane a message goes to: changes only while the topic is empty."""
+
 
 def lane_name(policy: Resolved, topic: str, spread_by: bytes | None, number: int) -> tuple[str, str]:
     """The lane of a message: its name, and what its policy is resolved for. `number`: the message's, where nothing else picks the partition."""
@@ -21,6 +24,11 @@ def lane_name(policy: Resolved, topic: str, spread_by: bytes | None, number: int
     if policy.partitions > 1:
         return f"{topic}{PARTITION}{(zlib.crc32(spread_by) if spread_by is not None else number) % policy.partitions}", topic
     return topic, topic
+
+
+def made_id(nonce: str, number: int) -> str:
+    """The id of a message that has none of its user's."""
+    return f"{nonce}-{number:x}"
 
 
 def made_number(nonce: str, message_id: str) -> int | None:

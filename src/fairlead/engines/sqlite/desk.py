@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fairlead.engines.admission import topic_in_use, undefined_gate
 from fairlead.engines.base import BRING_IN, Check, Explanation, MessageView, Overview, Parcel, TierStats, TopicStats
+from fairlead.engines.naming import LANE_SHAPE
 from fairlead.engines.sqlite import explaining, health, housekeeping, listing, moving, purging, views
 from fairlead.engines.sqlite.engine import Core, _clock
 from fairlead.engines.sqlite.rows import Row
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
 
 COUNTED = 1000
 """Lanes are counted up to here for people; more is "1,000+"."""
-
-LANE_SHAPE = ("partitions", "buckets", "buckets_pattern")
-"""What decides which lane a message goes to: changes only while the topic is empty."""
 
 
 class SqliteEngine(Core):
@@ -49,7 +48,7 @@ class SqliteEngine(Core):
         with self._turn(now_us, durable=True) as turn:
             gate = checked.get("gate")
             if gate is not None and turn.gate(gate) is None:
-                raise BadPolicy(f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}", rate=…, concurrency=…)')
+                raise BadPolicy(undefined_gate(pattern, gate))
             return self._change(turn, layer, pattern, lambda book: book.put(layer, pattern, checked))
 
     def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
@@ -99,10 +98,7 @@ class SqliteEngine(Core):
                     continue
                 old, new = before.resolve(topic), rules.of(topic)
                 if any(getattr(old, field) != getattr(new, field) for field in LANE_SHAPE):
-                    raise TopicInUse(
-                        f"policy {pattern}: partitions and buckets change only while a topic is empty, and {topic} holds "
-                        f"{waiting} waiting and {leased} leased; drain or purge it first"
-                    )
+                    raise TopicInUse(topic_in_use(pattern, topic, waiting, leased))
 
     def policy_of(self, topic: str) -> Resolved:
         with self._view() as turn:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fairlead.engines.admission import check_namespace, different_tiers
 from fairlead.engines.base import BRING_IN, Capabilities, Settings
-from fairlead.engines.sqlite import housekeeping, messages, putting, serving, settling
+from fairlead.engines.naming import lane_name
+from fairlead.engines.sqlite import housekeeping, putting, serving, settling
 from fairlead.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
 from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.statements import SQL
@@ -69,8 +71,7 @@ class Core:
         durability = settings.durability or "fsync"
         if durability not in DURABILITIES:
             raise UsageError(f'engine {url}: durability "{durability}" needs replicas, which a file has not; use "fsync" (the default) or "memory"')
-        if not settings.namespace or not all(sign.isalnum() or sign in "-_" for sign in settings.namespace):
-            raise UsageError(f"namespace {settings.namespace!r}: use letters, digits, - and _ only")
+        check_namespace(settings.namespace)
         path = path_of(url, settings.namespace)
         self.url = url
         self.namespace = settings.namespace
@@ -100,10 +101,7 @@ class Core:
             if stored is not None:
                 tiers = {name: msgspec.convert(value, Tier) for name, value in msgspec.json.decode(stored[0])}
                 if settings.tiers is not None and list(tiers.items()) != list(settings.tiers.items()):
-                    raise UsageError(
-                        f"namespace {self.namespace}: its tiers are {_tiers_text(tiers)}, this program came with {_tiers_text(settings.tiers)}; "
-                        "use the same everywhere"
-                    )
+                    raise UsageError(different_tiers(self.namespace, tiers, settings.tiers))
                 return tiers
             tiers = settings.tiers or {name: Tier.of(share) for name, share in DEFAULT_TIERS.items()}
             pairs = [[name, msgspec.to_builtins(tier)] for name, tier in tiers.items()]
@@ -250,7 +248,7 @@ class Core:
             return any(band.pool == pool and turn.one("band_has_work", band.band, band.band)[0] for band in turn.bands.values())
         for topic in topics:
             policy = turn.rules.of(topic)
-            names = {messages.lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)}
+            names = {lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)}
             turn.load_names(names)
             for name in names:
                 lane = turn.find_lane(name)
@@ -263,7 +261,3 @@ class Core:
 
 def _clock() -> int:
     return time.time_ns() // 1000
-
-
-def _tiers_text(tiers: Mapping[str, Tier]) -> str:
-    return ", ".join(f"{name} {tier.share}" + (" by time" if tier.fair_by == "time" else "") for name, tier in tiers.items())

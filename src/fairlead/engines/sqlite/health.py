@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlead.engines.base import Check
+from fairlead.engines.checks import disagreement, finding
+from fairlead.engines.naming import lane_name
 from fairlead.engines.sqlite import messages, views
 from fairlead.engines.sqlite.rows import DEAD, LEASES_END, READY, Lane
 
@@ -14,8 +16,6 @@ if TYPE_CHECKING:
 
 MOST = 100_000
 """Findings of one kind that one run mends."""
-
-MEND = "run `fairlead doctor --repair`"
 
 
 def check_file(store: Store) -> list[Check]:
@@ -42,12 +42,6 @@ def check_parts(turn: Turn, *, repair: bool) -> list[Check]:
     return checks
 
 
-def _finding(name: str, count: int, what: str, *, repair: bool) -> Check:
-    if not count:
-        return Check(name, ok=True, detail="fine")
-    return Check(name, repair, f"{count:,} {what}" + (", mended" if repair else ""), "" if repair else MEND)
-
-
 def _memory(turn: Turn) -> Check:
     """What this process remembers of lanes must be what the file says; what is wrong is forgotten."""
     wrong = 0
@@ -56,14 +50,14 @@ def _memory(turn: Turn) -> Check:
         if remembered is not None and remembered.standing() + remembered.counts() != (read := Lane(*row)).standing() + read.counts():
             wrong += 1
             turn.memory.drop(remembered)
-    return _finding("memory", wrong, "lanes that this process remembered wrongly, mended", repair=False)
+    return finding("memory", wrong, "lanes that this process remembered wrongly, mended", repair=False)
 
 
 def _entries_without_message(turn: Turn, *, repair: bool) -> Check:
     found = turn.all("check_ready_orphans", MOST)
     if repair:
         turn.run_many("ready_delete", found)
-    return _finding("order", len(found), "entries without their message", repair=repair)
+    return disagreement("order", len(found), repair=repair)
 
 
 def _messages_nowhere(turn: Turn, *, repair: bool) -> Check:
@@ -71,7 +65,7 @@ def _messages_nowhere(turn: Turn, *, repair: bool) -> Check:
     if repair:
         for (mid,) in found:
             _take_in_again(turn, mid)
-    return _finding("messages", len(found), "that stood nowhere and would never have been handed out", repair=repair)
+    return disagreement("messages", len(found), repair=repair)
 
 
 def _take_in_again(turn: Turn, mid: int) -> None:
@@ -85,7 +79,7 @@ def _take_in_again(turn: Turn, mid: int) -> None:
     if known is None:
         topic = row.topic or "fairlead.recovered"
         policy = turn.rules.of(topic)
-        name, rule = messages.lane_name(policy, topic, None, row.seq)
+        name, rule = lane_name(policy, topic, None, row.seq)
         row.lane = turn.make_lane(name, rule).lane
     lane = turn.lane(row.lane)
     row.state = READY
@@ -97,7 +91,7 @@ def _leases_without_end(turn: Turn, *, repair: bool) -> Check:
     found = turn.all("check_leases", MOST)
     if repair:
         turn.run_many("event_insert", [(turn.now, LEASES_END, fence, fence) for (fence,) in found])
-    return _finding("leases", len(found), "that nothing would ever have taken back", repair=repair)
+    return disagreement("leases", len(found), repair=repair)
 
 
 def _lane_counts(turn: Turn, *, repair: bool) -> Check:
@@ -108,7 +102,7 @@ def _lane_counts(turn: Turn, *, repair: bool) -> Check:
             lane = turn.lane(number)
             lane.ready, lane.delayed, lane.parked, lane.leased = ready, delayed, parked, leased
             turn.touch(lane)
-    return _finding("counts", len(found), "topics whose counts were wrong", repair=repair)
+    return disagreement("counts", len(found), repair=repair)
 
 
 def _totals(turn: Turn, *, repair: bool) -> Check:
@@ -123,4 +117,4 @@ def _totals(turn: Turn, *, repair: bool) -> Check:
     )  # fmt: skip
     if repair:
         shard.waiting, shard.bytes, shard.leased, shard.dead, shard.lanes = waiting, size, leased, dead, lanes
-    return _finding("totals", wrong, "totals that were wrong", repair=repair)
+    return disagreement("totals", wrong, repair=repair)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fairlead.engines.naming import BUCKET
 from fairlead.engines.sqlite import messages, settling
-from fairlead.engines.sqlite.rows import ASLEEP, BUCKET, DELAYED, DUE, EXPIRES, IDLE, LEASES_END, RETENTION_ENDS, Lane
+from fairlead.engines.sqlite.rows import ASLEEP, DELAYED, DUE, EXPIRES, IDLE, LEASES_END, RETENTION_ENDS, Lane
 from fairlead.policy import matches
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ The rules are docs/behaviour.md, "Merging on publish" and "Arriving".
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from fairlead.engines.admission import MAX_WAIT_WINDOWS, explicit_due
 from fairlead.engines.sqlite import messages
 from fairlead.engines.sqlite.rows import Lane, Row, rank_of
 
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from fairlead.engines.sqlite.turn import Turn
     from fairlead.message import Draft
     from fairlead.policy import Resolved
-
-MAX_WAIT_WINDOWS = 10
-"""Default of `max_wait`: so many windows."""
-
-
-def merge_key(draft: Draft) -> bytes:
-    """What a message merges by: its topic (buckets hold several), and its key, else its body. Long ones by their digest."""
-    mark, text = (b"k", draft.key.encode()) if draft.key is not None else (b"b", draft.body)
-    text = draft.topic.encode() + b"\0" + text
-    return mark + (text if len(text) <= 40 else hashlib.blake2b(text, digest_size=24).digest())
 
 
 def waiting_one(turn: Turn, lane: Lane, mkey: bytes) -> Row | None:
@@ -84,7 +74,7 @@ def _change_waiting(turn: Turn, lane: Lane, row: Row, draft: Draft, policy: Reso
 
 
 def _new_due(turn: Turn, row: Row, draft: Draft, policy: Resolved) -> int:
-    due = explicit_due(turn, draft) if policy.merge == "last" else None
+    due = explicit_due(draft, turn.now) if policy.merge == "last" else None
     if due is None and policy.debounce and policy.window is not None and row.since > turn.now:
         most = policy.max_wait if policy.max_wait is not None else MAX_WAIT_WINDOWS * policy.window
         due = max(min(row.published + most, turn.now + policy.window), turn.now)
@@ -121,13 +111,6 @@ def _change_rank(turn: Turn, row: Row, rank: int) -> None:
     if rank != row.rank:
         row.rank = rank
         row.seq = turn.next_seq()
-
-
-def explicit_due(turn: Turn, draft: Draft) -> int | None:
-    """When the publisher said that it is due, None if he said nothing."""
-    if draft.at_us is not None:
-        return max(draft.at_us, turn.now)
-    return turn.now + draft.delay_us if draft.delay_us > 0 else None
 
 
 def window_due(turn: Turn, topic: str, mkey: bytes, policy: Resolved) -> int | None:

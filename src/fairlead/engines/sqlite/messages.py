@@ -5,65 +5,22 @@ have short cuts for messages that use none of keys, merges, ttl or ids of the us
 
 from __future__ import annotations
 
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fairlead.engines import base
-from fairlead.engines.sqlite.rows import (
-    BUCKET,
-    DEAD,
-    DELAYED,
-    DUE,
-    EXPIRES,
-    PARKED,
-    PARTITION,
-    READY,
-    RETENTION_ENDS,
-    YIELD,
-    Lane,
-    Row,
-)  # fmt: skip
-from fairlead.policy import FOREVER, Resolved
+from fairlead.engines.admission import EXPIRED, HISTORY
+from fairlead.engines.naming import made_id, made_number
+from fairlead.engines.sqlite.rows import DEAD, DELAYED, DUE, EXPIRES, PARKED, READY, RETENTION_ENDS, YIELD, Lane, Row
+from fairlead.policy import FOREVER
 
 if TYPE_CHECKING:
     from fairlead.engines.sqlite.turn import Turn
 
-HISTORY = 20
-"""How many of its last troubles a message remembers."""
-
-
-def lane_name(policy: Resolved, topic: str, spread_by: bytes | None, seq: int) -> tuple[str, str]:
-    """The lane of a message: its name, and what its policy is resolved for."""
-    if policy.buckets is not None and policy.buckets_pattern is not None:
-        number = zlib.crc32(topic.encode()) % policy.buckets
-        return f"{BUCKET}{policy.buckets_pattern}{PARTITION}{number}", policy.buckets_pattern
-    if policy.partitions > 1:
-        number = (zlib.crc32(spread_by) if spread_by is not None else seq) % policy.partitions
-        return f"{topic}{PARTITION}{number}", topic
-    return topic, topic
-
-
-def made_id(turn: Turn, mid: int) -> str:
-    """The id of a message that has none of its user's."""
-    return f"{turn.shard.nonce}-{mid:x}"
-
-
-def made_mid(nonce: str, message_id: str) -> int | None:
-    """The message that an id of our own making names."""
-    head, separator, tail = message_id.partition("-")
-    if head != nonce or not separator:
-        return None
-    try:
-        mid = int(tail, 16)
-    except ValueError:
-        return None
-    return mid if 0 < mid < 1 << 62 and f"{mid:x}" == tail else None
-
 
 def id_of(turn: Turn, row: Row) -> str:
-    return row.id if row.id is not None else made_id(turn, row.mid)
+    return row.id if row.id is not None else made_id(turn.shard.nonce, row.mid)
 
 
 def topic_of(row: Row, lane: Lane) -> str:
@@ -214,7 +171,7 @@ def is_known(turn: Turn, topic: str, message_id: str) -> bool:
             return True
         turn.run("ident_delete", message_id, topic)
         return False
-    mid = made_mid(turn.shard.nonce, message_id)
+    mid = made_number(turn.shard.nonce, message_id)
     return mid is not None and made_topic(turn, mid) == topic
 
 
@@ -236,7 +193,7 @@ def finish_ids(turn: Turn, row: Row, topic: str, *, keep: bool) -> None:
     The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`, or a day where they are sticky).
     """
     window = _window(turn.rules.of(topic).dedupe, sticky=bool(row.sticky)) if keep else 0
-    ids = [(row.id or made_id(turn, row.mid), topic)] if row.id is not None or window else []
+    ids = [(row.id or made_id(turn.shard.nonce, row.mid), topic)] if row.id is not None or window else []
     if row.joined:
         ids += turn.all("idents_joined", row.mid)
     for message_id, its_topic in ids:
@@ -285,7 +242,7 @@ def expire(turn: Turn, lane: Lane, row: Row) -> None:
         finish_ids(turn, row, topic, keep=False)
         remove(turn, row)
     else:
-        bury(turn, lane, row, "expired: its ttl ended before it was handed out", None)
+        bury(turn, lane, row, EXPIRED, None)
 
 
 def forget_dead(turn: Turn, mid: int) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead.engines.base import Parcel
-from fairlead.engines.sqlite import merging, messages
+from fairlead.engines.naming import lane_name, merge_key
+from fairlead.engines.sqlite import messages
 from fairlead.engines.sqlite.rows import HOLD, READY, RETENTION_ENDS, YIELD, Lane, Row, rank_of
 from fairlead.message import Draft
 
@@ -103,9 +104,9 @@ def receive(turn: Turn, parcels: Sequence[Parcel]) -> list[str]:
 
 def _receive(turn: Turn, parcel: Parcel) -> Lane:
     policy, mid = turn.rules.of(parcel.topic), turn.next_seq()
-    mkey = merging.merge_key(Draft(parcel.topic, parcel.bodies[0], key=parcel.key)) if parcel.merges else None
+    mkey = merge_key(Draft(parcel.topic, parcel.bodies[0], key=parcel.key)) if parcel.merges else None
     spread_by = parcel.key.encode() if parcel.key is not None else parcel.bodies[0] if parcel.merges else None
-    lane = turn.make_lane(*messages.lane_name(policy, parcel.topic, spread_by, mid))
+    lane = turn.make_lane(*lane_name(policy, parcel.topic, spread_by, mid))
     headers = _encode(parcel.headers).decode() if parcel.headers else None
     row = Row(
         mid, lane.lane, READY, rank_of(parcel.priority, at_front=parcel.at_front), mid, parcel.since_us, parcel.published_us, parcel.expires_us,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fairlead.engines.naming import lane_name
 from fairlead.engines.sqlite import messages, views
 from fairlead.engines.sqlite.rows import DELAYED, PARKED, RETENTION_ENDS, Held, Lane, Row
 
@@ -133,7 +134,7 @@ def _put_back(turn: Turn, row: Row, topic: str, since: int) -> Lane:
     row.odd = 1
     row.expires = since + policy.ttl if policy.ttl is not None else None
     spread_by = row.key.encode() if row.key is not None else row.body if row.mkey is not None else None
-    lane = turn.make_lane(*messages.lane_name(policy, topic, spread_by, row.seq))
+    lane = turn.make_lane(*lane_name(policy, topic, spread_by, row.seq))
     row.lane = lane.lane
     row.topic = topic if lane.topic is None else None  # it may have died where its topic was not folded yet, or still was
     turn.run("message_topic", row.topic, row.mid)

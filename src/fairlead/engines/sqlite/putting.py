@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fairlead.engines.admission import DROPPED, check_draft, explicit_due, full
+from fairlead.engines.naming import PARTITION, lane_name, merge_key
 from fairlead.engines.sqlite import merging, messages
-from fairlead.engines.sqlite.rows import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, PARTITION, READY, YIELD, Lane, Row, rank_of
-from fairlead.errors import BadMessage
+from fairlead.engines.sqlite.rows import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD, Lane, Row, rank_of
 from fairlead.message import Receipt
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def put(turn: Turn, drafts: Sequence[Draft]) -> list[Receipt]:
     rules = turn.rules
     policies = [rules.of(draft.topic) for draft in drafts]
     for draft, policy in zip(drafts, policies, strict=True):
-        _check(turn, draft, policy)
+        check_draft(draft, policy, turn.now)
     simple = [policy.partitions == 1 and policy.buckets is None for policy in policies]
     turn.load_names({draft.topic for draft, is_simple in zip(drafts, simple, strict=True) if is_simple})
     intake = _Intake(turn)
@@ -38,22 +39,6 @@ def put(turn: Turn, drafts: Sequence[Draft]) -> list[Receipt]:
         if lane.place == IDLE or not lane.ready:
             turn.place(lane)
     return receipts
-
-
-def _check(turn: Turn, draft: Draft, policy: Resolved) -> None:
-    if len(draft.body) > policy.max_body:
-        raise BadMessage(
-            f"message to {draft.topic}: the body has {len(draft.body):,} bytes, its policy allows {policy.max_body:,}; "
-            "send a reference to it, or raise max_body"
-        )
-    ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
-    if ttl is not None:
-        due = merging.explicit_due(turn, draft)
-        if due is not None and due >= turn.now + ttl:
-            raise BadMessage(
-                f"message to {draft.topic}: its delay ({(due - turn.now) / 1e6:g} s) outlasts its ttl ({ttl / 1e6:g} s); "
-                "it would expire before it is due"
-            )
 
 
 class _Intake:
@@ -80,12 +65,12 @@ class _Intake:
         """One message: known, merged, refused or accepted, in this order."""
         turn = self.turn
         topic = draft.topic
-        mkey = merging.merge_key(draft) if policy.merge is not None else None
+        mkey = merge_key(draft) if policy.merge is not None else None
         if policy.partitions == 1 and policy.buckets is None:
             name, rule = topic, topic
         else:
             spread_by = draft.key.encode() if draft.key is not None else draft.body if mkey is not None else None
-            name, rule = messages.lane_name(policy, topic, spread_by, turn.shard.seq + 1)
+            name, rule = lane_name(policy, topic, spread_by, turn.shard.seq + 1)
         if draft.id is not None:
             self.write()
             if messages.is_known(turn, topic, draft.id):
@@ -97,9 +82,9 @@ class _Intake:
                 return joined
         if policy.max_backlog is not None or policy.max_backlog_bytes is not None or turn.rules.has_backlog_limit:
             self.write()
-            full = make_room(turn, draft, policy, name)
-            if full is not None:
-                return Receipt(draft.id or "", topic, "refused", None, full)
+            reason = make_room(turn, draft, policy, name)
+            if reason is not None:
+                return Receipt(draft.id or "", topic, "refused", None, reason)
         lane = turn.make_lane(name, rule)
         self.arrivals[lane.lane] = lane
         mid = self._insert(draft, policy, lane, mkey)
@@ -121,7 +106,7 @@ class _Intake:
         mid = turn.next_seq()
         since = now
         if draft.delay_us > 0 or draft.at_us is not None:
-            since = merging.explicit_due(turn, draft) or now
+            since = explicit_due(draft, turn.now) or now
         elif mkey is not None and policy.window is not None:
             since = merging.window_due(turn, draft.topic, mkey, policy) or now
         ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
@@ -183,19 +168,18 @@ def make_room(turn: Turn, draft: Draft, policy: Resolved, name: str) -> str | No
     while True:
         count, held = _waiting_of(turn, draft.topic, lanes, policy)
         limits = (
-            (policy.max_backlog, count, 1, f"topic {draft.topic}: {count:,} messages wait", policy.on_full),
-            (policy.max_backlog_bytes, held, size, f"topic {draft.topic}: {held:,} bytes wait", policy.on_full),
-            (rules.max_backlog, turn.shard.waiting, 1, f"the namespace: {turn.shard.waiting:,} messages wait", rules.on_full),
-            (rules.max_backlog_bytes, turn.shard.bytes, size, f"the namespace: {turn.shard.bytes:,} bytes wait", rules.on_full),
+            (policy.max_backlog, count, 1, f"topic {draft.topic}", "messages", policy.on_full),
+            (policy.max_backlog_bytes, held, size, f"topic {draft.topic}", "bytes", policy.on_full),
+            (rules.max_backlog, turn.shard.waiting, 1, "the namespace", "messages", rules.on_full),
+            (rules.max_backlog_bytes, turn.shard.bytes, size, "the namespace", "bytes", rules.on_full),
         )
         over = next((entry for entry in limits if entry[0] is not None and entry[1] + entry[2] > entry[0]), None)
         if over is None:
             return None
-        limit, _, needed, text, on_full = over
-        full = f"{text}, its max_backlog is {limit:,}; consume faster, or raise the limit"
+        limit, waiting, needed, whose, unit, on_full = over[0] or 0, *over[1:]
         # What is larger than the limit by itself would drop all the others for nothing.
-        if on_full != "drop_oldest" or needed > (limit or 0) or not _drop_oldest(turn, lanes, draft.topic):
-            return full
+        if on_full != "drop_oldest" or needed > limit or not _drop_oldest(turn, lanes, draft.topic):
+            return full(whose, waiting, unit, limit)
 
 
 def _lanes_of(turn: Turn, topic: str, policy: Resolved, name: str) -> list[Lane]:
@@ -228,7 +212,7 @@ def _drop_oldest(turn: Turn, lanes: list[Lane], topic: str) -> bool:
         messages.free_key(turn, lane, row.line, row.mid)
     lane.removed += 1
     turn.shard.removed += 1
-    messages.bury(turn, lane, row, "dropped: the backlog was full", None)
+    messages.bury(turn, lane, row, DROPPED, None)
     turn.place(lane)
     return True
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from fairlead.engines.naming import BUCKET, PARTITION
+
 IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
 """Where a lane stands (`lane.place`)."""
 
@@ -14,9 +16,6 @@ READY, DELAYED, PARKED, DEAD = range(4)
 
 LEASES_END, DUE, EXPIRES, RETENTION_ENDS = 1, 2, 3, 4
 """`event.kind`."""
-
-PARTITION, BUCKET = "\x1f", "\x1e"
-"""Signs in the names of lanes that are not simply topics; topics cannot hold them."""
 
 HOLD, YIELD = 1, 2
 """`message.serial`: what the policy said at publish."""

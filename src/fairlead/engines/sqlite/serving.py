@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.engines import fairness
+from fairlead.engines.admission import DEFAULT_MEAN_US, STEP
+from fairlead.engines.naming import lane_name
 from fairlead.engines.sqlite import messages
 from fairlead.engines.sqlite.rows import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE, Band, Lane, Row
-from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US, GateState
 from fairlead.message import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fairlead.engines.sqlite.turn import Turn
+    from fairlead.engines.sqlite.turn import GateState, Turn
     from fairlead.policy import Resolved
 
 FIRST_PAGE = 16
 """Fewest lanes that are read at once."""
-
-STEP = 16
-"""What is handed out ahead of what the caller can start goes in steps of this size, so that tiers end at nearly their shares."""
 
 MANY_GATES = 4
 """With more open gates than this in a tier, a few lanes of each are read at first instead of as many as there is room for."""
@@ -260,7 +258,7 @@ class _Serving:
         turn = self.turn
         for topic in topics:
             policy = turn.rules.of(topic)
-            names = [messages.lane_name(policy, topic, None, n)[0] for n in range(max(policy.partitions, 1))]
+            names = [lane_name(policy, topic, None, n)[0] for n in range(max(policy.partitions, 1))]
             turn.load_names(names)
             for name in names:
                 lane = turn.find_lane(name)

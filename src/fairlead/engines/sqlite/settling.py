@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.engines import base, fairness
+from fairlead.engines.admission import DEFAULT_MEAN_US, NO_HANDLER, REFUSED, RETRIES_USED_UP, STARTED_AND_LOST, backlog_full_with_ack
+from fairlead.engines.naming import PARTITION, made_id
 from fairlead.engines.sqlite import merging, messages, putting
-from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END, PARTITION, Held, Lane, Row
-from fairlead.engines.sqlite.turn import DEFAULT_MEAN_US
+from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END, Held, Lane, Row
 from fairlead.errors import BacklogFull
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, 
     """End each lease as it says; publish what goes with the acks that succeed. Raises Outdated, BacklogFull."""
     left, lanes = _quick_acks(turn, settlements)
     answers = ["acked"] * len(settlements)
-    parents = {n: messages.made_id(turn, settlements[n].handle) for n in publish}
+    parents = {n: made_id(turn.shard.nonce, settlements[n].handle) for n in publish}
     if left:
         found = {row[0]: row for row in turn.all("leases_and_messages", _dumps([settlements[n].fence for n in left]))}
         turn.load_numbers({row[2] for row in found.values()})
@@ -48,7 +49,7 @@ def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, 
     if drafts:
         for receipt in putting.put(turn, drafts):
             if receipt.outcome == "refused":
-                raise BacklogFull(f"message {receipt.id}, published with an ack: {receipt.reason}; nothing was changed", [receipt])
+                raise BacklogFull(backlog_full_with_ack(receipt), [receipt])
     return answers
 
 
@@ -143,7 +144,7 @@ class _Ending:
         self._lanes[lane.lane] = lane
         end_of_lease(turn, lane, held, settlement.cost_us)
         if held.empty is not None:
-            return self._settle_empty(lane, held, settlement), messages.made_id(turn, held.mid)
+            return self._settle_empty(lane, held, settlement), made_id(turn.shard.nonce, held.mid)
         if settlement.action == "ack":
             return "acked", self._ack(lane, held, row)
         turn.touch(lane)
@@ -167,7 +168,7 @@ class _Ending:
             self._messages.append((held.mid,))
         if serial:
             messages.free_key(turn, lane, key, held.mid)
-        return message_id if message_id is not None else messages.made_id(turn, held.mid)
+        return message_id if message_id is not None else made_id(turn.shard.nonce, held.mid)
 
     def _settle_empty(self, lane: Lane, held: Held, settlement: Settlement) -> str:
         """At most once: whatever the handler says, the message is done; what it says of the destination counts."""
@@ -224,7 +225,7 @@ def come_back(turn: Turn, lane: Lane, held: Held, row: Row, settlement: Settleme
     if action == "retry":
         return _retry(turn, lane, row, settlement, topic)
     if action == "dead":
-        _die(turn, lane, row, settlement.reason or "the handler refused it", settlement.error)
+        _die(turn, lane, row, settlement.reason or REFUSED, settlement.error)
         return "died"
     if action == "unhandled":
         return _unhandled(turn, lane, row)
@@ -244,7 +245,7 @@ def _retry(turn: Turn, lane: Lane, row: Row, settlement: Settlement, topic: str)
     what = settlement.reason or "failed"
     messages.note_trouble(turn, row, what, settlement.error)
     if row.attempts > policy.retries:
-        _die(turn, lane, row, f"retries used up: {what}", settlement.error, noted=True)
+        _die(turn, lane, row, RETRIES_USED_UP + what, settlement.error, noted=True)
         return "died"
     delay = settlement.delay_us
     if delay is None:
@@ -271,7 +272,7 @@ def _unhandled(turn: Turn, lane: Lane, row: Row) -> str:
     first, tries, history = turn.one("note_read", row.mid) or (None, 0, "[]")
     first = first if first is not None else turn.now
     if turn.now - first >= base.UNHANDLED_DEAD_US:
-        _die(turn, lane, row, "no handler: no worker has had a handler for it for an hour", None)
+        _die(turn, lane, row, NO_HANDLER, None)
         return "died"
     delay = min(base.UNHANDLED_FIRST_US << min(tries, 16), base.UNHANDLED_MOST_US)
     turn.run("note_write", row.mid, first, tries + 1, history)
@@ -352,9 +353,9 @@ def _suspect(turn: Turn, lane: Lane, held: Held, row: Row) -> None:
     row.suspect = 1
     if held.started:
         row.attempts += 1
-        messages.note_trouble(turn, row, "lease ran out after its start was recorded", None)
+        messages.note_trouble(turn, row, STARTED_AND_LOST, None)
         if row.attempts > turn.rules.of(messages.topic_of(row, lane)).retries:
-            _die(turn, lane, row, "lease ran out after its start was recorded", None, noted=True)
+            _die(turn, lane, row, STARTED_AND_LOST, None, noted=True)
             return
     wait_again(turn, lane, row, None)
 

@@ -14,23 +14,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.engines import fairness
+from fairlead.engines.admission import LINGER_US
 from fairlead.engines.classes import WINDOW_US, size_class
 from fairlead.engines.sqlite.changes import LaneChanges
 from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE, Band, Lane
 from fairlead.engines.sqlite.statements import SQL, insert_many
 from fairlead.policy import Gate, PolicyBook, Resolved, Tier
-from fairlead.units import SECOND
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Sequence
-
-LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
-"""How long an idle lane is remembered, by what its tier is fair by."""
-
-DEFAULT_MEAN_US = SECOND
-"""What a message is taken to cost in a tier that is fair by time, before anything is known."""
 
 MOST_RESOLVED = 200_000
 """Topics whose policy is kept at hand."""

@@ -8,8 +8,9 @@ import msgspec
 
 from fairlead.engines import classes, fairness
 from fairlead.engines.base import MessageView, TopicStats
+from fairlead.engines.naming import BUCKET, lane_name, made_number
 from fairlead.engines.sqlite import messages
-from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, BUCKET, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Held, Lane, Row
+from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Held, Lane, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,7 @@ class Leased:
 def lanes_of(turn: Turn, topic: str) -> list[Lane]:
     """A topic's lanes as they are (a folded topic: its bucket's)."""
     policy = turn.rules.of(topic)
-    names = [messages.lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
+    names = [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
     turn.load_names(names)
     found = (turn.find_lane(name) for name in names)
     return [lane for lane in found if lane is not None]
@@ -190,7 +191,7 @@ def find(turn: Turn, message_id: str, topic: str | None) -> Row | None:
         found = turn.one("ident_read", message_id, topic)
         mid = found[0] if found is not None else None
     if mid is None:
-        made = messages.made_mid(turn.shard.nonce, message_id)
+        made = made_number(turn.shard.nonce, message_id)
         if made is None:
             return None
         its_topic = messages.made_topic(turn, made)

@@ -1,0 +1,28 @@
+"""What the doctor says of a store whose parts should agree: the same in every engine."""
+
+from __future__ import annotations
+
+from fairlead.engines.base import Check
+
+MEND = "run `fairlead doctor --repair`"
+
+DISAGREEMENTS = {
+    "order": "entries without their message",
+    "messages": "that stood nowhere and would never have been handed out",
+    "leases": "that nothing would ever have taken back",
+    "counts": "topics whose counts were wrong",
+    "totals": "totals that were wrong",
+}
+"""What every engine looks for, by the check's name."""
+
+
+def disagreement(name: str, count: int, *, repair: bool) -> Check:
+    """One of `DISAGREEMENTS`, found so many times."""
+    return finding(name, count, DISAGREEMENTS[name], repair=repair)
+
+
+def finding(name: str, count: int, what: str, *, repair: bool) -> Check:
+    """What was found so many times; with `repair` it is mended by now."""
+    if not count:
+        return Check(name, ok=True, detail="fine")
+    return Check(name, repair, f"{count:,} {what}" + (", mended" if repair else ""), "" if repair else MEND)
