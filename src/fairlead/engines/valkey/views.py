@@ -268,8 +268,10 @@ def find(view: View, message_id: str, topic: str | None) -> tuple[int, Record] |
     space = view.space
     made = space.made(message_id)
     if topic is None and made is not None:
-        joined = space.read(made[0], "HGET", "aliases", message_id)
-        topic = joined.decode() if joined is not None else None
+        for record in read_records(view, made[0], [made[1]]):
+            return made[0], record
+        aliases = (space.read(shard, "HGET", "aliases", message_id) for shard in range(space.shards))
+        topic = next((alias.decode() for alias in aliases if alias is not None), None)
     for shard in space.shards_of(topic) if topic is not None else ():
         stored = space.read(shard, "HGET", f"i:{topic}", message_id)
         if stored is not None and not stored.startswith(b"f"):

@@ -2,7 +2,13 @@
 -- message's number, or "f" and until when it is known (0: for ever). `ids_until` forgets these.
 
 ids = part(function(ids)
-    local UNTIL, ALIASES = key('ids_until'), key('aliases') -- topics of those that Fairlead made and that joined another message, by id
+    local UNTIL = key('ids_until')
+    local ALIASES = key('aliases') -- topics of ids that Fairlead made, and that are another message's now: it joined, or they were used again
+    local MADE = shard.nonce .. '-'
+
+    local function is_made(id)
+        return string.sub(id, 1, #MADE) == MADE
+    end
 
     local function of(topic)
         return key('i:' .. topic)
@@ -24,6 +30,9 @@ ids = part(function(ids)
 
     function ids.set(topic, id, mid)
         call('HSET', of(topic), id, mid)
+        if is_made(id) then
+            call('HSET', ALIASES, id, topic)
+        end
     end
 
     function ids.join(record, id)
@@ -44,12 +53,12 @@ ids = part(function(ids)
             end
         end
         ids.join(record, ids.of(other))
-        if not other.id then
-            call('HSET', ALIASES, ids.of(other), other.topic)
-        end
     end
 
     local function finish_one(topic, id, window)
+        if is_made(id) then
+            call('HDEL', ALIASES, id)
+        end
         if window == 0 then
             call('HDEL', of(topic), id)
         elseif window == FOREVER then
@@ -75,7 +84,6 @@ ids = part(function(ids)
         if record.joined > 0 then
             for _, id in ipairs(call('LRANGE', key('j:' .. text(record.mid)), 0, -1)) do
                 finish_one(record.topic, id, window)
-                call('HDEL', ALIASES, id)
             end
         end
     end
