@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from fairlead.engines.admission import topic_in_use, undefined_gate
+from fairlead.engines.naming import LANE_SHAPE
 from fairlead.engines.valkey import explaining, health, listing, moving, records, views
 from fairlead.engines.valkey.engine import Core
 from fairlead.engines.valkey.views import View
@@ -25,9 +26,6 @@ PAGE = 500
 
 RULES_AT_ONCE = 500
 """Patterns of which one call changes what holds."""
-
-LANE_SHAPE = ("partitions", "buckets", "buckets_pattern")
-"""What decides which lane a message goes to: changes only while the topic is empty."""
 
 
 class ValkeyEngine(Core):

@@ -6,21 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fairlead.engines.base import Check
+from fairlead.engines.checks import DISAGREEMENTS, disagreement, finding
 from fairlead.engines.valkey import fitness, records
 from fairlead.engines.valkey.link import Link
 
 if TYPE_CHECKING:
     from fairlead.engines.valkey.namespace import Namespace
 
-MEND = "run `fairlead doctor --repair`"
-
 _FOUND = ("counts", "order", "messages", "leases")
-_TEXTS = {
-    "counts": "topics whose counts were wrong",
-    "order": "entries without their message",
-    "messages": "that stood nowhere and would never have been handed out",
-    "leases": "that nothing would ever have taken back",
-}
 
 
 def check(space: Namespace, *, repair: bool) -> list[Check]:
@@ -29,8 +22,7 @@ def check(space: Namespace, *, repair: bool) -> list[Check]:
     for shard in range(space.shards):
         found += _check_shard(space, shard, repair=repair)
     checks = [*check_server(space), _rules(space, repair=repair)]
-    checks += [_finding(name, found[name], text, repair=repair) for name, text in _TEXTS.items()]
-    return [*checks, _finding("totals", found["totals"], "totals that were wrong", repair=repair)]
+    return checks + [disagreement(name, found[name], repair=repair) for name in DISAGREEMENTS]
 
 
 def examine(url: str) -> list[Check]:
@@ -66,12 +58,6 @@ def check_server(space: Namespace) -> list[Check]:
     kept = f"append-only file, fsync {facts.fsync or 'unknown'}" if facts.appends else "keeps nothing over a restart but its last dump, if any"
     shards = f"{space.shards} shard{'s' if space.shards > 1 else ''}"
     return [Check("server", ok=True, detail=f"{facts.name}, {facts.replicas} replicas, {kept}; {shards}, durability {space.link.durability}")]
-
-
-def _finding(name: str, count: int, what: str, *, repair: bool) -> Check:
-    if not count:
-        return Check(name, ok=True, detail="fine")
-    return Check(name, repair, f"{count:,} {what}" + (", mended" if repair else ""), "" if repair else MEND)
 
 
 def _check_shard(space: Namespace, shard: int, *, repair: bool) -> Counter[str]:
@@ -119,4 +105,4 @@ def _rules(space: Namespace, *, repair: bool) -> Check:
             wrong += 1
             if repair:
                 space.tell(shard, records.read_counters(space.read(shard, "GET", "shard")).version)
-    return _finding("policies", wrong, "shards that do not know the policies as they are", repair=repair)
+    return finding("policies", wrong, "shards that do not know the policies as they are", repair=repair)

@@ -1,0 +1,80 @@
+"""What the scripts repeat is what Python says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import fairlead.engines.valkey
+from fairlead.engines import admission, base, classes, fairness
+from fairlead.policy import FOREVER
+from fairlead.servers import Server
+
+PARTS = Path(fairlead.engines.valkey.__file__).parent / "scripts" / "parts"
+
+
+def text(part: str) -> str:
+    return (PARTS / f"{part}.lua").read_text()
+
+
+def number(part: str, name: str) -> str:
+    """What a script sets a name to."""
+    names, values = next((names, values) for names, values in re.findall(r"local ([A-Z_, ]+) = ([^\n]+)", text(part)) if name in names.split(", "))
+    return values.partition(" --")[0].split(", ")[names.split(", ").index(name)].strip()
+
+
+def test_reasons_of_dead_letters() -> None:
+    found = text("messages")
+    for reason in (
+        admission.DROPPED,
+        admission.EXPIRED,
+        admission.REFUSED,
+        admission.NO_HANDLER,
+        admission.STARTED_AND_LOST,
+        admission.RETRIES_USED_UP,
+    ):
+        assert f"'{reason}'" in found
+
+
+def test_numbers() -> None:
+    assert int(number("fairness", "TICKS")) == fairness.TICKS
+    assert int(number("fairness", "VT_SCALE")) == fairness.VT_SCALE
+    assert int(number("fairness", "CHUNK")) == fairness.CHUNK
+    assert int(number("fairness", "FEW_LANES")) == fairness.FEW_LANES
+    assert int(number("fairness", "CARRY_SCALE")) == fairness.CARRY_SCALE
+    assert int(number("messages", "HISTORY")) == admission.HISTORY
+    assert int(number("messages", "FOREVER")) == FOREVER
+    assert int(number("merging", "MAX_WAIT_WINDOWS")) == admission.MAX_WAIT_WINDOWS
+    assert int(number("serving", "STEP")) == admission.STEP
+    seconds = {"SECOND": 1_000_000}
+    told = [(("settling", "REST_FIRST"), base.REST_FIRST_US), (("settling", "REST_MOST"), base.REST_MOST_US),
+            (("settling", "UNHANDLED_FIRST"), base.UNHANDLED_FIRST_US), (("settling", "UNHANDLED_MOST"), base.UNHANDLED_MOST_US),
+            (("settling", "UNHANDLED_DEAD"), base.UNHANDLED_DEAD_US), (("messages", "STICKY"), base.STICKY_US),
+            (("lanes", "LINGER"), admission.LINGER_US["messages"]), (("lanes", "LINGER_BY_TIME"), admission.LINGER_US["time"]),
+            (("lanes", "DEFAULT_MEAN"), admission.DEFAULT_MEAN_US), (("lanes", "RATE_WINDOW"), classes.WINDOW_US)]  # fmt: skip
+    for where, value in told:
+        assert eval(number(*where), {}, seconds) == value, where
+
+
+def test_the_arithmetic_is_the_same_number_for_number() -> None:
+    """Formulas of fairness.py and of fairness.lua, on a real server, over numbers that are hard to round."""
+    script = "\n".join([
+        "local function round(number) local whole = math.floor(number) local rest = number - whole",
+        "if rest > 0.5 or (rest == 0.5 and whole % 2 == 1) then return whole + 1 end return whole end",
+        "local function part(define) local functions = {} define(functions) return functions end",
+        text("fairness"),
+        "local told = {} for n = 1, #ARGV, 3 do local rate, tat, now = tonumber(ARGV[n]), tonumber(ARGV[n + 1]), tonumber(ARGV[n + 2])",
+        "told[#told + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', fairness.interval(rate), fairness.permits(tat, now, rate, 7),",
+        "fairness.next_permit(tat, now, rate, 3), fairness.stride(7, rate), fairness.stride_of_work(now % 1000003, rate),",
+        "fairness.size_class(now % 100000)) end return told",
+    ])  # fmt: skip
+    cases = [(rate, tat, now) for rate in (0.03, 0.5, 1.0, 3.0, 7.5, 10_000.0) for now in (1_795_000_000_123_457, 2_200_000_000_999_999)
+             for tat in (0, now * 4 - 1, now * 4 + 3, now * 4 + 4_000_000_001)]  # fmt: skip
+    with Server() as server:
+        told = server.run("EVAL", script, 0, *(each for case in cases for each in case))
+    for (rate, tat, now), line in zip(cases, told, strict=True):
+        expected = (
+            fairness.interval(rate), fairness.permits(tat, now, rate, 7), fairness.next_permit_us(tat, now, rate, 3), fairness.stride(7, rate),
+            fairness.stride_of_work(now % 1000003, rate), classes.size_class(now % 100000) or 0,
+        )  # fmt: skip
+        assert [int(each) for each in line.split()] == list(expected), (rate, tat, now)
