@@ -104,9 +104,13 @@ class ServerStore(Store):
     def __init__(self, url: str, servers: list[Server]) -> None:
         super().__init__(url)
         self.servers = servers
+        self._longest = 0.0
         self._before = self._used()
 
     def _used(self) -> int:
+        self._longest = max(self._longest, self.longest())
+        for server in self.servers:
+            server.run("SLOWLOG", "RESET")  # it would count
         return sum(int(server.info("used_memory")) for server in self.servers)
 
     def size(self) -> int:
@@ -123,7 +127,8 @@ class ServerStore(Store):
 
     def longest(self) -> float:
         """Milliseconds of the longest call so far."""
-        return max((int(entry[2]) for server in self.servers for entry in server.run("SLOWLOG", "GET", 1000)), default=0) / 1e3
+        noted = (int(entry[2]) / 1e3 for server in self.servers for entry in server.run("SLOWLOG", "GET", 1000))
+        return max(self._longest, *noted, 0.0)
 
     def cpu(self) -> float:
         """Seconds of processor time that the servers have used."""

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from fairlead.engines.base import Settings
     from fairlead.engines.valkey.namespace import Route
 
-HOUSE = 250
+HOUSE = 125
 """Events, wakes and sweeps that one call of a script brings in at most: the server answers nobody else meanwhile."""
 
 AT_ONCE = 250
-"""Messages that one call of a script takes in, hands out or settles at most: a call should hold the server up no longer than some 5 ms."""
+"""Messages that one call of a script takes in or settles at most: a call should hold the server up no longer than some 5 ms."""
+
+LEASED_AT_ONCE = 125
+"""Messages that one call hands out at most: each may be of another lane."""
 
 SOON_US = SECOND
 """What is due within it has to be looked at by somebody who is not busy."""
@@ -213,7 +216,7 @@ class Core:
         leases: list[Lease] = []
         left = BRING_IN
         while True:
-            room = min(n - len(leases), AT_ONCE)
+            room = min(n - len(leases), LEASED_AT_ONCE)
             left -= HOUSE
             now, wake, again, nonce, fence, lanes, found = space.run(
                 "lease", shard, now_us, room, pool, b"" if topics is None else records.pack(list(topics)), startable, int(record_start), HOUSE,
