@@ -176,14 +176,15 @@ def work(address: str, options: Options, style: logs.Style, answers: Connection)
     # A Ctrl-C in the terminal reaches every process of the group; only the parent acts on it, and sends SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     style.apply()
+    began = time.time()
     try:
         module, _, name = address.partition(":")
         app: Fairlead = getattr(importlib.import_module(module), name)
         worker = Worker(app.engine, app.handlers, options)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises
-        sys.exit(_cannot_start(error, options))
+        sys.exit(_cannot_start(error, options, began))
     _watch_parent(worker)
-    changed = _watch_files(worker) if options.reload else None
+    changed = _watch_files(worker, began) if options.reload else None
     summary = worker.run((signal.SIGTERM,))
     with contextlib.suppress(OSError):
         answers.send(summary)
@@ -191,7 +192,7 @@ def work(address: str, options: Options, style: logs.Style, answers: Connection)
         sys.exit(RELOAD)
 
 
-def _cannot_start(error: Exception, options: Options) -> int:
+def _cannot_start(error: Exception, options: Options, began: float) -> int:
     """Tell why, in one line and the user's own; returns the exit code. In development the next change of the code is waited for."""
     sys.stderr.write("" if isinstance(error, FairleadError) else own_lines(error))
     what = error if isinstance(error, FairleadError) else f"{type(error).__name__}: {error}"
@@ -200,10 +201,10 @@ def _cannot_start(error: Exception, options: Options) -> int:
         return AWAY
     if not options.reload:
         return USAGE if isinstance(error, FairleadError) else 1
+    files = own_files(error)
+    before = _as_they_were(_modification_times(files), began)
     log.info("waiting for the code to change")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    files = own_files(error)
-    before = _modification_times(files)
     parent = multiprocessing.parent_process()
     while _modification_times(files) == before:
         if parent is not None and not parent.is_alive():
@@ -224,12 +225,12 @@ def _watch_parent(worker: Worker) -> None:
         threading.Thread(target=wait, name="fairlead-parent", daemon=True).start()
 
 
-def _watch_files(worker: Worker) -> threading.Event:
+def _watch_files(worker: Worker, began: float) -> threading.Event:
     """Stop the worker when the source of a loaded module changes."""
     changed = threading.Event()
 
     def watch() -> None:
-        before = _modification_times()
+        before = _as_they_were(_modification_times(), began)
         while True:
             time.sleep(LOOK_SECONDS)
             now = _modification_times()
@@ -243,6 +244,11 @@ def _watch_files(worker: Worker) -> threading.Event:
 
     threading.Thread(target=watch, name="fairlead-reload", daemon=True).start()
     return changed
+
+
+def _as_they_were(times: dict[str, float], began: float) -> dict[str, float]:
+    """What was changed after the worker had begun to read it counts as changed, whichever of the two it has read."""
+    return {path: began if modified > began and path.endswith(".py") else modified for path, modified in times.items()}
 
 
 def _modification_times(others: Iterable[str] = ()) -> dict[str, float]:
