@@ -79,7 +79,7 @@ def beside_peers(path: Path) -> None:
     ours = next((row for row in rows if row[""].startswith("Fairlead")), {})
     print("\nbeside the best peer of the same run")
     for column, value in ours.items():
-        others = {row[""]: number(row[column]) for row in rows if row is not ours and number(row[column])}
+        others = {row[""]: number(row[column]) for row in rows if not row[""].startswith("Fairlead") and number(row[column])}
         if not number(value) or not others:
             continue
         best = (min if column.endswith("ms") else max)(others, key=lambda name: others[name])

@@ -66,6 +66,18 @@ async def work(message): count(message.body)
         'app.publish(f"t.{n % queues}", now())', 'app.publish_many((Message(f"t.{n % queues}", 0) for n in range(tasks)), progress=False)',
         ["-m", "fairlead", "worker", "peer:app", "-c", "100", "--log-level", "error"], 1_000_000,
     ),
+    "Fairlead on Valkey": Peer(
+        "fairlead", "Valkey, memory, async handlers",
+        """
+import os
+from fairlead import Fairlead, Message
+app = Fairlead(os.environ["VALKEY"].replace("redis://", "valkey://"))
+@app.handler("*")
+async def work(message): count(message.body)
+""",
+        'app.publish(f"t.{n % queues}", now())', 'app.publish_many((Message(f"t.{n % queues}", 0) for n in range(tasks)), progress=False)',
+        ["-m", "fairlead", "worker", "peer:app", "-c", "100", "--log-level", "error"], 1_000_000,
+    ),
     "Huey": Peer(
         "huey", "SQLite, fsync, 4 threads, polls every 1 ms",
         """
@@ -240,7 +252,8 @@ class Place:
         return int(number), float(at)
 
     def _all_settled(self) -> float:
-        with Fairlead(f"sqlite:///{self.path}/q.db") as app:
+        address = self._environment["VALKEY"].replace("redis://", "valkey://")
+        with Fairlead(address if "Valkey" in self._peer.settings else f"sqlite:///{self.path}/q.db") as app:
             while app.engine.overview().done < self._tasks:
                 time.sleep(0.001)
         return time.time()
