@@ -11,6 +11,7 @@ from fairlead.engines.admission import topic_in_use, undefined_gate
 from fairlead.engines.naming import LANE_SHAPE
 from fairlead.engines.valkey import explaining, health, listing, moving, records, views
 from fairlead.engines.valkey.engine import Core
+from fairlead.engines.valkey.namespace import exact_names
 from fairlead.engines.valkey.views import View
 from fairlead.errors import BadPolicy, TopicInUse
 from fairlead.policy import PolicyBook, check_fields, matches
@@ -21,11 +22,8 @@ if TYPE_CHECKING:
     from fairlead.engines.base import Check, Explanation, MessageView, Overview, Parcel, TopicStats
     from fairlead.policy import Gate, Layer, Resolved
 
-PAGE = 500
+PAGE = 250
 """Messages that one call of a script takes away or puts back."""
-
-RULES_AT_ONCE = 500
-"""Patterns of which one call changes what holds."""
 
 
 class ValkeyEngine(Core):
@@ -84,7 +82,7 @@ class ValkeyEngine(Core):
         """Tell the first shard, then the others; False if somebody was faster."""
         space = self._space
         there = {name for _, name, _ in book.rows()}
-        exact = sum(not (name == "*" or name.endswith(".*")) for name in there)
+        exact = exact_names(there)
         rules = [records.rule_record(policy, space.shards) if name in there else b"" for name, policy in resolved.items()]
         text = json.dumps(now) if now else ""
         for shard in range(space.shards):
@@ -129,7 +127,7 @@ class ValkeyEngine(Core):
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
         removed = 0
-        for shard in self._shards_of_topic(topic):
+        for shard in self._space.shards_of(topic):
             last: int | bytes = b""
             more = 1
             while more:
@@ -141,16 +139,13 @@ class ValkeyEngine(Core):
         removed = self.topic_purge(topic, now_us=now_us)
         while got := self.dead_drop(topic, limit=PAGE, now_us=now_us):
             removed += got
-        for shard in self._shards_of_topic(topic):
+        for shard in self._space.shards_of(topic):
             held = [mid for mid, lease in views.held_in(self._view(), shard) if views.topic_of_lane(lease.lane) in (topic, None)]
             pages = [held[start : start + PAGE] for start in range(0, len(held), PAGE)] or [[]]
             for n, page in enumerate(pages, 1):
                 removed += self._space.run("delete", shard, now_us, topic, records.pack(page), int(n == len(pages)), durable=True)
             views.drop_edges(self._view(), shard, topic)
         return removed
-
-    def _shards_of_topic(self, topic: str) -> list[int]:
-        return self._space.shards_of(topic)
 
     def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
         return views.cursors(self._view(), topic)
@@ -206,7 +201,7 @@ class ValkeyEngine(Core):
     def _dead_meant(self, topic: str | None, ids: Sequence[str] | None, limit: int) -> list[tuple[int, list[int] | None]]:
         """Shards, and of each the messages of these ids (None: the oldest)."""
         if ids is None:
-            shards = range(self._space.shards) if topic is None else self._shards_of_topic(topic)
+            shards = range(self._space.shards) if topic is None else self._space.shards_of(topic)
             return [(shard, None) for shard in shards]
         view = self._view()
         found: dict[int, list[int]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import zlib
@@ -73,8 +74,10 @@ class Core:
         if self._space.shards == 1:
             return self._put_in(0, drafts, now_us)
         receipts: list[Receipt | None] = [None] * len(drafts)
-        for shard, positions in self._by_shard(drafts).items():
-            for position, receipt in zip(positions, self._put_in(shard, [drafts[n] for n in positions], now_us), strict=True):
+        for number, (shard, positions) in enumerate(self._by_shard(drafts).items()):
+            with _part_of_it(is_first=not number):
+                told = self._put_in(shard, [drafts[n] for n in positions], now_us)
+            for position, receipt in zip(positions, told, strict=True):
                 receipts[position] = receipt
         return cast("list[Receipt]", receipts)
 
@@ -102,11 +105,8 @@ class Core:
     def _put_in(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
         receipts: list[Receipt] = []
         for start in range(0, len(drafts), AT_ONCE):
-            try:
+            with _part_of_it(is_first=not receipts):
                 receipts += self._put_slice(shard, drafts[start : start + AT_ONCE], now_us)
-            except EngineUnavailable as error:
-                error.applied = None if receipts else error.applied  # a part of the batch was accepted
-                raise
         return receipts
 
     def _put_slice(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
@@ -270,7 +270,8 @@ class Core:
                 follow = [(place, draft) for place, n in enumerate(page, 1) for draft in (publish or {}).get(n, ())]
                 if follow and self._space.shards > 1:
                     follow = self._publish_elsewhere(shard, [settlements[n] for n in page], follow, now_us)
-                told = self._settle_in(shard, [settlements[n] for n in page], follow, now_us)
+                with _part_of_it(is_first=not any(answers)):
+                    told = self._settle_in(shard, [settlements[n] for n in page], follow, now_us)
                 for position, answer in zip(page, told, strict=True):
                     answers[position] = answer.decode()
         return answers
@@ -392,6 +393,17 @@ class Core:
     def close(self) -> None:
         self._waiting.close()
         self._space.link.close()
+
+
+@contextlib.contextmanager
+def _part_of_it(*, is_first: bool) -> Iterator[None]:
+    """A call that is made in several: where not the first of them fails, a part was done, and to the caller it is not known which."""
+    try:
+        yield
+    except EngineUnavailable as error:
+        if not is_first:
+            error.applied = None
+        raise
 
 
 def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:

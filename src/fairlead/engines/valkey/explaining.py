@@ -32,8 +32,7 @@ def explain(view: View, message_id: str, topic: str | None) -> Explanation:
 def _facts(view: View, shard: int, record: Record, told: MessageView, lane: Lane) -> Facts:
     space = view.space
     policy = view.policy(record.topic if views.topic_of_lane(lane.name) is not None else lane.name[1:].partition(PARTITION)[0])
-    pool, tier = view.counters[shard].bands[lane.band - 1][:2]
-    del pool
+    _, tier, *_ = view.counters[shard].bands[lane.band - 1]
     before = space.read(shard, "ZCOUNT", f"run:{lane.band}", "-inf", f"({lane.vt}") if lane.place == RUNNABLE else 0
     return Facts(
         now_us=view.now, view=told, policy=policy, is_runnable=lane.place == RUNNABLE, leased=lane.leased, rest_step=lane.rest_step,

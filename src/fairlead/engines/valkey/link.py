@@ -15,7 +15,7 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import hiredis
 import redis
@@ -120,7 +120,7 @@ class Link:
                     confirm.look(self.name, confirmed)
             if isinstance(answer, refusals.NoScriptError):
                 connection.send_packed_command([packed("SCRIPT", "LOAD", script.source)])
-                _answer(connection)
+                _raising(connection)
                 raise _Again
             return answer
 
@@ -305,22 +305,28 @@ def _raising(connection: AbstractConnection) -> Any:
 # Nodes
 
 
-class _Nodes:
+class _Nodes(Protocol):
     """Where to send what concerns a key."""
 
     def pool(self, key: str) -> ConnectionPool:
-        raise NotImplementedError
+        """The connections to the node that has it."""
+        ...
 
     def refresh(self, error: Exception) -> None:
         """Something was not where it was thought to be."""
+        ...
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Let go of all connections."""
+        ...
 
 
-class _OneNode(_Nodes):
+class _OneNode:
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
+
+    def refresh(self, error: Exception) -> None:
+        """There is no other place to look."""
 
     def pool(self, key: str) -> ConnectionPool:
         del key
@@ -350,7 +356,7 @@ class _SentinelNodes(_OneNode):
             sentinel.close()
 
 
-class _ClusterNodes(_Nodes):
+class _ClusterNodes:
     def __init__(self, address: Address, options: dict[str, Any], explain: Callable[[Exception], FairleadError]) -> None:
         del options["retry"]
         nodes = [ClusterNode(host, port) for host, port in address.hosts]

@@ -129,7 +129,7 @@ class Namespace:
 
     def _open(self, settings: Settings) -> None:
         stored = self._settings()
-        if not stored:
+        if b"layout" not in stored:  # written last: who makes a namespace may have ended in the middle
             if not settings.create:
                 raise NoNamespace(
                     f"{self.link.name}: there is no namespace {self.name}; check the URL and the name, or start a program that publishes to it"
@@ -169,7 +169,8 @@ class Namespace:
             "shards": str(self.link.shards or self.link.usual_shards),
             "nonce": secrets.token_hex(4)[:7],
             "tiers": msgspec.json.encode([[name, msgspec.to_builtins(tier)] for name, tier in tiers.items()]),
-            "layout": str(records.LAYOUT),
+            # Of the policies: grows with each change, and is larger than any that a namespace lost with its server has had.
+            "version": str(int(time.time())),
         }
         key = self.key(0, "settings")
         self.link.read(0, [("HSETNX", key, field, value) for field, value in values.items()])
@@ -177,11 +178,12 @@ class Namespace:
         self.shards, self.nonce = int(stored[b"shards"]), stored[b"nonce"].decode()
         default = records.rule_record(Resolved())
         for shard in range(self.shards):
-            counters = Counters(records.LAYOUT, self.nonce, self.shards, shard, version=int(time.time()))
+            counters = Counters(records.LAYOUT, self.nonce, self.shards, shard, version=int(stored[b"version"]))
             self.link.read(shard, [
                 ("HSETNX", self.key(shard, "rules"), "", default), ("SET", self.key(shard, "shard"), records.counters_record(counters), "NX"),
             ])  # fmt: skip
-        return stored
+        self.read(0, "HSETNX", "settings", "layout", str(records.LAYOUT))
+        return self._settings()
 
     def _make_again(self, error: NamespaceGone) -> None:
         """The server has lost everything: it keeps nothing over a restart. The policies at least are known here."""
@@ -258,11 +260,12 @@ class Namespace:
         there = {pattern for _, pattern, _ in book.rows()}
         names = sorted(there | {name.decode() for name, _ in self.scan(shard, "HSCAN", "rules") if name})
         rules = [records.rule_record(book.resolve(name), self.shards) if name in there else b"" for name in names]
-        self.run("policy", shard, None, version, self.book.version, "*", b"", b"", records.pack(names), self.exact(), 0, *rules, durable=True)
+        self.run("policy", shard, None, version, self.book.version, "*", b"", b"", records.pack(names), exact_names(there), 0, *rules, durable=True)
 
-    def exact(self) -> int:
-        """How many patterns are topics' own names."""
-        return sum(not (pattern == "*" or pattern.endswith(".*")) for pattern in {pattern for _, pattern, _ in self.book.policies.rows()})
+
+def exact_names(patterns: Iterable[str]) -> int:
+    """How many patterns are topics' own names."""
+    return sum(not (pattern == "*" or pattern.endswith(".*")) for pattern in patterns)
 
 
 def _part(limit: int | None, parts: int) -> int | bytes:

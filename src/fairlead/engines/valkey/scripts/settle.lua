@@ -89,5 +89,5 @@ for n, answer in ipairs(intake.accept_all(accepted)) do
         return { 'refused', accepted[n].id, accepted[n].topic, answer[2], answer[3], answer[4] }
     end
 end
-save(true)
+save(#left > 0 or #settlements > 0) -- simple acks bring nothing about that is due
 return { unlike, answers }

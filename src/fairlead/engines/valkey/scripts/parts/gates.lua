@@ -136,10 +136,6 @@ local gates = part(function(gates)
         gates.save()
     end
 
-    function gates.next_wake()
-        return tonumber(call('ZRANGE', WAKE, 0, 0, 'WITHSCORES')[2])
-    end
-
     function gates.save()
         for gate in pairs(changed) do
             look(gate)

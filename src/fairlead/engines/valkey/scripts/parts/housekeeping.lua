@@ -91,13 +91,24 @@ local housekeeping = part(function(housekeeping)
         end
     end
 
+    -- Whether the first of a sorted set by time is due: most calls find nothing, and need not even define what would see to it.
+    local function has_due(name)
+        return call('ZRANGE', key(name), '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, 1)[1] ~= nil
+    end
+
     -- Everything that is due, at most so many of each kind. Returns whether something is left.
     function housekeeping.keep(budget)
         local more = events(budget)
-        ids.forget_finished(budget)
-        merging.forget_edges(budget)
+        if has_due('ids_until') then
+            ids.forget_finished(budget)
+        end
+        if has_due('edges') then
+            merging.forget_edges(budget)
+        end
         housekeeping.sweep(budget)
-        gates.wake(budget)
+        if has_due('gate_wakes') then
+            gates.wake(budget)
+        end
         more = lanes.wake(budget) or more
         lanes.forget_idle(budget)
         return more or shard.sweeping > 0

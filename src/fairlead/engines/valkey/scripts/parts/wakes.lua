@@ -1,17 +1,15 @@
 -- When there is something to do again.
 
 local wakes = part(function(wakes)
-    local DUE_KEY = key('due')
+    local DUE_KEY, GATE_WAKES = key('due'), key('gate_wakes')
 
     -- When something has to be done at the latest; nil: nothing known. `idle`: when lanes are to be forgotten, which is in no hurry.
     local function times()
         local asleep, idle = lanes.next_wake()
         local event = tonumber(call('ZRANGE', DUE_KEY, 0, 0, 'WITHSCORES')[2])
-        local at = event or asleep or gates.next_wake()
-        if at then
-            at = math.min(at, asleep or at, gates.next_wake() or at)
-        end
-        return at, idle
+        local gate = tonumber(call('ZRANGE', GATE_WAKES, 0, 0, 'WITHSCORES')[2])
+        local at = event or asleep or gate
+        return at and math.min(at, asleep or at, gate or at), idle
     end
 
     -- When there is something to do again.
