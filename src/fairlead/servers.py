@@ -17,8 +17,9 @@ import subprocess
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -236,14 +237,23 @@ class Server:
         self.close()
 
 
-class _Group:
+class _Group(ABC):
     """Several servers that come and go together."""
 
     def __init__(self) -> None:
         self.servers: list[Server] = []
 
+    @abstractmethod
     def _begin(self) -> None:
-        raise NotImplementedError
+        """Start all of them, and wait until they have found each other."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+        return self
 
     def close(self) -> None:
         for server in self.servers:
@@ -271,14 +281,6 @@ class Replicated(_Group):
             server.start()
         for replica in self.replicas:
             until(lambda replica=replica: replica.info("master_link_status") == "up", "the replica")  # type: ignore[misc]
-
-    def __enter__(self) -> Replicated:
-        try:
-            self._begin()
-        except BaseException:
-            self.close()
-            raise
-        return self
 
 
 class Sentinels(Replicated):
@@ -318,10 +320,6 @@ class Sentinels(Replicated):
         """Whom the sentinels take for the master."""
         return int(self.sentinels[0].run("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.NAME)[1])
 
-    def __enter__(self) -> Sentinels:
-        super().__enter__()
-        return self
-
 
 class Cluster(_Group):
     """A cluster of so many masters, with so many replicas each; every slot is served when it is entered."""
@@ -343,14 +341,6 @@ class Cluster(_Group):
     @property
     def url(self) -> str:
         return "valkey+cluster://" + ",".join(f"127.0.0.1:{server.port}" for server in self.masters)
-
-    def __enter__(self) -> Cluster:
-        try:
-            self._begin()
-        except BaseException:
-            self.close()
-            raise
-        return self
 
     def node_id(self, server: Server) -> str:
         return str(server.run("CLUSTER", "MYID"))

@@ -185,6 +185,27 @@ def test_other_tiers_and_a_missing_namespace(opened: Opened) -> None:
     assert isinstance(refusal(opened, server().url, namespace="no/slash"), UsageError)
 
 
+def test_a_namespace_whose_maker_died_is_finished_by_the_next(opened: Opened) -> None:
+    for _ in range(2):  # also one that has been finished like that before
+        namespace = "half-made"
+        first = opened(f"{server().url}?shards=2", namespace=namespace)
+        first.put(some(4))
+        prefix = f"fairlead:{{{namespace}/"
+        server().run("HDEL", f"{prefix}0}}:settings", "layout")  # which is written last
+        server().run("DEL", f"{prefix}1}}:shard", f"{prefix}1}}:rules")
+        engine = opened(server().url, namespace=namespace)
+        assert engine.capabilities.shards == 2
+        engine.put(some(20, start=10))
+        assert [check for check in engine.doctor() if check.name == "policies" and not check.ok] == []
+
+
+def test_a_user_who_may_load_no_scripts(opened: Opened) -> None:
+    with Server(requirepass="secret") as guarded:
+        guarded.run("ACL", "SETUSER", "half", "on", ">secret", *fitness.acl_rule().split(), "-script|load")
+        error = refusal(opened, f"valkey://half:secret@127.0.0.1:{guarded.port}")
+        assert "the user may not do this" in str(error)
+
+
 def test_two_applications_do_not_meet(opened: Opened) -> None:
     ours, theirs = opened(server().url), opened(server().url)
     ours.put(some(5))
