@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -24,6 +25,7 @@ class Publisher(threading.Thread):
         self.engine = engine
         self.accepted: set[str] = set()
         self.failures = 0
+        self.last_failure = "nothing failed"
         self._ends = threading.Event()
         self.start()
 
@@ -33,8 +35,8 @@ class Publisher(threading.Thread):
             drafts = some(BATCH, start=n)
             try:
                 receipts = self.engine.put(drafts)
-            except EngineUnavailable:
-                self.failures += 1
+            except EngineUnavailable as error:
+                self.failures, self.last_failure = self.failures + 1, str(error)
                 continue
             assert {receipt.outcome for receipt in receipts} <= {"accepted", "duplicate"}
             self.accepted |= {receipt.id for receipt in receipts}
@@ -49,7 +51,11 @@ class Publisher(threading.Thread):
     def wait_for(self, more: int) -> None:
         """Until so many more are accepted."""
         wanted = len(self.accepted) + more
-        until(lambda: len(self.accepted) >= wanted, f"{more} more accepted messages", 100)
+        try:
+            until(lambda: len(self.accepted) >= wanted, f"{more} more accepted messages", 100)
+        except TimeoutError as error:
+            error.add_note(f"publishing goes on: {self.is_alive()}; the last of {self.failures} failures: {self.last_failure}")
+            raise
 
 
 def test_kill_9_loses_nothing_that_the_file_has(opened: Callable[..., FullEngine]) -> None:
@@ -173,12 +179,30 @@ def test_an_answer_that_never_comes_is_told_as_unknown(opened: Callable[..., Ful
         proxy.heal()
 
 
-def test_scripts_are_loaded_again(opened: Callable[..., FullEngine]) -> None:
+def test_functions_are_loaded_again(opened: Callable[..., FullEngine]) -> None:
     with Server() as server:
         engine = opened(server.url)
         engine.put(some(1))
-        server.run("SCRIPT", "FLUSH")
+        server.run("FUNCTION", "FLUSH")
         assert drain(engine) == ["m0"]
+
+
+def test_many_find_at_once_that_functions_are_missing(opened: Callable[..., FullEngine]) -> None:
+    """One of them loads the library; to the others it is there already."""
+    with Server() as server, ThreadPoolExecutor(8) as threads:
+        engine = opened(server.url)
+        for turn in range(20):
+            server.run("FUNCTION", "FLUSH")
+            list(threads.map(lambda n: engine.put(some(1, start=n)), range(8 * turn, 8 * turn + 8)))
+        assert len(drain(engine)) == 160
+
+
+def test_a_library_of_another_version_stays(opened: Callable[..., FullEngine]) -> None:
+    other = "#!lua name=fairlead_0123456789ab\nredis.register_function('fairlead_0123456789ab_put', function() return 'theirs' end)"
+    with Server() as server:
+        server.run("FUNCTION", "LOAD", other)
+        opened(server.url).put(some(1))
+        assert server.run("FCALL", "fairlead_0123456789ab_put", 0) == "theirs"
 
 
 def test_a_server_that_keeps_nothing_begins_anew(opened: Callable[..., FullEngine], caplog: pytest.LogCaptureFixture) -> None:

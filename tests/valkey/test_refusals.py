@@ -201,7 +201,7 @@ def test_a_namespace_whose_maker_died_is_finished_by_the_next(opened: Opened) ->
 
 def test_a_user_who_may_load_no_scripts(opened: Opened) -> None:
     with Server(requirepass="secret") as guarded:
-        guarded.run("ACL", "SETUSER", "half", "on", ">secret", *fitness.acl_rule().split(), "-script|load")
+        guarded.run("ACL", "SETUSER", "half", "on", ">secret", *fitness.acl_rule().split(), "-function|load")
         error = refusal(opened, f"valkey://half:secret@127.0.0.1:{guarded.port}")
         assert "the user may not do this" in str(error)
 

@@ -146,7 +146,7 @@ def test_many_idle_waiters_ask_nothing(opened: Opened) -> None:
 
 
 def _scripts(own: Server) -> int:
-    line = next(line for line in own.run("INFO", "commandstats").splitlines() if line.startswith("cmdstat_evalsha:"))
+    line = next(line for line in own.run("INFO", "commandstats").splitlines() if line.startswith("cmdstat_fcall:"))
     return int(line.partition("calls=")[2].partition(",")[0])
 
 

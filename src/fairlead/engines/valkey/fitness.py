@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fairlead.engines.valkey.link import Link
 
 COMMANDS = (
-    "client|setname", "del", "dump", "evalsha", "exists", "expire", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget",
-    "hscan", "hset", "hsetnx", "hvals", "info", "lindex", "llen", "lpos", "lrange", "lrem", "ltrim", "ping", "publish", "restore", "rpop",
-    "rpush", "scan", "script|load", "set", "subscribe", "time", "unlink", "wait", "waitaof", "zadd", "zcard", "zcount", "zlexcount", "zmscore",
+    "client|setname", "del", "dump", "exists", "expire", "fcall", "function|load", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen",
+    "hmget", "hscan", "hset", "hsetnx", "hvals", "info", "lindex", "llen", "lpos", "lrange", "lrem", "ltrim", "ping", "publish", "restore",
+    "rpop", "rpush", "scan", "set", "subscribe", "time", "unlink", "wait", "waitaof", "zadd", "zcard", "zcount", "zlexcount", "zmscore",
     "zpopmax", "zrange", "zrem", "zremrangebyrank", "zscan", "zscore",
 )  # fmt: skip
 """All that a user of Fairlead has to be allowed; on a cluster `cluster|slots` and `cluster|shards` too."""

@@ -1,8 +1,8 @@
 """
 Connections: to one server, to the master that sentinels name, or to the nodes of a cluster.
 
-A script is one EVALSHA; what has to be durable is followed by WAITAOF or WAIT on the same connection, in the same round trip. What
-the server refused before it did anything (it is loading, no longer the master, moving the slot, has forgotten its scripts) is tried again for a
+A function is one FCALL; what has to be durable is followed by WAITAOF or WAIT on the same connection, in the same round trip. What
+the server refused before it did anything (it is loading, no longer the master, moving the slot, does not know our functions yet) is tried again for a
 while; where a connection broke after something was sent, nobody knows whether it was done, and the caller is told so.
 """
 
@@ -26,14 +26,13 @@ from redis.sentinel import Sentinel
 from fairlead.engines.valkey import fitness
 from fairlead.engines.valkey.address import Address, parse
 from fairlead.engines.valkey.fitness import packed
+from fairlead.engines.valkey.scripts import NAMES, SOURCE
 from fairlead.errors import EngineUnavailable, FairleadError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from redis.connection import AbstractConnection, ConnectionPool
-
-    from fairlead.engines.valkey.scripts import Script
 
 PATIENCE, PATIENCE_AT_START = 10.0, 0.5
 """Seconds for which a refused call is tried again; somebody sits before a program that starts."""
@@ -43,6 +42,8 @@ PAUSE_FIRST, PAUSE_MOST = 0.005, 0.25
 
 CLUSTER_SHARDS = 64
 
+UNKNOWN_FUNCTION = "Function not found"
+
 _LATER = (
     refusals.MovedError, refusals.AskError, refusals.TryAgainError, refusals.ClusterDownError, refusals.BusyLoadingError, refusals.ReadOnlyError,
     refusals.MasterDownError,
@@ -51,7 +52,7 @@ _LATER = (
 
 
 class Link:
-    """Connections to where one namespace lives. `keys_of` is set by who knows the keys of a shard: those that every script is given."""
+    """Connections to where one namespace lives. `keys_of` is set by who knows the keys of a shard: those that every function is given."""
 
     def __init__(self, url: str, *, durability: str, checks: bool = True) -> None:
         self.address = parse(url)
@@ -99,15 +100,15 @@ class Link:
             raise UsageError(f"engine URL: {address.name} names several servers; write valkey+cluster:// or valkey+sentinel://")
         return _OneNode(redis.Redis(host=host, port=port, db=address.database, **options))
 
-    # Scripts
+    # Functions
 
-    def call(self, shard: int, script: Script, arguments: Sequence[Any], *, durable: bool = False, repeatable: bool = False) -> Any:
+    def call(self, shard: int, function: str, arguments: Sequence[Any], *, durable: bool = False, repeatable: bool = False) -> Any:
         """
-        Run a script on a shard. `durable`: it is confirmed as the durability says when this returns. `repeatable`: doing it twice is
+        Run a function on a shard. `durable`: it is confirmed as the durability says when this returns. `repeatable`: doing it twice is
         no harm. Raises EngineUnavailable.
         """
         keys = self.keys_of(shard)
-        command = packed("EVALSHA", script.sha, 2, *keys, *arguments)
+        command = packed("FCALL", NAMES[function], 2, *keys, *arguments)
         confirm = self._confirm if durable else None
         if confirm is not None:
             command += confirm.command
@@ -118,16 +119,18 @@ class Link:
                 confirmed = _answer(connection)
                 if not isinstance(answer, Exception):
                     confirm.look(self.name, confirmed)
-            if isinstance(answer, refusals.NoScriptError):
-                connection.send_packed_command([packed("SCRIPT", "LOAD", script.source)])
-                _raising(connection)
+            if isinstance(answer, refusals.ResponseError) and str(answer) == UNKNOWN_FUNCTION:
+                connection.send_packed_command([packed("FUNCTION", "LOAD", SOURCE)])
+                loaded = _answer(connection)
+                if isinstance(loaded, Exception) and not str(loaded).endswith("already exists"):  # another process was faster
+                    raise loaded
                 raise _Again
             return answer
 
         return self._patiently(keys[0], command, exchange, repeatable=repeatable)
 
-    def call_many(self, calls: Sequence[tuple[int, Script, Sequence[Any]]]) -> list[Any]:
-        """Several scripts whose repetition is no harm: those for one node are sent together."""
+    def call_many(self, calls: Sequence[tuple[int, str, Sequence[Any]]]) -> list[Any]:
+        """Several functions whose repetition is no harm: those for one node are sent together."""
         if len(calls) == 1:
             return [self.call(*calls[0], repeatable=True)]
         answers: list[Any] = [None] * len(calls)
@@ -139,9 +142,9 @@ class Link:
                 answers[n] = answer
         return answers
 
-    def _together(self, calls: Sequence[tuple[int, Script, Sequence[Any]]]) -> list[Any]:
+    def _together(self, calls: Sequence[tuple[int, str, Sequence[Any]]]) -> list[Any]:
         """In one round trip; what was refused is called again by itself."""
-        command = b"".join(packed("EVALSHA", script.sha, 2, *self.keys_of(shard), *arguments) for shard, script, arguments in calls)
+        command = b"".join(packed("FCALL", NAMES[function], 2, *self.keys_of(shard), *arguments) for shard, function, arguments in calls)
         first = self.keys_of(calls[0][0])[0]
         found = self._patiently(first, command, lambda connection: [_answer(connection) for _ in calls], repeatable=True)
         return [self.call(*each, repeatable=True) if isinstance(answer, Exception) else answer for each, answer in zip(calls, found, strict=True)]
@@ -280,7 +283,7 @@ def _has_ended(connection: Any) -> bool:
 
 
 class _Again(Exception):  # never leaves the link
-    """The server has the script now."""
+    """The server has the functions now."""
 
 
 def _answer(connection: AbstractConnection) -> Any:

@@ -18,7 +18,6 @@ from fairlead.engines.valkey import records
 from fairlead.engines.valkey.fitness import NamespaceGone
 from fairlead.engines.valkey.link import Link
 from fairlead.engines.valkey.records import Counters
-from fairlead.engines.valkey.scripts import SCRIPTS
 from fairlead.errors import NoNamespace, SchemaMismatch, UsageError
 from fairlead.policy import DEFAULT_TIERS, PolicyBook, Resolved, Tier
 
@@ -201,12 +200,12 @@ class Namespace:
             for shard in range(self.shards):
                 self.tell(shard, before)
 
-    # Scripts
+    # Functions
 
-    def run(self, script: str, shard: int, now_us: int | None, *arguments: Any, durable: bool = False, repeatable: bool = False) -> Any:
-        """Call a script on a shard."""
+    def run(self, function: str, shard: int, now_us: int | None, *arguments: Any, durable: bool = False, repeatable: bool = False) -> Any:
+        """Call a function on a shard."""
         now = b"" if now_us is None else now_us
-        call = (shard, SCRIPTS[script], (now, self._tiers, *arguments))
+        call = (shard, function, (now, self._tiers, *arguments))
         try:
             return self.link.call(*call, durable=durable, repeatable=repeatable)
         except NamespaceGone as error:
@@ -214,8 +213,8 @@ class Namespace:
             return self.link.call(*call, durable=durable, repeatable=repeatable)
 
     def run_many(self, calls: list[tuple[int, str, tuple[Any, ...]]]) -> list[Any]:
-        """Call scripts on several shards, at the same time where these live on several nodes."""
-        return self.link.call_many([(shard, SCRIPTS[script], (b"", self._tiers, *arguments)) for shard, script, arguments in calls])
+        """Call functions on several shards, at the same time where these live on several nodes."""
+        return self.link.call_many([(shard, function, (b"", self._tiers, *arguments)) for shard, function, arguments in calls])
 
     def read(self, shard: int, command: str, key: str, *arguments: Any) -> Any:
         """A command on a key of a shard, which is named without its prefix."""

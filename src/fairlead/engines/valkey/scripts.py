@@ -1,8 +1,11 @@
 """
-The Lua of this engine, read once from `scripts/*.lua`: the first line of a script is the server's own, `--@ a b c` in the second names the parts
-that it begins with. (`allow-oom`: what empties queues is done also where memory has run out.)
+The Lua of this engine, read once from `scripts/`: one library of server functions, which the server runs through when it is loaded and keeps from
+then on, over restarts and on its replicas.
 
-A script is its parts and then its own text, one chunk: what a part calls `local` is there for all that follow.
+`parts/*.lua` are what the functions are made of, `*.lua` the functions themselves, each the text of one: what a part calls `local` is there for
+all that follow. A first line `--@ allow-oom` gives the server's own flags (allow-oom: what empties queues is done also where memory has run out).
+
+The library's name has its fingerprint in it: programs with different versions of it share a server without meeting.
 """
 
 from __future__ import annotations
@@ -11,22 +14,16 @@ import hashlib
 import re
 from importlib import resources
 
-import msgspec
+PARTS = (
+    "shard", "undo", "fairness", "rules", "gates", "crc", "lanes", "plain", "messages", "ids", "merging", "backlog", "putting", "intake", "acks",
+    "settling", "wakes", "housekeeping", "serving", "bells",
+)  # fmt: skip
+"""In the order in which they build upon each other."""
 
-
-class Script(msgspec.Struct, frozen=True):
-    """A script as the server gets it, and the name by which the server knows it."""
-
-    name: str
-    source: bytes
-    sha: bytes
-
-    @staticmethod
-    def of(name: str, text: str) -> Script:
-        """Make one of its text."""
-        source = text.encode()
-        return Script(name, source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
-
+FUNCTIONS = (
+    "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "gate", "limits", "purge", "delete", "dead", "check", "totals", "send",
+    "receive", "know",
+)  # fmt: skip
 
 _FOLDER = resources.files("fairlead.engines.valkey") / "scripts"
 _COMMENT = re.compile(r"^\s*--.*\n|^\s*\n|[ \t]+(?=\n)|^ +", re.MULTILINE)
@@ -36,18 +33,20 @@ def _read(path: str) -> str:
     return (_FOLDER / path).read_text(encoding="utf-8")
 
 
-def _assemble(name: str) -> Script:
+def _function(name: str) -> str:
     text = _read(f"{name}.lua")
-    shebang, first, rest = text.split("\n", 2)
-    if not shebang.startswith("#!lua") or not first.startswith("--@ "):
-        raise AssertionError(f"{name}.lua: its first line is the server's, its second names the parts")
-    parts = [_read(f"parts/{part}.lua") for part in first[4:].split()]
-    return Script.of(name, f"{shebang}\n" + _COMMENT.sub("", "".join([*parts, rest])))
+    flags = ", ".join(f"'{flag}'" for flag in text.split("\n", 1)[0][4:].split()) if text.startswith("--@ ") else ""
+    return f"offer('{name}', {{ {flags} }}, function()\n{text}end)\n"
 
 
-_NAMES = (
-    "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "gate", "limits", "purge", "delete", "dead", "check", "totals", "send",
-    "receive", "know",
-)  # fmt: skip
-SCRIPTS = {name: _assemble(name) for name in _NAMES}
-"""Every script by name."""
+def _assemble() -> tuple[str, bytes]:
+    code = _COMMENT.sub("", "".join([*(_read(f"parts/{part}.lua") for part in PARTS), *map(_function, FUNCTIONS)]))
+    name = f"fairlead_{hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:12]}"
+    return name, f"#!lua name={name}\nlocal LIBRARY = '{name}'\n{code}".encode()
+
+
+LIBRARY, SOURCE = _assemble()
+"""The library's name, and the library as the server gets it."""
+
+NAMES = {name: f"{LIBRARY}_{name}".encode() for name in FUNCTIONS}
+"""By which names the server knows the functions."""

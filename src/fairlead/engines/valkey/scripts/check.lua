@@ -1,5 +1,4 @@
-#!lua flags=allow-oom
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
+--@ allow-oom
 
 -- What the doctor looks at, one page of it: ARGV[3]: "lanes", "messages" or "leases"; [4]: where the page begins; [5]: "1" to mend.
 -- Answers {where the next page begins, how many lanes counted wrongly, entries without their message, messages that stood nowhere, leases that nothing
@@ -18,11 +17,11 @@ end
 
 -- How many leases each lane has; nil where there are too many to count in one call.
 local function count_leases()
-    if call('HLEN', key('l')) > FEW_LEASES then
+    if call('HLEN', keys.l) > FEW_LEASES then
         return nil
     end
     local counts = {}
-    for _, stored in ipairs(call('HVALS', key('l'))) do
+    for _, stored in ipairs(call('HVALS', keys.l)) do
         local lease = settling.decode(stored)
         if not lease.gone then
             counts[lease.lane] = (counts[lease.lane] or 0) + 1
@@ -32,7 +31,7 @@ local function count_leases()
 end
 
 local function has_message(mid)
-    return call('HEXISTS', key('m'), text(mid)) == 1
+    return call('HEXISTS', keys.m, text(mid)) == 1
 end
 
 -- Entries of a sorted set whose message is gone.
@@ -85,10 +84,10 @@ end
 
 local function stands(record)
     if record.state == DEAD then
-        return call('ZSCORE', key('dead'), text(record.mid)) ~= false
+        return call('ZSCORE', keys.dead, text(record.mid)) ~= false
     end
     local lane = lanes.find(record.lane)
-    if call('HEXISTS', key('l'), text(record.mid)) == 1 then
+    if call('HEXISTS', keys.l, text(record.mid)) == 1 then
         return true
     elseif not lane then
         return false
@@ -105,12 +104,12 @@ end
 
 if what == 'lanes' then
     local leases = count_leases()
-    local found = page('HSCAN', key('lanes'))
+    local found = page('HSCAN', keys.lanes)
     for n = 1, #found, 2 do
         look_at_lane(lanes.find(found[n]), leases)
     end
 elseif what == 'messages' then
-    local found = page('HSCAN', key('m'))
+    local found = page('HSCAN', keys.m)
     for n = 1, #found, 2 do
         local record = messages.take(tonumber(found[n]), found[n + 1])
         if not stands(record) then
@@ -127,7 +126,7 @@ elseif what == 'messages' then
     end
 else
     local expected = {}
-    for _, member in ipairs(call('ZRANGE', key('due'), '-inf', '+inf', 'BYSCORE', 'LIMIT', 0, FEW_LEASES)) do
+    for _, member in ipairs(call('ZRANGE', keys.due, '-inf', '+inf', 'BYSCORE', 'LIMIT', 0, FEW_LEASES)) do
         if string.sub(member, 1, 1) == LEASES_END then
             for position = 9, #member, 12 do
                 local mid, fence = unpack_from('>I6I6', member, position)
@@ -135,10 +134,10 @@ else
             end
         end
     end
-    local found = page('HSCAN', key('l'))
+    local found = page('HSCAN', keys.l)
     for n = 1, #found, 2 do
         local lease = settling.decode(found[n + 1])
-        if not expected[found[n] .. ' ' .. text(lease.fence)] and call('ZCARD', key('due')) <= FEW_LEASES then
+        if not expected[found[n] .. ' ' .. text(lease.fence)] and call('ZCARD', keys.due) <= FEW_LEASES then
             endless = endless + 1
             if mends then
                 settling.expect(shard.now, { { tonumber(found[n]), lease.fence } })

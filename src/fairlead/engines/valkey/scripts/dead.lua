@@ -1,5 +1,4 @@
-#!lua flags=allow-oom
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
+--@ allow-oom
 
 -- Put dead letters back, or ("drop") forget them. ARGV[3]: "redrive" or "drop"; [4]: the topic, or ""; [5]: the messages' numbers, or "" for the oldest;
 -- [6]: at most how many; [7]: in how many microseconds the first is due; [8]: and how much later each next one. Answers how many.
@@ -11,7 +10,7 @@ local mids = {}
 if ARGV[5] ~= '' then
     mids = values_of(ARGV[5])
 else
-    for n, mid in ipairs(call('ZRANGE', topic ~= '' and key('dead:' .. topic) or key('dead'), 0, most - 1)) do
+    for n, mid in ipairs(call('ZRANGE', topic ~= '' and key('dead:' .. topic) or keys.dead, 0, most - 1)) do
         mids[n] = tonumber(mid)
     end
 end

@@ -1,5 +1,4 @@
-#!lua flags=allow-oom
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
+--@ allow-oom
 
 -- After a purge: give up the leases of the topic ARGV[3] that ARGV[4] lists (numbers of messages: those that are leased in its lanes). With ARGV[5] "1"
 -- its lanes and finished ids go too. Answers how many leases it gave up.
@@ -27,7 +26,7 @@ for n, lease in ipairs(settling.read(mids)) do
             messages.free_key(lane, lease.line, mid)
         end
         lease.gone = true -- a mark, so that its settlement is answered so
-        call('HSET', key('l'), text(mid), settling.encode(lease))
+        call('HSET', keys.l, text(mid), settling.encode(lease))
         lanes.touch(lane)
     end
 end

@@ -1,6 +1,3 @@
-#!lua
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
-
 -- Set the limits of the gate ARGV[3], as "code" or "operator" (ARGV[4]) says, or this shard's "grant": ARGV[5], {rate or false, burst, concurrency or
 -- false}. A grant is not taken back from leases that have it. Answers the concurrency that holds, -1: none.
 

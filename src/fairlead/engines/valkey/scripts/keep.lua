@@ -1,5 +1,4 @@
-#!lua flags=allow-oom
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
+--@ allow-oom
 
 -- ARGV[3]: {number, fence} of leases; ARGV[4]: "" to record that they are about to be run, else for how many microseconds from now they are to
 -- last at least. Answers 1 for each that is held, 0 for one that is lost.

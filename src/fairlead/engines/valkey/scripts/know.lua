@@ -1,12 +1,9 @@
-#!lua
---@ shard
-
 -- Know the ids ARGV[3], {topic, id, until or 0} each, as finished, unless they are known already.
 
 for _, each in ipairs(values_of(ARGV[3])) do
     local topic, id, ends = unpack(each)
     if call('HSETNX', key('i:' .. topic), id, 'f' .. text(ends)) == 1 and ends > 0 then
-        call('ZADD', key('ids_until'), ends, topic .. '\0' .. id)
+        call('ZADD', keys.ids_until, ends, topic .. '\0' .. id)
     end
 end
 return 1

@@ -1,5 +1,4 @@
-#!lua flags=allow-oom
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping serving bells
+--@ allow-oom
 
 -- Hand out. ARGV[3]: how many; [4]: the pool; [5]: the topics, or ""; [6]: how many can be started at once; [7]: "1" if the hand-out of a suspect is
 -- its recorded start; [8]: how much housekeeping this call may do; [9]: "1" if it is to hand out also where some is left to do; [10]: how soon, in
@@ -12,16 +11,10 @@ if more and ARGV[9] ~= '1' then
     save()
     return { shard.now, -1, 1, shard.nonce, 0, {}, {} }
 end
-if is_used(gates) then
-    gates.save()
-end
+gates.save()
 local told, found, first = serving.lease(room, pool, ARGV[5] ~= '' and values_of(ARGV[5]) or nil, tonumber(ARGV[6]), ARGV[7] == '1')
-if is_used(messages) then
-    messages.save()
-end
-if is_used(gates) then
-    gates.save()
-end
+messages.save()
+gates.save()
 local wake = wakes.next()
 if #found > 0 and (#found == 4 * room or (wake and wake < shard.now + tonumber(ARGV[10]))) then
     rang[pool] = true -- there may be more, now or soon, and this worker may be busy then

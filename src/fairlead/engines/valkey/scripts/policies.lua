@@ -1,6 +1,5 @@
-#!lua flags=allow-oom
---@ shard
+--@ allow-oom
 
 -- The policies as they are: {version, nonce of the namespace, {field, what it holds, …}}.
 
-return { shard.version, shard.nonce, call('HGETALL', key('policies')) }
+return { shard.version, shard.nonce, call('HGETALL', keys.policies) }

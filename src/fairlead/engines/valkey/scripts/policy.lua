@@ -1,6 +1,3 @@
-#!lua
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
-
 -- Change what a pattern sets. ARGV[3]: the version of the policies that the client knows; [4]: the version that they have then; [5]: the pattern;
 -- [6]: the field of `policies` that is written, or ""; [7]: what it holds, "" to remove it; [8]: the patterns for which something else holds now, and
 -- from [11] on what it is, "" where a pattern no longer has a policy; [9]: how many of the patterns are topics; [10]: "1" if the lanes of topics would change, which is only
@@ -34,7 +31,7 @@ local function in_use()
             add(lane.topic, lanes.waiting(lane), lane.leased)
         end
     end
-    local folded = is_topic and { pattern } or call('ZRANGE', key('folded'), '[' .. prefix, '(' .. prefix .. LAST, 'BYLEX')
+    local folded = is_topic and { pattern } or call('ZRANGE', keys.folded, '[' .. prefix, '(' .. prefix .. LAST, 'BYLEX')
     for _, topic in ipairs(folded) do
         local own = key('t:' .. topic)
         local leased = call('ZLEXCOUNT', own, '[l', '(m')
@@ -67,15 +64,15 @@ if ARGV[10] == '1' then
 end
 
 if ARGV[6] ~= '' and ARGV[7] ~= '' then
-    call('HSET', key('policies'), ARGV[6], ARGV[7])
+    call('HSET', keys.policies, ARGV[6], ARGV[7])
 elseif ARGV[6] ~= '' then
-    call('HDEL', key('policies'), ARGV[6])
+    call('HDEL', keys.policies, ARGV[6])
 end
 for _, each in ipairs(changes) do
     if each[2] then
-        call('HSET', key('rules'), each[1], each[2])
+        call('HSET', keys.rules, each[1], each[2])
     else
-        call('HDEL', key('rules'), each[1])
+        call('HDEL', keys.rules, each[1])
     end
 end
 shard.version, shard.exact = tonumber(ARGV[4]), tonumber(ARGV[9])
@@ -88,7 +85,7 @@ if is_topic then
         lanes.place(lane)
     end
 else
-    if call('HSET', key('sweeps'), pattern, '') == 1 then
+    if call('HSET', keys.sweeps, pattern, '') == 1 then
         shard.sweeping = shard.sweeping + 1
     end
     housekeeping.sweep(POLICY_PAGE)

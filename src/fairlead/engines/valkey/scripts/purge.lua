@@ -1,5 +1,4 @@
-#!lua flags=allow-oom
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
+--@ allow-oom
 
 -- Remove what waits of the topic ARGV[3], with numbers up to ARGV[4] ("": all that there are now), at most ARGV[5]. Answers how many, the last
 -- number that was meant, and whether there may be more.

@@ -1,6 +1,3 @@
-#!lua
---@ shard fairness rules gates crc lanes plain messages ids merging backlog putting intake settling wakes housekeeping bells
-
 -- Accept messages. ARGV[3]: the version of the policies that the client knows; ARGV[4]: the lanes of the plain messages' topics; ARGV[5]: for each
 -- message the position of its lane, -1 where it is not plain; then the messages. Answers its number for each, or {outcome, more}.
 

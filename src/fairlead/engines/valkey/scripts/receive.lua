@@ -1,6 +1,3 @@
-#!lua
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
-
 -- Take in what another store sent. ARGV[3]: of each {topic, id, key, headers, sticky, rank, published, since, expires, attempts, deliveries, suspect, serial,
 -- mkey, made number here, unhandled from, unhandled times, joined ids, history, death, what picks its partition, number of bodies};
 -- then all bodies. Answers one word for each.
@@ -32,7 +29,7 @@ local function receive(parcel, bodies)
     if parcel.death then
         messages.bury({}, record, parcel.death[3], parcel.death[4])
         record.death[2], record.death[3] = parcel.death[1], parcel.death[2]
-        call('ZADD', key('due'), parcel.death[2], RETENTION_ENDS .. sortable(mid))
+        call('ZADD', keys.due, parcel.death[2], RETENTION_ENDS .. sortable(mid))
         return
     end
     local lane = lanes.make(lanes.name_for(policy, parcel.topic, parcel.spread, mid))

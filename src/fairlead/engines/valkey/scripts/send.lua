@@ -1,5 +1,4 @@
-#!lua flags=allow-oom
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping bells
+--@ allow-oom
 
 -- Take messages out of the lane ARGV[3] ("": dead letters), the first ARGV[4] of them, and keep them in `moving` until they have arrived elsewhere.
 -- Answers their numbers.
@@ -9,8 +8,8 @@ local most, taken = tonumber(ARGV[4]), {}
 local function keep(lane, record)
     local id = ids.of(record)
     ids.finish(record, false)
-    call('HSET', key('moving'), record.mid, messages.encode(record))
-    call('HSET', key('moving_ids'), record.mid, id)
+    call('HSET', keys.moving, record.mid, messages.encode(record))
+    call('HSET', keys.moving_ids, record.mid, id)
     taken[#taken + 1] = record.mid
     messages.take_out(lane, record)
 end
@@ -26,7 +25,7 @@ local function take(lane, mid)
 end
 
 if ARGV[3] == '' then
-    for _, mid in ipairs(call('ZRANGE', key('dead'), 0, most - 1)) do
+    for _, mid in ipairs(call('ZRANGE', keys.dead, 0, most - 1)) do
         local record = messages.read(tonumber(mid))
         if record then
             local death = record.death

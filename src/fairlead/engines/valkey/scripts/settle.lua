@@ -1,5 +1,4 @@
-#!lua flags=allow-oom
---@ shard undo fairness rules gates crc lanes plain messages ids merging backlog putting intake acks settling wakes housekeeping bells
+--@ allow-oom
 
 -- End leases. ARGV[3]: number and fence of each that is simply acked; ARGV[4]: the other settlements, see settling.lua; ARGV[5]: "", or the version of the
 -- policies that the client knows, where messages are published with acks (which are among the others then); ARGV[6]: {position of its settlement,

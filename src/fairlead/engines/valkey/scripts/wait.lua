@@ -1,5 +1,4 @@
-#!lua flags=allow-oom
---@ shard fairness rules gates crc lanes plain messages ids merging settling wakes housekeeping serving bells
+--@ allow-oom
 
 -- Is there something to lease in the pool ARGV[3] (of the topics ARGV[4], or "")? If not, the caller is rung on the channel ARGV[5] within ARGV[6]
 -- seconds, unless it leaves ("0"). One of those who wait promises to look when something is due; the others look a little later.

@@ -1,7 +1,6 @@
 -- Acks of messages of which nothing is kept but counts, which is most of them.
 
 local acks = part(function(acks)
-    local LEASES, MESSAGES = key('l'), key('m')
 
     -- `pairs_of`: number and fence of each. Returns the positions of those that need more than that, and the lanes of the others.
     function acks.settle(pairs_of)
@@ -9,7 +8,7 @@ local acks = part(function(acks)
         for n = 1, #pairs_of, 2 do
             mids[#mids + 1] = pairs_of[n]
         end
-        local found, seen = read_many(LEASES, mids), {}
+        local found, seen = read_many(keys.l, mids), {}
         for n = 1, #mids do
             local is_quick = false
             if found[n] and not seen[mids[n]] then
@@ -30,8 +29,8 @@ local acks = part(function(acks)
             end
         end
         shard.leased, shard.done = shard.leased - #gone, shard.done + #gone
-        call_many('HDEL', LEASES, gone, 1)
-        call_many('HDEL', MESSAGES, gone, 1)
+        call_many('HDEL', keys.l, gone, 1)
+        call_many('HDEL', keys.m, gone, 1)
         return left, ended
     end
 end)

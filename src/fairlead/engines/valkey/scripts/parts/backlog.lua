@@ -7,7 +7,7 @@ local backlog = part(function(backlog)
             for _, state in ipairs({ 'd', 'p', 'r' }) do
                 count = count + call('ZLEXCOUNT', own, '[' .. state, '(' .. string.char(string.byte(state) + 1))
             end
-            return count, tonumber(call('HGET', key('folded_bytes'), topic) or 0)
+            return count, tonumber(call('HGET', keys.folded_bytes, topic) or 0)
         end
         local count, bytes = 0, 0
         for _, lane in ipairs(lanes.of_topic(topic, policy)) do

@@ -59,14 +59,10 @@ local bells = part(function(bells)
     end
 end)
 
--- Write everything back: the end of every script.
+-- Write everything back: the end of every call that changes something.
 local function save(is_timed)
-    if is_used(messages) then
-        messages.save()
-    end
-    if is_used(gates) then
-        gates.save()
-    end
+    messages.save()
+    gates.save()
     lanes.save()
     if is_timed or next(rang) ~= nil then
         bells.ring_all(is_timed)

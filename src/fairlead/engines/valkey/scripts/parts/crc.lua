@@ -28,7 +28,11 @@ do
 end
 
 -- Of topics, as far as the client told them, or they were asked for before.
-local known_spreads = {}
+local known_spreads
+
+at_begin(function()
+    known_spreads = {}
+end)
 
 local function topic_spread(topic)
     local found = known_spreads[topic]

@@ -4,8 +4,11 @@
 -- `grant`: the part of the gate that this shard has, where there are several; all parts together are never more than the gate's limits.
 
 local gates = part(function(gates)
-    local GATES, WAKE = key('gates'), key('gate_wakes')
-    local known, changed, moved = {}, {}, {}
+    local known, changed, moved
+
+    at_begin(function()
+        known, changed, moved = {}, {}, {}
+    end)
 
     local function limits_of(gate)
         local limits = gate.grant or gate.operator or gate.code or { false, 1, false }
@@ -15,7 +18,7 @@ local gates = part(function(gates)
     function gates.find(name)
         local gate = known[name]
         if gate == nil then
-            local stored = call('HGET', GATES, name)
+            local stored = call('HGET', keys.gates, name)
             if not stored then
                 return nil
             end
@@ -112,9 +115,9 @@ local gates = part(function(gates)
             gate.wake = fairness.next_permit(gate.tat, shard.now, gate.rate, gate.burst)
         end
         if gate.wake > 0 then
-            call('ZADD', WAKE, gate.wake, gate.name)
+            call('ZADD', keys.gate_wakes, gate.wake, gate.name)
         else
-            call('ZREM', WAKE, gate.name)
+            call('ZREM', keys.gate_wakes, gate.name)
         end
         if is_open ~= gate.is_open then
             gate.is_open = is_open
@@ -125,12 +128,12 @@ local gates = part(function(gates)
                 end
             end
         end
-        call('HSET', GATES, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased, gate.is_open, gate.wake, gate.grant))
+        call('HSET', keys.gates, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased, gate.is_open, gate.wake, gate.grant))
     end
 
     -- Housekeeping: those whose next permit has come.
     function gates.wake(most)
-        for _, name in ipairs(call('ZRANGE', WAKE, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)) do
+        for _, name in ipairs(call('ZRANGE', keys.gate_wakes, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)) do
             changed[gates.find(name)] = true
         end
         gates.save()

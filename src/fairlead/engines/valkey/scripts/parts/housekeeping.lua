@@ -1,7 +1,6 @@
 -- What happens by the clock: due messages, leases that run out, ttl, retention, sweeps of changed patterns, lanes that wake.
 
 local housekeeping = part(function(housekeeping)
-    local DUE_KEY, SWEEPS = key('due'), key('sweeps')
     local LAST = '\244\143\191\191' -- sorts behind every name
 
     local function come_due(record)
@@ -26,15 +25,15 @@ local housekeeping = part(function(housekeeping)
     local function events(budget)
         local left = budget
         while true do
-            local first = call('ZRANGE', DUE_KEY, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, 1)[1]
+            local first = call('ZRANGE', keys.due, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, 1)[1]
             if not first or left <= 0 then
                 return first ~= nil
             end
             local kind = string.sub(first, 1, 1)
             if kind == LEASES_END then
-                left = left - settling.run_out_at(tonumber(call('ZSCORE', DUE_KEY, first)), left)
+                left = left - settling.run_out_at(tonumber(call('ZSCORE', keys.due, first)), left)
             else
-                call('ZREM', DUE_KEY, first)
+                call('ZREM', keys.due, first)
                 local record = messages.read(unpack_from('>I7', first, 2))
                 left = left - 1
                 if not record then -- a store that lost something: the doctor counts it
@@ -64,7 +63,7 @@ local housekeeping = part(function(housekeeping)
         local names = lanes.names_between(start, prefix .. LAST, most)
         place_all(names)
         if #names == most then
-            call('HSET', SWEEPS, pattern, names[#names])
+            call('HSET', keys.sweeps, pattern, names[#names])
             return #names
         end
         local buckets, covered = lanes.names_between(BUCKET, BUCKET .. LAST, most), {}
@@ -74,7 +73,7 @@ local housekeeping = part(function(housekeeping)
             end
         end
         place_all(covered)
-        call('HDEL', SWEEPS, pattern)
+        call('HDEL', keys.sweeps, pattern)
         shard.sweeping = shard.sweeping - 1
         return #names + #covered
     end
@@ -83,7 +82,7 @@ local housekeeping = part(function(housekeeping)
         if shard.sweeping == 0 then
             return
         end
-        local stored = call('HGETALL', SWEEPS)
+        local stored = call('HGETALL', keys.sweeps)
         for n = 1, #stored, 2 do
             if budget > 0 then
                 budget = budget - sweep_one(stored[n], stored[n + 1], budget)

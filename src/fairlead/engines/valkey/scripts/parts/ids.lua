@@ -1,10 +1,13 @@
 -- Ids of the user's own, ids that joined another message, ids of finished messages: a hash for each topic that has any, `i:TOPIC`, of the
--- message's number, or "f" and until when it is known (0: for ever). `ids_until` forgets these.
+-- message's number, or "f" and until when it is known (0: for ever). `ids_until` forgets these. `aliases`: the topics of ids that Fairlead made and
+-- that are another message's now: it joined, or they were used again.
 
 ids = part(function(ids)
-    local UNTIL = key('ids_until')
-    local ALIASES = key('aliases') -- topics of ids that Fairlead made, and that are another message's now: it joined, or they were used again
-    local MADE = shard.nonce .. '-'
+    local MADE -- what ids begin with that Fairlead made
+
+    at_begin(function()
+        MADE = shard.nonce .. '-'
+    end)
 
     local function is_made(id)
         return string.sub(id, 1, #MADE) == MADE
@@ -31,7 +34,7 @@ ids = part(function(ids)
     function ids.set(topic, id, mid)
         call('HSET', of(topic), id, mid)
         if is_made(id) then
-            call('HSET', ALIASES, id, topic)
+            call('HSET', keys.aliases, id, topic)
         end
     end
 
@@ -57,7 +60,7 @@ ids = part(function(ids)
 
     local function finish_one(topic, id, window)
         if is_made(id) then
-            call('HDEL', ALIASES, id)
+            call('HDEL', keys.aliases, id)
         end
         if window == 0 then
             call('HDEL', of(topic), id)
@@ -65,7 +68,7 @@ ids = part(function(ids)
             call('HSET', of(topic), id, 'f0')
         else
             call('HSET', of(topic), id, 'f' .. text(shard.now + window))
-            call('ZADD', UNTIL, shard.now + window, topic .. '\0' .. id)
+            call('ZADD', keys.ids_until, shard.now + window, topic .. '\0' .. id)
         end
     end
 
@@ -89,14 +92,14 @@ ids = part(function(ids)
     end
 
     function ids.forget_finished(most)
-        for _, member in ipairs(call('ZRANGE', UNTIL, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)) do
+        for _, member in ipairs(call('ZRANGE', keys.ids_until, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)) do
             local cut = string.find(member, '\0', 1, true)
             local topic, id = string.sub(member, 1, cut - 1), string.sub(member, cut + 1)
             local ends = tonumber(string.match(call('HGET', of(topic), id) or '', '^f(%d+)'))
             if ends and ends ~= 0 and ends <= shard.now then -- else it was published again meanwhile
                 call('HDEL', of(topic), id)
             end
-            call('ZREM', UNTIL, member)
+            call('ZREM', keys.ids_until, member)
         end
     end
 end)

@@ -1,7 +1,6 @@
 -- Accepting messages: most are plain.
 
 local intake = part(function(intake)
-    local MESSAGES = key('m')
 
     -- A lane that had ready messages stands where it belongs already: more of them change nothing. (A merge may have taken its last.)
     local function place(arrivals)
@@ -22,10 +21,10 @@ local intake = part(function(intake)
     end
 
     local written -- records of plain messages, to be written together
-    local stamp = sortable(shard.now)
+    local stamp   -- when they were accepted
 
     local function write()
-        call_many('HSET', MESSAGES, written, 2)
+        call_many('HSET', keys.m, written, 2)
         written = {}
     end
 
@@ -61,7 +60,7 @@ local intake = part(function(intake)
     -- `drafts`: what those say that are not plain.
     function intake.accept_batch(topics, order, stored, drafts)
         local arrivals, answers = {}, {}
-        written = {}
+        written, stamp = {}, sortable(shard.now)
         lanes.load(topics)
         for n = 1, #order do
             if order[n] < 0 then

@@ -14,8 +14,11 @@ local RATE_WINDOW = 10 * SECOND
 local PARTITION, BUCKET = '\31', '\30'
 
 local lanes = part(function(lanes)
-    local LANES, NAMES, ASLEEP_KEY, IDLE_KEY = key('lanes'), key('names'), key('asleep'), key('idle')
-    local known, changed = {}, {}
+    local known, changed
+
+    at_begin(function()
+        known, changed = {}, {}
+    end)
 
     -- What few lanes have stands in `more`.
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean', 'big',
@@ -74,7 +77,7 @@ local lanes = part(function(lanes)
     function lanes.find(name)
         local lane = known[name]
         if lane == nil then
-            local stored = call('HGET', LANES, name)
+            local stored = call('HGET', keys.lanes, name)
             lane = stored and identify(decode(name, stored))
             known[name] = lane
         end
@@ -90,7 +93,7 @@ local lanes = part(function(lanes)
                 known[name] = false
             end
         end
-        for n, stored in ipairs(read_many(LANES, wanted)) do
+        for n, stored in ipairs(read_many(keys.lanes, wanted)) do
             known[wanted[n]] = stored and identify(decode(wanted[n], stored))
         end
     end
@@ -115,7 +118,7 @@ local lanes = part(function(lanes)
             local band = bands.of(policy.pool, policy.tier)
             lane.band, lane.vt = band.number, band.vt
             known[name] = lane
-            call('ZADD', NAMES, 0, name)
+            call('ZADD', keys.names, 0, name)
             changed[lane] = true
         end
         return lane
@@ -157,9 +160,9 @@ local lanes = part(function(lanes)
         elseif place == AT_GATE then
             return gates.lanes_key(gate, band)
         elseif place == ASLEEP then
-            return ASLEEP_KEY
+            return keys.asleep
         elseif place == IDLE and wake > 0 then
-            return IDLE_KEY
+            return keys.idle
         end
     end
 
@@ -303,8 +306,8 @@ local lanes = part(function(lanes)
             end
             known[lane.name], changed[lane] = false, nil
         end
-        call_many('HDEL', LANES, names, 1)
-        call_many('ZREM', NAMES, names, 1)
+        call_many('HDEL', keys.lanes, names, 1)
+        call_many('ZREM', keys.names, names, 1)
         shard.lanes = shard.lanes - #gone
     end
 
@@ -329,15 +332,15 @@ local lanes = part(function(lanes)
     end
 
     function lanes.forget_idle(most)
-        local members = call('ZRANGE', IDLE_KEY, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
+        local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
         if #members > 0 then
             forget_all(load_members(members))
-            call_many('ZREM', IDLE_KEY, members, 1)
+            call_many('ZREM', keys.idle, members, 1)
         end
     end
 
     function lanes.wake(most)
-        local due = load_members(call('ZRANGE', ASLEEP_KEY, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most))
+        local due = load_members(call('ZRANGE', keys.asleep, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most))
         for _, lane in ipairs(due) do
             lanes.place(lane)
         end
@@ -345,13 +348,13 @@ local lanes = part(function(lanes)
     end
 
     function lanes.next_wake()
-        local asleep, idle = call('ZRANGE', ASLEEP_KEY, 0, 0, 'WITHSCORES')[2], call('ZRANGE', IDLE_KEY, 0, 0, 'WITHSCORES')[2]
+        local asleep, idle = call('ZRANGE', keys.asleep, 0, 0, 'WITHSCORES')[2], call('ZRANGE', keys.idle, 0, 0, 'WITHSCORES')[2]
         return tonumber(asleep), tonumber(idle)
     end
 
     -- Names from one to another, in their order.
     function lanes.names_between(after, before, most)
-        return call('ZRANGE', NAMES, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
+        return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
     end
 
     -- The top lists stand on size classes, which change rarely; few lanes are large enough to have one.
@@ -394,7 +397,7 @@ local lanes = part(function(lanes)
             written[#written + 1] = lane.name
             written[#written + 1] = encode(lane)
         end
-        call_many('HSET', LANES, written, 2)
+        call_many('HSET', keys.lanes, written, 2)
         changed = {}
     end
 end)

@@ -2,11 +2,10 @@
 -- docs/behaviour.md, "Merging on publish" and "Arriving".
 
 local merging = part(function(merging)
-    local MERGE, EDGES = key('merge'), key('edges')
     local MAX_WAIT_WINDOWS = 10
 
     function merging.waiting_one(topic, mkey)
-        local mid = call('HGET', MERGE, topic .. '\0' .. mkey)
+        local mid = call('HGET', keys.merge, topic .. '\0' .. mkey)
         return mid and messages.read(tonumber(mid))
     end
 
@@ -24,15 +23,15 @@ local merging = part(function(merging)
             return shard.now + policy.window
         end
         local where = topic .. '\0' .. mkey
-        local due = math.max(shard.now, tonumber(call('ZSCORE', EDGES, where) or 0))
-        call('ZADD', EDGES, due + policy.window, where) -- the window after begins when this one is due
+        local due = math.max(shard.now, tonumber(call('ZSCORE', keys.edges, where) or 0))
+        call('ZADD', keys.edges, due + policy.window, where) -- the window after begins when this one is due
         return due
     end
 
     function merging.forget_edges(most)
-        local past = call('ZRANGE', EDGES, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
+        local past = call('ZRANGE', keys.edges, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
         if #past > 0 then
-            call_many('ZREM', EDGES, past, 1)
+            call_many('ZREM', keys.edges, past, 1)
         end
     end
 

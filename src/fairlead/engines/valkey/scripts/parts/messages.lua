@@ -28,9 +28,11 @@ local REASONS = {
 local ids -- below
 
 local messages = part(function(messages)
-    local MESSAGES, KEYS_HELD, MERGE, DUE_KEY = key('m'), key('keys'), key('merge'), key('due')
-    local FOLDED, FOLDED_BYTES = key('folded'), key('folded_bytes')
-    local known, changed = {}, {}
+    local known, changed
+
+    at_begin(function()
+        known, changed = {}, {}
+    end)
 
     local FIELDS = {
         'topic', 'lane', 'state', 'rank', 'seq', 'since', 'published', 'expires', 'serial', 'key', 'id', 'mkey', 'headers', 'attempts',
@@ -82,7 +84,7 @@ local messages = part(function(messages)
     function messages.read(mid)
         local record = known[mid]
         if record == nil then
-            local stored = call('HGET', MESSAGES, mid)
+            local stored = call('HGET', keys.m, mid)
             record = stored and messages.decode(mid, stored)
             known[mid] = record
         end
@@ -107,7 +109,7 @@ local messages = part(function(messages)
                 written[#written + 1] = messages.encode(record)
             end
         end
-        call_many('HSET', MESSAGES, written, 2)
+        call_many('HSET', keys.m, written, 2)
         changed, known = {}, {}
     end
 
@@ -159,10 +161,10 @@ local messages = part(function(messages)
         record.mirrored = state and (state == 'r' and 'r' .. place_of(record) or place_aside(record, state))
         if record.mirrored then
             call('ZADD', topics_own, 0, record.mirrored)
-            call('ZADD', FOLDED, 0, record.topic)
+            call('ZADD', keys.folded, 0, record.topic)
         elseif call('EXISTS', topics_own) == 0 then
-            call('ZREM', FOLDED, record.topic)
-            call('HDEL', FOLDED_BYTES, record.topic)
+            call('ZREM', keys.folded, record.topic)
+            call('HDEL', keys.folded_bytes, record.topic)
         end
         changed[record] = true
     end
@@ -170,7 +172,7 @@ local messages = part(function(messages)
     local function resize(lane, record, by)
         lane.bytes, shard.bytes = lane.bytes + by, shard.bytes + by
         if lane.is_bucket then
-            call('HINCRBY', FOLDED_BYTES, record.topic, by)
+            call('HINCRBY', keys.folded_bytes, record.topic, by)
         end
     end
     messages.resize = resize
@@ -230,16 +232,16 @@ local messages = part(function(messages)
         resize(lane, record, messages.size(record))
         shard.waiting = shard.waiting + 1
         if record.expires then
-            call('ZADD', DUE_KEY, record.expires, EXPIRES .. sortable(record.mid))
+            call('ZADD', keys.due, record.expires, EXPIRES .. sortable(record.mid))
         end
         if record.mkey and collects ~= false then
-            call('HSET', MERGE, record.topic .. '\0' .. record.mkey, record.mid)
+            call('HSET', keys.merge, record.topic .. '\0' .. record.mkey, record.mid)
         end
         keep_odd('ZADD', lane, record)
         if record.since > shard.now then
             record.state = DELAYED
             lane.delayed = lane.delayed + 1
-            call('ZADD', DUE_KEY, record.since, DUE .. sortable(record.mid))
+            call('ZADD', keys.due, record.since, DUE .. sortable(record.mid))
             call('ZADD', of_lane('a', lane), 0, place_aside(record, 'd'))
             messages.mirror(lane, record, 'd')
         else
@@ -254,12 +256,12 @@ local messages = part(function(messages)
         resize(lane, record, -messages.size(record))
         shard.waiting = shard.waiting - 1
         if record.expires then
-            call('ZREM', DUE_KEY, EXPIRES .. sortable(record.mid))
+            call('ZREM', keys.due, EXPIRES .. sortable(record.mid))
         end
         if record.mkey then
             local where = record.topic .. '\0' .. record.mkey
-            if tonumber(call('HGET', MERGE, where)) == record.mid then
-                call('HDEL', MERGE, where)
+            if tonumber(call('HGET', keys.merge, where)) == record.mid then
+                call('HDEL', keys.merge, where)
             end
         end
         if not record.plain then
@@ -282,7 +284,7 @@ local messages = part(function(messages)
 
     function messages.end_delay(lane, record)
         lane.delayed = lane.delayed - 1
-        call('ZREM', DUE_KEY, DUE .. sortable(record.mid))
+        call('ZREM', keys.due, DUE .. sortable(record.mid))
         call('ZREM', of_lane('a', lane), place_aside(record, 'd'))
     end
 
@@ -295,7 +297,7 @@ local messages = part(function(messages)
     end
 
     local function holder(line)
-        local stored = call('HGET', KEYS_HELD, line)
+        local stored = call('HGET', keys.keys, line)
         if stored then
             return values_of(stored)
         end
@@ -307,7 +309,7 @@ local messages = part(function(messages)
     end
 
     function messages.set_holder(line, mid, is_held)
-        call('HSET', KEYS_HELD, line, packed(mid, is_held))
+        call('HSET', keys.keys, line, packed(mid, is_held))
     end
 
     -- It becomes ready, or is parked behind the one that its serial key is busy with.
@@ -341,7 +343,7 @@ local messages = part(function(messages)
         local first = call('ZRANGE', key('k:' .. line), 0, 0)[1]
         local record = first and messages.read(unpack_from('>I7', first, 17))
         if not record then
-            call('HDEL', KEYS_HELD, line)
+            call('HDEL', keys.keys, line)
             return
         end
         unpark(lane, record)
@@ -364,7 +366,7 @@ local messages = part(function(messages)
 
     -- The record goes; the lists that may belong to it stay.
     function messages.take_out(lane, record)
-        call('HDEL', MESSAGES, record.mid)
+        call('HDEL', keys.m, record.mid)
         if record.mirrored then
             messages.mirror(lane, record, false)
         end
@@ -379,21 +381,21 @@ local messages = part(function(messages)
         record.state, record.lane = DEAD, false -- lanes come and go; a dead letter belongs to its topic
         record.death = { shard.deaths, shard.now, ends, reason, failure or false }
         messages.mirror(lane, record, false)
-        call('ZADD', key('dead'), shard.deaths, record.mid)
+        call('ZADD', keys.dead, shard.deaths, record.mid)
         call('ZADD', key('dead:' .. record.topic), shard.deaths, record.mid)
-        call('ZADD', key('dead_topics'), 0, record.topic)
-        call('ZADD', DUE_KEY, ends, RETENTION_ENDS .. sortable(record.mid))
+        call('ZADD', keys.dead_topics, 0, record.topic)
+        call('ZADD', keys.due, ends, RETENTION_ENDS .. sortable(record.mid))
         changed[record] = true
     end
 
     -- It is no dead letter any more.
     function messages.exhume(record)
         local of_topic = key('dead:' .. record.topic)
-        call('ZREM', DUE_KEY, RETENTION_ENDS .. sortable(record.mid))
-        call('ZREM', key('dead'), record.mid)
+        call('ZREM', keys.due, RETENTION_ENDS .. sortable(record.mid))
+        call('ZREM', keys.dead, record.mid)
         call('ZREM', of_topic, record.mid)
         if call('EXISTS', of_topic) == 0 then
-            call('ZREM', key('dead_topics'), record.topic)
+            call('ZREM', keys.dead_topics, record.topic)
         end
         record.death = false
         shard.dead = shard.dead - 1

@@ -7,21 +7,34 @@ local rules = part(function(rules)
         'gate', 'merge', 'merge_limit', 'window', 'debounce', 'max_wait', 'leading', 'dedupe', 'max_backlog', 'max_backlog_bytes', 'on_full',
         'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited',
     }
-    local RULES = key('rules')
-    local by_name, by_stem, overridden = {}, {}, {}
-    rules.changes = 0 -- how often they changed in this call
+    local KINDS = 1000
+    local by_name, by_stem, overridden
+    local decoded, kinds = {}, 0 -- policies by what is stored of them: it seldom changes from call to call
+
+    at_begin(function()
+        by_name, by_stem, overridden = {}, {}, {}
+        rules.changes = 0 -- how often they changed in this call
+    end)
 
     local function read(pattern)
         local stored = overridden[pattern]
         if stored == nil then
-            stored = call('HGET', RULES, pattern)
+            stored = call('HGET', keys.rules, pattern)
         end
         if not stored then
             return nil
         end
-        local policy, values = {}, { values_of(stored) }
-        for n = 1, #FIELDS do
-            policy[FIELDS[n]] = values[n]
+        local policy = decoded[stored]
+        if not policy then
+            if kinds == KINDS then
+                decoded, kinds = {}, 0
+            end
+            local values = { values_of(stored) }
+            policy = {}
+            for n = 1, #FIELDS do
+                policy[FIELDS[n]] = values[n]
+            end
+            decoded[stored], kinds = policy, kinds + 1
         end
         return policy
     end

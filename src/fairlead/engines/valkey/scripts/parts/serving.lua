@@ -2,7 +2,6 @@
 -- are fetched. Nothing here looks at a lane that cannot deliver.
 
 local serving = part(function(serving)
-    local LEASES, MESSAGES, DUE_KEY = key('l'), key('m'), key('due')
     local STEP = 16        -- what is handed out ahead of what the caller can start goes in steps, so that tiers end at nearly their shares
     local PAGE = 64        -- lanes read at once
     local HEADS_FIRST = -1 -- a gate's entry comes before all lanes of the same virtual time, for its first lane is one of these
@@ -400,7 +399,7 @@ local serving = part(function(serving)
     local function fetch_all()
         local mids, stored = {}, {}
         local function read()
-            for n, each in ipairs(read_many(MESSAGES, mids)) do
+            for n, each in ipairs(read_many(keys.m, mids)) do
                 stored[mids[n]] = each
             end
             mids = {}
@@ -557,9 +556,9 @@ local serving = part(function(serving)
             local last = records[stock[lane][#stock[lane]]]
             lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last, #last - 6) or shard.now
         end
-        call_many('HSET', LEASES, out.leases, 2)
+        call_many('HSET', keys.l, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
-            call('ZADD', DUE_KEY, deadline, LEASES_END .. sortable(entries.first) .. table.concat(entries))
+            call('ZADD', keys.due, deadline, LEASES_END .. sortable(entries.first) .. table.concat(entries))
         end
     end
 
@@ -567,9 +566,7 @@ local serving = part(function(serving)
     function serving.lease(room, pool, topics, startable, record_start)
         calls = { room = room, startable = startable, record_start = record_start, visits = {}, visited = {}, order = {}, wanted = {}, picked = {}, plain = {},
             withheld = false }
-        if is_used(messages) then
-            messages.save() -- what housekeeping changed is read as it is stored
-        end
+        messages.save() -- what housekeeping changed is read as it is stored
         local first = shard.fence + 1
         if topics then
             serve_topics(topics, pool, room)

@@ -1,7 +1,6 @@
 -- The end of leases (hash `l`, by the message's number): settled, or run out.
 
 local settling = part(function(settling)
-    local LEASES, MESSAGES, DUE_KEY = key('l'), key('m'), key('due')
     local REST_FIRST, REST_MOST = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
     local UNHANDLED_FIRST, UNHANDLED_MOST, UNHANDLED_DEAD = 5 * SECOND, 300 * SECOND, 3600 * SECOND
@@ -20,7 +19,7 @@ local settling = part(function(settling)
 
     -- The leases of these messages, in their order; false where there is none.
     function settling.read(mids)
-        local found = read_many(LEASES, mids)
+        local found = read_many(keys.l, mids)
         for n = 1, #mids do
             found[n] = found[n] and settling.decode(found[n])
         end
@@ -215,8 +214,8 @@ local settling = part(function(settling)
                 answers[n] = settle(each[1], lease, settlement, ended, gone_leases, gone_messages)
             end
         end
-        call_many('HDEL', LEASES, gone_leases, 1)
-        call_many('HDEL', MESSAGES, gone_messages, 1)
+        call_many('HDEL', keys.l, gone_leases, 1)
+        call_many('HDEL', keys.m, gone_messages, 1)
         return answers
     end
 
@@ -236,7 +235,7 @@ local settling = part(function(settling)
     end
 
     local function run_out(mid, lease)
-        call('HDEL', LEASES, mid)
+        call('HDEL', keys.l, mid)
         if lease.gone then
             return
         end
@@ -261,19 +260,19 @@ local settling = part(function(settling)
         for n, entry in ipairs(entries) do
             packed_entries[n] = pack('>I6I6', entry[1], entry[2])
         end
-        call('ZADD', DUE_KEY, deadline, LEASES_END .. sortable(entries[1][2]) .. table.concat(packed_entries))
+        call('ZADD', keys.due, deadline, LEASES_END .. sortable(entries[1][2]) .. table.concat(packed_entries))
     end
 
     -- Take back what of the leases' events of one time is over, at most so many, by fence. Returns how many.
     function settling.run_out_at(at, most)
         local entries, mids, held = {}, {}, {}
-        for _, member in ipairs(call('ZRANGE', DUE_KEY, at, at, 'BYSCORE', 'LIMIT', 0, EVENTS_AT_ONCE)) do
+        for _, member in ipairs(call('ZRANGE', keys.due, at, at, 'BYSCORE', 'LIMIT', 0, EVENTS_AT_ONCE)) do
             if string.sub(member, 1, 1) == LEASES_END then
                 for position = 9, #member, 12 do
                     local mid, fence = unpack_from('>I6I6', member, position)
                     entries[#entries + 1] = { mid, fence }
                 end
-                call('ZREM', DUE_KEY, member)
+                call('ZREM', keys.due, member)
             end
         end
         table.sort(entries, function(one, other)
@@ -325,7 +324,7 @@ local settling = part(function(settling)
                 written[#written + 1] = settling.encode(lease)
             end
         end
-        call_many('HSET', LEASES, written, 2)
+        call_many('HSET', keys.l, written, 2)
         return answers
     end
 end)

@@ -1,25 +1,47 @@
--- The shard: its keys, its clock, its counters. Every script begins with it.
+-- The shard: its keys, its clock, its counters.
+--
+-- The library is run once, when it is loaded: functions and constants last. What belongs to one call is made anew by `begin`, of every part that
+-- says so `at_begin`: the server serves many shards and namespaces with the same functions, and a call may end in an error anywhere.
 --
 -- All keys of a shard begin with the same prefix, hash tag included, so they live together on one node of a cluster. KEYS[1] is the key
 -- of the counters, from which the others are derived; KEYS[2] never exists: while an old-style migration moves the keys of the slot one by one,
--- a node refuses a call that names a missing key before the script has begun, and nothing is ever half done.
+-- a node refuses a call that names a missing key before the function has begun, and nothing is ever half done.
 --
--- ARGV[1]: the time in microseconds, or "" for the server's own. ARGV[2]: the tiers, see `tiers`. The rest is each script's own.
+-- ARGV[1]: the time in microseconds, or "" for the server's own. ARGV[2]: the tiers, see `tiers`. The rest is each function's own.
 
-local SHARD = KEYS[1]
-local PREFIX = string.sub(SHARD, 1, -6) -- less "shard"
+local KEYS, ARGV
+local PREFIX -- of all keys of the shard
 local LAYOUT = 1
 
 local POLICY_PAGE = 1000 -- lanes that a change of policy places anew in one call
 local INLINE = 16        -- messages of a lane that stand in its own record, before a list is made for more
 local SLICE = 500        -- arguments of one variadic call: `unpack` ends near 8,000
 
-local call = redis.call
-local pack, unpack_from = struct.pack, struct.unpack
-local values_of, packed = cmsgpack.unpack, cmsgpack.pack
+local call, pack, unpack_from, values_of, packed -- the server's own, which are not there yet while the library is loaded
 
 local function key(name)
     return PREFIX .. name
+end
+
+-- Those whose names are fixed: keys.lanes is key('lanes').
+local keys
+local KEY = {
+    __index = function(made, name)
+        made[name] = key(name)
+        return made[name]
+    end,
+}
+
+local beginnings = {}
+
+local function at_begin(make)
+    beginnings[#beginnings + 1] = make
+end
+
+local function part(define)
+    local functions = {}
+    define(functions)
+    return functions
 end
 
 -- Numbers are given to the server as they are, which is quick and exact; those with more than 14 digits may not be joined to strings like that.
@@ -72,12 +94,15 @@ local COUNTERS = {
     'max_backlog_bytes', 'on_full', 'sweeping', 'bands',
 }
 
-local shard = {}
-do
-    local stored = call('GET', SHARD)
+local shard
+
+-- Read them. Returns why that cannot be.
+local function open_shard()
+    local stored = call('GET', keys.shard)
     if not stored then
         return redis.error_reply('NOSHARD there is no namespace here')
     end
+    shard = {}
     local values = { values_of(stored) }
     for n = 1, #COUNTERS do
         shard[COUNTERS[n]] = values[n]
@@ -98,7 +123,7 @@ local function save_shard()
     for n = 1, #COUNTERS do
         values[n] = shard[COUNTERS[n]]
     end
-    call('SET', SHARD, packed(unpack(values)))
+    call('SET', keys.shard, packed(unpack(values)))
 end
 
 local function next_number()
@@ -113,19 +138,25 @@ end
 
 -- Tiers, in the order of their declaration: {name, share or "strict", whether it is fair by time}
 
-local tiers = {}
-for n, tier in ipairs(values_of(ARGV[2])) do
-    local each = { name = tier[1], strict = tier[2] == 'strict', share = tonumber(tier[2]), by_time = tier[3], place = n }
-    tiers[n], tiers[tier[1]] = each, each
+local tiers, tiers_told
+
+local function read_tiers(told)
+    if told == tiers_told then
+        return
+    end
+    tiers, tiers_told = {}, told
+    for n, tier in ipairs(values_of(told)) do
+        local each = { name = tier[1], strict = tier[2] == 'strict', share = tonumber(tier[2]), by_time = tier[3], place = n }
+        tiers[n], tiers[tier[1]] = each, each
+    end
 end
 
 -- Bands: one tier of one pool. `vt`: the virtual time of the lane picked last; `carry`: of the tier's share; `mean`: a message's usual
 -- cost in microseconds, 0: not known.
 
-local bands = {}
-do
+local bands = part(function(bands)
     local POOL, TIER, VT, CARRY, MEAN, DELIVERED = 1, 2, 3, 4, 5, 6
-    local by_name = {}
+    local by_name
 
     local function keep(number, pool, tier, vt, carry, mean, delivered)
         local band = { number = number, pool = pool, tier = tier, vt = vt, carry = carry, mean = mean, delivered = delivered,
@@ -136,8 +167,14 @@ do
         return band
     end
 
-    for number, band in ipairs(shard.bands) do
-        keep(number, band[POOL], band[TIER], band[VT], band[CARRY], band[MEAN], band[DELIVERED])
+    function bands.read()
+        for number = #bands, 1, -1 do
+            bands[number] = nil
+        end
+        by_name = {}
+        for number, band in ipairs(shard.bands) do
+            keep(number, band[POOL], band[TIER], band[VT], band[CARRY], band[MEAN], band[DELIVERED])
+        end
     end
 
     function bands.find(pool, tier)
@@ -153,22 +190,38 @@ do
             shard.bands[number] = { band.pool, band.tier, band.vt, band.carry, band.mean, band.delivered }
         end
     end
+end)
+
+-- Pools in which something can be leased now that could not be before: who waits there is to be rung, at the end.
+local rang
+
+-- The beginning of every call. Returns why it cannot go on.
+local function begin(call_keys, arguments)
+    KEYS, ARGV, call = call_keys, arguments, redis.call
+    pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack, cmsgpack.pack
+    local prefix = string.sub(KEYS[1], 1, -6) -- less "shard"
+    if prefix ~= PREFIX then
+        PREFIX, keys = prefix, setmetatable({}, KEY)
+    end
+    local refusal = open_shard()
+    if refusal then
+        return refusal
+    end
+    read_tiers(ARGV[2])
+    bands.read()
+    rang = {}
+    for n = 1, #beginnings do
+        beginnings[n]()
+    end
 end
 
--- A part is defined when it is first used: most calls need few, and to make a function costs as much as to run a short one.
-local function part(define)
-    return setmetatable({}, {
-        __index = function(functions, name)
-            setmetatable(functions, nil)
-            define(functions)
-            return functions[name]
+-- What clients call. `flags`: the server's own.
+local function offer(name, flags, run)
+    redis.register_function({
+        function_name = LIBRARY .. '_' .. name,
+        flags = flags,
+        callback = function(call_keys, arguments)
+            return begin(call_keys, arguments) or run()
         end,
     })
 end
-
-local function is_used(functions)
-    return getmetatable(functions) == nil
-end
-
--- Pools in which something can be leased now that could not be before: who waits there is to be rung, at the end.
-local rang = {}

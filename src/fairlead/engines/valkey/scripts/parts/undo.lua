@@ -2,7 +2,7 @@
 -- what was there; `undo.run` restores it, the last first.
 
 local undo = part(function(undo)
-    local notes = {}
+    local notes
 
     local function note(...)
         notes[#notes + 1] = { ... }
@@ -60,6 +60,7 @@ local undo = part(function(undo)
     }
 
     function undo.begin()
+        notes = {}
         call = function(command, name, ...)
             local keeper = KEEPERS[command]
             if keeper then

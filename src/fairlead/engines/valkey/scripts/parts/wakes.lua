@@ -1,13 +1,12 @@
 -- When there is something to do again.
 
 local wakes = part(function(wakes)
-    local DUE_KEY, GATE_WAKES = key('due'), key('gate_wakes')
 
     -- When something has to be done at the latest; nil: nothing known. `idle`: when lanes are to be forgotten, which is in no hurry.
     local function times()
         local asleep, idle = lanes.next_wake()
-        local event = tonumber(call('ZRANGE', DUE_KEY, 0, 0, 'WITHSCORES')[2])
-        local gate = tonumber(call('ZRANGE', GATE_WAKES, 0, 0, 'WITHSCORES')[2])
+        local event = tonumber(call('ZRANGE', keys.due, 0, 0, 'WITHSCORES')[2])
+        local gate = tonumber(call('ZRANGE', keys.gate_wakes, 0, 0, 'WITHSCORES')[2])
         local at = event or asleep or gate
         return at and math.min(at, asleep or at, gate or at), idle
     end
