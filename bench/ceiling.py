@@ -47,6 +47,9 @@ class Store:
         self.run = self.connection.execute
         self.many = self.connection.executemany
 
+    def close(self) -> None:
+        self.connection.close()
+
     def begin(self, *, durable: bool) -> None:
         self.run(f"PRAGMA synchronous = {('FULL' if durable else 'NORMAL') if self._is_durable else 'OFF'}")
         self.run("BEGIN IMMEDIATE")

@@ -184,7 +184,10 @@ class Held(msgspec.Struct, array_like=True):
     quick: bool
 
 
-class Lane(msgspec.Struct, array_like=True):
+Bytes = bytes  # a lane has a field of that name
+
+
+class Lane(msgspec.Struct):
     """A lane; field order is that of `lanes.lua`."""
 
     number: int
@@ -192,7 +195,6 @@ class Lane(msgspec.Struct, array_like=True):
     place: int
     wake: int
     vt: int
-    gate: str
     tat: int
     ready: int
     delayed: int
@@ -207,8 +209,12 @@ class Lane(msgspec.Struct, array_like=True):
     before: int
     listed: int
     sorted: int
-    head: msgspec.Raw  # bytes that are no text
-    more: Any
+    big: int
+    old: int
+    busy: int
+    slow: int
+    gate: str
+    head: Bytes
     name: str = ""
     retried: int = 0
     died: int = 0
@@ -228,26 +234,29 @@ class Lane(msgspec.Struct, array_like=True):
     @property
     def first_plain(self) -> list[int]:
         """The numbers of its first plain messages."""
-        packed = bytes(self.head)
-        start = {0xD9: 2, 0xDA: 3}.get(packed[0], 1)
-        return [int.from_bytes(packed[at : at + 7]) for at in range(start, len(packed), 7)]
+        return [int.from_bytes(self.head[at : at + 7]) for at in range(0, len(self.head), 7)]
 
 
 IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
 
-_LANE = msgspec.msgpack.Decoder(Lane)
-_LANE_FIELDS = 22
-_RARE = ("retried", "died", "merged", "expired", "removed", "throttled", "rest_until", "rest_step", "rest_fence", "mean")
+_LANE = struct.Struct("<qHBqqqiiiiqqqqqiiiiHIHH")
 _HELD = msgspec.msgpack.Decoder(Held)
 
 
 def read_lane(name: str, stored: bytes) -> Lane:
     """A lane of its record."""
-    lane = _LANE.decode(b"\xdc" + struct.pack(">H", _LANE_FIELDS) + stored)
-    lane.name = name
-    for field, value in zip(_RARE, lane.more or (), strict=False):
-        setattr(lane, field, value)
-    return lane
+    gate, at = _counted(stored, _LANE.size)
+    head, at = _counted(stored, at)
+    rare = _unpack(stored[at:]) if at < len(stored) else ()
+    values: tuple[Any, ...] = (*_LANE.unpack_from(stored), gate.decode(), head, name, *rare)
+    return Lane(*values)
+
+
+def _counted(stored: bytes, at: int) -> tuple[bytes, int]:
+    """Bytes behind their number, as `struct.pack("I2c0")` of Lua writes them; and where they end."""
+    begins = at + 2
+    ends = begins + int.from_bytes(stored[at:begins], "little")
+    return stored[begins:ends], ends
 
 
 def read_held(stored: bytes) -> Held:

@@ -12,7 +12,7 @@ for n, lease in ipairs(settling.read(mids)) do
     local lane = lease and not lease.gone and lanes.find(lease.lane)
     local record = lane and messages.read(mid)
     -- Of a bucket only what is the topic's: of one that is at most once nobody knows.
-    local is_meant = lane and (record and record.topic == topic or not record and lane.topic == topic)
+    local is_meant = lane and (record and record.topic == topic or not record and lanes.topic(lane) == topic)
     if is_meant then
         given_up = given_up + 1
         lane.leased, shard.leased = lane.leased - 1, shard.leased - 1

@@ -27,8 +27,8 @@ local function in_use()
     lanes.load(names)
     for _, name in ipairs(names) do
         local lane = lanes.find(name)
-        if lane and lane.topic then
-            add(lane.topic, lanes.waiting(lane), lane.leased)
+        if lane and not lane.is_bucket then
+            add(lanes.topic(lane), lanes.waiting(lane), lane.leased)
         end
     end
     local folded = is_topic and { pattern } or call('ZRANGE', keys.folded, '[' .. prefix, '(' .. prefix .. LAST, 'BYLEX')

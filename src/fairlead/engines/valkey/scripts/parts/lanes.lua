@@ -20,65 +20,97 @@ local lanes = part(function(lanes)
         known, changed = {}, {}
     end)
 
-    -- What few lanes have stands in `more`.
-    local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean', 'big',
-        'old', 'busy', 'slow' }
-
-    local function decode(name, stored)
-        local number, band, place, wake, vt, gate, tat, ready, delayed, parked, leased, bytes, published, delivered, done, seen, lately, before,
-            listed, sorted, head, more = values_of(stored)
-        local lane = {
-            name = name, number = number, band = band, place = place, wake = wake, vt = vt, gate = gate, tat = tat, ready = ready,
-            delayed = delayed, parked = parked, leased = leased, bytes = bytes, published = published, delivered = delivered, done = done,
-            seen = seen, lately = lately, before = before, listed = listed, sorted = sorted, head = head,
-            retried = 0, died = 0, merged = 0, expired = 0, removed = 0, throttled = 0, rest_until = 0, rest_step = 0, rest_fence = 0, mean = 0,
-            big = 0, old = 0, busy = 0, slow = 0,
-            is_bucket = false, rule = name, topic = name, member = sortable(number) .. name, policy = false, read_at = false, is_lifted = false,
-            index = false, score = 0, gate_before = false, band_before = 0, head_since = false,
-        }
-        if more then
-            for n = 1, #RARE do
-                lane[RARE[n]] = more[n]
-            end
-        end
-        return lane
+    -- A record is of fixed width as far as it can be, and a lane a table of the 32 fields that need no larger one: both are made for each lane of
+    -- each call, and cost more than all that is then done with it. What few lanes have is no field of the others, and stands behind their record.
+    local RECORD = '<i8I2Bi8i8i8i4i4i4i4i8i8i8i8i8i4i4i4i4I2I4I2I2I2c0I2c0'
+    local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean' }
+    local USUAL = { is_bucket = false, rule = false, gate_before = false, band_before = 0, is_rare = false }
+    for n = 1, #RARE do
+        USUAL[RARE[n]] = 0
     end
+    local LANE = {
+        __index = USUAL,
+        __newindex = function(lane, field, value)
+            rawset(lane, field, value)
+            rawset(lane, 'is_rare', true)
+        end,
+    }
 
-    local function rare_of(lane)
-        if lane.retried + lane.died + lane.merged + lane.expired + lane.removed + lane.throttled + lane.rest_until + lane.rest_step + lane.rest_fence
-            + lane.mean + lane.big + lane.old + lane.busy + lane.slow == 0 then
-            return false
-        end
-        local more = {}
-        for n = 1, #RARE do
-            more[n] = lane[RARE[n]]
-        end
-        return more
-    end
-
-    local function encode(lane)
-        return packed(lane.number, lane.band, lane.place, lane.wake, lane.vt, lane.gate, lane.tat, lane.ready, lane.delayed, lane.parked,
-            lane.leased, lane.bytes, lane.published, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted,
-            lane.head, rare_of(lane))
-    end
-
-    -- What its policy is resolved for, and its topic (false: a bucket), where these are not simply its name.
+    -- What its policy is resolved for, where that is not simply its name: of partitions and buckets.
     local function identify(lane)
         local name = lane.name
         local cut = string.find(name, PARTITION, 1, true)
         if cut then
             lane.is_bucket = string.byte(name) == 30
             lane.rule = string.sub(name, lane.is_bucket and 2 or 1, cut - 1)
-            lane.topic = not lane.is_bucket and lane.rule
+        end
+    end
+
+    -- False: a bucket, which has many.
+    function lanes.topic(lane)
+        return not lane.is_bucket and (lane.rule or lane.name)
+    end
+
+    -- Tables of lanes are used again in later calls.
+    local POOL = 512
+    local pool, taken = {}, 0
+
+    at_begin(function()
+        taken = 0
+    end)
+
+    local function empty()
+        taken = taken + 1
+        local lane = pool[taken]
+        if not lane or lane.is_rare then
+            lane = setmetatable({
+                name = '', number = 0, band = 0, place = IDLE, wake = 0, vt = 0, gate = '', tat = 0, ready = 0, delayed = 0, parked = 0, leased = 0,
+                bytes = 0, published = 0, delivered = 0, done = 0, seen = 0, lately = 0, before = 0, listed = 0, sorted = 0, head = '', big = 0,
+                old = 0, busy = 0, slow = 0, policy = false, read_at = false, is_lifted = false, index = false, score = 0, head_since = false,
+            }, LANE)
+            if taken <= POOL then
+                pool[taken] = lane
+            end
         end
         return lane
+    end
+
+    local function decode(name, stored)
+        local lane, rest = empty(), nil
+        lane.number, lane.band, lane.place, lane.wake, lane.vt, lane.tat, lane.ready, lane.delayed, lane.parked, lane.leased, lane.bytes,
+            lane.published, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted, lane.big, lane.old, lane.busy,
+            lane.slow, lane.gate, lane.head, rest = unpack_from(RECORD, stored)
+        lane.name, lane.policy, lane.read_at, lane.is_lifted, lane.head_since = name, false, false, false, false
+        identify(lane)
+        if rest <= #stored then
+            for n, value in ipairs(values_of(string.sub(stored, rest))) do
+                lane[RARE[n]] = value
+            end
+        end
+        return lane
+    end
+
+    local function rare_of(lane)
+        local more, sum = {}, 0
+        for n = 1, #RARE do
+            more[n] = lane[RARE[n]]
+            sum = sum + more[n]
+        end
+        return sum > 0 and packed(more) or ''
+    end
+
+    local function encode(lane)
+        local stored = pack(RECORD, lane.number, lane.band, lane.place, lane.wake, lane.vt, lane.tat, lane.ready, lane.delayed, lane.parked,
+            lane.leased, lane.bytes, lane.published, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted,
+            lane.big, lane.old, lane.busy, lane.slow, #lane.gate, lane.gate, #lane.head, lane.head)
+        return lane.is_rare and stored .. rare_of(lane) or stored
     end
 
     function lanes.find(name)
         local lane = known[name]
         if lane == nil then
             local stored = call('HGET', keys.lanes, name)
-            lane = stored and identify(decode(name, stored))
+            lane = stored and decode(name, stored)
             known[name] = lane
         end
         return lane
@@ -94,13 +126,13 @@ local lanes = part(function(lanes)
             end
         end
         for n, stored in ipairs(read_many(keys.lanes, wanted)) do
-            known[wanted[n]] = stored and identify(decode(wanted[n], stored))
+            known[wanted[n]] = stored and decode(wanted[n], stored)
         end
     end
 
     function lanes.rule(lane)
         if lane.read_at ~= rules.changes then
-            lane.policy, lane.read_at = rules.of(lane.rule), rules.changes
+            lane.policy, lane.read_at = rules.of(lane.rule or lane.name), rules.changes
         end
         return lane.policy
     end
@@ -113,7 +145,7 @@ local lanes = part(function(lanes)
         local lane = lanes.find(name)
         if not lane then
             shard.lanes_made, shard.lanes = shard.lanes_made + 1, shard.lanes + 1
-            lane = identify(decode(name, packed(shard.lanes_made, 0, IDLE, 0, 0, '', 0, 0, 0, 0, 0, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, '', false)))
+            lane = decode(name, pack(RECORD, shard.lanes_made, 0, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, 0, 0, 0, 0, 0, '', 0, ''))
             local policy = lanes.rule(lane)
             local band = bands.of(policy.pool, policy.tier)
             lane.band, lane.vt = band.number, band.vt
@@ -175,21 +207,27 @@ local lanes = part(function(lanes)
         if not lane.is_lifted then
             lane.is_lifted = true
             lane.index, lane.score = index_of(lane.place, lane.wake, lane.band, lane.gate), score_of(lane.place, lane.wake, lane.vt)
-            lane.gate_before, lane.band_before = lane.place == AT_GATE and lane.gate, lane.band
+            if lane.place == AT_GATE then
+                lane.gate_before, lane.band_before = lane.gate, lane.band
+            end
         end
     end
 
     local function stand(lane)
         local index, score = index_of(lane.place, lane.wake, lane.band, lane.gate), score_of(lane.place, lane.wake, lane.vt)
         local before = lane.index
-        if before and before ~= index then
-            call('ZREM', before, lane.member)
-        end
-        if index and (before ~= index or score ~= lane.score) then
-            call('ZADD', index, score, lane.member)
+        if before ~= index or (index and score ~= lane.score) then
+            local member = sortable(lane.number) .. lane.name
+            if before and before ~= index then
+                call('ZREM', before, member)
+            end
+            if index then
+                call('ZADD', index, score, member)
+            end
         end
         if lane.gate_before then
             gates.moved(lane.gate_before, lane.band_before)
+            lane.gate_before = false
         end
         if lane.place == AT_GATE then
             gates.moved(lane.gate, lane.band)

@@ -2,7 +2,7 @@
 
 local plain = part(function(plain)
     local function list_of(lane)
-        return key('q:' .. text(lane.number))
+        return PREFIX .. 'q:' .. lane.number
     end
 
     function plain.append(lane, mid)

@@ -362,7 +362,7 @@ local serving = part(function(serving)
     local function fetch(lane, wanted, stored)
         local listed = calls.plain[lane]
         local order = key('z:' .. text(lane.number))
-        local sorted = lane.sorted > 0 and call('ZRANGE', order, 0, wanted - 1) or {}
+        local sorted = call('ZRANGE', order, 0, wanted - 1)
         local found, gone, p, s = {}, {}, 1, 1
         while #found < wanted and (listed[p] or sorted[s]) do
             local takes_plain = listed[p] ~= nil
@@ -420,9 +420,14 @@ local serving = part(function(serving)
         local stock = {}
         for lane, wanted in pairs(calls.wanted) do
             local picked = calls.picked[lane]
-            stock[lane] = picked and fetch_picked(lane, picked) or fetch(lane, wanted, stored)
-            for _, mid in ipairs(stock[lane]) do
-                want(mid)
+            if lane.sorted == 0 then -- then they are all known
+                stock[lane] = calls.plain[lane]
+                plain.drop(lane, #stock[lane])
+            else
+                stock[lane] = picked and fetch_picked(lane, picked) or fetch(lane, wanted, stored)
+                for _, mid in ipairs(stock[lane]) do
+                    want(mid)
+                end
             end
         end
         read()
@@ -448,16 +453,15 @@ local serving = part(function(serving)
 
     -- A plain message's lease is the fence and what is the same for all of its lane.
     local function lease_plain(lane, policy, mid, quick)
-        local tails = out.tails[lane]
-        if not tails then
-            local deadline, charge, gate = shard.now + policy.lease, out.charges[lane], policy.gate or ''
-            tails = { deadline = deadline, [true] = packed(lane.name, deadline, shard.now, charge, false, gate, false, false, false, true),
-                [false] = packed(lane.name, deadline, shard.now, charge, false, gate, false, false, false, false) }
-            out.tails[lane] = tails
+        local tails, deadline = out.tails[quick], shard.now + policy.lease
+        local tail = tails[lane]
+        if not tail then
+            tail = packed(lane.name, deadline, shard.now, out.charges[lane], false, policy.gate or '', false, false, false, quick)
+            tails[lane] = tail
         end
         local n = #out.leases
         out.leases[n + 1] = mid
-        out.leases[n + 2] = packed(expect(mid, tails.deadline)) .. tails[quick]
+        out.leases[n + 2] = packed(expect(mid, deadline)) .. tail
     end
 
     local function lease_of(lane, policy, mid, started, empty, line, quick)
@@ -532,7 +536,7 @@ local serving = part(function(serving)
     local function hand_out_all(visits)
         local stock, records = fetch_all()
         local at = {}
-        out = { leases = {}, ends = {}, lanes = {}, told = {}, messages = {}, charges = {}, tails = {} }
+        out = { leases = {}, ends = {}, lanes = {}, told = {}, messages = {}, charges = {}, tails = { [true] = {}, [false] = {} } }
         for lane in pairs(calls.wanted) do
             local band = bands[lane.band]
             out.charges[lane] = band.by_time and expected_cost(lane, band) or 0

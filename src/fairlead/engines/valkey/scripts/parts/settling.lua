@@ -112,7 +112,7 @@ local settling = part(function(settling)
         if asked then
             step = math.max(asked, 1)
         end
-        for _, each in ipairs(lane.is_bucket and { lane } or lanes.of_topic(lane.topic, lanes.rule(lane))) do
+        for _, each in ipairs(lane.is_bucket and { lane } or lanes.of_topic(lanes.topic(lane), lanes.rule(lane))) do
             each.rest_step, each.rest_until, each.rest_fence = step, shard.now + step, shard.fence
             ended[#ended + 1] = each
         end
