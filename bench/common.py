@@ -135,6 +135,11 @@ class ServerStore(Store):
         return sum(float(server.info("used_cpu_user")) + float(server.info("used_cpu_sys")) for server in self.servers)
 
 
+def usual(chosen: argparse.Namespace) -> str:
+    """The durability that the engine has by default."""
+    return "fsync" if chosen.engine == "sqlite" else "memory"
+
+
 @contextmanager
 def store(chosen: argparse.Namespace, durability: str = "memory") -> Iterator[Store]:
     """An empty store of the engine that was asked for, fit for the durability; gone afterwards."""

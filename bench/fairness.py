@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from collections import Counter, deque
 
-from bench.common import BODY, line, options, pick, process, publish_table, spread, store
+from bench.common import BODY, line, options, pick, process, publish_table, spread, store, usual
 from fairlead import Fairlead, Message
 from fairlead.engines import open_engine
 from fairlead.engines.base import Settings
@@ -52,7 +52,7 @@ def main() -> None:
         repeats[name] = {"without": quiet, "flood": flooded}
     publish_table(
         "fairness", chosen, ("", "without", f"one of 1,000 with {flood:,}", "ratio"), rows,
-        f"999 quiet topics, 500 messages/s, 2 ms handlers, fsync; medians of {len(runs)}", repeats=repeats,
+        f"999 quiet topics, 500 messages/s, 2 ms handlers, {usual(chosen)}; medians of {len(runs)}", repeats=repeats,
     )  # fmt: skip
     jain = lowest_jain(chosen, pick(chosen, 200, 50, 10), pick(chosen, 1_000, 200, 20))
     shares = tier_shares(chosen, pick(chosen, 20_000, 5_000, 2_500))
@@ -66,7 +66,7 @@ def main() -> None:
 def waits(chosen: Namespace, flood: int, seconds: float, seed: int) -> tuple[float, float]:
     """p50 and p99 of the quiet topics' waiting time, in milliseconds; what is not served in the end counts too."""
     draw = random.Random(seed)
-    with store(chosen, "fsync") as place:
+    with store(chosen, usual(chosen)) as place:
         url = place.url
         app = Fairlead(url)
         app.publish("first", 2)

@@ -1,12 +1,22 @@
-"""An idle system: publish to the start of the handler in another process, and what a waiting worker costs."""
+"""
+An idle system: publish to the start of the handler in another process, and what a waiting worker costs.
+
+A machine that has slept for a while is slower to answer, whatever one asks of it: so each pause is a row of its own, and beside it stands, where there is
+a server, what the same machine needs for the least that can be done there: one LPUSH, and one BLPOP that waits for it in another process.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-from bench.common import line, options, pick, process, publish_table, spread, store
+import redis
+
+from bench.common import ServerStore, line, options, pick, process, publish_table, spread, store, usual
 from fairlead import Fairlead
 
 WORKER = """
@@ -19,35 +29,57 @@ async def note(message):
 app.run_worker()
 """
 
+LEAST = """
+import sys, time, redis
+client = redis.Redis(port=int(sys.argv[1]), protocol=2)
+while True:
+    published = float(client.blpop("least")[1])
+    print(time.time() - published, flush=True)
+"""
+
 
 def main() -> None:
     chosen = options(__doc__ or "")
     number = pick(chosen, 300, 100, 5)
     idle = pick(chosen, 10.0, 5.0, 0.5)
-    durability = "fsync" if chosen.engine == "sqlite" else "memory"  # each engine's default
-    with store(chosen, durability) as place:
-        url = place.url
-        app = Fairlead(url)
-        with process(WORKER, url) as worker:
-            waits = []
+    rows: list[tuple[object, ...]] = []
+    repeats: dict[str, dict[str, float]] = {}
+    with ExitStack() as stack:
+        place = stack.enter_context(store(chosen, usual(chosen)))
+        app = stack.enter_context(Fairlead(place.url))
+        worker = stack.enter_context(process(WORKER, place.url))
+        least = None
+        if isinstance(place, ServerStore) and chosen.engine != "cluster":
+            client = stack.enter_context(redis.Redis(port=place.servers[0].port, protocol=2))
+            least = stack.enter_context(process(LEAST, str(place.servers[0].port)))
+        for pause in (0.003, 0.03):
+            waits, leasts = [], []
             for _ in range(number + 3):
-                app.publish("a", time.time())
-                waits.append(float(line(worker)) * 1e3)
-                time.sleep(0.03)  # idle again
-            before = cpu(worker.pid)
-            time.sleep(idle)
-            percent = (cpu(worker.pid) - before) / idle * 100
-        app.close()
-    waits = sorted(waits[3:])
-    rows = [(waits[len(waits) // 2], waits[int(len(waits) * 0.99)], percent)]
+                waits.append(waited(lambda: app.publish("a", time.time()), worker, pause))
+                if least is not None:
+                    leasts.append(waited(lambda: client.lpush("least", time.time()), least, pause))
+            rows.append((f"{pause * 1e3:g} ms", p50(waits), sorted(waits[3:])[int(number * 0.99)], p50(leasts) if leasts else "-"))
+            repeats[f"{pause * 1e3:g} ms"] = spread(waits[3:])
+        before = cpu(worker.pid)
+        time.sleep(idle)
+        percent = (cpu(worker.pid) - before) / idle * 100
     publish_table(
-        "latency",
-        chosen,
-        ("p50 ms", "p99 ms", "idle worker, % of a core"),
-        rows,
-        f"durability {durability}, what it takes to publish included",
-        repeats=spread(waits),
-    )
+        "latency", chosen, ("after a pause of", "p50 ms", "p99 ms", "LPUSH to BLPOP, p50 ms"), rows,
+        f"durability {usual(chosen)}, what it takes to publish included", repeats=repeats,
+    )  # fmt: skip
+    publish_table("idle", chosen, ("idle worker, % of a core",), [(percent,)], "nothing to do, the bell rung by nobody")
+
+
+def waited(publish: Callable[[], object], worker: subprocess.Popen[str], pause: float) -> float:
+    """Milliseconds from the call to the handler, after a pause in which nothing happens."""
+    time.sleep(pause)
+    publish()
+    return float(line(worker)) * 1e3
+
+
+def p50(waits: list[float]) -> float:
+    """The median, without those that warmed up."""
+    return sorted(waits[3:])[len(waits[3:]) // 2]
 
 
 def cpu(pid: int) -> float:
