@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from fairlead.engines.base import FullEngine
+from fairlead.engines.valkey.engine import SHARDS_AT_ONCE
 from fairlead.message import Draft, Lease, Settlement
 from fairlead.policy import Gate
 from tests.conformance.forms import cluster, server
@@ -123,3 +125,35 @@ def test_a_cluster_has_64(opened: Opened) -> None:
     assert engine.capabilities.shards == 64
     engine.put(some(300, topics=100))
     assert len(drain(engine)) == 300
+
+
+def calls() -> int:
+    line = next(line for line in server().run("INFO", "commandstats").splitlines() if line.startswith("cmdstat_fcall:"))
+    return int(line.partition("calls=")[2].partition(",")[0])
+
+
+def test_who_was_rung_asks_first_where_something_is(opened: Opened) -> None:
+    """Not one shard after the other: with 64 of them that would be 64 round trips before a single message begins."""
+    engine = sharded(opened, 64)
+    for n in range(5):
+        waiting = ThreadPoolExecutor(1).submit(engine.wait, 10.0)
+        engine.put([Draft(f"t.{n}", b"%d" % n)])
+        assert waiting.result(10)
+        before = calls()
+        (lease,) = engine.lease(100).leases
+        assert lease.body == b"%d" % n
+        assert calls() - before <= SHARDS_AT_ONCE
+        end(engine, [lease])
+
+
+def test_a_lease_that_has_something_leaves_the_other_shards_for_the_next(opened: Opened) -> None:
+    engine = sharded(opened, 64)
+    engine.put([Draft(f"t.{n}", b"x") for n in range(500)])
+    batch = engine.lease(1_000)
+    assert 0 < len(batch.leases) < 500
+    assert batch.next_wake_us == batch.now_us, "ask again"
+    assert engine.wait(10.0)
+    found = len(batch.leases)
+    while leases := engine.lease(1_000).leases:
+        found += len(leases)
+    assert found == 500

@@ -36,6 +36,9 @@ AT_ONCE = 250
 LEASED_AT_ONCE = 125
 """Messages that one call hands out at most: each may be of another lane."""
 
+SHARDS_AT_ONCE = 8
+"""Shards that one lease asks, once it has something: who waits looks at all of them together, and comes again at once."""
+
 SOON_US = SECOND
 """What is due within it has to be looked at by somebody who is not busy."""
 
@@ -185,7 +188,10 @@ class Core:
         room, startable = n, n if startable is None else startable
         made = Batch([], 0, None)
         wakes: list[int] = []
-        for shard in self._shards_of(topics):
+        for visited, shard in enumerate(self._shards_of(topics)):
+            if made.leases and (room <= 0 or visited >= SHARDS_AT_ONCE):
+                wakes.append(made.now_us)  # there may be more
+                break
             batch = self._lease_from(shard, room, pool, topics, startable, now_us, record_start=record_start)
             made.leases += batch.leases
             made.now_us = max(made.now_us, batch.now_us)
@@ -193,13 +199,11 @@ class Core:
                 wakes.append(batch.next_wake_us)
             room -= len(batch.leases)
             startable = max(0, startable - sum(lease.limited for lease in batch.leases))
-            if room <= 0 and self._space.shards > 1:
-                break
         made.next_wake_us = min(wakes, default=None)
         return made
 
     def _shards_of(self, topics: Sequence[str] | None) -> Iterator[int]:
-        """Those to be asked, in turns; of named topics in their order."""
+        """Those to be asked: first where something is known to be, then in turns; of named topics in their order."""
         shards = self._space.shards
         if topics is not None and shards > 1:
             found = (self._space.shard_of(topic, part) for topic in topics for part in range(self._space.book.route(topic).policy.partitions))
@@ -207,7 +211,7 @@ class Core:
             return
         first = self._next_shard
         self._next_shard = (first + 1) % shards
-        yield from (*range(first, shards), *range(first))
+        yield from dict.fromkeys((*self._waiting.take_rung(), *range(first, shards), *range(first)))
 
     def _lease_from(
         self, shard: int, n: int, pool: str, topics: Sequence[str] | None, startable: int, now_us: int | None, *, record_start: bool

@@ -84,6 +84,7 @@ class Waiting:
         self._busy: list[_Ear] = []
         self._interrupted = 0
         self._closed = False
+        self._rung: set[int] = set()
         self._look_again = max(LOOK_AGAIN, LOOK_AGAIN_A_SHARD * space.shards)
 
     def interrupt(self) -> None:
@@ -100,6 +101,11 @@ class Waiting:
             for ear in self._idle:
                 ear.close()
             self._idle.clear()
+
+    def take_rung(self) -> set[int]:
+        """The shards where, at the end of the last waits, something was to be had."""
+        rung, self._rung = self._rung, set()
+        return rung
 
     @contextlib.contextmanager
     def _ear(self) -> Iterator[_Ear]:
@@ -148,6 +154,7 @@ class Waiting:
                 if self._interrupted != before:
                     break
                 if rang:
+                    self._rung = self._rung | rang
                     return True
                 if time.monotonic() >= due:
                     due = self._look(shards, pool, topics, ear)
@@ -164,13 +171,15 @@ class Waiting:
         if self._grants.renew():
             due = min(due, time.monotonic() + EVERY)  # what is shut here may be let in a moment later
         calls = [(shard, "wait", (pool, named, ear.channel, round(look_again) + 2)) for shard in shards]
-        for has_work, wake, promised in self._space.run_many(calls):
+        busy = set()
+        for shard, (has_work, wake, promised) in zip(shards, self._space.run_many(calls), strict=True):
             if has_work:
-                return None
-            if wake >= 0:
+                busy.add(shard)
+            elif wake >= 0:
                 at = time.monotonic() + wake / SECOND + (0.0 if promised else random.uniform(*LATER))
                 due = min(due, at)
-        return due
+        self._rung = self._rung | busy
+        return None if busy else due
 
     def _leave(self, pool: str, topics: Sequence[str] | None, ear: _Ear) -> None:
         named = b"" if topics is None else records.pack(list(topics))
