@@ -23,6 +23,7 @@ from fairlead.errors import (
 )
 from fairlead.message import Message, Receipt
 from fairlead.policy import Backoff, Tier
+from fairlead.tasks.request import Request, current_request
 from fairlead.tasks.task import Task
 from fairlead.topic import DeadLetter, Stats, Topic
 from fairlead.working.limits import SoftTimeLimit
@@ -47,6 +48,7 @@ __all__ = [
     "Receipt",
     "Refused",
     "Reject",
+    "Request",
     "Retry",
     "SchemaMismatch",
     "SoftTimeLimit",
@@ -58,4 +60,5 @@ __all__ = [
     "TopicInUse",
     "UnknownHandler",
     "UsageError",
+    "current_request",
 ]

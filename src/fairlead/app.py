@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
 from fairlead import arguments, codec, config, namespaces, units
 from fairlead.delivery import Delivery, lease_lost
@@ -22,7 +22,7 @@ from fairlead.producing.bulk import put_all, wait_for_room
 from fairlead.producing.call import batches_of, message_from
 from fairlead.producing.middlewares import Middlewares
 from fairlead.producing.publisher import Publisher
-from fairlead.tasks.task import TaskDecorator
+from fairlead.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, TaskDecorator, TaskOptions
 from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from fairlead.twins import twin
 from fairlead.working.handler import Handler, Handlers
@@ -53,7 +53,7 @@ THREADS = 64
 """Most blocking calls of coroutines at once; the others wait for a thread."""
 
 HANDLER_OPTIONS = ("concurrency", "isolation", "batch", "time_limit", "soft_time_limit")
-TASK_OPTIONS = ("topic", "name", "isolation", "time_limit", "soft_time_limit")
+TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base", *RETRY_OPTIONS)
 ORDERS = ("name", "backlog", "age", "rate", "throttled")
 
 
@@ -403,6 +403,9 @@ class Fairlead:
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     @overload
+    def task(self, function: None = None, /, *, bind: Literal[True], **options: Any) -> BoundTaskDecorator: ...
+
+    @overload
     def task(
         self,
         function: None = None,
@@ -410,6 +413,12 @@ class Fairlead:
         *,
         topic: str | None = None,
         name: str | None = None,
+        key: str | None = None,
+        id: str | None = None,
+        bind: Literal[False] = False,
+        base: type[Task[Any, Any]] | None = None,
+        autoretry_for: tuple[type[BaseException], ...] | None = None,
+        dont_autoretry_for: tuple[type[BaseException], ...] = (),
         isolation: Isolation | None = None,
         time_limit: Duration | None = None,
         soft_time_limit: Duration | None = None,
@@ -417,26 +426,22 @@ class Fairlead:
     ) -> TaskDecorator: ...
 
     def task(
-        self,
-        function: Callable[P, R] | None = None,
-        /,
-        *,
-        topic: str | None = None,
-        name: str | None = None,
-        isolation: Isolation | None = None,
-        time_limit: Duration | None = None,
-        soft_time_limit: Duration | None = None,
-        **policy: Any,
+        self, function: Callable[P, R] | None = None, /, *, base: type[Task[Any, Any]] | None = None, **options: Any
     ) -> Task[P, R] | TaskDecorator:
         """
         Make a function callable in the background: `function.delay(…)`. With or without parentheses.
 
-        `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. `isolation`, `time_limit` and `soft_time_limit`
-        are as in `handler`. All other options are fields of the topic's policy (`rate`, `concurrency`, `retries` …).
+        `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. So may `key` (serial processing, merging) and `id` (a repeat of
+        the call is a duplicate). `bind=True`: the first argument is the task itself, with `self.request` and `self.retry`. An argument that is
+        annotated `Request` gets the run. `base`: a class made of `Task`, with hooks. `autoretry_for`: only these failures are tried again, and
+        never those of `dont_autoretry_for`. `isolation`, `time_limit` and `soft_time_limit` are as in `handler`. All other options are fields of
+        the topic's policy (`rate`, `concurrency`, `retries`, `backoff` …), also by Celery's names (`max_retries`, `default_retry_delay`,
+        `retry_backoff`, `retry_backoff_max`, `retry_jitter`). Raises UsageError, BadPolicy.
         """
-        config.refuse_unknown("task", policy.keys() - FIELDS.keys(), (*TASK_OPTIONS, *FIELDS))
-        run = {"isolation": isolation, "time_limit": time_limit, "soft_time_limit": soft_time_limit}
-        decorator = TaskDecorator(self, topic, name, run, policy)
+        own = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
+        config.refuse_unknown("task", options.keys() - FIELDS.keys() - set(RETRY_OPTIONS), (*TASK_OPTIONS, *FIELDS))
+        kind = BoundTaskDecorator if own.get("bind") else TaskDecorator
+        decorator = kind(self, base, TaskOptions(**own), options)
         if function is None:
             return decorator
         if not callable(function):

@@ -25,7 +25,17 @@ MAX_PRIORITY = 100
 CONTENT_TYPE = "content-type"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_encode = msgspec.json.Encoder().encode
+
+
+def _plain(value: Any) -> Any:
+    """Types that msgspec does not know: pydantic's models."""
+    dump = getattr(value, "model_dump", None)
+    if dump is None or isinstance(value, type):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return dump(mode="json")
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
 _decode = msgspec.json.Decoder().decode
 
 

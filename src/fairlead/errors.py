@@ -121,11 +121,12 @@ class Retry(HandlerSignal):
 
 
 class Reject(HandlerSignal):
-    """Never try this message again: it becomes a dead letter with this reason."""
+    """Never try this message again: it becomes a dead letter with this reason. `error`: what lies behind it, kept with the letter."""
 
-    def __init__(self, reason: str = "rejected by the handler") -> None:
+    def __init__(self, reason: str = "rejected by the handler", *, error: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.error = error
 
 
 class DestinationUnwell(HandlerSignal):

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, assert_type
 
-from fairlead import Delivery, Fairlead, Message, Receipt, Stats, Summary, Task, Topic
+from fairlead import Delivery, Fairlead, Message, Receipt, Request, Stats, Summary, Task, Topic
 
 
 def test_is_for_type_checkers() -> None:
     """The names that are checked below are there."""
-    assert all((Delivery, Fairlead, Message, Receipt, Stats, Summary, Task, Topic))
+    assert all((Delivery, Fairlead, Message, Receipt, Request, Stats, Summary, Task, Topic))
 
 
 if TYPE_CHECKING:
@@ -39,6 +39,25 @@ if TYPE_CHECKING:
     plain.delay(1, txt="x")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     mail.delay("acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     app.task("mail")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    assert_type(mail.using(delay="10m", priority=5).enqueue("acme", template="x"), Receipt)
+    mail.using(prioriti=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    mail.using(delay=5).enqueue("acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    assert_type(plain.apply_async((1,), countdown=5, expires="1h"), Receipt)
+    plain.apply_async((1,), countdwn=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    assert_type(plain.map(range(3), priority=1), list[Receipt])
+
+    # A bound task's own first argument is not the caller's.
+
+    @app.task(bind=True, name="bound")
+    def bound(self: Task[..., float], number: int) -> float:
+        assert_type(self.request, Request)
+        return number / 2
+
+    assert_type(bound(1), float)
+    assert_type(bound.delay(number=1), Receipt)
+    bound.delay()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    bound.delay("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
     # Publishing: the same options everywhere.
 

@@ -1,52 +1,115 @@
-"""`@app.task`: a function with a `delay` that publishes the call instead of making it."""
+"""`@app.task`: a function that can be called in the background: the call is published, a worker makes it."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import string
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypedDict, TypeVar, Unpack
 
-from fairlead import arguments, codec
-from fairlead.errors import BadMessage, Reject, UsageError
-from fairlead.working.handler import TASK_HEADER, Handler
+import msgspec
+
+from fairlead import arguments, codec, config, units
+from fairlead.engines.admission import RETRIES_USED_UP
+from fairlead.errors import BadMessage, DestinationUnwell, Reject, Retry, UsageError
+from fairlead.message import Message
+from fairlead.policy import Backoff
+from fairlead.tasks.binding import Binding
+from fairlead.tasks.request import CURRENT, ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
+from fairlead.working.handler import TASK_HEADER, Handler, Isolation
+from fairlead.working.settle import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fairlead.app import Fairlead
     from fairlead.message import Lease, Receipt
+    from fairlead.producing.call import PublishOptions
+    from fairlead.units import Duration
+
+log = logging.getLogger("fairlead.task")
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Template:
-    """A topic that may name arguments of the call: `"mail.{customer}"`."""
+class CallOptions(TypedDict, total=False):
+    """
+    What `using` can say of one call.
 
-    def __init__(self, task: str, text: str, signature: inspect.Signature) -> None:
+    `delay` (a duration) or `at` (an aware datetime or Unix seconds): when it is due. `ttl`: how long it may wait. `priority`: -100 … 100, larger
+    first. `key`: instead of the task's. `id`: your own. `topic`: instead of the task's. `headers`: short text by name. `at_front`: before all
+    others of its priority. `retries`: how often it may be tried again, at most what the topic's policy says.
+    """
+
+    delay: Duration | None
+    at: datetime | float | None
+    ttl: Duration | None
+    priority: int
+    key: str | None
+    id: str | None
+    topic: str | None
+    headers: dict[str, str] | None
+    at_front: bool
+    retries: int | None
+
+
+CALL_OPTIONS = frozenset(CallOptions.__annotations__)
+_OF_MESSAGES = CALL_OPTIONS - {"topic", "headers", "retries"}
+
+HOOKS = ("before_start", "on_success", "on_retry", "on_failure", "after_return")
+"""What a task class of one's own may say."""
+
+
+class TaskOptions(msgspec.Struct, kw_only=True):
+    """What `app.task` says of one task, less the fields of its topic's policy."""
+
+    topic: str | None = None
+    name: str | None = None
+    key: str | None = None
+    id: str | None = None
+    bind: bool = False
+    autoretry_for: tuple[type[BaseException], ...] | None = None
+    dont_autoretry_for: tuple[type[BaseException], ...] = ()
+    isolation: Isolation | None = None
+    time_limit: Duration | None = None
+    soft_time_limit: Duration | None = None
+
+
+RETRY_OPTIONS = ("max_retries", "default_retry_delay", "retry_backoff", "retry_backoff_max", "retry_jitter")
+"""Celery's names for the policy's `retries` and `backoff`."""
+
+
+class Template:
+    """Text that may name arguments of the call: `"mail.{customer}"`."""
+
+    def __init__(self, task: str, what: str, text: str, signature: inspect.Signature) -> None:
         self.text = text
         self._task = task
+        self._what = what
         try:
-            self._fields = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+            self.fields = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
         except ValueError as error:
-            raise UsageError(f'task "{task}": the topic {text!r} is no template ({error})') from error
-        for name in self._fields:
+            raise UsageError(f'task "{task}": the {what} {text!r} is no template ({error})') from error
+        for name in self.fields:
             if name not in signature.parameters:
                 known = ", ".join(signature.parameters) or "none"
-                raise UsageError(f'task "{task}": the topic {text!r} names "{name}", which is no argument of the function; there are: {known}')
+                raise UsageError(f'task "{task}": the {what} {text!r} names "{name}", which is no argument of the function; there are: {known}')
 
-    def topic(self, arguments: dict[str, Any]) -> str:
-        """The topic of one call."""
-        if not self._fields:
+    def fill(self, arguments: dict[str, Any]) -> str:
+        """The text of one call. Raises BadMessage where an argument that it names is empty."""
+        if not self.fields:
             return self.text
-        for name in self._fields:
+        for name in self.fields:
             if arguments[name] is None or arguments[name] == "":
-                raise BadMessage(f'task "{self._task}": the topic {self.text!r} needs "{name}", which is {arguments[name]!r}')
+                raise BadMessage(f'task "{self._task}": the {self._what} {self.text!r} needs "{name}", which is {arguments[name]!r}')
         return self.text.format_map(arguments)
 
     def pattern(self) -> str:
-        """The policy pattern that covers every topic of the template. Raises UsageError where none does."""
+        """Of a topic: the policy pattern that covers it. Raises UsageError where none does."""
         stem, brace, _ = self.text.partition("{")
         if not brace:
             return self.text
@@ -58,78 +121,406 @@ class Template:
 class _TaskHandler(Handler):
     """Calls the task's function with the arguments in the message's body."""
 
-    signature: inspect.Signature
+    task: Task[Any, Any]
+
+    @property
+    def address(self) -> str:
+        return f"{self.task.function.__module__}:{self.task.function.__qualname__}.perform"
 
     def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
             body = codec.decode_lease(lease)
-            arguments, named = body["args"], body["kwargs"]
-            self.signature.bind(*arguments, **named)
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise Reject(f'the body is no call of task "{self.name}": {error}') from error
-        return tuple(arguments), named
+        args, kwargs = self.task.binding.decode(body)
+        return (request_of(self.name, lease, args, kwargs),), {}
 
 
 class Task(Generic[P, R]):
     """
     A function that can be called in the background. Called, it is the function.
 
-    `delay(…)` publishes the call; a worker makes it. Arguments travel as JSON; a wrong call fails here, not in the worker.
+    `delay(…)` publishes the call; a worker makes it. Arguments travel as JSON and arrive as what the function's annotations say (dataclasses,
+    msgspec, attrs and pydantic models, datetime, UUID, Decimal, Enum …); a wrong call fails here, not in the worker.
+
+    A class of your own (`@app.task(base=…)`) may say what is done around each run: `before_start`, `on_success`, `on_retry`, `on_failure`,
+    `after_return`. They run where the function does; those of a coroutine may be coroutines.
     """
 
-    def __init__(self, app: Fairlead, function: Callable[P, R], topic: str | None, name: str | None, options: dict[str, Any]) -> None:
-        self.name = function.__qualname__ if name is None else arguments.name("task", "name", name)
+    def __init__(self, app: Fairlead, function: Callable[..., Any], options: TaskOptions) -> None:
+        self.app = app
+        self.name = function.__qualname__ if options.name is None else arguments.name("task", "name", options.name)
         self.function = function
-        self.signature = inspect.signature(function)
-        self.template = Template(self.name, f"task.{self.name}" if topic is None else arguments.name("task", "topic", topic), self.signature)
-        self.handler = _TaskHandler(function, self.template.text, name=self.name, **options)
-        self.handler.signature = self.signature
-        self._app = app
-        self._headers = {TASK_HEADER: self.name}
+        self.binding = Binding(self.name, function, skips=options.bind)
+        self.signature = self.binding.signature
+        self._options = options
+        self.template = self._template("topic", f"task.{self.name}" if options.topic is None else options.topic)
+        self._key = None if options.key is None else self._template("key", options.key)
+        self._id = None if options.id is None else self._template("id", options.id)
+        self._has_hooks = any(getattr(type(self), name) is not getattr(Task, name) for name in HOOKS)
         functools.update_wrapper(self, function)
+        perform = self.aperform if inspect.iscoroutinefunction(function) else self.perform
+        run = {"isolation": options.isolation, "time_limit": options.time_limit, "soft_time_limit": options.soft_time_limit}
+        self.handler = _TaskHandler(perform, self.template.text, name=self.name, **run)  # type: ignore[arg-type]
+        self.handler.task = self
+        self._headers = {TASK_HEADER: self.name}
+
+    def _template(self, what: str, text: str) -> Template:
+        return Template(self.name, what, arguments.name("task", what, text), self.signature)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, here and now."""
-        return self.function(*args, **kwargs)
+        called: R = self.function(self, *args, **kwargs) if self._options.bind else self.function(*args, **kwargs)
+        return called
+
+    # Calling it in the background
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """
         Publish the call. Raises BadMessage where the arguments do not fit the function or JSON, and what `publish` raises.
         """
-        topic, body = self._call(args, kwargs)
-        return self._app.publish(topic, body, headers=self._headers)
+        return self.publish(args, kwargs, {})
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
         """As `delay`, awaited."""
-        topic, body = self._call(args, kwargs)
-        return await self._app.apublish(topic, body, headers=self._headers)
+        return await self.apublish(args, kwargs, {})
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    def using(self, **options: Unpack[CallOptions]) -> Call[P, R]:
+        """
+        The task, with something said of the call: `task.using(delay="10m", priority=5).enqueue(…)`.
+
+        Raises UsageError where an option is unknown; what it says is checked with the call.
+        """
+        self._check(options)
+        return Call(self, options)
+
+    def apply_async(
+        self,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        countdown: Duration | None = None,
+        eta: datetime | float | None = None,
+        expires: Duration | datetime | None = None,
+        task_id: str | None = None,
+        queue: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Receipt:
+        """
+        Celery's names for what `using` says: `countdown` is `delay`, `eta` is `at`, `expires` (also a moment) is `ttl`, `task_id` is `id`, `queue`
+        is `topic`. Raises what `delay` raises.
+        """
+        self._check(options, "countdown", "eta", "expires", "task_id", "queue")
+        said = {"delay": countdown, "at": eta, "ttl": _ttl(self.name, expires), "id": task_id, "topic": queue}
+        meant: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+        for name in meant.keys() & options.keys():
+            raise UsageError(f'task {self.name}: "{name}" is said twice, also by its name in Celery; say it once')
+        return self.publish(tuple(args), kwargs or {}, {**options, **meant})
+
+    def map(self, items: Iterable[Any], **options: Unpack[CallOptions]) -> list[Receipt]:
+        """One call for each item, which is its only argument; published in batches."""
+        return self.starmap(((item,) for item in items), **options)
+
+    def starmap(self, items: Iterable[Sequence[Any]], **options: Unpack[CallOptions]) -> list[Receipt]:
+        """One call for each item, which holds its arguments; published in batches."""
+        self._check(options)
+        return self.app.publish_many((self.message(tuple(each), {}, options) for each in items), progress=False)
+
+    def _check(self, options: Mapping[str, Any], *more: str) -> None:
+        config.refuse_unknown(f"task {self.name}", options.keys() - CALL_OPTIONS, (*CALL_OPTIONS, *more))
+
+    def publish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Receipt:
+        """Publish a call of which something may be said."""
+        topic, body, said = self._call_of(args, kwargs, options)
+        return self.app.publish(topic, body, **said)
+
+    async def apublish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Receipt:
+        """As `publish`, awaited."""
+        topic, body, said = self._call_of(args, kwargs, options)
+        return await self.app.apublish(topic, body, **said)
+
+    def message(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Message:
+        """A call as the message that it is."""
+        topic, body, said = self._call_of(args, kwargs, options)
+        return Message(topic, body, **said)
+
+    def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> tuple[str, dict[str, Any], PublishOptions]:
+        """Topic, body and options of the message. Raises BadMessage."""
+        bound = self.binding.bind(args, kwargs)
+        said: PublishOptions = {"headers": self._headers}
+        if self._key is not None:
+            said["key"] = self._key.fill(bound)
+        if self._id is not None:
+            said["id"] = self._id.fill(bound)
+        topic = self.template.fill(bound)
+        if options or current_request() is not None:
+            said["headers"] = {**(options.get("headers") or {}), **self._headers_of(options), **lineage(), **self._headers}
+            said |= {name: value for name, value in options.items() if name in _OF_MESSAGES and value is not None}  # type: ignore[typeddict-item]
+            topic = options.get("topic") or topic
+        return topic, {"args": args, "kwargs": kwargs}, said
+
+    def _headers_of(self, options: Mapping[str, Any]) -> dict[str, str]:
+        """What the run is to know of its call."""
+        found: dict[str, str] = {}
+        at, delay, retries = options.get("at"), options.get("delay"), options.get("retries")
+        if retries is not None:
+            found[RETRIES_HEADER] = str(arguments.whole(f"task {self.name}", "retries", retries, least=0))
         try:
-            bound = self.signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise BadMessage(f"task {self.name}{self.signature}: {error}") from error
-        bound.apply_defaults()
-        return self.template.topic(bound.arguments), {"args": args, "kwargs": kwargs}
+            if at is not None:
+                found[ETA_HEADER] = datetime.fromtimestamp(units.moment(at) / units.SECOND, UTC).isoformat()
+            elif delay is not None:
+                found[ETA_HEADER] = (datetime.now(UTC) + timedelta(seconds=units.seconds(delay))).isoformat()
+        except (ValueError, OverflowError, OSError) as error:
+            raise BadMessage(f"task {self.name}: {error}") from error
+        return found
+
+    # Inside a run
+
+    @property
+    def request(self) -> Request:
+        """The run that the caller is part of. Raises UsageError outside of one."""
+        found = current_request()
+        if found is None:
+            raise UsageError(f'task "{self.name}": there is a request only while a worker runs the task; called as a function it has none')
+        return found
+
+    def retry(
+        self,
+        *,
+        countdown: Duration | None = None,
+        eta: datetime | float | None = None,
+        exc: BaseException | None = None,
+        max_retries: int | None = None,
+    ) -> NoReturn:
+        """
+        Give up this attempt and try again, after `countdown` or at `eta` (default: the policy's backoff): `raise self.retry(countdown=10)`.
+
+        `exc`: why; by itself what is being handled. After `max_retries` (at most the policy's) it is a dead letter with that reason.
+        Raises Retry, or Reject where there are no more retries.
+        """
+        request = self.request
+        limit = self.retries_limit(request) if max_retries is None else min(max_retries, self.retries_limit(request))
+        cause = exc if exc is not None else sys.exception()
+        if request.retries >= limit:
+            raise _used_up(cause) from cause
+        delay = countdown
+        if eta is not None:
+            delay = max(0.0, units.moment(eta) / units.SECOND - datetime.now(UTC).timestamp())
+        raise Retry(str(cause) if cause is not None else "", delay=delay) from cause
+
+    def retries_limit(self, request: Request) -> int:
+        """How often a run may be tried again: what its call said, at most what the topic's policy says."""
+        policy = self.app.engine.policy_of(request.topic).retries
+        return policy if request.retries_limit is None else min(request.retries_limit, policy)
+
+    # What a class of your own may say
+
+    def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called before each run; what it raises is the run's failure."""
+
+    def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called when it has returned."""
+
+    def on_retry(self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str) -> Any:
+        """Called when it failed and will be tried again. `einfo`: the traceback as text."""
+
+    def on_failure(self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str) -> Any:
+        """Called when it failed for good."""
+
+    def after_return(self, status: str, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str | None) -> Any:
+        """Called after each run: `status` is "SUCCESS", "RETRY" or "FAILURE", `retval` what it returned or raised."""
+
+    # What a worker calls
+
+    def perform(self, request: Request) -> Any:
+        """Run the function. Raises what it raised, or what that means for the message."""
+        token = CURRENT.set(request)
+        try:
+            try:
+                if self._has_hooks:
+                    self.before_start(request.id, request.args, request.kwargs)
+                returned = self._run(request)
+            except Exception as error:
+                verdict = self._verdict(request, error)
+                for hook in self._hooks_of_failure(request, error, verdict):
+                    with _Told(self.name):
+                        hook()
+                if verdict is error:
+                    raise
+                raise verdict from error
+            for hook in self._hooks_of_success(request, returned):
+                with _Told(self.name):
+                    hook()
+            return returned
+        finally:
+            CURRENT.reset(token)
+
+    async def aperform(self, request: Request) -> Any:
+        """As `perform`, of a coroutine."""
+        token = CURRENT.set(request)
+        try:
+            try:
+                if self._has_hooks:
+                    await _awaited(self.before_start(request.id, request.args, request.kwargs))
+                returned = await self._run(request)
+            except Exception as error:
+                verdict = self._verdict(request, error)
+                for hook in self._hooks_of_failure(request, error, verdict):
+                    with _Told(self.name):
+                        await _awaited(hook())
+                if verdict is error:
+                    raise
+                raise verdict from error
+            for hook in self._hooks_of_success(request, returned):
+                with _Told(self.name):
+                    await _awaited(hook())
+            return returned
+        finally:
+            CURRENT.reset(token)
+
+    def _run(self, request: Request) -> Any:
+        args, kwargs = self.binding.complete(request) if self.binding.injected else (request.args, request.kwargs)
+        return self.function(self, *args, **kwargs) if self._options.bind else self.function(*args, **kwargs)
+
+    def _verdict(self, request: Request, error: Exception) -> Exception:
+        """What a failure means: itself (the policy decides), or Reject where the call or the task says that it is final."""
+        if isinstance(error, (Reject, DestinationUnwell)):
+            return error
+        options = self._options
+        if not isinstance(error, Retry):
+            retried = options.autoretry_for is None or isinstance(error, options.autoretry_for)
+            if not retried or isinstance(error, options.dont_autoretry_for):
+                return _final(error)
+        if request.retries_limit is not None and request.retries >= request.retries_limit:
+            return _used_up(error)
+        return error
+
+    def _hooks_of_success(self, request: Request, returned: Any) -> Iterator[Callable[[], Any]]:
+        if self._has_hooks:
+            about = (request.id, request.args, request.kwargs)
+            yield functools.partial(self.on_success, returned, *about)
+            yield functools.partial(self.after_return, "SUCCESS", returned, *about, None)
+
+    def _hooks_of_failure(self, request: Request, error: Exception, verdict: Exception) -> Iterator[Callable[[], Any]]:
+        if self._has_hooks:
+            is_unwell = isinstance(verdict, DestinationUnwell)
+            is_final = isinstance(verdict, Reject) or (not is_unwell and request.retries >= self.retries_limit(request))
+            why = error.__cause__ if isinstance(error, (Retry, Reject)) and error.__cause__ is not None else error
+            about = (request.id, request.args, request.kwargs, text_of(why))
+            yield functools.partial(self.on_failure if is_final else self.on_retry, why, *about)
+            yield functools.partial(self.after_return, "FAILURE" if is_final else "RETRY", why, *about)
 
     def __repr__(self) -> str:
         return f"<Task {self.name} on {self.template.text}>"
 
 
+class _Told:
+    """A hook's own failure is logged: the run is over, and its outcome stands."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if isinstance(error, Exception):
+            log.error('task "%s": a hook failed', self._task, exc_info=error)
+            return True
+        return False
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _final(cause: BaseException, why: str = "") -> Reject:
+    """A failure that is not tried again: its first line is the reason, all of it is kept."""
+    text = text_of(cause)
+    return Reject(why + text.partition("\n")[0], error=text)
+
+
+def _used_up(cause: BaseException | None) -> Reject:
+    return Reject(RETRIES_USED_UP + "the task asked for one more") if cause is None else _final(cause, RETRIES_USED_UP)
+
+
+def _ttl(task: str, expires: Duration | datetime | None) -> Duration | None:
+    """For how long a call may wait that expires then."""
+    if not isinstance(expires, datetime):
+        return expires
+    left = units.moment(expires) / units.SECOND - datetime.now(UTC).timestamp()
+    if left <= 0:
+        raise BadMessage(f"task {task}: the call would expire at {expires}, which is past; give it a later moment")
+    return left
+
+
+class Call(Generic[P, R]):
+    """A task with something said of its next calls: what `using` gives."""
+
+    def __init__(self, task: Task[P, R], options: CallOptions) -> None:
+        self._task = task
+        self._options = options
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """Publish a call. Raises what `delay` raises."""
+        return self._task.publish(args, kwargs, self._options)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+        """As `enqueue`, awaited."""
+        return await self._task.apublish(args, kwargs, self._options)
+
+    def __repr__(self) -> str:
+        return f"<Call of {self._task.name} using {self._options}>"
+
+
 class TaskDecorator:
     """What `app.task(…)` returns: makes a function a `Task`, registers it and sets its topic's policy."""
 
-    def __init__(self, app: Fairlead, topic: str | None, name: str | None, run: dict[str, Any], policy: dict[str, Any]) -> None:
+    def __init__(self, app: Fairlead, base: type[Task[Any, Any]] | None, options: TaskOptions, policy: dict[str, Any]) -> None:
         self._app = app
-        self._topic = topic
-        self._name = name
-        self._run = run
-        self._policy = policy
+        self._base = _base(base)
+        self._options = options
+        self._policy = _with_retries(policy)
 
     def __call__(self, function: Callable[P, R]) -> Task[P, R]:
         """Make the function a task. Raises UsageError, BadPolicy."""
-        task = Task(self._app, function, self._topic, self._name, self._run)
+        task = self._base(self._app, function, self._options)
         self._app.handlers.add_task(task.handler)
         if self._policy:
             self._app.policy(task.template.pattern(), **self._policy)
         return task
+
+
+class BoundTaskDecorator(TaskDecorator):
+    """With `bind=True`: the function's first argument is the task itself."""
+
+    def __call__(self, function: Callable[Concatenate[Any, P], R]) -> Task[P, R]:
+        """Make the function a task. Raises UsageError, BadPolicy."""
+        return super().__call__(function)  # type: ignore[arg-type]  # less its first argument
+
+
+def _base(base: object) -> type[Task[Any, Any]]:
+    if base is None:
+        return Task
+    if not isinstance(base, type) or not issubclass(base, Task):
+        raise UsageError(f"task: expected base to be a class made of fairlead.Task, got {base!r:.80}")
+    return base
+
+
+def _with_retries(policy: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a policy, with Celery's names of the retries' as ours."""
+    said = {name: policy[name] for name in RETRY_OPTIONS if policy.get(name) is not None}
+    made = {name: value for name, value in policy.items() if name not in RETRY_OPTIONS}
+    for ours, theirs in (("retries", {"max_retries"}), ("backoff", {*RETRY_OPTIONS[1:]})):
+        if ours in made and (twice := theirs & said.keys()):
+            raise UsageError(f'task: "{ours}" and "{min(twice)}" say the same; give one of them')
+    if "max_retries" in said:
+        made["retries"] = said["max_retries"]
+    backoff = said.get("retry_backoff", False)
+    if backoff is not False:
+        base = 1.0 if backoff is True else arguments.seconds("task", "retry_backoff", backoff)
+        cap = arguments.seconds("task", "retry_backoff_max", said.get("retry_backoff_max", 600))
+        made["backoff"] = Backoff(base=base, cap=max(cap, base), jitter=bool(said.get("retry_jitter", True)))
+    elif "default_retry_delay" in said:
+        made["backoff"] = said["default_retry_delay"]
+    return made

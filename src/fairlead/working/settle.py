@@ -38,7 +38,7 @@ def judge(work: Work, error: BaseException | None, cost_us: int) -> Settlement:
         case None:
             return Settlement(handle, fence, "ack", cost_us=cost_us)
         case Reject():
-            return Settlement(handle, fence, "dead", reason=error.reason, cost_us=cost_us)
+            return Settlement(handle, fence, "dead", reason=error.reason, error=error.error, cost_us=cost_us)
         case Retry():
             return _again(Settlement(handle, fence, "retry", error=error.reason or None, cost_us=cost_us), "delay", error.delay)
         case DestinationUnwell():

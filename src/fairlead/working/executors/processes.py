@@ -161,12 +161,14 @@ def _resolve(address: str) -> Callable[..., Any]:
 
 def _portable(error: BaseException) -> BaseException:
     if isinstance(error, (Retry, Reject, DestinationUnwell)):
-        return type(error)(error.reason) if isinstance(error, Reject) else _plain_signal(error)
+        return _plain_signal(error)
     return RemoteFailure(text_of(error))
 
 
-def _plain_signal(error: Retry | DestinationUnwell) -> BaseException:
+def _plain_signal(error: Retry | Reject | DestinationUnwell) -> BaseException:
     """Without what a user's subclass may have added: it has to survive the pipe."""
+    if isinstance(error, Reject):
+        return Reject(error.reason, error=error.error)
     if isinstance(error, Retry):
         return Retry(error.reason, delay=error.delay)
     return DestinationUnwell(error.reason, retry_after=error.retry_after)

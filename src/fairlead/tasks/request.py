@@ -1,0 +1,91 @@
+"""What a running task knows of its call: `self.request`, or an argument annotated `Request`."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead import units
+from fairlead.working.handler import TASK_HEADER
+
+if TYPE_CHECKING:
+    from fairlead.message import Lease
+
+PARENT_HEADER, ROOT_HEADER = "fairlead-parent", "fairlead-root"
+"""The task that made the call, and the first of all: where a task calls another."""
+
+ETA_HEADER, RETRIES_HEADER = "fairlead-eta", "fairlead-retries"
+"""What was said at the call: when it was to begin, and how often it may be tried again."""
+
+OWN_HEADERS = frozenset((TASK_HEADER, PARENT_HEADER, ROOT_HEADER, ETA_HEADER, RETRIES_HEADER))
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One run of a task.
+
+    `id` is the message's, `attempt` 1 for the first, `deliveries` counts hand-outs too. `parent_id` is the task that made the call, `root_id` the
+    first of them all (its own id where nobody called it). `eta`: when it was to begin, as text in ISO 8601, where that was said.
+    `retries_limit`: how often it may be tried again, where the call said so.
+    """
+
+    id: str
+    task: str
+    topic: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    attempt: int = 1
+    deliveries: int = 1
+    priority: int = 0
+    key: str | None = None
+    headers: dict[str, str] = {}
+    published_at: float = 0.0
+    parent_id: str | None = None
+    root_id: str = ""
+    eta: str | None = None
+    retries_limit: int | None = None
+
+    @property
+    def retries(self) -> int:
+        """How often it failed before."""
+        return self.attempt - 1
+
+
+CURRENT: ContextVar[Request] = ContextVar("fairlead_request")
+"""The run that this code is part of."""
+
+
+def current_request() -> Request | None:
+    """The task run that the caller is part of; None outside of one."""
+    return CURRENT.get(None)
+
+
+def request_of(task: str, lease: Lease, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+    """The run that a lease asks for."""
+    headers = lease.headers or {}
+    retries = headers.get(RETRIES_HEADER, "")
+    return Request(
+        id=lease.id,
+        task=task,
+        topic=lease.topic,
+        args=args,
+        kwargs=kwargs,
+        attempt=lease.attempt,
+        deliveries=lease.deliveries,
+        priority=lease.priority,
+        key=lease.key,
+        headers={name: value for name, value in headers.items() if name not in OWN_HEADERS},
+        published_at=lease.published_us / units.SECOND,
+        parent_id=headers.get(PARENT_HEADER),
+        root_id=headers.get(ROOT_HEADER, lease.id),
+        eta=headers.get(ETA_HEADER),
+        retries_limit=int(retries) if retries.isdecimal() else None,
+    )
+
+
+def lineage() -> dict[str, str]:
+    """The headers of a call that is made inside a task."""
+    calling = CURRENT.get(None)
+    return {} if calling is None else {PARENT_HEADER: calling.id, ROOT_HEADER: calling.root_id}

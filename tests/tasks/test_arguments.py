@@ -1,0 +1,132 @@
+"""What arguments of tasks can be: they arrive as what the annotations say."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import msgspec
+import pydantic
+import pytest
+
+from fairlead import BadMessage, Fairlead
+
+if TYPE_CHECKING:
+    from nowhere import Missing  # type: ignore[import-not-found]
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Iterator[Fairlead]:
+    with Fairlead(f"sqlite:///{tmp_path}/fairlead.db", durability="memory") as made:
+        yield made
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Line:
+    item: str
+    price: Decimal
+    count: int = 1
+
+
+class Order(msgspec.Struct):
+    number: int
+    lines: list[Line]
+
+
+@attrs.define
+class Address:
+    street: str
+    since: date
+
+
+class Customer(pydantic.BaseModel):
+    name: str
+    joined: datetime
+    address: dict[str, int] = {}
+
+
+VALUES: list[tuple[Any, Any]] = [
+    (datetime, datetime(2026, 11, 21, 8, 30, tzinfo=UTC)), (date, date(2026, 2, 28)), (timedelta, timedelta(minutes=3)), (uuid.UUID, uuid.uuid4()),
+    (Decimal, Decimal("10.10")), (Colour, Colour.RED), (Line, Line("pen", Decimal("1.5"))), (Order, Order(3, [Line("pen", Decimal(2), 5)])),
+    (Address, Address("Quay 1", date(2020, 1, 1))), (Customer, Customer(name="acme", joined=datetime(2026, 1, 1, tzinfo=UTC))),
+    (dict[str, list[Decimal]], {"a": [Decimal(1)]}), (tuple[int, str], (1, "x")), (set[int], {1, 2}), (bytes, b"\x00\xff"), (Line | None, None),
+    (list[Customer], [Customer(name="b", joined=datetime(2026, 1, 1, tzinfo=UTC))]), (Sequence[int], [1, 2]), (Any, {"free": [1, None]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "value"), VALUES, ids=[str(kind) for kind, _ in VALUES])
+def test_values_arrive_as_they_were(app: Fairlead, kind: Any, value: Any) -> None:
+    seen: list[Any] = []
+
+    def keep(value, *rest, named=None, **more):
+        seen.extend((value, *rest, named, *more.values()))
+
+    keep.__annotations__ = {"value": kind, "rest": kind, "named": kind, "more": kind}
+    task = app.task(name="keep")(keep)
+    task.delay(value, value, named=value, other=value)
+    assert app.run_worker(burst=True).acked == 1
+    assert seen == [value] * 4
+    assert [type(each) for each in seen] == [type(value)] * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "sent", "told"),
+    [
+        (int, "five", "Expected `int`, got `str`"),
+        (Line, {"item": "pen"}, "missing required field `price`"),
+        (Customer, {"name": "x", "joined": "never"}, "joined"),
+        (Colour, "blue", "Invalid enum value 'blue'"),
+        (Path, "/tmp", "JSON gives str, not"),
+    ],
+)
+def test_what_does_not_fit_is_a_dead_letter(app: Fairlead, kind: Any, sent: Any, told: str) -> None:
+    """A body made by another program, or by an older version of the task."""
+
+    def keep(value): ...
+
+    keep.__annotations__ = {"value": kind}
+    app.task(name="keep")(keep)
+    app.publish("task.keep", {"args": [sent], "kwargs": {}}, headers={"fairlead-task": "keep"})
+    assert app.run_worker(burst=True).died == 1
+    (dead,) = app.dead_letters()
+    assert dead.reason.startswith('task "keep": the argument "value" is not what the function asks for: ')
+    assert told in dead.reason
+
+
+def test_what_cannot_travel_is_refused_at_the_call(app: Fairlead) -> None:
+    @app.task
+    def keep(value: object) -> None: ...
+
+    for value in (object(), keep, Customer, lambda: 1, {1, object()}):
+        with pytest.raises(BadMessage, match=r"which JSON cannot hold"):
+            keep.delay(value)
+    assert app.topic(keep.template.text).stats().waiting == 0
+
+
+def test_annotations_that_cannot_be_evaluated_are_passed_over(app: Fairlead) -> None:
+    seen: list[Any] = []
+
+    @app.task
+    def keep(first: Missing, second: Decimal, third: Callable[[], None] | None = None) -> None:
+        seen.extend((first, second, third))
+
+    keep.delay("as it came", Decimal("2.5"))
+    app.run_worker(burst=True)
+    assert seen == ["as it came", Decimal("2.5"), None]
+
+
+def test_bodies_of_publish_may_be_models_too(app: Fairlead) -> None:
+    app.publish("t", Customer(name="acme", joined=datetime(2026, 1, 1, tzinfo=UTC)))
+    (delivery,) = app.lease(1)
+    assert delivery.body == {"name": "acme", "joined": "2026-01-01T00:00:00Z", "address": {}}
