@@ -1,19 +1,26 @@
 -- Acks of messages of which nothing is kept but counts, which is most of them.
 
 local acks = part(function(acks)
-
     -- `pairs_of`: number and fence of each. Returns the positions of those that need more than that, and the lanes of the others.
     function acks.settle(pairs_of)
         local mids, left, gone, ended = {}, {}, {}, {}
         for n = 1, #pairs_of, 2 do
             mids[#mids + 1] = pairs_of[n]
         end
-        local found, seen = read_many(keys.l, mids), {}
+        local found, seen, names, plain_names = read_many(keys.l, mids), {}, {}, {}
+        for n = 1, #mids do
+            if found[n] then
+                local fence, name, _, _, charge, _, _, _, _, is_gone, quick = values_of(found[n])
+                if quick and not is_gone and charge == 0 and fence == pairs_of[2 * n] then
+                    names[#names + 1], plain_names[n] = name, name
+                end
+            end
+        end
+        lanes.load(names)
         for n = 1, #mids do
             local is_quick = false
-            if found[n] and not seen[mids[n]] then
-                local fence, name, _, _, charge, _, _, _, _, is_gone, quick = values_of(found[n])
-                local lane = quick and not is_gone and charge == 0 and fence == pairs_of[2 * n] and lanes.find(name)
+            if plain_names[n] and not seen[mids[n]] then
+                local lane = lanes.find(plain_names[n])
                 if lane and lane.rest_step == 0 and not lanes.rule(lane).dedupe and not lanes.rule(lane).gate then
                     is_quick, seen[mids[n]] = true, true
                     lane.leased, lane.done = lane.leased - 1, lane.done + 1

@@ -1,7 +1,6 @@
 -- Accepting messages: most are plain.
 
 local intake = part(function(intake)
-
     -- A lane that had ready messages stands where it belongs already: more of them change nothing. (A merge may have taken its last.)
     local function place(arrivals)
         for _, lane in ipairs(arrivals) do

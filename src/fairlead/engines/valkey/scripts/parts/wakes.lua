@@ -1,7 +1,6 @@
 -- When there is something to do again.
 
 local wakes = part(function(wakes)
-
     -- When something has to be done at the latest; nil: nothing known. `idle`: when lanes are to be forgotten, which is in no hurry.
     local function times()
         local asleep, idle = lanes.next_wake()
