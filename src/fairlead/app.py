@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
@@ -31,7 +32,7 @@ from fairlead.working.options import Options
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
-    from fairlead.engines.base import Durability, Explanation, FullEngine
+    from fairlead.engines.base import Durability, Explanation, FullEngine, Settings
     from fairlead.message import Draft, Receipt
     from fairlead.policy import Tier
     from fairlead.producing.call import PublishOptions
@@ -95,6 +96,8 @@ class Fairlead:
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fairlead")
         self._publisher = Publisher(self._put, self.threads)
         self._middlewares = Middlewares()
+        self.eager = False
+        """For tests: tasks run where they are called; see `fairlead.testing.eager`."""
 
     # The engine
 
@@ -122,7 +125,23 @@ class Fairlead:
             return self._engine
 
     def _open(self) -> FullEngine:
-        engine = open_engine(self.url, self._settings)
+        return self._with_settings(open_engine(self.url, self._settings))
+
+    @contextlib.contextmanager
+    def lent(self, make: Callable[[Settings], FullEngine]) -> Iterator[FullEngine]:
+        """For tests: all that this application does in the block, it does on another engine, which is closed at its end."""
+        with self._opening:
+            own, self._engine, self._pid = (self._engine, self._pid), self._with_settings(make(self._settings)), os.getpid()
+            lent = self._engine
+        try:
+            yield lent
+        finally:
+            with self._opening:
+                self._engine, self._pid = own
+            lent.close()
+
+    def _with_settings(self, engine: FullEngine) -> FullEngine:
+        """The engine, told of the gates and policies that were given before it was opened."""
         try:
             for name, gate in self._gates.items():
                 engine.gate_set(name, gate, layer="code")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairlead import Fairlead
+from fairlead.testing import virtual
 
 MODULE = """
 import os
@@ -47,13 +48,14 @@ def test_tasks_in_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module(name)
     app: Fairlead = module.app
-    with app:
+    with virtual(app) as world:
         for price in ("1", "2", "3.5"):
             module.double.delay(price)
-        summary = app.run_worker(burst=True, concurrency=1)
+        summary = world.run_all()
         assert (summary.acked, summary.retried, summary.died) == (1, 1, 2)
         notes = (tmp_path / "notes").read_text().splitlines()
         assert sorted(notes) == ["failure double 'one' in the child", "failure double two in the child", "success 7.0 Decimal"]
         dead = {letter.reason: letter.error for letter in app.dead_letters()}
         assert sorted(dead) == ["KeyError: 'one'", "retries used up: OSError: two"]
         assert f"{name}.py" in (dead["KeyError: 'one'"] or "")
+    assert not (tmp_path / "fairlead.db").exists(), "neither here nor in a child is the store opened"

@@ -28,7 +28,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is the message's, `attempt` 1 for the first, `deliveries` counts hand-outs too. `parent_id` is the task that made the call, `root_id` the
     first of them all (its own id where nobody called it). `eta`: when it was to begin, as text in ISO 8601, where that was said.
-    `retries_limit`: how often it may be tried again, where the call said so.
+    `retries_limit`: how often it may be tried again, as far as the call says so; where `is_limited` the topic's policy was looked at too.
     """
 
     id: str
@@ -46,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     root_id: str = ""
     eta: str | None = None
     retries_limit: int | None = None
+    is_limited: bool = False
 
     @property
     def retries(self) -> int:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
 import string
 import sys
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
 from fairlead import arguments, codec, config, units
 from fairlead.engines.admission import RETRIES_USED_UP
 from fairlead.errors import BadMessage, DestinationUnwell, Reject, Retry, UsageError
-from fairlead.message import Message
+from fairlead.message import Lease, Message, Receipt
 from fairlead.policy import Backoff
 from fairlead.tasks.binding import Binding
 from fairlead.tasks.request import CURRENT, ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fairlead.app import Fairlead
-    from fairlead.message import Lease, Receipt
     from fairlead.producing.call import PublishOptions
     from fairlead.units import Duration
 
@@ -133,7 +136,10 @@ class _TaskHandler(Handler):
         except ValueError as error:
             raise Reject(f'the body is no call of task "{self.name}": {error}') from error
         args, kwargs = self.task.binding.decode(body)
-        return (request_of(self.name, lease, args, kwargs),), {}
+        request = request_of(self.name, lease, args, kwargs)
+        if self.task.asks_for_limit:  # here, since a child process has no engine
+            request = msgspec.structs.replace(request, retries_limit=self.task.retries_limit(request), is_limited=True)
+        return (request,), {}
 
 
 class Task(Generic[P, R]):
@@ -158,6 +164,7 @@ class Task(Generic[P, R]):
         self._key = None if options.key is None else self._template("key", options.key)
         self._id = None if options.id is None else self._template("id", options.id)
         self._has_hooks = any(getattr(type(self), name) is not getattr(Task, name) for name in HOOKS)
+        self.asks_for_limit = self._has_hooks or options.bind
         functools.update_wrapper(self, function)
         perform = self.aperform if inspect.iscoroutinefunction(function) else self.perform
         run = {"isolation": options.isolation, "time_limit": options.time_limit, "soft_time_limit": options.soft_time_limit}
@@ -232,12 +239,36 @@ class Task(Generic[P, R]):
     def publish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Receipt:
         """Publish a call of which something may be said."""
         topic, body, said = self._call_of(args, kwargs, options)
+        if self.app.eager:
+            return self._here_and_now(topic, body, said)
         return self.app.publish(topic, body, **said)
 
     async def apublish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Receipt:
         """As `publish`, awaited."""
         topic, body, said = self._call_of(args, kwargs, options)
+        if self.app.eager:
+            request, receipt = self._run_for(topic, body, said)
+            await _awaited(self.handler.function(request))
+            return receipt
         return await self.app.apublish(topic, body, **said)
+
+    def _here_and_now(self, topic: str, body: dict[str, Any], said: PublishOptions) -> Receipt:
+        """Eager: run the call instead of publishing it. Raises what it raises."""
+        request, receipt = self._run_for(topic, body, said)
+        if self.handler.kind == "async":
+            with ThreadPoolExecutor(1) as thread:  # the caller may be on a loop of its own
+                thread.submit(asyncio.run, self.aperform(request)).result()
+        else:
+            self.perform(request)
+        return receipt
+
+    def _run_for(self, topic: str, body: dict[str, Any], said: PublishOptions) -> tuple[Request, Receipt]:
+        """The run that a worker would make of a call, its arguments decoded as they would be there."""
+        draft = codec.draft(Message(topic, body, **said))
+        made = draft.id if draft.id is not None else f"eager-{uuid.uuid4().hex}"
+        sent = Lease(0, 0, made, topic, draft.body, 0, key=draft.key, priority=draft.priority, headers=draft.headers)
+        sent.published_us = time.time_ns() // 1000
+        return request_of(self.name, sent, *self.binding.decode(codec.decode_lease(sent))), Receipt(made, topic)
 
     def message(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Message:
         """A call as the message that it is."""
@@ -310,7 +341,9 @@ class Task(Generic[P, R]):
 
     def retries_limit(self, request: Request) -> int:
         """How often a run may be tried again: what its call said, at most what the topic's policy says."""
-        policy = self.app.engine.policy_of(request.topic).retries
+        if request.is_limited:
+            return cast("int", request.retries_limit)
+        policy = sys.maxsize if self.app.eager else self.app.engine.policy_of(request.topic).retries
         return policy if request.retries_limit is None else min(request.retries_limit, policy)
 
     # What a class of your own may say
@@ -403,8 +436,7 @@ class Task(Generic[P, R]):
 
     def _hooks_of_failure(self, request: Request, error: Exception, verdict: Exception) -> Iterator[Callable[[], Any]]:
         if self._has_hooks:
-            is_unwell = isinstance(verdict, DestinationUnwell)
-            is_final = isinstance(verdict, Reject) or (not is_unwell and request.retries >= self.retries_limit(request))
+            is_final = isinstance(verdict, Reject) or self.app.eager
             why = error.__cause__ if isinstance(error, (Retry, Reject)) and error.__cause__ is not None else error
             about = (request.id, request.args, request.kwargs, text_of(why))
             yield functools.partial(self.on_failure if is_final else self.on_retry, why, *about)

@@ -1,6 +1,9 @@
 """
-What tests of programs and of engines need. Nothing of Fairlead itself imports this; `fairlead.testing.conformance` needs pytest.
+What tests of programs and of engines need. Nothing of Fairlead itself imports this; `fairlead.testing.conformance` and `.fixtures` need pytest.
 
+- `virtual`: an application in memory, under a clock that moves only when it is told to.
+- `eager`: tasks run where they are called.
+- `fairlead.testing.fixtures`: both as fixtures of pytest.
 - `EngineBench`: an engine under a clock that is moved by hand.
 - `sleepy`: an engine that takes its time, as one at the other end of a network does.
 - `fairlead.testing.conformance`: what every engine has to do, as tests for those who write one.
@@ -8,5 +11,6 @@ What tests of programs and of engines need. Nothing of Fairlead itself imports t
 
 from fairlead.testing.bench import EngineBench
 from fairlead.testing.sleepy import sleepy
+from fairlead.testing.virtual import World, eager, virtual
 
-__all__ = ["EngineBench", "sleepy"]
+__all__ = ["EngineBench", "World", "eager", "sleepy", "virtual"]

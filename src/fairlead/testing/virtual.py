@@ -1,0 +1,209 @@
+"""An application in memory, under a clock that moves only when it is told to: tests of what happens in an hour take milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from fairlead import units
+from fairlead.engines import open_engine
+from fairlead.errors import UsageError
+from fairlead.working.options import Options, Summary
+from fairlead.working.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fairlead.app import Fairlead
+    from fairlead.engines.base import FullEngine, Settings
+    from fairlead.message import Message
+    from fairlead.units import Duration
+    from fairlead.working.work import Work
+
+MOST_ROUNDS = 100_000
+"""Times that the clock may be moved by one `run_all`: a task that calls itself again and again would never end."""
+
+
+@contextmanager
+def virtual(app: Fairlead, *, start: datetime | None = None) -> Iterator[World]:
+    """
+    All that the application does in the block, it does in memory, in a world with a clock of its own.
+
+    `start`: what the clock says (default: now). Policies, gates, tiers, handlers and tasks are the application's; its real store is not touched.
+    Backoffs are as long as they can be, so that a test is the same each time.
+    """
+    clock = _Clock(units.moment(start) if start is not None else units.moment(datetime.now(UTC)))
+
+    def make(settings: Settings) -> FullEngine:
+        settings = msgspec.structs.replace(settings, namespace="default", durability=None, create=True, random=lambda: 1.0)
+        return cast("FullEngine", _Clocked(open_engine("sqlite://", settings), clock))
+
+    with app.lent(make) as engine:
+        yield World(app, engine, clock)
+
+
+@contextmanager
+def eager(app: Fairlead) -> Iterator[None]:
+    """
+    Tasks run where they are called, before `delay` and the like return, and what they raise is raised there.
+
+    Their arguments are encoded and decoded as on their way to a worker. Delays, rates, retries and everything else of a queue are passed over, and
+    nothing is stored; `virtual` has them all.
+    """
+    before, app.eager = app.eager, True
+    try:
+        yield
+    finally:
+        app.eager = before
+
+
+class World:
+    """What `virtual` gives: the clock, and a worker that runs when it is told to."""
+
+    def __init__(self, app: Fairlead, engine: FullEngine, clock: _Clock) -> None:
+        self._app = app
+        self._engine = engine
+        self._clock = clock
+
+    @property
+    def now(self) -> datetime:
+        """What the clock says."""
+        return datetime.fromtimestamp(self._clock.now_us / units.SECOND, UTC)
+
+    def later(self, duration: Duration) -> None:
+        """Let time pass: seconds, a timedelta or "10m". Nothing runs until it is told to."""
+        passing = units.microseconds(duration)
+        if passing < 0:
+            raise UsageError(f"later: time goes forward, got {duration!r}")
+        self._clock.now_us += passing
+
+    def run(self, *, raising: bool = False, pool: str = "default") -> Summary:
+        """
+        Handle all that can be handled now: what is due, and what that brings about, as far as rates and limits admit it at this moment.
+
+        `raising`: when all is done, raise the first error of a handler.
+        """
+        worker = _Worker(self._engine, self._app.handlers, Options(burst=True, pool=pool))
+        summary = worker.run(signals=())
+        if raising and worker.errors:
+            raise worker.errors[0]
+        return summary
+
+    def run_all(self, *, within: Duration = "7d", raising: bool = False, pool: str = "default") -> Summary:
+        """
+        Handle everything: as `run`, then the clock goes on to when something is due again, until nothing waits any more.
+
+        What is paused stays, and what is due only after `within`. Raises UsageError where it does not end.
+        """
+        until = self._clock.now_us + units.microseconds(within)
+        total = Summary()
+        for _ in range(MOST_ROUNDS):
+            done = self.run(raising=raising, pool=pool)
+            for name in Summary.__struct_fields__:
+                setattr(total, name, getattr(total, name) + getattr(done, name))
+            wake = self._engine.tick()
+            if not self._engine.overview().waiting or wake is None or wake > until:
+                return total
+            self._clock.now_us = max(wake, self._clock.now_us + 1)
+        raise UsageError(f"run_all: the clock was moved {MOST_ROUNDS:,} times and something waits still; does a task call itself?")
+
+    async def arun(self, *, raising: bool = False, pool: str = "default") -> Summary:
+        """As `run`, from a coroutine: handlers run in another thread, on a loop of their own."""
+        return await asyncio.get_running_loop().run_in_executor(None, partial(self.run, raising=raising, pool=pool))
+
+    async def arun_all(self, *, within: Duration = "7d", raising: bool = False, pool: str = "default") -> Summary:
+        """As `run_all`, from a coroutine."""
+        return await asyncio.get_running_loop().run_in_executor(None, partial(self.run_all, within=within, raising=raising, pool=pool))
+
+    def waiting(self, pattern: str = "*") -> list[Message]:
+        """The messages that wait in the topics of a pattern, also the delayed, in the order of their topics, then of their turn."""
+        found: list[Message] = []
+        after = ""
+        while topics := self._app.topics(pattern=pattern, limit=100, after=after or None):
+            for topic in topics:
+                found += self._app.topic(topic.topic).peek(max(1, topic.waiting)) if topic.waiting else []
+            after = topics[-1].topic
+        return found
+
+
+class _Clock:
+    def __init__(self, now_us: int) -> None:
+        self.now_us = now_us
+
+
+class _Clocked:
+    """The engine, told the time at each call. A wait ends when something has changed; no time passes meanwhile."""
+
+    def __init__(self, engine: FullEngine, clock: _Clock) -> None:
+        self._own = engine
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._changes = 0
+        self._seen = 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._own, name)
+        if not callable(found) or "now_us" not in inspect.signature(found).parameters:
+            return found
+        told = self._told(found, changes=name not in ("lease", "tick"))
+        setattr(self, name, told)
+        return told
+
+    def _told(self, call: Callable[..., Any], *, changes: bool) -> Callable[..., Any]:
+        def told(*args: Any, **options: Any) -> Any:
+            options.setdefault("now_us", self._clock.now_us)
+            try:
+                return call(*args, **options)
+            finally:
+                if changes:
+                    self.interrupt()
+
+        return told
+
+    def wait(self, timeout: float, *, pool: str = "default", topics: object = None) -> bool:
+        del pool, topics
+        with self._changed:
+            self._changed.wait_for(lambda: self._changes != self._seen, timeout)
+            self._seen = self._changes
+        return True
+
+    def interrupt(self) -> None:
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+
+class _NothingLater:
+    """What a worker of `run` is told: what is not to be had now will not be waited for."""
+
+    def __init__(self, engine: FullEngine) -> None:
+        self._own = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def topic_list(self, **_: object) -> list[object]:
+        return []
+
+
+class _Worker(Worker):
+    """Ends when nothing can be handled now, and keeps the handlers' errors."""
+
+    def __init__(self, engine: FullEngine, handlers: Any, options: Options) -> None:
+        super().__init__(engine, handlers, options)
+        self.errors: list[BaseException] = []
+
+    def _told_engine(self) -> FullEngine:
+        return cast("FullEngine", _NothingLater(super()._told_engine()))
+
+    def _tell(self, work: Work, error: BaseException | None, cost_us: int) -> None:
+        if error is not None:
+            self.errors.append(error)
+        super()._tell(work, error, cost_us)
