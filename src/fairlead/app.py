@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fairlead.message import Draft, Receipt
     from fairlead.policy import Tier
     from fairlead.producing.call import PublishOptions
+    from fairlead.tasks.serializers import Serializer
     from fairlead.tasks.task import Task
     from fairlead.topic import DeadLetter
     from fairlead.units import Duration
@@ -435,6 +436,7 @@ class Fairlead:
         key: str | None = None,
         id: str | None = None,
         bind: Literal[False] = False,
+        serializer: Serializer = "json",
         base: type[Task[Any, Any]] | None = None,
         autoretry_for: tuple[type[BaseException], ...] | None = None,
         dont_autoretry_for: tuple[type[BaseException], ...] = (),
@@ -453,9 +455,11 @@ class Fairlead:
         `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. So may `key` (serial processing, merging) and `id` (a repeat of
         the call is a duplicate). `bind=True`: the first argument is the task itself, with `self.request` and `self.retry`. An argument that is
         annotated `Request` gets the run. `base`: a class made of `Task`, with hooks. `autoretry_for`: only these failures are tried again, and
-        never those of `dont_autoretry_for`. `isolation`, `time_limit` and `soft_time_limit` are as in `handler`. All other options are fields of
-        the topic's policy (`rate`, `concurrency`, `retries`, `backoff` …), also by Celery's names (`max_retries`, `default_retry_delay`,
-        `retry_backoff`, `retry_backoff_max`, `retry_jitter`). Raises UsageError, BadPolicy.
+        never those of `dont_autoretry_for`. `isolation`, `time_limit` and `soft_time_limit` are as in `handler`. `serializer`: "json", "msgpack" or
+        "pickle"; with the last, whoever may publish to the store can run code in its workers.
+
+        All other options are fields of the topic's policy (`rate`, `concurrency`, `retries`, `backoff` …), also by Celery's names (`max_retries`,
+        `default_retry_delay`, `retry_backoff`, `retry_backoff_max`, `retry_jitter`). Raises UsageError, BadPolicy.
         """
         own = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
         config.refuse_unknown("task", options.keys() - FIELDS.keys() - set(RETRY_OPTIONS), (*TASK_OPTIONS, *FIELDS))

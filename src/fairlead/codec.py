@@ -27,7 +27,7 @@ CONTENT_TYPE = "content-type"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Types that msgspec does not know: pydantic's models."""
     dump = getattr(value, "model_dump", None)
     if dump is None or isinstance(value, type):
@@ -35,7 +35,7 @@ def _plain(value: Any) -> Any:
     return dump(mode="json")
 
 
-_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+_encode = msgspec.json.Encoder(enc_hook=plain).encode
 _decode = msgspec.json.Decoder().decode
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import msgspec
 import pydantic
 import pytest
 
-from fairlead import BadMessage, Fairlead
+from fairlead import BadMessage, Fairlead, UsageError
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]
@@ -130,3 +131,67 @@ def test_bodies_of_publish_may_be_models_too(app: Fairlead) -> None:
     app.publish("t", Customer(name="acme", joined=datetime(2026, 1, 1, tzinfo=UTC)))
     (delivery,) = app.lease(1)
     assert delivery.body == {"name": "acme", "joined": "2026-01-01T00:00:00Z", "address": {}}
+
+
+# Serializers
+
+
+class Own:
+    """Nothing but pickle can carry it."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+@pytest.mark.parametrize("serializer", ["msgpack", "pickle"])
+@pytest.mark.parametrize(("kind", "value"), VALUES[:-1], ids=[str(kind) for kind, _ in VALUES[:-1]])
+def test_other_serializers_carry_the_same(app: Fairlead, serializer: Any, kind: Any, value: Any) -> None:
+    seen: list[Any] = []
+
+    def keep(value):
+        seen.append(value)
+
+    keep.__annotations__ = {"value": kind}
+    app.task(name="keep", serializer=serializer)(keep).delay(value)
+    assert app.run_worker(burst=True).acked == 1
+    assert seen == [value]
+    assert type(seen[0]) is type(value)
+
+
+def test_pickle_carries_anything(app: Fairlead) -> None:
+    seen: list[Any] = []
+
+    @app.task(serializer="pickle")
+    def keep(own: Own) -> None:
+        seen.append(own.value)
+
+    keep.delay(Own(5))
+    app.run_worker(burst=True)
+    assert seen == [5]
+    with pytest.raises(BadMessage, match="pickle cannot hold the arguments"):
+        keep.delay(lambda: 1)  # type: ignore[arg-type]
+
+
+def test_the_message_does_not_say_how_it_is_read(app: Fairlead) -> None:
+    """Pickle is read by the tasks that pickle, whatever a message claims; JSON by all."""
+    seen: list[str] = []
+
+    @app.task(name="plain")
+    def plain(value: str) -> None:
+        seen.append(value)
+
+    @app.task(name="packed", serializer="msgpack")
+    def packed(value: str) -> None:
+        seen.append(value)
+
+    evil = pickle.dumps({"args": ["evil"], "kwargs": {}})
+    for task in ("plain", "packed"):
+        for said in ({"fairlead-serializer": "pickle"}, {"fairlead-serializer": "json"}, {"fairlead-serializer": "yaml"}, {}):
+            app.publish(f"task.{task}", evil, headers={"fairlead-task": task, **said})
+    app.publish("task.packed", {"args": ["json"], "kwargs": {}}, headers={"fairlead-task": "packed"})
+    summary = app.run_worker(burst=True)
+    assert (summary.acked, summary.died) == (1, 8)
+    assert seen == ["json"]
+    assert all("is no call of task" in dead.reason for dead in app.dead_letters())
+    with pytest.raises(UsageError, match="expected serializer to be one of json, msgpack, pickle, got 'yaml'"):
+        app.task(serializer="yaml")(plain.function)  # type: ignore[call-overload]

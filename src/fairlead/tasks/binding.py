@@ -49,14 +49,14 @@ class Binding:
         bound.apply_defaults()
         return bound.arguments
 
-    def decode(self, body: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call that has travelled, of the types that the function asks for. Raises Reject."""
+    def decode(self, body: Any, *, converts: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call that has travelled; `converts`: made the types that the function asks for. Raises Reject."""
         try:
             args, kwargs = body["args"], body["kwargs"]
             bound = self.signature.bind(*args, **kwargs)
         except (KeyError, TypeError) as error:
             raise Reject(f'the body is no call of task "{self._task}": {error}') from error
-        for name, (kind, hint) in self._types.items():
+        for name, (kind, hint) in self._types.items() if converts else ():
             if name in bound.arguments:
                 bound.arguments[name] = self._converted(name, kind, hint, bound.arguments[name])
         return bound.args, bound.kwargs

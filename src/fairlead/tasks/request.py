@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead import units
-from fairlead.working.handler import TASK_HEADER
 
 if TYPE_CHECKING:
     from fairlead.message import Lease
@@ -19,7 +18,8 @@ PARENT_HEADER, ROOT_HEADER = "fairlead-parent", "fairlead-root"
 ETA_HEADER, RETRIES_HEADER = "fairlead-eta", "fairlead-retries"
 """What was said at the call: when it was to begin, and how often it may be tried again."""
 
-OWN_HEADERS = frozenset((TASK_HEADER, PARENT_HEADER, ROOT_HEADER, ETA_HEADER, RETRIES_HEADER))
+OWN_PREFIX = "fairlead-"
+"""What begins so is between us and ourselves."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ def request_of(task: str, lease: Lease, args: tuple[Any, ...], kwargs: dict[str,
         deliveries=lease.deliveries,
         priority=lease.priority,
         key=lease.key,
-        headers={name: value for name, value in headers.items() if name not in OWN_HEADERS},
+        headers={name: value for name, value in headers.items() if not name.startswith(OWN_PREFIX)},
         published_at=lease.published_us / units.SECOND,
         parent_id=headers.get(PARENT_HEADER),
         root_id=headers.get(ROOT_HEADER, lease.id),

@@ -21,8 +21,10 @@ from fairlead.engines.admission import RETRIES_USED_UP
 from fairlead.errors import BadMessage, DestinationUnwell, Reject, Retry, UsageError
 from fairlead.message import Lease, Message, Receipt
 from fairlead.policy import Backoff
+from fairlead.tasks import serializers
 from fairlead.tasks.binding import Binding
 from fairlead.tasks.request import CURRENT, ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
+from fairlead.tasks.serializers import SERIALIZER_HEADER, Serializer
 from fairlead.working.handler import TASK_HEADER, Handler, Isolation
 from fairlead.working.settle import text_of
 
@@ -75,6 +77,7 @@ class TaskOptions(msgspec.Struct, kw_only=True):
     key: str | None = None
     id: str | None = None
     bind: bool = False
+    serializer: Serializer = "json"
     autoretry_for: tuple[type[BaseException], ...] | None = None
     dont_autoretry_for: tuple[type[BaseException], ...] = ()
     isolation: Isolation | None = None
@@ -131,12 +134,7 @@ class _TaskHandler(Handler):
         return f"{self.task.function.__module__}:{self.task.function.__qualname__}.perform"
 
     def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        try:
-            body = codec.decode_lease(lease)
-        except ValueError as error:
-            raise Reject(f'the body is no call of task "{self.name}": {error}') from error
-        args, kwargs = self.task.binding.decode(body)
-        request = request_of(self.name, lease, args, kwargs)
+        request = self.task.request_for(lease)
         if self.task.asks_for_limit:  # here, since a child process has no engine
             request = msgspec.structs.replace(request, retries_limit=self.task.retries_limit(request), is_limited=True)
         return (request,), {}
@@ -157,6 +155,7 @@ class Task(Generic[P, R]):
         self.app = app
         self.name = function.__qualname__ if options.name is None else arguments.name("task", "name", options.name)
         self.function = function
+        serializers.check(self.name, options.serializer)
         self.binding = Binding(self.name, function, skips=options.bind)
         self.signature = self.binding.signature
         self._options = options
@@ -171,6 +170,8 @@ class Task(Generic[P, R]):
         self.handler = _TaskHandler(perform, self.template.text, name=self.name, **run)  # type: ignore[arg-type]
         self.handler.task = self
         self._headers = {TASK_HEADER: self.name}
+        if options.serializer != "json":
+            self._headers[SERIALIZER_HEADER] = options.serializer
 
     def _template(self, what: str, text: str) -> Template:
         return Template(self.name, what, arguments.name("task", what, text), self.signature)
@@ -252,7 +253,7 @@ class Task(Generic[P, R]):
             return receipt
         return await self.app.apublish(topic, body, **said)
 
-    def _here_and_now(self, topic: str, body: dict[str, Any], said: PublishOptions) -> Receipt:
+    def _here_and_now(self, topic: str, body: Any, said: PublishOptions) -> Receipt:
         """Eager: run the call instead of publishing it. Raises what it raises."""
         request, receipt = self._run_for(topic, body, said)
         if self.handler.kind == "async":
@@ -262,20 +263,26 @@ class Task(Generic[P, R]):
             self.perform(request)
         return receipt
 
-    def _run_for(self, topic: str, body: dict[str, Any], said: PublishOptions) -> tuple[Request, Receipt]:
+    def _run_for(self, topic: str, body: Any, said: PublishOptions) -> tuple[Request, Receipt]:
         """The run that a worker would make of a call, its arguments decoded as they would be there."""
         draft = codec.draft(Message(topic, body, **said))
         made = draft.id if draft.id is not None else f"eager-{uuid.uuid4().hex}"
         sent = Lease(0, 0, made, topic, draft.body, 0, key=draft.key, priority=draft.priority, headers=draft.headers)
         sent.published_us = time.time_ns() // 1000
-        return request_of(self.name, sent, *self.binding.decode(codec.decode_lease(sent))), Receipt(made, topic)
+        return self.request_for(sent), Receipt(made, topic)
 
     def message(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Message:
         """A call as the message that it is."""
         topic, body, said = self._call_of(args, kwargs, options)
         return Message(topic, body, **said)
 
-    def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> tuple[str, dict[str, Any], PublishOptions]:
+    def request_for(self, lease: Lease) -> Request:
+        """The run that a lease asks for. Raises Reject where its body is no call of this task."""
+        serializer = self._options.serializer
+        args, kwargs = self.binding.decode(serializers.decode(self.name, serializer, lease), converts=serializer != "pickle")
+        return request_of(self.name, lease, args, kwargs)
+
+    def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> tuple[str, Any, PublishOptions]:
         """Topic, body and options of the message. Raises BadMessage."""
         bound = self.binding.bind(args, kwargs)
         said: PublishOptions = {"headers": self._headers}
@@ -288,7 +295,7 @@ class Task(Generic[P, R]):
             said["headers"] = {**(options.get("headers") or {}), **self._headers_of(options), **lineage(), **self._headers}
             said |= {name: value for name, value in options.items() if name in _OF_MESSAGES and value is not None}  # type: ignore[typeddict-item]
             topic = options.get("topic") or topic
-        return topic, {"args": args, "kwargs": kwargs}, said
+        return topic, serializers.encode(self.name, self._options.serializer, args, kwargs), said
 
     def _headers_of(self, options: Mapping[str, Any]) -> dict[str, str]:
         """What the run is to know of its call."""
