@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fairlead import units
+from fairlead.working.handler import CURRENT
 
 if TYPE_CHECKING:
     from fairlead.message import Lease
@@ -54,13 +54,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.attempt - 1
 
 
-CURRENT: ContextVar[Request] = ContextVar("fairlead_request")
-"""The run that this code is part of."""
-
-
 def current_request() -> Request | None:
     """The task run that the caller is part of; None outside of one."""
-    return CURRENT.get(None)
+    found: Request | None = CURRENT.get(None)
+    return found
 
 
 def request_of(task: str, lease: Lease, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
@@ -88,5 +85,5 @@ def request_of(task: str, lease: Lease, args: tuple[Any, ...], kwargs: dict[str,
 
 def lineage() -> dict[str, str]:
     """The headers of a call that is made inside a task."""
-    calling = CURRENT.get(None)
+    calling = current_request()
     return {} if calling is None else {PARENT_HEADER: calling.id, ROOT_HEADER: calling.root_id}

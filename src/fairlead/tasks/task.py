@@ -23,9 +23,9 @@ from fairlead.message import Lease, Message, Receipt
 from fairlead.policy import Backoff
 from fairlead.tasks import serializers
 from fairlead.tasks.binding import Binding
-from fairlead.tasks.request import CURRENT, ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
+from fairlead.tasks.request import ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
 from fairlead.tasks.serializers import SERIALIZER_HEADER, Serializer
-from fairlead.working.handler import TASK_HEADER, Handler, Isolation
+from fairlead.working.handler import CURRENT, TASK_HEADER, Handler, Isolation
 from fairlead.working.settle import text_of
 
 if TYPE_CHECKING:

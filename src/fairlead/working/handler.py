@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairlead import arguments, codec
@@ -13,11 +14,14 @@ from fairlead.working.surround import Surroundings
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fairlead.message import Lease
+    from fairlead.message import Lease, Message
     from fairlead.units import Duration
 
 TASK_HEADER = "fairlead-task"
 """Names the task whose call a message is."""
+
+CURRENT: ContextVar[Any] = ContextVar("fairlead_run")
+"""The run of a task that this code is part of: a `fairlead.Request`."""
 
 KNOWN_TOPICS = 100_000
 """Topics whose handler is remembered; beyond it the memory begins anew."""
@@ -100,6 +104,15 @@ def _limit(where: str, option: str, value: Duration | None) -> float | None:
     if limit == 0:
         raise UsageError(f"{where}: expected {option} to be above 0, got {value!r}")
     return limit
+
+
+def kind_of(message: Message) -> str:
+    """What a message is one of, among few: the task that it names, else the pattern one above its topic."""
+    task = (message.headers or {}).get(TASK_HEADER)
+    if task is not None:
+        return task
+    stem, dot, _ = message.topic.rpartition(".")
+    return f"{stem}.*" if dot else message.topic
 
 
 class Handlers:

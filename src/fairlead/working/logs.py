@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.errors import DestinationUnwell, Reject, Retry
+from fairlead.working.handler import CURRENT
 
 if TYPE_CHECKING:
     from fairlead.message import Lease
@@ -22,6 +23,15 @@ FIELDS = "fairlead"
 TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
+def _about(record: logging.LogRecord) -> dict[str, Any]:
+    """What a line is about: what it says itself, else the run of the task that it was written in."""
+    said: dict[str, Any] | None = getattr(record, FIELDS, None)
+    run = CURRENT.get(None)
+    if said is not None or run is None:
+        return said or {}
+    return {"task": run.task, "message": run.id, "topic": run.topic, "attempt": run.attempt}
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line: time, level, logger, event, the error if there is one, and what it is about."""
 
@@ -32,7 +42,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "process": record.process,
             "event": record.getMessage(),
-            **getattr(record, FIELDS, {}),
+            **_about(record),
         }
         if record.exc_info is not None and record.exc_info[0] is not None:
             line["traceback"] = "".join(traceback.format_exception(*record.exc_info)).rstrip()
