@@ -23,7 +23,8 @@ from fairlead.producing.bulk import put_all, wait_for_room
 from fairlead.producing.call import batches_of, message_from
 from fairlead.producing.middlewares import Middlewares
 from fairlead.producing.publisher import Publisher
-from fairlead.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, TaskDecorator, TaskOptions
+from fairlead.schedules import book, times
+from fairlead.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, Task, TaskDecorator, TaskOptions
 from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from fairlead.twins import twin
 from fairlead.working.handler import Handler, Handlers
@@ -31,13 +32,15 @@ from fairlead.working.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
+    from datetime import datetime
 
     from fairlead.engines.base import Durability, Explanation, FullEngine, Settings
     from fairlead.message import Draft, Receipt
     from fairlead.policy import Tier
     from fairlead.producing.call import PublishOptions
+    from fairlead.schedules.book import Planned, Schedule
+    from fairlead.schedules.times import When
     from fairlead.tasks.serializers import Serializer
-    from fairlead.tasks.task import Task
     from fairlead.topic import DeadLetter
     from fairlead.units import Duration
     from fairlead.working.handler import Isolation
@@ -97,6 +100,7 @@ class Fairlead:
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fairlead")
         self._publisher = Publisher(self._put, self.threads)
         self._middlewares = Middlewares()
+        self._schedules: dict[str, Schedule] = {}
         self.eager = False
         """For tests: tasks run where they are called; see `fairlead.testing.eager`."""
 
@@ -496,6 +500,80 @@ class Fairlead:
         config.refuse_unknown("run_worker", unknown, Options.__struct_fields__)
         return run_worker(self, options)
 
+    # Schedules
+
+    def schedule(
+        self,
+        name: str,
+        call: Message | Task[..., Any],
+        *,
+        every: Duration | None = None,
+        cron: str | None = None,
+        sun: tuple[str, float, float] | None = None,
+        at: datetime | None = None,
+        timezone: str = "UTC",
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        missed: str = "one",
+        spread: Duration = 0,
+    ) -> None:
+        """
+        Have something published again and again, from the program's code: workers put it into the store when they start.
+
+        `call`: a message, or a task with `args` and `kwargs`. One of: `every` ("10m"; at its multiples since 1970), `cron` (five fields, or six with
+        seconds first; also L, LW, 15W, 5L, 1#2) on the clocks of `timezone`, `sun` (("sunrise", latitude, longitude); also dawn, noon, sunset,
+        dusk), `at` (once). `missed`: what becomes of firings that came too late, since no worker ran: "one" makes up for the last of them, "all"
+        for each, "skip" for none. `spread`: calls come so much later at most, each schedule by its own share, so that not all come at :00.
+
+        Each firing is published once, with an id made of the name and the time, by however many workers. Raises UsageError, BadMessage.
+        """
+        when = times.chosen(name, every, cron, sun, at, timezone)
+        made = _schedule(name, when, call, args, kwargs, missed, spread)
+        with self._opening:
+            self._schedules[name] = made
+            if self._engine is not None:
+                book.put(self._engine, made)
+
+    def add_schedule(
+        self,
+        name: str,
+        call: Message | Task[..., Any],
+        *,
+        every: Duration | None = None,
+        cron: str | None = None,
+        sun: tuple[str, float, float] | None = None,
+        at: datetime | None = None,
+        timezone: str = "UTC",
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        missed: str = "one",
+        spread: Duration = 0,
+    ) -> bool:
+        """As `schedule`, but at run time: it is put into the store now. False: it stands there like that, or never fires again."""
+        when = times.chosen(name, every, cron, sun, at, timezone)
+        return book.put(self.engine, _schedule(name, when, call, args, kwargs, missed, spread))
+
+    def schedules(self) -> list[Planned]:
+        """All schedules of the store: name, when, when next, whether paused."""
+        return book.planned(self.engine)
+
+    def remove_schedule(self, name: str) -> bool:
+        """It fires no more; False: there is none. One of the code comes back with the next worker: remove it there too."""
+        return book.remove(self.engine, name)
+
+    def pause_schedule(self, name: str) -> None:
+        """It fires when it is resumed, as its `missed` says."""
+        book.set_paused(self.engine, name, paused=True)
+
+    def resume_schedule(self, name: str) -> None:
+        """It goes on."""
+        book.set_paused(self.engine, name, paused=None)
+
+    def install_schedules(self) -> None:
+        """What a worker does when it starts: see `schedule`."""
+        if len(self.handlers) or self._schedules:
+            book.install(self.handlers, lambda: self.engine, self._schedules.values())
+
     # Around publishing and handling
 
     def around_publish(self, middleware: M) -> M:
@@ -544,6 +622,12 @@ class Fairlead:
         return hook
 
     aclose = twin(close)
+    aschedule = twin(schedule)
+    aadd_schedule = twin(add_schedule)
+    aschedules = twin(schedules)
+    aremove_schedule = twin(remove_schedule)
+    apause_schedule = twin(pause_schedule)
+    aresume_schedule = twin(resume_schedule)
     apolicy = twin(policy)
     agate = twin(gate)
     acopy_policies = twin(copy_policies)
@@ -564,6 +648,21 @@ def _application(call: str, other: object) -> Fairlead:
     if not isinstance(other, Fairlead):
         raise UsageError(f"{call}: expected a Fairlead application of the other namespace, got {other!r:.80}")
     return other
+
+
+def _schedule(
+    name: str, when: When, call: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None, missed: str, spread: Duration
+) -> Schedule:  # fmt: skip
+    """Check what is said of a schedule. Raises UsageError, BadMessage."""
+    if isinstance(call, Task):
+        message = call.message(tuple(args), dict(kwargs or {}), {})
+    elif not isinstance(call, Message):
+        raise UsageError(f"schedule {name}: expected a Message or a task, got {call!r:.80}")
+    elif args or kwargs:
+        raise UsageError(f"schedule {name}: args and kwargs are a task's; a message has a body")
+    else:
+        message = call
+    return book.made(name, when, message, missed=missed, spread_us=units.microseconds(spread))
 
 
 def _topic(name: str | None) -> str | None:

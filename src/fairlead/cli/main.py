@@ -21,6 +21,7 @@ COMMANDS = {
     "top": "top",
     "policy": "policy",
     "gate": "gate",
+    "schedules": "schedules",
     "pause": "pause",
     "resume": "pause",
     "dead": "dead",

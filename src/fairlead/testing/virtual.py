@@ -90,6 +90,7 @@ class World:
 
         `raising`: when all is done, raise the first error of a handler.
         """
+        self._app.install_schedules()
         worker = _Worker(self._engine, self._app.handlers, Options(burst=True, pool=pool))
         summary = worker.run(signals=())
         if raising and worker.errors:

@@ -142,6 +142,10 @@ class Handlers:
             raise UsageError(f'task "{handler.name}": there is a task of that name already; give one of them another name=')
         self._by_task[handler.name] = handler
 
+    def has_pattern(self, pattern: str) -> bool:
+        """Whether exactly this pattern is handled."""
+        return pattern in self._by_pattern
+
     def __len__(self) -> int:
         return len(self._by_pattern) + len(self._by_task)
 

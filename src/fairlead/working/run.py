@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def run_worker(app: Fairlead, options: Options) -> Summary:
     """Handle messages until told to stop."""
     check_handlers(app.handlers)
+    app.install_schedules()
     if options.processes > 1 or options.reload:
         from fairlead.working.supervisor import Supervisor, address_of  # noqa: PLC0415  # most workers need no supervisor
 

@@ -180,6 +180,7 @@ def work(address: str, options: Options, style: logs.Style, answers: Connection)
     try:
         module, _, name = address.partition(":")
         app: Fairlead = getattr(importlib.import_module(module), name)
+        app.install_schedules()
         worker = Worker(app.engine, app.handlers, options)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises
         sys.exit(_cannot_start(error, options, began))

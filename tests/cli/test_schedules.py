@@ -1,0 +1,79 @@
+"""`fairlead schedules`: what is called by the clock, at run time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fairlead import Fairlead
+from tests.working.support import until
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Command
+
+
+def test_add_list_pause_resume_remove(fairlead: Command) -> None:
+    told = fairlead(
+        "schedules", "add", "report", "--cron", "0 9 * * MON", "--timezone", "Europe/Berlin", "--task", "report", "--args", '["week"]'
+    ).stdout
+    assert told.startswith("report is scheduled: cron 0 9 * * MON (Europe/Berlin), next at 20")
+    again = fairlead("schedules", "add", "report", "--cron", "0 9 * * MON", "--timezone", "Europe/Berlin", "--task", "report", "--args", '["week"]')
+    assert again.stdout.startswith("report stands like that already")
+    fairlead("schedules", "add", "sun", "--sun", "sunrise,52.5,13.4", "--topic", "lights", "--body", '{"on": false}', "--missed", "skip")
+    listed = fairlead.json("schedules", "list")
+    assert [(each["name"], each["topic"], each["missed"], each["is_paused"]) for each in listed] == [
+        ("report", "task.report", "one", False), ("sun", "lights", "skip", False),
+    ]  # fmt: skip
+    assert datetime.fromisoformat(listed[0]["next_at"]) > datetime.now(UTC)
+    fairlead("schedules", "pause", "report")
+    assert "paused" in fairlead("schedules", "list").stdout
+    fairlead("schedules", "resume", "report")
+    assert not fairlead.json("schedules", "list")[0]["is_paused"]
+    fairlead("schedules", "remove", "report")
+    assert [each["name"] for each in fairlead.json("schedules", "list")] == ["sun"]
+    assert 'there is no schedule "report"; there are: sun' in fairlead("schedules", "remove", "report", code=2).stderr
+
+
+def test_what_was_added_is_called_by_any_worker(fairlead: Command) -> None:
+    seen: list[str] = []
+    fairlead("schedules", "add", "fast", "--every", "0.1s", "--task", "note", "--kwargs", '{"text": "tick"}')
+    with Fairlead(fairlead.url) as app:
+
+        @app.task(name="note")
+        def note(text: str) -> None:
+            seen.append(text)
+
+        def work() -> int:
+            app.run_worker(burst=True)
+            return len(seen) >= 3
+
+        until(work)
+    assert set(seen) == {"tick"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--every", "10m"), "say what is published: --task NAME, or --topic TOPIC"),
+        (("--task", "x"), "by one of every, cron, sun and at; 0 are given"),
+        (("--cron", "61 * * * *", "--task", "x"), "the minute of the cron line '61 * * * *' cannot be '61'; expected 0-59"),
+        (("--every", "10m", "--task", "x", "--args", "[1"), "--args: '[1' is not JSON"),
+        (("--every", "10m", "--task", "x", "--args", "{}"), "expected a JSON list, got {}"),
+        (("--sun", "sunrise", "--task", "x"), "--sun: expected an event and a place"),
+        (("--at", "tomorrow", "--task", "x"), "--at: expected a moment like"),
+        (("--at", "2020-01-01T00:00:00+00:00", "--task", "x"), "x never fires: once at 2020-01-01T00:00:00+00:00 is past"),
+        (("--cron", "* * * * *", "--timezone", "Mars/Olympus", "--task", "x"), "there is no time zone 'Mars/Olympus'"),
+    ],
+)
+def test_what_cannot_be(fairlead: Command, arguments: tuple[str, ...], told: str) -> None:
+    result = fairlead("schedules", "add", "x", *arguments, code=2)
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_nothing_is_scheduled(fairlead: Command) -> None:
+    with Fairlead(fairlead.url) as app:
+        app.publish("t")
+    assert "nothing is scheduled" in fairlead("schedules", "list").stdout

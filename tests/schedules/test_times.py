@@ -1,0 +1,144 @@
+"""When schedules fire: cron lines, time zones, both changes of the clock, the sun."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlead import UsageError
+from fairlead.schedules import times
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def firings(when: times.When, start: str, number: int) -> list[datetime]:
+    moment = datetime.fromisoformat(start).replace(tzinfo=UTC)
+    found = []
+    for _ in range(number):
+        following = when.next_after(moment)
+        assert following is not None
+        moment = following
+        found.append(moment)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("*/15 * * * *", ["01-01 00:15", "01-01 00:30", "01-01 00:45"]),
+        ("0 9-17/4 * * MON-FRI", ["01-01 09:00", "01-01 13:00", "01-01 17:00"]),
+        ("0 0 L * *", ["01-31 00:00", "02-28 00:00", "03-31 00:00"]),
+        ("0 0 LW * *", ["01-30 00:00", "02-27 00:00", "03-31 00:00"]),
+        ("0 9 15W * *", ["01-15 09:00", "02-16 09:00", "03-16 09:00"]),
+        ("0 9 1W * *", ["01-01 09:00", "02-02 09:00", "03-02 09:00"]),
+        ("0 9 31W * *", ["01-30 09:00", "03-31 09:00", "05-29 09:00"]),
+        ("0 0 * * 5L", ["01-30 00:00", "02-27 00:00", "03-27 00:00"]),
+        ("0 0 * * 1#2", ["01-12 00:00", "02-09 00:00", "03-09 00:00"]),
+        ("0 12 29 2 *", ["02-29 12:00"]),
+        ("0 0 1 JAN,JUL *", ["07-01 00:00", "01-01 00:00"]),
+    ],
+)
+def test_lines(line: str, expected: list[str]) -> None:
+    found = firings(times.cron(line), "2026-01-01T00:00", len(expected))
+    assert [f"{at:%m-%d %H:%M}" for at in found] == expected
+
+
+def test_seconds() -> None:
+    assert [at.second for at in firings(times.cron("*/20 * * * * *"), "2026-01-01T00:00:00", 4)] == [20, 40, 0, 20]
+    assert [f"{at:%H:%M:%S}" for at in firings(times.cron("30 15 10 * * *"), "2026-01-01T00:00:00", 2)] == ["10:15:30", "10:15:30"]
+
+
+@pytest.mark.parametrize("line", ["30 2 * * *", "0 30 2 * * *", "15 30 2 * * *"])
+def test_a_time_that_is_left_out_fires_all_the_same_and_once(line: str) -> None:
+    """Spring, 2026-03-29: 02:00 to 03:00 do not exist in Berlin."""
+    found = [at.astimezone(BERLIN) for at in firings(times.cron(line, "Europe/Berlin"), "2026-03-27T12:00", 4)]
+    assert [at.day for at in found] == [28, 29, 30, 31]
+    assert found[1].hour == 3
+
+
+@pytest.mark.parametrize("line", ["30 2 * * *", "0 30 2 * * *", "15 30 2 * * *"])
+def test_a_time_that_comes_twice_fires_once(line: str) -> None:
+    """Autumn, 2026-10-25: 02:00 to 03:00 come twice in Berlin."""
+    for start in ("2026-10-23T12:00", "2026-10-25T00:40"):
+        found = [at.astimezone(BERLIN) for at in firings(times.cron(line, "Europe/Berlin"), start, 3)]
+        assert [at.day for at in found] == ([24, 25, 26] if start.startswith("2026-10-23") else [26, 27, 28])
+
+
+@pytest.mark.parametrize(("start", "hours"), [("2026-03-28T22:30", 24), ("2026-10-24T21:30", 24)])
+def test_every_hour_is_every_hour(start: str, hours: int) -> None:
+    """Neither change leaves an hour out or doubles one."""
+    found = firings(times.cron("0 * * * *", "Europe/Berlin"), start, hours)
+    assert {later - earlier for earlier, later in pairwise(found)} == {timedelta(hours=1)}
+
+
+@given(
+    st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
+    st.sampled_from(["30 2 * * *", "5 30 2 * * *", "*/7 * * * *", "0 0 L * *", "0 9 15W * *", "0 0 * * 1#2", "59 23 31 12 *"]),
+    st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]),
+)
+def test_it_is_always_later_and_nothing_is_between(moment: datetime, line: str, zone: str) -> None:
+    """The firing after a moment is the firing after every moment up to it."""
+    when = times.Cron(line, zone)
+    following = when.next_after(moment)
+    assert following is not None
+    assert following > moment
+    assert when.next_after(following - timedelta(microseconds=1)) == following
+    assert when.next_after(moment + (following - moment) / 2) == following
+
+
+def test_every_so_often_is_the_same_everywhere() -> None:
+    assert firings(times.every(600), "2026-01-01T00:03", 2) == [datetime(2026, 1, 1, 0, 10, tzinfo=UTC), datetime(2026, 1, 1, 0, 20, tzinfo=UTC)]
+    assert times.every(600).next_after(datetime(2026, 1, 1, 0, 10, tzinfo=UTC)) == datetime(2026, 1, 1, 0, 20, tzinfo=UTC)
+    assert times.every(0.25).next_after(datetime(2026, 1, 1, tzinfo=UTC)) == datetime(2026, 1, 1, 0, 0, 0, 250_000, tzinfo=UTC)
+
+
+def test_the_sun() -> None:
+    """Berlin, June: against the almanac, to the minute. In Longyearbyen it does not rise from October to February."""
+    found = [f"{at:%m-%d %H:%M}" for at in firings(times.sun("sunrise", 52.52, 13.405), "2026-06-01T00:00", 2)]
+    assert found == ["06-01 02:50", "06-02 02:49"]
+    dusk, dawn = (firings(times.sun(event, 52.52, 13.405), "2026-06-01T12:00", 1)[0] for event in ("dusk", "dawn"))
+    assert dusk < dawn < dusk + timedelta(hours=8)
+    (polar,) = firings(times.sun("sunrise", 78.22, 15.63), "2026-11-01T00:00", 1)
+    assert (polar.year, polar.month) == (2027, 2)
+    before = times.sun("sunset", 52.52, 13.405, -1800)
+    assert firings(times.sun("sunset", 52.52, 13.405), "2026-06-01T00:00", 1)[0] - firings(before, "2026-06-01T00:00", 1)[0] == timedelta(minutes=30)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"line": "61 * * * *"}, "the minute of the cron line '61 * * * *' cannot be '61'; expected 0-59"),
+        ({"line": "* * * *"}, "has 4 fields; expected 5"),
+        ({"line": "0 25 * * *"}, "the hour"),
+        ({"line": "0 0 0 * *"}, "the day of month"),
+        ({"line": "0 0 * 13 *"}, "the month"),
+        ({"line": "0 0 * * 8"}, "the day of week"),
+        ({"line": "0 0 * * 1#6"}, "the day of week"),
+        ({"line": "99 * * * * *"}, "the second"),
+        ({"line": "0 0 30 2 *"}, "the day of month"),
+        ({"line": "0 0 31W 2 *"}, "the day of month"),
+        ({"line": 5}, "expected a cron line"),
+        ({"line": "* * * * *", "zone": "Europe/Berln"}, "there is no time zone 'Europe/Berln'; did you mean \"Europe/Berlin\""),
+        ({"line": "* * * * *", "zone": "../etc/passwd"}, "there is no time zone"),
+        ({"period": 0}, "expected a period of 0.1 s to 10 years, got 0 s"),
+        ({"period": "often"}, "often"),
+        ({"event": ("moonrise", 1, 1)}, "one of dawn, sunrise, noon, sunset, dusk, got 'moonrise'"),
+        ({"event": ("sunrise", 100, 1)}, "latitude of -90 to 90"),
+        ({"event": "sunrise"}, 'like ("sunrise", 52.5, 13.4)'),
+        ({"moment": datetime(2030, 1, 1)}, "a datetime with a time zone"),  # noqa: DTZ001
+        ({}, "by one of every, cron, sun and at; 0 are given"),
+        ({"period": 5, "line": "* * * * *"}, "2 are given"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be(options: dict[str, Any], told: str) -> None:
+    given = {"period": None, "line": None, "event": None, "moment": None, "zone": "UTC", **options}
+    with pytest.raises(UsageError) as error:
+        times.chosen("x", **given)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
