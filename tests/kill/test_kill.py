@@ -9,13 +9,17 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
+from fairlead.engines.base import FullEngine, Settings
 from fairlead.message import Settlement
+from fairlead.servers import Server
 from fairlead.units import SECOND
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -23,7 +27,7 @@ ROUNDS = int(os.environ.get("FAIRLEAD_KILLS", "25"))
 LEASE_SECONDS = 1.0
 
 PRODUCER = """
-import os, random, sys
+import os, random, sys, time
 from fairlead.engines import open_engine
 from fairlead.engines.base import Settings
 from fairlead.message import Draft
@@ -36,6 +40,7 @@ with open(sys.argv[2], "a", buffering=1) as log:
         number += len(ids)
         engine.put([Draft(f"t.{draw.randrange(20)}", b"x", id=each, key=draw.choice([None, "k"])) for each in ids])
         log.write("".join(f"{each}\\n" for each in ids))
+        time.sleep(0.02)  # no more than can be looked through afterwards, also where the store is fast
 """
 """Writes down the ids that `put` has returned for."""
 
@@ -61,13 +66,20 @@ with open(sys.argv[2], "a", buffering=1) as log:
 """
 
 
-def test_nothing_is_lost_or_held_twice_through_many_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize("store", ["sqlite", "valkey"])
+def test_nothing_is_lost_or_held_twice_through_many_kills(tmp_path: Path, store: str) -> None:
     """Every id that put returned for ends acked, exactly one lease at a time holds a message."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    url = f"sqlite:///{tmp_path}/q.db"
-    engine = open_engine(url, Settings())
+    with ExitStack() as stack:
+        url = f"sqlite:///{tmp_path}/q.db" if store == "sqlite" else stack.enter_context(Server()).url
+        engine = stack.enter_context(closing(open_engine(url, Settings())))
+        kill_many(tmp_path, url, engine, draw)
+
+
+def kill_many(tmp_path: Path, url: str, engine: FullEngine, draw: random.Random) -> None:
+    """Producers and workers on a store, killed one after the other; then what they wrote down is compared with what is there."""
     engine.policy_set("code", "*", {"lease": LEASE_SECONDS, "retries": 1_000_000, "dedupe": "forever"})
     engine.policy_set("code", "t.1", {"serial": True})
     engine.policy_set("code", "t.2", {"concurrency": 3})
