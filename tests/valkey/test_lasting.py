@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
 
 from fairlead.engines.base import FullEngine
 from fairlead.errors import EngineUnavailable
@@ -97,6 +98,21 @@ def test_a_replica_that_takes_over_has_everything(opened: Callable[..., FullEngi
         publisher.wait_for(5 * BATCH)
         accepted = publisher.end()
         assert set(drain(engine)) >= accepted
+
+
+@pytest.mark.parametrize("durability", ["memory", "replicated"])
+def test_a_master_that_came_back_empty_is_left(opened: Callable[..., FullEngine], durability: str) -> None:
+    """It was replaced, and holds a connection of ours: whoever is told there that nothing is there asks the sentinels again."""
+    with Sentinels(1) as group, Server() as empty:
+        engine = opened(group.url, durability=durability)
+        engine.put(some(1))
+        link = engine._space.link  # type: ignore[attr-defined]
+        stale = redis.Connection(port=empty.port, protocol=2)
+        stale.connect()
+        link._idle.give_back(link._nodes.pool(""), stale)
+        assert engine.put(some(2))[0].outcome == "duplicate"
+        assert drain(engine) == ["m0", "m1"]
+        assert empty.run("KEYS", "*") == []
 
 
 def test_a_master_that_pauses_is_replaced(opened: Callable[..., FullEngine]) -> None:

@@ -201,7 +201,7 @@ class Link:
                     raise self.explain(loss, applied=None if sent else False) from loss
                 error = loss
             except refusals.ResponseError as refusal:
-                if not str(refusal).startswith("BUSY "):
+                if not str(refusal).startswith("BUSY ") and not self._may_be_elsewhere(refusal, is_first=not deadline):
                     raise self.explain(refusal) from refusal
                 error = refusal
             except (hiredis.HiredisError, refusals.RedisError, refusals.RedisClusterException) as nonsense:
@@ -214,6 +214,13 @@ class Link:
             self._nodes.refresh(error)
             time.sleep(random.uniform(pause / 2, pause))
             pause = min(pause * 2, PAUSE_MOST)
+
+    def _may_be_elsewhere(self, refusal: Exception, *, is_first: bool) -> bool:
+        """
+        Whether it is worth asking again who the master is: one that was replaced and has come back empty takes itself for it until it is told
+        otherwise, and holds our connections meanwhile.
+        """
+        return str(refusal).startswith("NOSHARD") and self.address.kind in ("sentinel", "cluster") and (is_first or self.durability != "memory")
 
     def explain(self, error: Exception, *, applied: bool | None = False) -> FairleadError:
         """What a failure means for the caller, in one line."""
