@@ -32,14 +32,12 @@ from fairlead.working.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
-    from datetime import datetime
 
     from fairlead.engines.base import Durability, Explanation, FullEngine, Settings
     from fairlead.message import Draft, Receipt
     from fairlead.policy import Tier
     from fairlead.producing.call import PublishOptions
     from fairlead.schedules.book import Planned, Schedule
-    from fairlead.schedules.times import When
     from fairlead.tasks.serializers import Serializer
     from fairlead.topic import DeadLetter
     from fairlead.units import Duration
@@ -502,21 +500,7 @@ class Fairlead:
 
     # Schedules
 
-    def schedule(
-        self,
-        name: str,
-        call: Message | Task[..., Any],
-        *,
-        every: Duration | None = None,
-        cron: str | None = None,
-        sun: tuple[str, float, float] | None = None,
-        at: datetime | None = None,
-        timezone: str = "UTC",
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        missed: str = "one",
-        spread: Duration = 0,
-    ) -> None:
+    def schedule(self, name: str, call: Message | Task[..., Any], **options: Unpack[book.Options]) -> None:
         """
         Have something published again and again, from the program's code: workers put it into the store when they start.
 
@@ -527,35 +511,19 @@ class Fairlead:
 
         Each firing is published once, with an id made of the name and the time, by however many workers. Raises UsageError, BadMessage.
         """
-        when = times.chosen(name, every, cron, sun, at, timezone)
-        made = _schedule(name, when, call, args, kwargs, missed, spread)
+        made = _schedule("schedule", name, call, options)
         with self._opening:
             self._schedules[name] = made
             if self._engine is not None:
                 book.put(self._engine, made)
 
-    def add_schedule(
-        self,
-        name: str,
-        call: Message | Task[..., Any],
-        *,
-        every: Duration | None = None,
-        cron: str | None = None,
-        sun: tuple[str, float, float] | None = None,
-        at: datetime | None = None,
-        timezone: str = "UTC",
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        missed: str = "one",
-        spread: Duration = 0,
-    ) -> bool:
+    def add_schedule(self, name: str, call: Message | Task[..., Any], **options: Unpack[book.Options]) -> bool:
         """As `schedule`, but at run time: it is put into the store now. False: it stands there like that, or never fires again."""
-        when = times.chosen(name, every, cron, sun, at, timezone)
-        return book.put(self.engine, _schedule(name, when, call, args, kwargs, missed, spread))
+        return book.put(self.engine, _schedule("add_schedule", name, call, options))
 
-    def schedules(self) -> list[Planned]:
-        """All schedules of the store: name, when, when next, whether paused."""
-        return book.planned(self.engine)
+    def schedules(self, *, limit: int = 1000, after: str | None = None) -> list[Planned]:
+        """Schedules of the store by name, at most `limit`, from behind `after` on: when they fire, when next, whether they are paused."""
+        return book.planned(self.engine, arguments.whole("schedules", "limit", limit), after)
 
     def remove_schedule(self, name: str) -> bool:
         """It fires no more; False: there is none. One of the code comes back with the next worker: remove it there too."""
@@ -650,19 +618,21 @@ def _application(call: str, other: object) -> Fairlead:
     return other
 
 
-def _schedule(
-    name: str, when: When, call: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None, missed: str, spread: Duration
-) -> Schedule:  # fmt: skip
+def _schedule(where: str, name: str, call: object, options: book.Options) -> Schedule:
     """Check what is said of a schedule. Raises UsageError, BadMessage."""
+    config.refuse_unknown(where, options.keys() - book.KNOWN, book.KNOWN)
+    args, kwargs = tuple(options.get("args", ())), dict(options.get("kwargs") or {})
     if isinstance(call, Task):
-        message = call.message(tuple(args), dict(kwargs or {}), {})
+        message = call.message(args, kwargs, {})
     elif not isinstance(call, Message):
         raise UsageError(f"schedule {name}: expected a Message or a task, got {call!r:.80}")
     elif args or kwargs:
         raise UsageError(f"schedule {name}: args and kwargs are a task's; a message has a body")
     else:
         message = call
-    return book.made(name, when, message, missed=missed, spread_us=units.microseconds(spread))
+    when = times.chosen(name, options.get("every"), options.get("cron"), options.get("sun"), options.get("at"), options.get("timezone", "UTC"))
+    spread = arguments.seconds(f"schedule {name}", "spread", options.get("spread", 0))
+    return book.made(name, when, message, missed=options.get("missed", "one"), spread_us=units.microseconds(spread))
 
 
 def _topic(name: str | None) -> str | None:

@@ -129,7 +129,7 @@ class Running:
         while not (self.log.exists() and self.log.stat().st_size):
             assert self.process.poll() is None, "it ended by itself; what it said stands above"
             assert time.monotonic() < deadline, "it does not begin"
-            time.sleep(0.005)
+            time.sleep(0.005)  # it is another process's file that is looked at
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

@@ -113,6 +113,9 @@ def test_paused_and_removed(clockwork: Clockwork) -> None:
     assert app.remove_schedule("ten") is True
     assert app.remove_schedule("ten") is False
     assert app.schedules() == []
+    assert app.add_schedule("ten", clockwork.tick, every="10m", args=("ten",)) is True
+    assert len(app.schedules()) == 1, "also the same again, which was removed"
+    assert app.remove_schedule("ten") is True
     world.later("1h")
     assert world.run().acked == 0
 
@@ -183,11 +186,24 @@ def test_a_full_topic_is_waited_for(clockwork: Clockwork) -> None:
     app.schedule("ten", clockwork.tick, every="10m", args=("ten",))
     world.run_all(within="5h")
     assert app.topic("task.tick").stats().waiting == 1
+    assert len(app.schedules()) == 1, "one entry, however long it waits"
     assert app.dead_letters() == []
     app.policy("task.tick", max_backlog=None, paused=None)
     world.run_all(within="21m")
     assert len(clockwork.minutes("ten")) >= 3
     assert clockwork.minutes("ten")[-1] >= 310
+
+
+def test_they_are_listed_page_by_page(clockwork: Clockwork) -> None:
+    app = clockwork.app
+    for n in range(25):
+        app.add_schedule(f"s{n:02}", clockwork.tick, every="1h", args=("x",))
+    first = app.schedules(limit=20)
+    assert [each.name for each in (*first, *app.schedules(after=first[-1].name))] == [f"s{n:02}" for n in range(25)]
+    with pytest.raises(UsageError, match="expected limit to be"):
+        app.schedules(limit=0)
+    with pytest.raises(UsageError, match='unknown option "evry"; did you mean "every"'):
+        app.schedule("x", clockwork.tick, evry="10m")  # type: ignore[call-arg]
 
 
 def test_what_is_no_schedule_is_a_dead_letter(clockwork: Clockwork) -> None:

@@ -167,15 +167,19 @@ def test_a_key_of_another_program(opened: Opened) -> None:
         assert "a key of another program is in the way" in str(error)
 
 
-def test_another_number_of_shards_and_a_newer_layout(opened: Opened) -> None:
+def test_another_number_of_shards_and_another_layout(opened: Opened) -> None:
     url = server().url
     opened(f"{url}?shards=4", namespace="four-shards")
     assert opened(url, namespace="four-shards").capabilities.shards == 4
     error = refusal(opened, f"{url}?shards=8", namespace="four-shards")
     assert "was made with 4 shards, the URL says 8" in str(error)
     assert "fairlead migrate" in str(error)
-    server().run("HSET", "fairlead:{four-shards/0}:settings", "layout", "2")
-    assert isinstance(refusal(opened, url, namespace="four-shards"), SchemaMismatch)
+    for layout, mend in (("1", "take another namespace"), ("99", "upgrade Fairlead")):
+        server().run("HSET", "fairlead:{four-shards/0}:settings", "layout", layout)
+        error = refusal(opened, url, namespace="four-shards")
+        assert isinstance(error, SchemaMismatch)
+        assert f"has layout {layout}" in str(error)
+        assert mend in str(error)
 
 
 def test_other_tiers_and_a_missing_namespace(opened: Opened) -> None:

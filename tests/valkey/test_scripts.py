@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fairlead.engines.valkey
 from fairlead.engines import admission, base, classes, fairness
+from fairlead.engines.valkey import records
 from fairlead.policy import FOREVER
 from fairlead.servers import Server
 
@@ -37,6 +38,7 @@ def test_reasons_of_dead_letters() -> None:
 
 
 def test_numbers() -> None:
+    assert int(number("shard", "LAYOUT")) == records.LAYOUT
     assert int(number("fairness", "TICKS")) == fairness.TICKS
     assert int(number("fairness", "VT_SCALE")) == fairness.VT_SCALE
     assert int(number("fairness", "CHUNK")) == fairness.CHUNK

@@ -138,7 +138,7 @@ def test_many_idle_waiters_ask_nothing(opened: Opened) -> None:
         waiters = [Waiter(engine, 60) for _ in range(50)]
         listening(engine, 50)
         before = _scripts(own)
-        time.sleep(2.0)
+        time.sleep(2.0)  # that nothing is asked shows in no event
         assert _scripts(own) - before <= 50
         engine.interrupt()
         for waiter in waiters:

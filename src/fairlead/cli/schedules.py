@@ -18,13 +18,15 @@ def schedules() -> None:
 
 
 @schedules.command("list")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option("--after", help="Those behind this name.")
 @json_option
 @pass_session
-def list_schedules(session: Session, *, as_json: bool) -> None:
-    """Every schedule, when it fires, and when it does next."""
+def list_schedules(session: Session, *, limit: int, after: str | None, as_json: bool) -> None:
+    """Schedules by name, when they fire, and when they do next."""
     from fairlead.schedules import book
 
-    found = book.planned(session.engine())
+    found = book.planned(session.engine(), limit, after)
     if as_json:
         print_json([msgspec.to_builtins(each) for each in found])
         return
@@ -65,10 +67,11 @@ def add(
     message = Message(topic or f"task.{task}", content, headers={TASK_HEADER: task} if task else None)
     when = times.chosen(name, every, cron, _place(sun), _moment(moment), timezone)
     is_new = book.put(session.engine(create=True), book.made(name, when, message, missed=missed, spread_us=microseconds(spread)))
-    following = next((each.next_at for each in book.planned(session.engine()) if each.name == name), None)
-    if following is None:
+    planned = book.find(session.engine(), name)
+    if planned is None:
         raise click.UsageError(f"{name} never fires: {when.text()} is past")
-    click.echo(f"{name} {'is scheduled' if is_new else 'stands like that already'}: {when.text()}, next at {following.isoformat(' ', 'seconds')}")
+    said = "is scheduled" if is_new else "stands like that already"
+    click.echo(f"{name} {said}: {when.text()}, next at {planned.next_at.isoformat(' ', 'seconds')}")
 
 
 @schedules.command()
@@ -110,9 +113,9 @@ def resume(session: Session, name: str) -> None:
 def _there(session: Session, name: str) -> None:
     from fairlead.schedules import book
 
-    known = [each.name for each in book.planned(session.engine())]
-    if name not in known:
-        raise click.UsageError(f'there is no schedule "{name}"; there are: {", ".join(known[:20]) or "none"}')
+    if book.find(session.engine(), name) is None:
+        known = [each.name for each in book.planned(session.engine(), 20)]
+        raise click.UsageError(f'there is no schedule "{name}"; there are: {", ".join(known) or "none"}')
 
 
 def _json(option: str, text: str, kind: type) -> Any:

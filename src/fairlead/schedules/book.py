@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import zlib
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 
@@ -22,9 +22,10 @@ from fairlead.schedules.times import Cron, Every, Once, Sun
 from fairlead.working.handler import Handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fairlead.engines.base import FullEngine
+    from fairlead.units import Duration
     from fairlead.working.handler import Handlers
 
 log = logging.getLogger("fairlead.schedule")
@@ -99,6 +100,23 @@ class Entry(msgspec.Struct, frozen=True):
     nominal: datetime
 
 
+class Options(TypedDict, total=False):
+    """What can be said of a schedule; what each means is said at `Fairlead.schedule`."""
+
+    every: Duration | None
+    cron: str | None
+    sun: tuple[str, float, float] | None
+    at: datetime | None
+    timezone: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] | None
+    missed: str
+    spread: Duration
+
+
+KNOWN = frozenset(Options.__annotations__)
+
+
 class Planned(msgspec.Struct, frozen=True):
     """A schedule as it stands in the store."""
 
@@ -149,17 +167,21 @@ def set_paused(engine: FullEngine, name: str, *, paused: bool | None) -> None:
     engine.policy_set("operator", PREFIX + name, {"paused": paused})
 
 
-def planned(engine: FullEngine) -> list[Planned]:
-    """All schedules of the store, by name."""
-    found: list[Planned] = []
-    after: str | None = None
-    while page := engine.topic_list(pattern=PREFIX + "*", limit=500, after=after):
-        for topic in page:
-            for entry in _standing(engine, topic.topic):
-                plan, is_paused = entry.schedule, topic.state == "paused"
-                found.append(Planned(plan.name, plan.when.text(), entry.nominal, plan.call.topic, plan.missed, is_paused))
-        after = page[-1].topic
-    return found
+def planned(engine: FullEngine, limit: int, after: str | None = None) -> list[Planned]:
+    """Schedules of the store, in the order of their names, from behind `after` on."""
+    topics = engine.topic_list(pattern=PREFIX + "*", limit=limit, after=PREFIX + after if after is not None else None)
+    return [_planned(entry, is_paused=topic.state == "paused") for topic in topics for entry in _standing(engine, topic.topic)]
+
+
+def find(engine: FullEngine, name: str) -> Planned | None:
+    """One schedule of the store."""
+    standing = _standing(engine, PREFIX + name)
+    return _planned(standing[0], is_paused=engine.policy_of(PREFIX + name).paused) if standing else None
+
+
+def _planned(entry: Entry, *, is_paused: bool) -> Planned:
+    plan = entry.schedule
+    return Planned(plan.name, plan.when.text(), entry.nominal, plan.call.topic, plan.missed, is_paused)
 
 
 def _standing(engine: FullEngine, topic: str) -> list[Entry]:
@@ -203,12 +225,15 @@ class _Firing(Handler):
             log.info("schedule %s was changed: the firing of %s is the new one's", schedule.name, entry.nominal)
             return
         due, following = _due(schedule, entry.nominal, _now(engine))
-        drafts = [schedule.firing(nominal) for nominal in due]
-        if following is not None:
-            drafts.append(schedule.entry(following))
-        for receipt in engine.put(drafts):
-            if receipt.outcome == "refused":
-                raise BadMessage(f"schedule {schedule.name}: {receipt.topic} is full ({receipt.reason}); it is tried again")
+        _publish(engine, schedule, [schedule.firing(nominal) for nominal in due])
+        if following is not None:  # only then: else each period would leave one more entry that waits for the room of its call
+            _publish(engine, schedule, [schedule.entry(following)])
+
+
+def _publish(engine: FullEngine, schedule: Schedule, drafts: list[Draft]) -> None:
+    for receipt in engine.put(drafts):
+        if receipt.outcome == "refused":
+            raise BadMessage(f"schedule {schedule.name}: {receipt.topic} is full ({receipt.reason}); it is tried again")
 
 
 def _due(schedule: Schedule, nominal: datetime, now: datetime) -> tuple[list[datetime], datetime | None]:

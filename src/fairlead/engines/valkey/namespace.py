@@ -135,10 +135,13 @@ class Namespace:
                 )
             stored = self._make(settings)
         layout = int(stored[b"layout"])
-        if layout > records.LAYOUT:
-            raise SchemaMismatch(
-                f"{self.link.name}: namespace {self.name} has layout {layout}, this Fairlead knows layouts up to {records.LAYOUT}; upgrade Fairlead"
+        if layout != records.LAYOUT:
+            mend = (
+                "upgrade Fairlead"
+                if layout > records.LAYOUT
+                else "a Fairlead of before the first release made it: empty it, or take another namespace"
             )
+            raise SchemaMismatch(f"{self.link.name}: namespace {self.name} has layout {layout}, this Fairlead knows layout {records.LAYOUT}; {mend}")
         self.shards = int(stored[b"shards"])
         self.nonce = stored[b"nonce"].decode()
         self.tiers = {name: msgspec.convert(value, Tier) for name, value in msgspec.json.decode(stored[b"tiers"])}

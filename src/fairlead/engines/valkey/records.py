@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fairlead.message import Draft
     from fairlead.policy import Resolved
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the keys and records; `scripts/parts/shard.lua` knows the same."""
 
 _pack = msgspec.msgpack.Encoder().encode

@@ -11,7 +11,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 1
+local LAYOUT = 2
 
 local POLICY_PAGE = 1000 -- lanes that a change of policy places anew in one call
 local INLINE = 16        -- messages of a lane that stand in its own record, before a list is made for more
