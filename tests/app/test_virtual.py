@@ -179,8 +179,13 @@ def test_eager_tasks_raise_at_the_call(app: Fairlead) -> None:
     def divide(one: int, other: int) -> float:
         return one / other
 
-    with eager(app), pytest.raises(ZeroDivisionError):
-        divide.delay(1, 0)
+    with eager(app):
+        with pytest.raises(ZeroDivisionError):
+            divide.delay(1, 0)
+        with pytest.raises(ZeroDivisionError):
+            divide.starmap([(4, 2), (1, 0)])
+        with pytest.raises(ZeroDivisionError):
+            divide.using(delay="1h").enqueue(1, 0)
     assert app.eager is False
 
 

@@ -232,6 +232,8 @@ class Task(Generic[P, R]):
     def starmap(self, items: Iterable[Sequence[Any]], **options: Unpack[CallOptions]) -> list[Receipt]:
         """One call for each item, which holds its arguments; published in batches."""
         self._check(options)
+        if self.app.eager:
+            return [self.publish(tuple(each), {}, options) for each in items]
         return self.app.publish_many((self.message(tuple(each), {}, options) for each in items), progress=False)
 
     def _check(self, options: Mapping[str, Any], *more: str) -> None:

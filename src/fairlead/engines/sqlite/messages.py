@@ -265,3 +265,14 @@ def note_trouble(turn: Turn, row: Row, what: str, error: str | None) -> None:
     history: list[dict[str, Any]] = msgspec.json.decode(found[2])
     history.append({"at_us": turn.now, "what": what, "error": error})
     turn.run("note_write", row.mid, found[0], found[1], msgspec.json.encode(history[-HISTORY:]).decode())
+
+
+def withdraw(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
+    """Take a message that waits out of the store, and its id with it: purged, or moved elsewhere."""
+    end_waiting(turn, lane, row)
+    finish_ids(turn, row, topic, keep=False)
+    remove(turn, row)
+    if row.serial:
+        free_key(turn, lane, row.line, row.mid)
+    lane.removed += 1
+    turn.shard.removed += 1

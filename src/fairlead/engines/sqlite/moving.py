@@ -49,13 +49,7 @@ def send(turn: Turn, limit: int) -> list[Parcel]:
 def _take(turn: Turn, lane: Lane, row: Row) -> Parcel:
     topic = messages.topic_of(row, lane)
     parcel = _parcel(turn, row, topic)
-    messages.end_waiting(turn, lane, row)
-    messages.finish_ids(turn, row, topic, keep=False)
-    messages.remove(turn, row)
-    if row.serial:
-        messages.free_key(turn, lane, row.line, row.mid)
-    lane.removed += 1
-    turn.shard.removed += 1
+    messages.withdraw(turn, lane, row, topic)
     return _keep(turn, parcel)
 
 

@@ -24,7 +24,7 @@ def purge(turn: Turn, topic: str, last: int) -> int:
         # A serial key's next message came forward when its head was removed: it is no longer where it was listed.
         row = messages.read(turn, listed.mid) if listed.serial else listed
         if row is not None and row.seq <= last:
-            _remove(turn, lane, row, topic)
+            messages.withdraw(turn, lane, row, topic)
             removed += 1
             if removed == PAGE:
                 break
@@ -45,16 +45,6 @@ def _waiting(turn: Turn, topic: str) -> list[tuple[Lane, Row]]:
         if len(found) < PAGE:
             found += [(lane, Row(*row)) for row in turn.all("ready_list", lane.lane, PAGE)]
     return found
-
-
-def _remove(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
-    messages.end_waiting(turn, lane, row)
-    messages.finish_ids(turn, row, topic, keep=False)
-    messages.remove(turn, row)
-    if row.serial:
-        messages.free_key(turn, lane, row.line, row.mid)
-    lane.removed += 1
-    turn.shard.removed += 1
 
 
 def delete(turn: Turn, topic: str) -> int:

@@ -290,9 +290,12 @@ class Core:
         here: list[tuple[int, Draft]] = []
         elsewhere: list[Draft] = []
         counted: dict[int, int] = {}
+        parents: dict[int, str | None] = {}
         for place, draft in follow:
             number = counted[place] = counted.get(place, -1) + 1
-            parent = self._held_id(shard, settlements[place - 1])
+            if place not in parents:
+                parents[place] = self._held_id(shard, settlements[place - 1])
+            parent = parents[place]
             if parent is None:
                 continue  # its lease is lost
             named = msgspec.structs.replace(draft, id=draft.id if draft.id is not None else f"{parent}:{number}", sticky=True)
