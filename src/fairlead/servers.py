@@ -174,6 +174,12 @@ class Server:
         )  # fmt: skip
         until(self._answers, f"the server on port {self.port}")
 
+    def start_behind(self, port: int) -> None:
+        """Start it again as a replica: so one brings a master back that was replaced and keeps no file, or it offers its emptiness to all."""
+        with (self.folder / "server.conf").open("a") as config:
+            config.write(f"replicaof 127.0.0.1 {port}\n")
+        self.start()
+
     def _answers(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
@@ -309,7 +315,7 @@ class Sentinels(Replicated):
         for sentinel in self.sentinels:
             (sentinel.folder / "server.conf").write_text(
                 f'port {sentinel.port}\nbind "127.0.0.1"\ndir "{sentinel.folder}"\nlogfile "server.log"\n'
-                f"sentinel monitor {self.NAME} 127.0.0.1 {self.master.port} 2\nsentinel down-after-milliseconds {self.NAME} 500\n"
+                f"sentinel monitor {self.NAME} 127.0.0.1 {self.master.port} 2\nsentinel down-after-milliseconds {self.NAME} 1500\n"
                 f"sentinel failover-timeout {self.NAME} 3000\n"
             )
             sentinel._arguments = ["--sentinel"]  # noqa: SLF001
@@ -318,13 +324,23 @@ class Sentinels(Replicated):
             until(lambda sentinel=sentinel: self._knows_all(sentinel), "the sentinels")  # type: ignore[misc]
 
     def _knows_all(self, sentinel: Server) -> bool:
-        reply = sentinel.run("SENTINEL", "MASTER", self.NAME)
-        told = dict(zip(reply[::2], reply[1::2], strict=True))
-        return bool(told["num-other-sentinels"] == "2" and told["num-slaves"] == str(len(self.replicas)))
+        told = self._told(sentinel)
+        return told["num-other-sentinels"] == "2" and told["num-slaves"] == str(len(self.replicas))
 
-    def master_port(self) -> int:
-        """Whom the sentinels take for the master."""
-        return int(self.sentinels[0].run("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.NAME)[1])
+    def _told(self, sentinel: Server) -> dict[str, str]:
+        reply = sentinel.run("SENTINEL", "MASTER", self.NAME)
+        return dict(zip(reply[::2], reply[1::2], strict=True))
+
+    def replaced(self, seconds: float = 30) -> int:
+        """Wait until every sentinel names another master than the first one, and sees it well; returns its port."""
+        first = str(self.master.port)
+
+        def is_so() -> bool:
+            told = [self._told(sentinel) for sentinel in self.sentinels]
+            return all(each["port"] != first and each["flags"] == "master" and each["info-refresh"] != "0" for each in told)
+
+        until(is_so, "another master", seconds)
+        return int(self._told(self.sentinels[0])["port"])
 
 
 class Cluster(_Group):
