@@ -72,6 +72,11 @@ class Draft(msgspec.Struct, gc=False):
     headers: dict[str, str] | None = None
     at_front: bool = False
     sticky: bool = False  # the id is kept 24 h after the finish, whatever `dedupe` says
+    signal: int | None = None
+    """
+    Not a message of its own, but for the one of this topic and id that waits for signals: its n-th, from 1 on, told once however often it comes.
+    0: wait no longer. The topic, the key and the id are those of the message that waits.
+    """
 
 
 class Lease(msgspec.Struct, gc=False):
@@ -117,6 +122,7 @@ class Settlement(msgspec.Struct, gc=False):
     `"release"` (no attempt counted; `begun=False` also gives the rate permit back), `"rest"` (release, and the topic
     rests for `delay_us`, or 1 s doubling to 5 min), `"unhandled"` (release with a delay of 5 s … 5 min; dead after an hour).
     `cost_us`: the handler's time, for tiers that are fair by time.
+    `outcome`: what is kept of the message under its id for `keep_us`, written in the same step, if this ends the message (acked, died).
     """
 
     handle: int
@@ -127,6 +133,31 @@ class Settlement(msgspec.Struct, gc=False):
     error: str | None = None
     cost_us: int = 0
     begun: bool = True
+    id: str | None = None  # the message's, where there is an outcome
+    outcome: bytes | None = None
+    keep_us: int = 0
+
+
+class Note(msgspec.Struct, gc=False):
+    """
+    Something to be kept of a message under its id for `keep_us`, beside its outcome: how far its handler is.
+
+    With `handle` and `fence` only as long as that lease is held; without them (from outside) whatever became of the message.
+    """
+
+    id: str
+    topic: str
+    body: bytes
+    keep_us: int
+    handle: int = 0
+    fence: int = 0
+
+
+class Kept(msgspec.Struct, gc=False):
+    """What is kept under a message's id: how it ended, and what was noted of it meanwhile."""
+
+    outcome: bytes | None = None
+    note: bytes | None = None
 
 
 SETTLED = ("acked", "retried", "died", "released", "lost", "gone")

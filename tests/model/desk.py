@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fairlead.engines import fairness
-from fairlead.engines.base import Explanation, MessageView, Overview, TierStats, TopicStats
+from fairlead.engines.base import KEEPS_HEADER, Explanation, MessageView, Overview, TierStats, TopicStats
 from fairlead.errors import BadPolicy, TopicInUse, UsageError
 from fairlead.policy import Gate, Layer, PolicyBook, Resolved, check_fields, check_pattern, matches
 from tests.model.engine import Engine
@@ -98,6 +98,7 @@ class Model(Engine):
         self.now = self._time(now_us)
         going = [message for message in self._waiting_all() if message.topic == topic]
         for message in going:
+            self._ended(message, "cancelled")
             self._count(message.lane, "removed")
             self._remove(message)
         for lane in self._lanes_of(topic):
@@ -111,6 +112,7 @@ class Model(Engine):
         for lease in leases:
             if lease.message is not None and lease.topic == topic:
                 self._count(lease.lane, "removed")
+                self._ended(lease.message, "cancelled")
                 self._remove(lease.message)
             elif lease.lane.topic is None:
                 continue  # another topic's of the bucket; one that is at most once is nobody's any more
@@ -126,6 +128,23 @@ class Model(Engine):
         self.finished = {where: until for where, until in self.finished.items() if where[0] != topic}
         self.edges = {where: until for where, until in self.edges.items() if where[0] != topic}
         return removed
+
+    def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
+        """Take one out; a lease of it ends."""
+        message = self._find(message_id, topic)
+        if message is None:
+            return "unknown"
+        if message.death is not None:
+            return "dead"
+        self.now = self._time(now_us)
+        lease = next((lease for lease in self.leases.values() if lease.message is message), None)
+        if lease is not None:
+            self._end(lease, self.now - lease.granted)
+        self._ended(message, "cancelled")
+        self._count(message.lane, "removed")
+        self._remove(message)
+        self._place(message.lane)
+        return "cancelled" if lease is None else "aborted"
 
     # Dead letters
 
@@ -163,7 +182,8 @@ class Model(Engine):
         """With a new number and since; attempts, suspicion and ttl from the start."""
         policy = self.book.resolve(message.topic)
         self.number += 1
-        message.number, message.since, message.death = self.number, since, None
+        self.outcomes.pop(message.id if KEEPS_HEADER in (message.headers or {}) else "", None)
+        message.number, message.since, message.death, message.signals = self.number, since, None, None
         message.attempts, message.suspect, message.unhandled_from, message.unhandled_times = 0, False, None, 0
         message.expires = since + policy.ttl if policy.ttl is not None else None
         message.lane = self._make_lane(*self._lane_name(policy, message.topic, spread_by(message.key, message.merges_by), self.number))

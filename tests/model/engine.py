@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fairlead.engines import fairness
-from fairlead.engines.base import BRING_IN, REST_FIRST_US, REST_MOST_US, UNHANDLED_DEAD_US, UNHANDLED_FIRST_US, UNHANDLED_MOST_US
+from fairlead.engines.base import BRING_IN, REST_FIRST_US, REST_MOST_US, UNHANDLED_DEAD_US, UNHANDLED_FIRST_US, UNHANDLED_MOST_US, UNTIL_SIGNALLED_US
 from fairlead.errors import BacklogFull, BadMessage
 from fairlead.message import Batch, Draft, Lease, Receipt, Settlement
 from fairlead.policy import Resolved
@@ -30,6 +30,7 @@ from tests.model.things import (
     is_past,
     merge_key,
     moved,
+    signals_needed,
     size_of,
     spread_by,
 )  # fmt: skip
@@ -106,11 +107,13 @@ class Engine(Lanes):
     def _check_drafts(self, drafts: Iterable[Draft], now: int) -> None:
         for draft in drafts:
             policy = self.book.resolve(draft.topic)
+            if draft.signal is not None:
+                continue
             if len(draft.body) > policy.max_body:
                 raise BadMessage("over max_body")
             ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
             due = explicit_due(draft, now)
-            if ttl is not None and due is not None and due >= now + ttl:
+            if ttl is not None and due is not None and due >= now + ttl and not signals_needed(draft.headers):
                 raise BadMessage("its delay outlasts its ttl")
 
     def _put(self, drafts: Iterable[Draft]) -> list[Receipt]:
@@ -123,9 +126,11 @@ class Engine(Lanes):
 
     def _accept(self, draft: Draft, policy: Resolved, arrivals: list[Lane]) -> Receipt:
         """Known, merged, refused or accepted, in this order."""
+        if draft.signal is not None:
+            return self._signal(draft, draft.signal, arrivals)
         if draft.id is not None and self._is_known(draft.topic, draft.id):
             return Receipt(draft.id, draft.topic, "duplicate")
-        merges_by = merge_key(draft.key, draft.body) if policy.merge else None
+        merges_by = merge_key(draft.key, draft.body) if policy.merge and not signals_needed(draft.headers) else None
         name, rule = self._lane_name(policy, draft.topic, spread_by(draft.key, merges_by), self.number + 1)
         survivor = self._join(self.lanes.get(name), draft, policy, merges_by)
         if survivor is not None:
@@ -139,17 +144,34 @@ class Engine(Lanes):
 
     def _insert(self, draft: Draft, policy: Resolved, lane: Lane, merges_by: tuple[str, str | bytes] | None) -> Message:
         self.number += 1
+        waits = signals_needed(draft.headers) > 0
         ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
         message = Message(
             handle=self.number, number=self.number, id=draft.id or f"made-{self.number}", topic=draft.topic, bodies=[draft.body], key=draft.key,
             priority=draft.priority, at_front=draft.at_front, headers=draft.headers or None, published=self.now,
-            since=self._first_due(draft, policy, merges_by), expires=self.now + ttl if ttl is not None else None,
+            since=UNTIL_SIGNALLED_US if waits else self._first_due(draft, policy, merges_by),
+            expires=self.now + ttl if ttl is not None and not waits else None, signals=set() if waits else None,
             serial=policy.serial if draft.key is not None else None, merges_by=merges_by, sticky=draft.sticky, lane=lane,
         )  # fmt: skip
         self.messages.append(message)
         self._count(lane, "published")
         self._wait(message)
         return message
+
+    def _signal(self, draft: Draft, number: int, arrivals: list[Lane]) -> Receipt:
+        """One more for a message that waits for some, whose body joins its own; with the last, or number 0, it becomes ready."""
+        message = next((one for one in self.messages if (one.topic, one.id) == (draft.topic, draft.id)), None)
+        if message is None or message.signals is None or not message.delayed or number in message.signals:
+            return Receipt(draft.id or "", draft.topic, "duplicate")
+        message.signals.add(number)
+        message.bodies.append(draft.body)
+        if number == 0 or len(message.signals) >= signals_needed(message.headers):
+            ttl = self.book.resolve(message.topic).ttl
+            message.signals, message.since = None, self.now
+            message.expires = self.now + ttl if ttl is not None else None
+            self._wait(message)
+            arrivals.append(message.lane)
+        return Receipt(draft.id or "", draft.topic)
 
     def _first_due(self, draft: Draft, policy: Resolved, merges_by: tuple[str, str | bytes] | None) -> int:
         """Its own delay or time goes before the policy's window."""
@@ -506,16 +528,19 @@ class Engine(Lanes):
         answers = [self._settle(settlement, ended) for settlement in settlements]
         for lane in ended:
             self._place(lane)
-        receipts = self._put([draft for n, answer in enumerate(answers) if answer == "acked" for draft in follow.get(n, ())])
+        for settlement, answer in zip(settlements, answers, strict=True):
+            if settlement.outcome is not None and settlement.id is not None and answer in ("acked", "died"):
+                self.outcomes[settlement.id] = settlement.outcome
+        receipts = self._put([draft for n, answer in enumerate(answers) if answer in ("acked", "died") for draft in follow.get(n, ())])
         if any(receipt.outcome == "refused" for receipt in receipts):
             self.__dict__ = before
             raise BacklogFull("a message published with an ack is refused")
         return answers
 
     def _derived(self, settlement: Settlement, drafts: Sequence[Draft]) -> list[Draft]:
-        """What is published with an ack has ids made of its message's, so that a repeat is a duplicate; none where the lease is lost."""
+        """What is published with an ack, or a refusal, has ids made of its message's; none where the lease is lost."""
         lease = self._alive(settlement.handle, settlement.fence)
-        if lease is None or settlement.action != "ack":
+        if lease is None or settlement.action not in ("ack", "dead"):
             return []
         parent = lease.message.id if lease.message is not None else f"made-{lease.handle}"
         return [msgspec.structs.replace(draft, id=draft.id or f"{parent}:{n}", sticky=True) for n, draft in enumerate(drafts)]

@@ -6,8 +6,10 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
+
 from fairlead.engines import fairness
-from fairlead.engines.base import STICKY_US
+from fairlead.engines.base import KEEPS_HEADER, STICKY_US
 from fairlead.policy import DEFAULT_TIERS, FOREVER, PolicyBook, Resolved, Tier
 from tests.model.things import CAN_DELIVER, HISTORY, LINGER_US, Band, Death, GateState, Held, Lane, Message, is_past
 
@@ -40,6 +42,7 @@ class Lanes:
         self.gates: dict[str, GateState] = {}
         self.finished: dict[tuple[str, str], int | None] = {}  # (topic, id): until when it is known, None: for ever
         self.edges: dict[tuple[str, tuple[str, str | bytes]], int] = {}  # edge="leading": when the window of a key ends
+        self.outcomes: dict[str, bytes] = {}  # how messages ended, by id, where that is kept
         self.book = PolicyBook(self.tiers)
         self.deadlines_given: set[int] = set()
 
@@ -235,11 +238,19 @@ class Lanes:
     def _expire(self, message: Message) -> None:
         self._count(message.lane, "expired")
         if self.book.resolve(message.topic).on_expiry == "drop":
+            self._ended(message, "expired", "expired: its ttl ended before it was handed out")
             self._remove(message)
         else:
             self._bury(message, "expired: its ttl ended before it was handed out", None)
 
+    def _ended(self, message: Message, status: str, reason: str | None = None) -> None:
+        """No handler told of its end; where that is wanted, it is kept."""
+        if KEEPS_HEADER in (message.headers or {}):
+            told = {"status": status} if reason is None else {"status": status, "reason": reason}
+            self.outcomes[message.id] = msgspec.json.encode(told)
+
     def _bury(self, message: Message, reason: str, error: str | None) -> None:
+        self._ended(message, "expired" if reason.startswith("expired") else "dead", reason)
         self._stop_waiting(message)
         self._free_line(message.lane, message.line, message)
         self.deaths += 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairlead.engines.base import NEEDS_HEADER
 from fairlead.message import Draft, Lease
 from fairlead.policy import Gate, Resolved
 from fairlead.units import SECOND
@@ -52,6 +53,7 @@ class Message:
     unhandled_times: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     death: Death | None = None
+    signals: set[int] | None = None  # those that came, while it waits for some
 
     @property
     def order(self) -> tuple[int, int, int, int]:
@@ -199,6 +201,11 @@ def spread_by(key: str | None, merges_by: tuple[str, str | bytes] | None) -> byt
 def shape(policy: Resolved) -> tuple[Any, ...]:
     """What decides which lane a message goes to."""
     return (policy.partitions, policy.buckets, policy.buckets_pattern)
+
+
+def signals_needed(headers: Mapping[str, str] | None) -> int:
+    """For how many a message waits."""
+    return int((headers or {}).get(NEEDS_HEADER, "0"))
 
 
 def moved(mean: int, cost: int) -> int:

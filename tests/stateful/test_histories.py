@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from fairlead.engines.base import KEEPS_HEADER, NEEDS_HEADER
 from fairlead.message import Draft, Lease, Receipt, Settlement
 from fairlead.policy import Gate
 from fairlead.units import SECOND
@@ -36,6 +37,10 @@ STEPS = 50
 TOPICS = ["a.1", "a.2", "b.1", "c.1", "d.1", "d.2", "e.1", "e.2"]
 BUSY = [*TOPICS, "a.1", "a.1", "a.1", "a.2", "b.1", "b.1", "c.1", "c.1", "d.1", "e.1", "e.2"]
 PATTERNS = ["a.*", "b.*", "c.*", "d.*", "e.*", "*", "a.1", "b.1", "d.1", "e.1"]
+YEARS = 90_000_000 * SECOND
+KEEPS = {KEEPS_HEADER: "90000000,90000000"}
+WAITS = {**KEEPS, NEEDS_HEADER: "2"}
+
 IDS = [f"i{n}" for n in range(5)]
 MADE = [f"made-{n}" for n in range(1, 30)]
 AGAIN = "again"  # stands for the topic and the id of a message published before
@@ -130,7 +135,7 @@ def a_draft(chance: random.Random, topic: str) -> Draft:
         at_us=pick([None] * 12 + [START - SECOND, START + 3 * SECOND]),
         id=pick([None] * 9 + IDS + [AGAIN] * 2),
         ttl_us=pick([None] * 6 + [1 * SECOND, 5 * SECOND]),
-        headers=pick([None, None, {}, {"a": "b"}]),
+        headers=pick([None, None, {}, {"a": "b"}, KEEPS, KEEPS, WAITS]),
         at_front=pick([False, False, False, True]),
         sticky=pick([False] * 5 + [True]),
     )
@@ -182,6 +187,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.held: list[tuple[Lease, Lease]] = []  # as the engine and as the model handed it out
         self.receipts: list[Receipt] = []  # the model's
+        self.signalled: set[str] = set()  # those of them that were to wait for signals
         self.busy = BUSY[-1]  # the topic of which most is heard now
         self.steps = 0
 
@@ -214,6 +220,7 @@ class Histories(RuleBasedStateMachine):
         batch = [self.again(draft, chance) if draft.id == AGAIN else draft for draft in some_drafts(chance, 1, 6, self.busy)]
         _, receipts = self.twins.call("put", (self.for_engine(batch),), (batch,), now_us=self.twins.now)
         if not isinstance(receipts, str):
+            self.signalled |= {receipt.id for receipt, draft in zip(receipts, batch, strict=True) if NEEDS_HEADER in (draft.headers or {})}
             self.receipts += [receipt for receipt in receipts if receipt.id]
 
     def again(self, draft: Draft, chance: random.Random) -> Draft:
@@ -240,6 +247,10 @@ class Histories(RuleBasedStateMachine):
             [msgspec.structs.replace(end, handle=pair[twin].handle, fence=pair[twin].fence) for pair, end in zip(pairs, ends, strict=True)]
             for twin in (0, 1)
         ]
+        for n, pair in enumerate(pairs):
+            if chance.random() < 0.2:
+                for twin in (0, 1):
+                    settlements[twin][n].id, settlements[twin][n].outcome, settlements[twin][n].keep_us = pair[twin].id, b"so", YEARS
         if chance.random() < 0.05:
             for batch in settlements:
                 batch[0].handle = batch[-1].handle
@@ -289,6 +300,27 @@ class Histories(RuleBasedStateMachine):
             those += [(one, fence) for (one, _), (_, fence) in pairwise(those)]
         more = () if operation == "start" else (by_us,)
         self.twins.call(operation, (some[0], *more), (some[1], *more), now_us=self.twins.now)
+
+    # Signals, outcomes, cancelling
+
+    @precondition(lambda self: self.receipts)
+    @rule(chance=chances)
+    def signal(self, chance: random.Random) -> None:
+        """For a message that waits for some, or that does not."""
+        waiting = [receipt for receipt in self.receipts[-30:] if receipt.id in self.signalled]
+        for receipt in waiting[-3:] or self.receipts[-1:]:
+            draft = Draft(receipt.topic, b"s", id=receipt.id, signal=chance.choice([0, 1, 1, 1, 2, 2]))
+            self.twins.call("put", (self.for_engine([draft]),), ([draft],), now_us=self.twins.now)
+
+    signal_more = signal
+
+    @precondition(lambda self: self.receipts)
+    @rule(chance=chances, named=st.booleans())
+    def withdraw(self, chance: random.Random, *, named: bool) -> None:
+        receipt = chance.choice(self.receipts[-10:])
+        topic = receipt.topic if named or receipt.id not in MADE else None  # an id of the user's own is one of its topic
+        self.twins.call("withdraw", (self.twins.names.for_engine(receipt.id), topic), (receipt.id, topic), now_us=self.twins.now)
+        self.do("tick")  # where there was nothing to do, an engine need not have looked at the clock
 
     # Time
 
@@ -359,6 +391,7 @@ class Histories(RuleBasedStateMachine):
         options = {"first_us": spacing * 2, "spacing_us": spacing} if operation == "dead_redrive" else {}
         for_engine = [self.twins.names.for_engine(each) for each in ids] if ids is not None else None
         self.twins.call(operation, (topic, for_engine), (topic, ids), limit=limit, now_us=self.twins.now, **options)
+        self.do("tick")  # as in `withdraw`
 
     # Looking
 
@@ -410,7 +443,10 @@ class Histories(RuleBasedStateMachine):
             return
         self.twins.compare_everything()
         for topic in {receipt.topic for receipt in self.receipts[-10:]}:
-            self.look_up(topic, list({receipt.id for receipt in self.receipts[-10:] if receipt.topic == topic}))
+            ids = list({receipt.id for receipt in self.receipts[-10:] if receipt.topic == topic})
+            self.look_up(topic, ids)
+            kept = self.twins.engine.kept([(self.twins.names.for_engine(each), topic) for each in ids], now_us=self.twins.now)
+            self.twins.compare("kept", [each.outcome for each in kept], [self.twins.model.outcomes.get(each) for each in ids])
         self.steps += 1
         if self.steps % 5 == 0:
             assert [check for check in self.twins.engine.doctor() if not check.ok] == [], "the store's parts agree"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from fairlead.engines.base import KEEPS_HEADER, NEEDS_HEADER
 from fairlead.errors import BadMessage, UsageError
 from fairlead.units import SECOND
 
@@ -28,6 +31,9 @@ STEP = 16
 DEFAULT_MEAN_US = SECOND
 """What a message is taken to cost in a tier that is fair by time, before anything is known."""
 
+MOST_SIGNALS = 100_000
+"""For which one message can wait."""
+
 RETRIES_USED_UP = "retries used up: "
 """Why a letter is dead; what failed last follows."""
 
@@ -39,6 +45,33 @@ REFUSED = "the handler refused it"
 """Why a letter is dead."""
 
 
+def keeps(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
+    """For how many microseconds a message's end is kept, after an ack and after any other end; None: not at all."""
+    said = headers.get(KEEPS_HEADER) if headers is not None else None
+    if said is None:
+        return None
+    done, _, otherwise = said.partition(",")
+    try:
+        return int(done) * SECOND, int(otherwise or done) * SECOND
+    except ValueError:  # of another program
+        return None
+
+
+def ended(status: str, reason: str | None = None) -> bytes:
+    """The outcome of a message that no handler ended: "expired", "dead" or "cancelled"."""
+    return msgspec.json.encode({"status": status} if reason is None else {"status": status, "reason": reason})
+
+
+def needs(draft: Draft) -> int:
+    """For how many signals a message waits. Raises BadMessage."""
+    said = draft.headers.get(NEEDS_HEADER) if draft.headers is not None else None
+    if said is None:
+        return 0
+    if not said.isascii() or not said.isdecimal() or not 0 < int(said) <= MOST_SIGNALS:
+        raise BadMessage(f"message to {draft.topic}: the header {NEEDS_HEADER} is a number from 1 to {MOST_SIGNALS:,}, got {said!r:.40}")
+    return int(said)
+
+
 def explicit_due(draft: Draft, now_us: int) -> int | None:
     """When the publisher said that it is due, None if he said nothing."""
     if draft.at_us is not None:
@@ -48,11 +81,15 @@ def explicit_due(draft: Draft, now_us: int) -> int | None:
 
 def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
     """Raises BadMessage for one that cannot be published. `now_us` None: what depends on the engine's time is left to the engine."""
+    if draft.signal is not None:
+        return  # small, and never to be lost
     if len(draft.body) > policy.max_body:
         raise BadMessage(
             f"message to {draft.topic}: the body has {len(draft.body):,} bytes, its policy allows {policy.max_body:,}; "
             "send a reference to it, or raise max_body"
         )
+    if needs(draft):
+        return  # its ttl begins when it waits no longer
     ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
     if now_us is not None and ttl is not None:
         due = explicit_due(draft, now_us)

@@ -16,10 +16,22 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from fairlead.message import Batch, Draft, Receipt, Settlement
+    from fairlead.message import Batch, Draft, Kept, Note, Receipt, Settlement
     from fairlead.policy import Gate, Layer, PolicyBook, Resolved, Tier
 
 Durability = Literal["memory", "fsync", "replicated"]
+
+KEEPS_HEADER = "fairlead-keeps"
+"""Of a message whose end is to be kept under its id: for how many seconds after an ack, and after any other end, like "600,86400"."""
+
+NEEDS_HEADER = "fairlead-needs"
+"""Of a message that waits for signals (`Draft.signal`): how many. It is delayed until then; their bodies come behind its own."""
+
+UNTIL_SIGNALLED_US = 7_258_118_400_000_000
+"""When such a message is due by itself: in the year 2200."""
+
+ABORT = "!"
+"""What an `Ear` expects that wants to hear of leases that were ended from outside; their messages' ids follow it in what it hears."""
 
 BRING_IN = 1000
 """Most due or expired messages, woken lanes and swept lanes that one call brings in, each."""
@@ -212,6 +224,30 @@ class Check(msgspec.Struct, frozen=True):
     mend: str = ""
 
 
+class Ear(Protocol):
+    """Hears when something is kept of messages. For one thread; only `expect`, `forget` and `wake` are for others too."""
+
+    def expect(self, *ids: str) -> None:
+        """From now on it is heard of these; each is heard once as soon as that is so: then is the time to look how it stands."""
+        ...
+
+    def forget(self, *ids: str) -> None:
+        """No longer."""
+        ...
+
+    def listen(self, timeout: float) -> list[str] | None:
+        """Sleep until something of them changed, at most so many seconds; which. None: something may have been missed, look at all."""
+        ...
+
+    def wake(self) -> None:
+        """End a `listen`."""
+        ...
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        ...
+
+
 @runtime_checkable
 class Engine(Protocol):
     """The hot path: what producers and workers call."""
@@ -262,10 +298,34 @@ class Engine(Protocol):
         """
         End leases; answers one of `fairlead.message.SETTLED` for each.
 
-        `publish`: messages to be put together with the settlement at that position, if it is an ack that succeeds; their
+        `publish`: messages to be put together with the settlement at that position, if it is an ack (or "dead") that succeeds; their
         ids are derived from its message (`<id>:<position>`) where they have none, and sticky. One that cannot be published
         (BadMessage, BacklogFull) fails the whole call, and nothing is changed.
         """
+        ...
+
+    def note(self, notes: Sequence[Note], *, now_us: int | None = None) -> list[bool]:
+        """Keep something of messages under their ids; False: the lease is lost, nothing was kept."""
+        ...
+
+    def kept(self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None) -> list[Kept]:
+        """What is kept of these (id, topic); without a topic it may take longer to find."""
+        ...
+
+    def forget_kept(self, message_id: str, topic: str | None = None) -> None:
+        """Keep nothing of it any longer."""
+        ...
+
+    def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
+        """
+        Take a message out, whatever it waits for: "cancelled". Of one that is leased the lease ends, and its worker is told: "aborted".
+
+        Its outcome is then that it was cancelled. "dead" or "unknown": nothing was changed.
+        """
+        ...
+
+    def ear(self) -> Ear:
+        """Something to hear with of what is kept, and of aborts."""
         ...
 
     def extend(self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None) -> list[bool]:

@@ -21,10 +21,15 @@ import tempfile
 import threading
 import time
 import zlib
+from collections import deque
 from typing import TYPE_CHECKING
+
+from fairlead.engines.base import ABORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from fairlead.engines.base import Ear
 
 LOOK_AGAIN = 1.0
 """Seconds after which a waiter looks by itself, in case a bell was lost (a full socket, another /tmp in a container)."""
@@ -33,6 +38,12 @@ POLL = 0.02
 """Seconds between looks where there are no Unix sockets."""
 
 PUT_UP_TRIES = 20
+
+EAR = "ear-"
+"""How the names of sockets begin whose owners hear of what is kept."""
+
+TOLD_AT_ONCE = 200
+"""Ids in one datagram."""
 
 log = logging.getLogger("fairlead.engine")
 
@@ -50,6 +61,27 @@ class Doorbell:
         self._interrupted = 0
         self._is_deaf = False
         self._waiting: dict[str, socket.socket] = {}
+        self.ears: list[SocketEar] = []
+
+    def ear(self) -> Ear:
+        """Something to hear with of what is kept."""
+        return SocketEar(self, self._folder)
+
+    def tell(self, ids: Sequence[str]) -> None:
+        """Something is kept of these messages: whoever listens hears of it."""
+        for ear in list(self.ears):
+            ear.told(ids)
+        if not self._across:
+            return
+        try:
+            names = [name for name in os.listdir(self._folder) if name.startswith(EAR)]
+        except OSError:
+            return
+        own = {ear.name for ear in self.ears}
+        for name in names:
+            if name not in own:
+                for start in range(0, len(ids), TOLD_AT_ONCE):
+                    self._send(name, "\n".join(ids[start : start + TOLD_AT_ONCE]).encode())
 
     def ring(self, pool: str) -> None:
         """Wake one waiter of the pool, if there is one."""
@@ -73,12 +105,12 @@ class Doorbell:
             if name[len(mine)] == "a" and self._send(name):
                 return
 
-    def _send(self, name: str) -> bool:
+    def _send(self, name: str, said: bytes = b"!") -> bool:
         path = f"{self._folder}/{name}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
             bell.setblocking(False)  # the standard library's own signature
             try:
-                bell.sendto(b"!", path)
+                bell.sendto(said, path)
             except BlockingIOError:
                 return True  # its socket is full of bells: it is awake
             except OSError:
@@ -96,7 +128,7 @@ class Doorbell:
         name = f"{_pool_mark(pool)}{'a' if topics is None else 'r'}{secrets.token_hex(8)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
             try:
-                self._put_up(bell, name)
+                self.put_up(bell, name)
             except OSError as error:
                 if not self._is_deaf:
                     self._is_deaf = True
@@ -121,7 +153,7 @@ class Doorbell:
                     os.rmdir(self._folder)  # unless others wait too
         return False
 
-    def _put_up(self, bell: socket.socket, name: str) -> None:
+    def put_up(self, bell: socket.socket, name: str) -> None:
         """Bind the socket; the folder goes with the last who waits, so it may vanish in between."""
         for _ in range(PUT_UP_TRIES):
             with contextlib.suppress(FileNotFoundError, FileExistsError):
@@ -152,6 +184,89 @@ class Doorbell:
             self._condition.notify_all()
         for name in list(self._waiting):
             self._send(name)
+
+
+class SocketEar:
+    """
+    Hears of what is kept: from this process through a list, from others through a datagram socket beside those of the waiters.
+
+    What does not fit into the socket is missed, so it looks at all every second.
+    """
+
+    def __init__(self, bell: Doorbell, folder: str) -> None:
+        self._bell = bell
+        self._expected: set[str] = set()
+        self._said: deque[str] = deque()
+        self._woken = False
+        self._inner, self._waker = socket.socketpair()
+        self._outer: socket.socket | None = None
+        self.name = f"{EAR}{secrets.token_hex(8)}"
+        self._path = ""
+        for each in (self._inner, self._waker):
+            each.setblocking(False)
+        if folder:
+            self._put_up(folder)
+        bell.ears.append(self)
+
+    def _put_up(self, folder: str) -> None:
+        outer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        outer.setblocking(False)
+        try:
+            self._bell.put_up(outer, self.name)
+        except OSError as error:
+            log.warning("%s: nothing can be heard of other processes here (%s); this one looks every second instead", folder, error)
+            outer.close()
+            return
+        self._outer, self._path = outer, f"{folder}/{self.name}"
+
+    def expect(self, *ids: str) -> None:
+        self._expected.update(ids)
+        self.told(ids)
+
+    def forget(self, *ids: str) -> None:
+        self._expected.difference_update(ids)
+
+    def told(self, ids: Sequence[str]) -> None:
+        """Called by whoever keeps something, in this process."""
+        self._said.extend(ids)
+        self.wake()
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    def listen(self, timeout: float) -> list[str] | None:
+        sockets = [self._inner] if self._outer is None else [self._inner, self._outer]
+        poll = select.poll()
+        for each in sockets:
+            poll.register(each, select.POLLIN)
+        ready = {file for file, _ in poll.poll(min(timeout, LOOK_AGAIN) * 1000)}
+        heard: list[str] = []
+        if self._inner.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._inner.recv(4096)
+            while self._said:
+                heard.append(self._said.popleft())
+        if self._outer is not None and self._outer.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    heard += self._outer.recv(1 << 17).decode(errors="replace").split("\n")
+        if not ready and timeout >= LOOK_AGAIN:
+            return None
+        expected = self._expected
+        aborts = ABORT in expected
+        return [each for each in heard if each in expected or (aborts and each.startswith(ABORT))]
+
+    def close(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._bell.ears.remove(self)
+        for each in (self._inner, self._waker, self._outer):
+            if each is not None:
+                each.close()
+        if self._path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+                os.rmdir(os.path.dirname(self._path))
 
 
 def _folder(path: str) -> str:

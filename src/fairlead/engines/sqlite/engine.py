@@ -14,7 +14,7 @@ import msgspec
 from fairlead.engines.admission import check_namespace, different_tiers
 from fairlead.engines.base import BRING_IN, Capabilities, Settings
 from fairlead.engines.naming import lane_name
-from fairlead.engines.sqlite import housekeeping, putting, serving, settling
+from fairlead.engines.sqlite import housekeeping, keeping, putting, serving, settling
 from fairlead.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
 from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.statements import SQL
@@ -28,7 +28,8 @@ from fairlead.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fairlead.message import Draft, Receipt, Settlement
+    from fairlead.engines.base import Ear
+    from fairlead.message import Draft, Kept, Note, Receipt, Settlement
 
 log = logging.getLogger("fairlead.engine")
 
@@ -139,6 +140,8 @@ class Core:
                 raise
         for pool in turn.rang:
             self._bell.ring(pool)
+        if turn.told:
+            self._bell.tell(turn.told)
 
     def _look_at_clock(self, turn: Turn) -> None:
         """The store's time never goes back: where the machine's clock was set back it stands still, which somebody should know."""
@@ -202,6 +205,26 @@ class Core:
             if any(settlement.action != "ack" for settlement in settlements):
                 self._ring_for_soon(turn)
         return answers
+
+    def note(self, notes: Sequence[Note], *, now_us: int | None = None) -> list[bool]:
+        with self._turn(now_us, durable=False) as turn:
+            return keeping.note(turn, notes)
+
+    def kept(self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None) -> list[Kept]:
+        with self._store.reading() as connection:
+            return keeping.read(Turn(connection, self._rules, _clock() if now_us is None else now_us), [message_id for message_id, _ in ids])
+
+    def forget_kept(self, message_id: str, topic: str | None = None) -> None:
+        del topic
+        with self._turn(None, durable=True) as turn:
+            turn.run("kept_delete", message_id)
+
+    def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
+        with self._turn(now_us, durable=True) as turn:
+            return keeping.withdraw(turn, message_id, topic)
+
+    def ear(self) -> Ear:
+        return self._bell.ear()
 
     def extend(self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None) -> list[bool]:
         with self._turn(now_us, durable=False) as turn:

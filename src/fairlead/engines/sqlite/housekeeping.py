@@ -34,6 +34,7 @@ def _events(turn: Turn, budget: int) -> None:
         left -= _happen(turn, page, left)
     turn.run("idents_forget", turn.now, budget)
     turn.run("edges_forget", turn.now, budget)
+    turn.run("kept_forget", turn.now, budget)
 
 
 def _happen(turn: Turn, page: list[Any], left: int) -> int:

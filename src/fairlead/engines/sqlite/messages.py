@@ -12,6 +12,7 @@ import msgspec
 from fairlead.engines import base
 from fairlead.engines.admission import EXPIRED, HISTORY
 from fairlead.engines.naming import made_id, made_number
+from fairlead.engines.sqlite import keeping
 from fairlead.engines.sqlite.rows import DEAD, DELAYED, DUE, EXPIRES, PARKED, READY, RETENTION_ENDS, YIELD, Lane, Row
 from fairlead.policy import FOREVER
 
@@ -217,6 +218,8 @@ def remove(turn: Turn, row: Row) -> None:
     turn.run("message_delete", row.mid)
     if row.parts:
         turn.run("parts_delete", row.mid)
+        if row.since == base.UNTIL_SIGNALLED_US:
+            turn.run("came_delete", row.mid)
     if row.attempts or row.suspect or row.deliveries or row.odd:
         turn.run("note_delete", row.mid)
 
@@ -231,6 +234,7 @@ def bury(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None) -> No
     turn.run("dead_insert", row.mid, topic, turn.now, until, reason, error)
     turn.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
     turn.shard.dead += 1
+    keeping.ends(turn, row, "expired" if reason == EXPIRED else "dead", reason)
 
 
 def expire(turn: Turn, lane: Lane, row: Row) -> None:
@@ -239,6 +243,7 @@ def expire(turn: Turn, lane: Lane, row: Row) -> None:
     lane.expired += 1
     turn.shard.expired += 1
     if turn.rules.of(topic).on_expiry == "drop":
+        keeping.ends(turn, row, "expired", EXPIRED)
         finish_ids(turn, row, topic, keep=False)
         remove(turn, row)
     else:
@@ -268,7 +273,7 @@ def note_trouble(turn: Turn, row: Row, what: str, error: str | None) -> None:
 
 
 def withdraw(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
-    """Take a message that waits out of the store, and its id with it: purged, or moved elsewhere."""
+    """Take a message that waits out of the store, and its id with it: purged, cancelled, or moved elsewhere."""
     end_waiting(turn, lane, row)
     finish_ids(turn, row, topic, keep=False)
     remove(turn, row)

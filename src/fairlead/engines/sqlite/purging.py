@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlead.engines.naming import lane_name
-from fairlead.engines.sqlite import messages, views
+from fairlead.engines.sqlite import keeping, messages, views
 from fairlead.engines.sqlite.rows import DELAYED, PARKED, RETENTION_ENDS, Held, Lane, Row
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def purge(turn: Turn, topic: str, last: int) -> int:
         # A serial key's next message came forward when its head was removed: it is no longer where it was listed.
         row = messages.read(turn, listed.mid) if listed.serial else listed
         if row is not None and row.seq <= last:
+            keeping.ends(turn, row, "cancelled")
             messages.withdraw(turn, lane, row, topic)
             removed += 1
             if removed == PAGE:
@@ -74,6 +75,7 @@ def _give_up(turn: Turn, lane: Lane, held: Held, topic: str) -> int:
         gate.leased -= 1
         turn.touch_gate(gate)
     if row is not None:
+        keeping.ends(turn, row, "cancelled")
         messages.finish_ids(turn, row, topic, keep=False)
         messages.remove(turn, row)
         if row.serial:
@@ -109,6 +111,7 @@ def redrive(turn: Turn, topic: str | None, ids: Sequence[str] | None, limit: int
         turn.run("event_delete", until, RETENTION_ENDS, mid)
         turn.run("dead_delete", mid)
         turn.shard.dead -= 1
+        keeping.begins_again(turn, row)
         lane = _put_back(turn, row, its_topic, first + n * spacing_us)
         lanes[lane.lane] = lane
     for lane in lanes.values():

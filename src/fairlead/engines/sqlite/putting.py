@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.engines.admission import DROPPED, check_draft, explicit_due, full
+from fairlead.engines.base import NEEDS_HEADER, UNTIL_SIGNALLED_US
 from fairlead.engines.naming import PARTITION, lane_name, merge_key
-from fairlead.engines.sqlite import merging, messages
+from fairlead.engines.sqlite import keeping, merging, messages
 from fairlead.engines.sqlite.rows import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD, Lane, Row, rank_of
 from fairlead.message import Receipt
 
@@ -65,7 +66,10 @@ class _Intake:
         """One message: known, merged, refused or accepted, in this order."""
         turn = self.turn
         topic = draft.topic
-        mkey = merge_key(draft) if policy.merge is not None else None
+        if draft.signal is not None:
+            return self._signal(draft)
+        is_blocked = draft.headers is not None and NEEDS_HEADER in draft.headers
+        mkey = merge_key(draft) if policy.merge is not None and not is_blocked else None
         if policy.partitions == 1 and policy.buckets is None:
             name, rule = topic, topic
         else:
@@ -87,8 +91,15 @@ class _Intake:
                 return Receipt(draft.id or "", topic, "refused", None, reason)
         lane = turn.make_lane(name, rule)
         self.arrivals[lane.lane] = lane
-        mid = self._insert(draft, policy, lane, mkey)
+        mid = self._insert(draft, policy, lane, mkey, is_blocked=is_blocked)
         return Receipt(draft.id or f"{turn.shard.nonce}-{mid:x}", topic)
+
+    def _signal(self, draft: Draft) -> Receipt:
+        self.write()
+        receipt, lane = keeping.signal(self.turn, draft)
+        if lane is not None:
+            self.arrivals[lane.lane] = lane
+        return receipt
 
     def _join(self, draft: Draft, policy: Resolved, name: str, mkey: bytes) -> Receipt | None:
         turn = self.turn
@@ -100,17 +111,19 @@ class _Intake:
         survivor = messages.id_of(turn, row)
         return Receipt(draft.id or survivor, draft.topic, "merged", survivor)
 
-    def _insert(self, draft: Draft, policy: Resolved, lane: Lane, mkey: bytes | None) -> int:
+    def _insert(self, draft: Draft, policy: Resolved, lane: Lane, mkey: bytes | None, *, is_blocked: bool) -> int:
         turn = self.turn
         now = turn.now
         mid = turn.next_seq()
         since = now
-        if draft.delay_us > 0 or draft.at_us is not None:
+        if is_blocked:
+            since = UNTIL_SIGNALLED_US
+        elif draft.delay_us > 0 or draft.at_us is not None:
             since = explicit_due(draft, turn.now) or now
         elif mkey is not None and policy.window is not None:
             since = merging.window_due(turn, draft.topic, mkey, policy) or now
         ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
-        expires = now + ttl if ttl is not None else None
+        expires = now + ttl if ttl is not None and not is_blocked else None
         rank = rank_of(draft.priority, at_front=draft.at_front)
         serial = _SERIAL[policy.serial] if draft.key is not None else 0
         row_topic = draft.topic if lane.topic is None else None

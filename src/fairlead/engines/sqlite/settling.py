@@ -9,7 +9,7 @@ import msgspec
 from fairlead.engines import base, fairness
 from fairlead.engines.admission import DEFAULT_MEAN_US, NO_HANDLER, REFUSED, RETRIES_USED_UP, STARTED_AND_LOST, backlog_full_with_ack
 from fairlead.engines.naming import PARTITION, made_id
-from fairlead.engines.sqlite import merging, messages, putting
+from fairlead.engines.sqlite import keeping, merging, messages, putting
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END, Held, Lane, Row
 from fairlead.errors import BacklogFull
 
@@ -30,7 +30,7 @@ class Outdated(Exception):  # never leaves the engine
 
 
 def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]) -> list[str]:
-    """End each lease as it says; publish what goes with the acks that succeed. Raises Outdated, BacklogFull."""
+    """End each lease as it says; keep and publish what goes with those that end their messages. Raises Outdated, BacklogFull."""
     left, lanes = _quick_acks(turn, settlements)
     answers = ["acked"] * len(settlements)
     parents = {n: made_id(turn.shard.nonce, settlements[n].handle) for n in publish}
@@ -45,7 +45,9 @@ def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, 
             answers[n], parents[n] = ending.settle(row, settlements[n])
         lanes |= ending.write()
     _stand(turn, lanes.values())
-    drafts = [draft for n in sorted(publish) if answers[n] == "acked" for draft in _derived(publish[n], parents[n])]
+    keeping.keep(turn, settlements, answers)
+    ends = [n for n in sorted(publish) if (settlements[n].action, answers[n]) in (("ack", "acked"), ("dead", "died"))]
+    drafts = [draft for n in ends for draft in _derived(publish[n], parents[n])]
     if drafts:
         for receipt in putting.put(turn, drafts):
             if receipt.outcome == "refused":
@@ -151,7 +153,8 @@ class _Ending:
         message = messages.read(turn, held.mid)
         if message is None:
             return "gone", ""
-        return come_back(turn, lane, held, message, settlement), ""
+        message_id = messages.id_of(turn, message)
+        return come_back(turn, lane, held, message, settlement), message_id
 
     def _ack(self, lane: Lane, held: Held, row: Any) -> str:
         turn = self.turn

@@ -167,6 +167,7 @@ class Turn:
         self.now = max(clock, self.shard.now)
         rules.refresh(connection, self.shard.policy_version)
         self.rang: set[str] = set()
+        self.told: list[str] = []  # ids of messages of which something is kept now
         self.came_up: list[Lane] = []  # lanes that became runnable, or came to a gate, in this turn
         self._went_down = False  # one of them no longer is, or is somewhere else
         self._absent: set[str] = set()  # names without a lane

@@ -163,6 +163,14 @@ class ValkeyEngine(Core):
     def explain(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> Explanation:
         return explaining.explain(self._view(now_us), message_id, topic)
 
+    def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
+        found = views.find(self._view(now_us), message_id, topic)
+        if found is None:
+            return "unknown"
+        shard, record = found
+        told: bytes = self._space.run("withdraw", shard, now_us, record.mid, durable=True)
+        return told.decode()
+
     # Dead letters
 
     def dead_list(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[tuple[int, MessageView]]:

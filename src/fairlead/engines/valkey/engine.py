@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from fairlead.engines.admission import backlog_full_with_ack, check_draft, delay_outlasts_ttl, full
-from fairlead.engines.base import BRING_IN, Capabilities
+from fairlead.engines.base import BRING_IN, NEEDS_HEADER, Capabilities
 from fairlead.engines.naming import merge_key
 from fairlead.engines.valkey import records
 from fairlead.engines.valkey.grants import Grants
 from fairlead.engines.valkey.namespace import Namespace
-from fairlead.engines.valkey.waiting import Waiting
+from fairlead.engines.valkey.waiting import KeptEar, Waiting
 from fairlead.errors import BacklogFull, BadMessage, EngineUnavailable
-from fairlead.message import Batch, Draft, Lease, Receipt, Settlement
+from fairlead.message import Batch, Draft, Kept, Lease, Note, Receipt, Settlement
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fairlead.engines.base import Settings
+    from fairlead.engines.base import Ear, Settings
     from fairlead.engines.valkey.namespace import Route
 
 HOUSE = 125
@@ -103,7 +103,7 @@ class Core:
     def _spread_by(draft: Draft, route: Route) -> int | None:
         if draft.key is not None:
             return zlib.crc32(draft.key.encode())
-        return zlib.crc32(draft.body) if route.policy.merge is not None else None
+        return zlib.crc32(draft.body) if _merges(draft, route) else None
 
     def _put_in(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]:
         receipts: list[Receipt] = []
@@ -149,6 +149,7 @@ class Core:
             if (
                 route.is_plain
                 and draft.id is None
+                and not _waits(draft)
                 and draft.ttl_us is None
                 and not (
                     draft.priority or draft.delay_us > 0 or draft.at_us is not None or draft.at_front or (route.is_serial and draft.key is not None)
@@ -163,7 +164,7 @@ class Core:
 
     def _rich(self, draft: Draft, route: Route) -> bytes:
         policy = route.policy
-        mkey = merge_key(draft) if policy.merge is not None else None
+        mkey = merge_key(draft) if _merges(draft, route) else None
         spread = None
         if policy.partitions > 1:
             spread = self._part(draft, route) if self._space.shards > 1 else self._spread_by(draft, route)
@@ -312,7 +313,7 @@ class Core:
         """The id of a message that is acked now, if its lease is held."""
         space, mid = self._space, settlement.handle // self._space.shards
         lease, stored = space.read_many(shard, [("HGET", "l", mid), ("HGET", "m", mid)])
-        held = records.read_held(lease) if lease is not None and settlement.action == "ack" else None
+        held = records.read_held(lease) if lease is not None and settlement.action in ("ack", "dead") else None
         if held is None or held.gone or held.fence != settlement.fence:
             return None
         own = records.read_record(mid, stored).id if stored is not None and not held.empty else None
@@ -334,14 +335,19 @@ class Core:
                 others.append((*self._told(settlement), n + 1))
                 others_at.append(n)
         place_of = {n + 1: place for place, n in enumerate(others_at, 1)}
-        packed = (records.pack(simple), records.pack(others))
+        kept: list[Any] = []
+        for n, settlement in enumerate(settlements, 1):
+            if settlement.outcome is not None:
+                kept += (n, settlement.id, milliseconds(settlement.keep_us))
+        outcomes = [settlement.outcome for settlement in settlements if settlement.outcome is not None]
+        packed = (records.pack(simple), records.pack(others), records.pack(kept))
         while True:
-            arguments: tuple[Any, ...] = (*packed, b"")
+            arguments: tuple[Any, ...] = (*packed, b"", *outcomes)
             if follow:
                 routes = [space.book.route(draft.topic) for _, draft in follow]
                 sizes = [(place_of[place], len(draft.body) > route.policy.max_body) for (place, draft), route in zip(follow, routes, strict=True)]
                 messages = [self._rich(draft, route) for (_, draft), route in zip(follow, routes, strict=True)]
-                arguments = (*packed, space.book.version, records.pack(sizes), *messages)
+                arguments = (*packed, space.book.version, records.pack(sizes), *messages, *outcomes)
             answers: list[Any] = space.run("settle", shard, now_us, *arguments, durable=True)
             if not self._is_stale(answers, shard):
                 break
@@ -389,6 +395,50 @@ class Core:
                 wakes.append(wake)
         return min(wakes, default=None)
 
+    # What is kept under messages' ids
+
+    def note(self, notes: Sequence[Note], *, now_us: int | None = None) -> list[bool]:
+        space = self._space
+        answers = [False] * len(notes)
+        found: dict[int, list[int]] = {}
+        for n, each in enumerate(notes):
+            made = space.made(each.id)
+            shard = each.handle % space.shards if each.handle else made[0] if made is not None else space.shards_of(each.topic)[0]
+            found.setdefault(shard, []).append(n)
+        for shard, positions in found.items():
+            told = [(notes[n].id, milliseconds(notes[n].keep_us), notes[n].handle // space.shards, notes[n].fence) for n in positions]
+            bodies = [notes[n].body for n in positions]
+            for n, answer in zip(positions, space.run("note", shard, now_us, records.pack(told), *bodies, repeatable=True), strict=True):
+                answers[n] = answer == 1
+        return answers
+
+    def kept(self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None) -> list[Kept]:
+        del now_us  # the server itself forgets what is over
+        found = [Kept() for _ in ids]
+        by_shard: dict[int, list[int]] = {}
+        for n, (message_id, topic) in enumerate(ids):
+            for shard in self._shards_that_keep(message_id, topic):
+                by_shard.setdefault(shard, []).append(n)
+        for shard, positions in by_shard.items():
+            stored = self._space.read_many(shard, [("GET", f"{kind}:{ids[n][0]}") for n in positions for kind in "on"])
+            for place, n in enumerate(positions):
+                found[n].outcome = stored[2 * place] or found[n].outcome
+                found[n].note = stored[2 * place + 1] or found[n].note
+        return found
+
+    def _shards_that_keep(self, message_id: str, topic: str | None) -> Sequence[int]:
+        made = self._space.made(message_id)
+        if made is not None:
+            return [made[0]]
+        return range(self._space.shards) if topic is None else self._space.shards_of(topic)
+
+    def forget_kept(self, message_id: str, topic: str | None = None) -> None:
+        for shard in self._shards_that_keep(message_id, topic):
+            self._space.read_many(shard, [("DEL", f"{kind}:{message_id}") for kind in "on"])
+
+    def ear(self) -> Ear:
+        return KeptEar(self._space)
+
     # Waiting
 
     def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None) -> bool:
@@ -411,6 +461,20 @@ def _part_of_it(*, is_first: bool) -> Iterator[None]:
         if not is_first:
             error.applied = None
         raise
+
+
+def milliseconds(micros: int) -> int:
+    """As the server counts what it keeps, at least one."""
+    return max(1, micros // 1000)
+
+
+def _waits(draft: Draft) -> bool:
+    """Whether it waits for signals."""
+    return draft.headers is not None and NEEDS_HEADER in draft.headers
+
+
+def _merges(draft: Draft, route: Route) -> bool:
+    return route.policy.merge is not None and draft.signal is None and not _waits(draft)
 
 
 def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:

@@ -230,6 +230,10 @@ class Link:
 
     # Listening
 
+    def ears(self, prefix: str) -> Ears:
+        """A connection that hears what is published on many channels, whose names begin like that."""
+        return Ears(self._nodes, prefix)
+
     def ear(self, channel: str) -> Ear:
         """A connection that hears what is published on a channel."""
         return Ear(self._nodes, channel)
@@ -425,15 +429,18 @@ class Ear:
         """What was said since the last time."""
         if self._connection is None:
             return [b"0"] if self._listen() else []
-        said: list[bytes] = []
+        said = self._read()
+        return [payload for kind, _, payload in said if kind == b"message"] if said is not None else [b"0"]
+
+    def _read(self) -> list[tuple[bytes, bytes, Any]] | None:
+        """All that has come: kind, channel and more. None: the connection broke."""
+        said: list[tuple[bytes, bytes, Any]] = []
         try:
             while self._connection.can_read(timeout=0):
-                kind, _, payload = self._connection.read_response(disable_decoding=True)
-                if kind == b"message":
-                    said.append(payload)
+                said.append(tuple(self._connection.read_response(disable_decoding=True)))
         except (refusals.RedisError, OSError, hiredis.HiredisError):
             self._drop()
-            return [b"0"]
+            return None
         return said
 
     def _listen(self) -> bool:
@@ -444,12 +451,15 @@ class Ear:
         try:
             connection = self._nodes.pool("").make_connection()
             connection.connect()
-            connection.send_packed_command([packed("SUBSCRIBE", self._channel)])
-            connection.read_response(disable_decoding=True)
+            self._subscribe(connection)
         except (refusals.RedisError, OSError, hiredis.HiredisError):
             return False
         self._connection = connection
         return True
+
+    def _subscribe(self, connection: Any) -> None:
+        connection.send_packed_command([packed("SUBSCRIBE", self._channel)])
+        connection.read_response(disable_decoding=True)
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -461,3 +471,47 @@ class Ear:
         self._drop()
         self._silence.close()
         self._other_end.close()
+
+
+class Ears(Ear):
+    """Hears on many channels, which come and go; their names are given and told without what all begin with."""
+
+    def __init__(self, nodes: _Nodes, prefix: str) -> None:
+        self._prefix = prefix
+        self._wanted: set[str] = set()
+        self._sending = threading.Lock()
+        super().__init__(nodes, prefix)
+
+    def change(self, command: str, channels: Sequence[str]) -> None:
+        """SUBSCRIBE or UNSUBSCRIBE; from any thread."""
+        with self._sending:
+            if command == "SUBSCRIBE":
+                self._wanted |= set(channels)
+            else:
+                self._wanted -= set(channels)
+            connection = self._connection
+            if connection is not None:  # else it is done when there is one
+                with contextlib.suppress(refusals.RedisError, OSError):
+                    connection.send_packed_command([packed(command, *(self._prefix + channel for channel in channels))])
+
+    def hear(self) -> list[str] | None:
+        """What was told; of a channel that is newly heard its own name. None: something may have been missed."""
+        if self._connection is None:
+            self._listen()
+            return None
+        said = self._read()
+        if said is None:
+            return None
+        begin = len(self._prefix)
+        return [
+            (payload if kind == b"message" else channel[begin:]).decode()
+            for kind, channel, payload in said
+            if kind in (b"message", b"subscribe") and len(channel) > begin
+        ]
+
+    def _subscribe(self, connection: Any) -> None:
+        with self._sending:
+            names = [self._prefix, *(self._prefix + channel for channel in self._wanted)]
+            connection.send_packed_command([packed("SUBSCRIBE", *names)])
+        for _ in names:
+            connection.read_response(disable_decoding=True)

@@ -15,14 +15,14 @@ import re
 from importlib import resources
 
 PARTS = (
-    "shard", "undo", "fairness", "rules", "gates", "crc", "lanes", "plain", "messages", "ids", "merging", "backlog", "putting", "intake", "acks",
-    "settling", "wakes", "housekeeping", "serving", "bells",
+    "shard", "undo", "fairness", "rules", "gates", "crc", "lanes", "plain", "keeping", "messages", "ids", "merging", "signals", "backlog",
+    "putting", "intake", "acks", "settling", "wakes", "housekeeping", "serving", "bells",
 )  # fmt: skip
 """In the order in which they build upon each other."""
 
 FUNCTIONS = (
     "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "gate", "limits", "purge", "delete", "dead", "check", "totals", "send",
-    "receive", "know",
+    "receive", "know", "note", "withdraw",
 )  # fmt: skip
 
 _FOLDER = resources.files("fairlead.engines.valkey") / "scripts"

@@ -73,6 +73,43 @@ class _Ear:
         self._interrupt.close()
 
 
+class KeptEar:
+    """Hears of what is kept of messages, each through a channel of its own; see `scripts/parts/keeping.lua`."""
+
+    def __init__(self, space: Namespace) -> None:
+        self._ears = space.link.ears(f"fairlead:{space.name}:of:")
+        self._inner, self._waker = socket.socketpair()
+        self._inner.setblocking(False)
+        self._waker.setblocking(False)
+
+    def expect(self, *ids: str) -> None:
+        self._ears.change("SUBSCRIBE", ids)
+
+    def forget(self, *ids: str) -> None:
+        self._ears.change("UNSUBSCRIBE", ids)
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    def listen(self, timeout: float) -> list[str] | None:
+        poll = select.poll()
+        poll.register(self._ears, select.POLLIN)
+        poll.register(self._inner, select.POLLIN)
+        ready = {file for file, _ in poll.poll(math.ceil(min(timeout, LOOK_AGAIN) * 1000))}
+        if self._inner.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._inner.recv(4096)
+        if not ready:
+            return None if timeout >= LOOK_AGAIN else []
+        return self._ears.hear() if self._ears.fileno() in ready else []
+
+    def close(self) -> None:
+        self._ears.close()
+        self._inner.close()
+        self._waker.close()
+
+
 class Waiting:
     """The waits of one engine object."""
 

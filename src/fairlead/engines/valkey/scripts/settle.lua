@@ -1,14 +1,16 @@
 --@ allow-oom
 
--- End leases. ARGV[3]: number and fence of each that is simply acked; ARGV[4]: the other settlements, see settling.lua; ARGV[5]: "", or the version of the
--- policies that the client knows, where messages are published with acks (which are among the others then); ARGV[6]: {position of its settlement,
--- whether its body is too large} of each, and the messages. Answers {the simple ones that were not acked: position and word}, {one word for each
+-- End leases. ARGV[3]: number and fence of each that is simply acked; ARGV[4]: the other settlements, see settling.lua; ARGV[5]: what is kept
+-- of those that end their messages, flat: place in the call, id, milliseconds (what comes last of all); ARGV[6]: "", or the version of the policies that the client
+-- knows, where messages are published with settlements (which are among the others then); ARGV[7]: {position of its settlement, whether its body is
+-- too large} of each, and the messages. Answers {the simple ones that were not acked: position and word}, {one word for each
 -- of the others}.
 
+local ENDS = { ack = true, dead = true }
 local settlements = values_of(ARGV[4])
 local follow = {}
-if ARGV[5] ~= '' then
-    if tonumber(ARGV[5]) ~= shard.version then
+if ARGV[6] ~= '' then
+    if tonumber(ARGV[6]) ~= shard.version then
         return { 'stale', shard.version }
     end
     local mids, counted = {}, {}
@@ -16,15 +18,15 @@ if ARGV[5] ~= '' then
         mids[n] = each[1]
     end
     local leases = settling.read(mids)
-    for n, each in ipairs(values_of(ARGV[6])) do
+    for n, each in ipairs(values_of(ARGV[7])) do
         local position, is_too_large = each[1], each[2]
         local settlement, lease = settlements[position], leases[position]
         counted[position] = (counted[position] or 0) + 1
-        if lease and lease.fence == settlement[2] and not lease.gone and (settlement[3] or 'ack') == 'ack' then
+        if lease and lease.fence == settlement[2] and not lease.gone and ENDS[settlement[3] or 'ack'] then
             if is_too_large then
                 return { 'too large', n - 1 }
             end
-            local draft = putting.decode(ARGV[6 + n])
+            local draft = putting.decode(ARGV[7 + n])
             local parent = lease.empty and made_id(settlement[1]) or ids.of(messages.read(settlement[1]))
             draft.id, draft.sticky, draft.position = draft.id or parent .. ':' .. text(counted[position] - 1), true, position
             local impossible, by = putting.impossible({ draft })
@@ -37,7 +39,7 @@ if ARGV[5] ~= '' then
     undo.begin()
 end
 
-local simple, unlike, answers = values_of(ARGV[3]), {}, {}
+local simple, unlike, answers, words = values_of(ARGV[3]), {}, {}, {}
 local left, ended = acks.settle(simple)
 if #left > 0 or #settlements > 0 then
     -- The simple ones that need more are settled in their places among the others, whose tenth value says where they stand in the call.
@@ -61,6 +63,7 @@ if #left > 0 or #settlements > 0 then
         merged[n] = entry[2]
     end
     for n, answer in ipairs(settling.settle_all(merged, ended)) do
+        words[entries[n][1]] = answer
         if not entries[n][4] then
             answers[entries[n][3]] = answer
         elseif answer ~= 'acked' then
@@ -78,7 +81,7 @@ for _, lane in ipairs(ended) do
 end
 local accepted = {}
 for _, draft in ipairs(follow) do
-    if answers[draft.position] == 'acked' then
+    if answers[draft.position] == 'acked' or answers[draft.position] == 'died' then
         accepted[#accepted + 1] = draft
     end
 end
@@ -86,6 +89,13 @@ for n, answer in ipairs(intake.accept_all(accepted)) do
     if type(answer) == 'table' and answer[1] == 'refused' then
         undo.run()
         return { 'refused', accepted[n].id, accepted[n].topic, answer[2], answer[3], answer[4] }
+    end
+end
+local told = values_of(ARGV[5])
+for n = 1, #told, 3 do
+    local word = words[told[n]] or 'acked'
+    if word == 'acked' or word == 'died' then
+        keeping.write('o', told[n + 1], ARGV[#ARGV - (#told - n - 2) / 3], told[n + 2])
     end
 end
 save(#left > 0 or #settlements > 0) -- simple acks bring nothing about that is due

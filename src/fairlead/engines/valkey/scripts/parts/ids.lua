@@ -31,6 +31,15 @@ ids = part(function(ids)
         return record and record.topic == topic or false
     end
 
+    -- The number of the message that has an id, if it has not ended.
+    function ids.number(topic, id, made_mid)
+        local stored = call('HGET', of(topic), id)
+        if stored then
+            return tonumber(stored)
+        end
+        return made_mid or nil
+    end
+
     function ids.set(topic, id, mid)
         call('HSET', of(topic), id, mid)
         if is_made(id) then

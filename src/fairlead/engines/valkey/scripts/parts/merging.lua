@@ -57,6 +57,8 @@ local merging = part(function(merging)
         record.parts, record.parts_bytes = record.parts + 1, record.parts_bytes + #body
     end
 
+    merging.add_part = add_part
+
     local function parts_of(record)
         return record.parts > 0 and call('LRANGE', key('b:' .. text(record.mid)), 0, -1) or {}
     end

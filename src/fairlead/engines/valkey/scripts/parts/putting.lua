@@ -3,7 +3,7 @@
 local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }
 
-    local DRAFT = { 'topic', 'key', 'id', 'headers', 'sticky', 'rank', 'delay', 'at', 'ttl', 'mkey', 'made_mid', 'spread' }
+    local DRAFT = { 'topic', 'key', 'id', 'headers', 'sticky', 'rank', 'delay', 'at', 'ttl', 'mkey', 'made_mid', 'spread', 'signal' }
 
     function putting.decode(stored)
         local size = unpack_from('>I2', stored)
@@ -16,13 +16,14 @@ local putting = part(function(putting)
 
     local function insert(draft, policy, lane)
         local mid = next_number()
-        local due = merging.explicit_due(draft)
+        local waits = signals.waits(draft)
+        local due = waits and UNTIL_SIGNALLED or merging.explicit_due(draft)
         if not due and draft.mkey and policy.window then
             due = merging.window_due(draft.topic, draft.mkey, policy)
         end
         local record = messages.new({
             mid = mid, seq = mid, topic = draft.topic, rank = draft.rank, since = due or shard.now, published = shard.now,
-            expires = draft.ttl and shard.now + draft.ttl, serial = draft.key and SERIAL[policy.serial] or NO, key = draft.key, id = draft.id,
+            expires = draft.ttl and not waits and shard.now + draft.ttl, serial = draft.key and SERIAL[policy.serial] or NO, key = draft.key, id = draft.id,
             mkey = draft.mkey, headers = draft.headers, sticky = draft.sticky, body = draft.body,
         })
         lane.published, shard.published = lane.published + 1, shard.published + 1
@@ -35,6 +36,9 @@ local putting = part(function(putting)
 
     -- Known, merged, refused or accepted, in this order. Returns its number, or {outcome, more}.
     function putting.accept(draft, arrivals)
+        if draft.signal then
+            return signals.receive(draft, arrivals)
+        end
         local policy = rules.of(draft.topic)
         if draft.id and ids.is_known(draft.topic, draft.id, draft.made_mid) then
             return { 'duplicate' }
@@ -59,7 +63,7 @@ local putting = part(function(putting)
     -- The first that would expire before it is due: its position, or nil. Looked at before anything is changed.
     function putting.impossible(drafts)
         for n, draft in pairs(drafts) do
-            local due = draft.ttl and merging.explicit_due(draft)
+            local due = draft.ttl and not signals.waits(draft) and merging.explicit_due(draft)
             if due and due >= shard.now + draft.ttl then
                 return n, due - shard.now
             end

@@ -53,6 +53,12 @@ local settling = part(function(settling)
         lanes.touch(lane)
     end
 
+    -- End the lease of a message from outside.
+    function settling.give_up(mid, lease)
+        call('HDEL', keys.l, text(mid))
+        end_of_lease(lanes.find(lease.lane), lease, shard.now - lease.granted)
+    end
+
     local function die(lane, record, reason, failure)
         lane.died, shard.died = lane.died + 1, shard.died + 1
         messages.bury(lane, record, reason, failure)

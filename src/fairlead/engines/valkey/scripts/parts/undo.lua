@@ -50,6 +50,8 @@ local undo = part(function(undo)
                 note('RPOP', name)
             end
         end,
+        HSETNX = function(name, arguments) keep_fields(name, { arguments[1] }, 1) end,
+        SET = keep_whole,
         LREM = keep_whole,
         DEL = function(name, arguments)
             keep_whole(name)

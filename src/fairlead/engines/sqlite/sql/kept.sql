@@ -1,0 +1,22 @@
+-- What is kept under messages' ids.
+
+-- name: kept_write
+INSERT INTO kept (id, slot, until, body) VALUES (?, ?, ?, ?) ON CONFLICT (id, slot) DO UPDATE SET until = excluded.until, body = excluded.body;
+
+-- name: kept_read
+SELECT j.key, k.slot, k.body FROM json_each(?) j CROSS JOIN kept k ON k.id = j.value WHERE k.until > ?;
+
+-- name: kept_delete
+DELETE FROM kept WHERE id = ?;
+
+-- name: kept_forget
+DELETE FROM kept WHERE (id, slot) IN (SELECT id, slot FROM kept WHERE until <= ? LIMIT ?);
+
+-- name: came_once
+INSERT OR IGNORE INTO came (mid, n) VALUES (?, ?);
+
+-- name: came_delete
+DELETE FROM came WHERE mid = ?;
+
+-- name: message_signalled
+UPDATE message SET parts = ?, odd = 1 WHERE mid = ?;
