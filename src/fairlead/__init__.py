@@ -6,11 +6,16 @@ from fairlead.errors import (
     BacklogFull,
     BadMessage,
     BadPolicy,
+    DependencyFailed,
     DestinationUnwell,
     EngineCorrupt,
     EngineUnavailable,
     FairleadError,
     HandlerSignal,
+    JobCancelled,
+    JobDead,
+    JobExpired,
+    JobFailed,
     LeaseLost,
     NoNamespace,
     Refused,
@@ -23,6 +28,8 @@ from fairlead.errors import (
 )
 from fairlead.message import Message, Receipt
 from fairlead.policy import Backoff, Tier
+from fairlead.tasks.canvas import Signature, chain, chord, group
+from fairlead.tasks.job import Job, JobState
 from fairlead.tasks.request import Request, current_request
 from fairlead.tasks.task import Task
 from fairlead.topic import DeadLetter, Stats, Topic
@@ -36,12 +43,19 @@ __all__ = [
     "BadPolicy",
     "DeadLetter",
     "Delivery",
+    "DependencyFailed",
     "DestinationUnwell",
     "EngineCorrupt",
     "EngineUnavailable",
     "Fairlead",
     "FairleadError",
     "HandlerSignal",
+    "Job",
+    "JobCancelled",
+    "JobDead",
+    "JobExpired",
+    "JobFailed",
+    "JobState",
     "LeaseLost",
     "Message",
     "NoNamespace",
@@ -51,6 +65,7 @@ __all__ = [
     "Request",
     "Retry",
     "SchemaMismatch",
+    "Signature",
     "SoftTimeLimit",
     "Stats",
     "Summary",
@@ -60,5 +75,8 @@ __all__ = [
     "TopicInUse",
     "UnknownHandler",
     "UsageError",
+    "chain",
+    "chord",
     "current_request",
+    "group",
 ]

@@ -24,6 +24,9 @@ from fairlead.producing.call import batches_of, message_from
 from fairlead.producing.middlewares import Middlewares
 from fairlead.producing.publisher import Publisher
 from fairlead.schedules import book, times
+from fairlead.tasks import outcomes
+from fairlead.tasks.hub import Hub
+from fairlead.tasks.job import Job
 from fairlead.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, Task, TaskDecorator, TaskOptions
 from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from fairlead.twins import twin
@@ -31,14 +34,16 @@ from fairlead.working.handler import Handler, Handlers
 from fairlead.working.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 
     from fairlead.engines.base import Durability, Explanation, FullEngine, Settings
     from fairlead.message import Draft, Receipt
     from fairlead.policy import Tier
     from fairlead.producing.call import PublishOptions
     from fairlead.schedules.book import Planned, Schedule
+    from fairlead.tasks.request import Request
     from fairlead.tasks.serializers import Serializer
+    from fairlead.tasks.task import AsyncTask
     from fairlead.topic import DeadLetter
     from fairlead.units import Duration
     from fairlead.working.handler import Isolation
@@ -66,7 +71,8 @@ class Fairlead:
 
     `url` names the engine; default: `$FAIRLEAD_URL`, `[tool.fairlead] url` in ./pyproject.toml, `sqlite:///fairlead.db`.
     `namespace` is a whole separate world. `tiers` are the service classes with their shares. `durability`, `max_backlog` and
-    `on_full` hold for the namespace. Nothing is opened before it is used; then policies and gates that were given before are set.
+    `on_full` hold for the namespace. `result_ttl` and `failure_ttl`: how long what tasks return or raise
+    is kept. Nothing is opened before it is used; then policies and gates that were given before are set.
 
     Every method that touches the engine has an async twin with an `a` in front.
     """
@@ -81,9 +87,11 @@ class Fairlead:
         max_backlog: int | str | None = None,
         on_full: str = "refuse",
         create: bool = True,
+        result_ttl: Duration = outcomes.RESULT_TTL,
+        failure_ttl: Duration = outcomes.FAILURE_TTL,
         **unknown: Never,
     ) -> None:
-        known = ("namespace", "tiers", "durability", "max_backlog", "on_full", "create")
+        known = ("namespace", "tiers", "durability", "max_backlog", "on_full", "create", "result_ttl", "failure_ttl")
         config.refuse_unknown("Fairlead", unknown, ("url", *known))
         self._settings = config.settings(
             namespace=namespace, tiers=tiers, durability=durability, max_backlog=max_backlog, on_full=on_full, create=create
@@ -99,6 +107,11 @@ class Fairlead:
         self._publisher = Publisher(self._put, self.threads)
         self._middlewares = Middlewares()
         self._schedules: dict[str, Schedule] = {}
+        self.result_ttl = arguments.seconds("Fairlead", "result_ttl", result_ttl)
+        self.failure_ttl = arguments.seconds("Fairlead", "failure_ttl", failure_ttl)
+        self.hub = Hub(self._opened)
+        """Hears of jobs."""
+        self._notes = ThreadPoolExecutor(1, thread_name_prefix="fairlead-notes")
         self.eager = False
         """For tests: tasks run where they are called; see `fairlead.testing.eager`."""
 
@@ -126,6 +139,9 @@ class Fairlead:
                 self._engine = self._open()
                 self._pid = os.getpid()
             return self._engine
+
+    def _opened(self) -> FullEngine:
+        return self.engine
 
     def _open(self) -> FullEngine:
         return self._with_settings(open_engine(self.url, self._settings))
@@ -157,6 +173,7 @@ class Fairlead:
 
     def close(self) -> None:
         """Let go of the engine; the next use opens it anew. Calls that wait end."""
+        self.hub.close()
         with self._opening:
             engine, self._engine = self._engine, None
         if engine is not None and self._pid == os.getpid():
@@ -422,6 +439,9 @@ class Fairlead:
         return register
 
     @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...
+
+    @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     @overload
@@ -445,12 +465,13 @@ class Fairlead:
         isolation: Isolation | None = None,
         time_limit: Duration | None = None,
         soft_time_limit: Duration | None = None,
+        ignore_result: bool = False,
+        result_ttl: Duration | None = None,
+        failure_ttl: Duration | None = None,
         **policy: Any,
     ) -> TaskDecorator: ...
 
-    def task(
-        self, function: Callable[P, R] | None = None, /, *, base: type[Task[Any, Any]] | None = None, **options: Any
-    ) -> Task[P, R] | TaskDecorator:
+    def task(self, function: Callable[P, Any] | None = None, /, *, base: type[Task[Any, Any]] | None = None, **options: Any) -> Any:
         """
         Make a function callable in the background: `function.delay(…)`. With or without parentheses.
 
@@ -458,7 +479,8 @@ class Fairlead:
         the call is a duplicate). `bind=True`: the first argument is the task itself, with `self.request` and `self.retry`. An argument that is
         annotated `Request` gets the run. `base`: a class made of `Task`, with hooks. `autoretry_for`: only these failures are tried again, and
         never those of `dont_autoretry_for`. `isolation`, `time_limit` and `soft_time_limit` are as in `handler`. `serializer`: "json", "msgpack" or
-        "pickle"; with the last, whoever may publish to the store can run code in its workers.
+        "pickle"; with the last, whoever may publish to the store can run code in its workers. `ignore_result`: nobody is to know what came of it;
+        `result_ttl` and `failure_ttl`: how long that is kept (default: the application's).
 
         All other options are fields of the topic's policy (`rate`, `concurrency`, `retries`, `backoff` …), also by Celery's names (`max_retries`,
         `default_retry_delay`, `retry_backoff`, `retry_backoff_max`, `retry_jitter`). Raises UsageError, BadPolicy.
@@ -497,6 +519,35 @@ class Fairlead:
         options = Options.checked(concurrency, pool, topics, grace, processes, burst=burst, reload=reload)
         config.refuse_unknown("run_worker", unknown, Options.__struct_fields__)
         return run_worker(self, options)
+
+    # Jobs
+
+    def job(self, job_id: str, topic: str | None = None) -> Job[Any]:
+        """
+        The handle of a task's call, by its id, from any process.
+
+        `topic` has to be said where the id is your own and the topic is made of arguments; else it is found.
+        """
+        name = arguments.name("job", "the id", job_id)
+        tasks = {each.template.text: each for each in self.handlers.tasks() if isinstance(each, Task)}
+        return Job(self, name, _topic(topic), task=tasks.get(topic) if topic is not None else None)
+
+    def note(self, request: Request, state: str | None, about: Any) -> None:
+        """What `update_state` does."""
+        if self.eager:
+            return
+        call = functools.partial(Job(self, request.id, request.topic).note, state, about, request.handle, request.fence)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            call()
+        else:
+            outcomes.noted(outcomes.Progress(state=state, about=about))  # what cannot be kept is told here
+            self._notes.submit(call)
+
+    def known_topics(self) -> list[str]:
+        """Topics that the program's tasks have, as far as they are not made of arguments."""
+        return sorted({each.template.text for each in self.handlers.tasks() if isinstance(each, Task) and not each.template.fields})
 
     # Schedules
 

@@ -141,3 +141,27 @@ class DestinationUnwell(HandlerSignal):
         super().__init__(reason or "the destination is unwell")
         self.reason = reason
         self.retry_after = retry_after
+
+
+class JobFailed(FairleadError):
+    """A task ended without a result, and its own error cannot be raised here; its class and text are in the message."""
+
+
+class JobCancelled(JobFailed):
+    """The task was cancelled, or stopped while it ran."""
+
+
+class JobExpired(JobFailed):
+    """The task waited longer than its ttl allows."""
+
+
+class JobDead(JobFailed):
+    """The task became a dead letter without an end of its own: nothing handled it, or the workers that ran it died."""
+
+
+class DependencyFailed(FairleadError):
+    """A job that this one depends on failed, so this one never began. `details`: what is told of the error of the other."""
+
+    def __init__(self, message: str, details: object = None) -> None:
+        super().__init__(message)
+        self.details = details

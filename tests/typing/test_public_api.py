@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, assert_type
 
-from fairlead import Delivery, Fairlead, Message, Receipt, Request, Stats, Summary, Task, Topic
+from fairlead import Delivery, Fairlead, Job, Message, Receipt, Request, Stats, Summary, Task, Topic
 
 
 def test_is_for_type_checkers() -> None:
@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     async def mail(customer: str, template: str) -> bool: ...
 
     assert_type(plain(1, text="x"), float)
-    assert_type(plain.delay(1, text="x"), Receipt)
-    assert_type(mail.delay("acme", template="welcome"), Receipt)
+    assert_type(plain.delay(1, text="x"), Job[float])
+    assert_type(plain.delay(1).get(timeout=5), float)
+    assert_type(mail.delay("acme", template="welcome"), Job[bool])
 
     plain.delay("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     plain.delay(1, text=2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
     mail.delay("acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     app.task("mail")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
-    assert_type(mail.using(delay="10m", priority=5).enqueue("acme", template="x"), Receipt)
+    assert_type(mail.using(delay="10m", priority=5).enqueue("acme", template="x"), Job[bool])
     mail.using(prioriti=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     mail.using(delay=5).enqueue("acme")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    assert_type(plain.apply_async((1,), countdown=5, expires="1h"), Receipt)
+    assert_type(plain.apply_async((1,), countdown=5, expires="1h"), Job[float])
     plain.apply_async((1,), countdwn=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    assert_type(plain.map(range(3), priority=1), list[Receipt])
+    assert_type(plain.map(range(3), priority=1), list[Job[float]])
 
     # A bound task's own first argument is not the caller's.
 
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
         return number / 2
 
     assert_type(bound(1), float)
-    assert_type(bound.delay(number=1), Receipt)
+    assert_type(bound.delay(number=1), Job[float])
     bound.delay()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     bound.delay("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -77,7 +78,9 @@ if TYPE_CHECKING:
         assert_type(await app.alease(10, wait="5s"), list[Delivery])
         assert_type(await topic.astats(), Stats)
         assert_type(await mail("acme", "welcome"), bool)
-        assert_type(await mail.adelay("acme", "welcome"), Receipt)
+        assert_type(await mail.adelay("acme", "welcome"), Job[bool])
+        assert_type(await mail.delay("acme", "welcome"), bool)
+        assert_type(await (await mail.adelay("acme", "welcome")).aget(timeout="5s"), bool)
         await mail(customer=1, template="x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         await mail.adelay("acme", 5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         await topic.await_done(tiemout=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

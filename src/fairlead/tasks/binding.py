@@ -35,6 +35,7 @@ class Binding:
         hints = _hints(function)
         self.injected = [(place, each) for place, each in enumerate(parameters[int(skips) :]) if _is_request(hints.get(each.name))]
         given = {each.name for _, each in self.injected}
+        self.returns = _returned(hints)
         self.signature = inspect.Signature([each for each in parameters[int(skips) :] if each.name not in given])
         self._types = {
             each.name: (each.kind, hint) for each in self.signature.parameters.values() if (hint := hints.get(each.name, Any)) not in _PLAIN
@@ -49,10 +50,14 @@ class Binding:
         bound.apply_defaults()
         return bound.arguments
 
-    def decode(self, body: Any, *, converts: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call that has travelled; `converts`: made the types that the function asks for. Raises Reject."""
+    def decode(self, body: Any, first: tuple[Any, ...] = (), *, converts: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """
+        The arguments of a call that has travelled, behind those that come `first`; `converts`: made the types that the function asks for.
+
+        Raises Reject.
+        """
         try:
-            args, kwargs = body["args"], body["kwargs"]
+            args, kwargs = (*first, *body["args"]), body["kwargs"]
             bound = self.signature.bind(*args, **kwargs)
         except (KeyError, TypeError) as error:
             raise Reject(f'the body is no call of task "{self._task}": {error}') from error
@@ -116,6 +121,12 @@ def _is_known(kind: Any) -> bool:
         return _checkable(kind)
     except TypeError:  # not hashable
         return False
+
+
+def _returned(hints: dict[str, Any]) -> Any:
+    """What it says that it returns; None: nothing, or nothing that can be checked."""
+    said = hints.get("return")
+    return None if said in (None, type(None), *_PLAIN) or not _is_known(said) else said
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

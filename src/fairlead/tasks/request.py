@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead import units
-from fairlead.working.handler import CURRENT
+from fairlead.engines.base import KEEPS_HEADER
+from fairlead.tasks.flow import Signal  # noqa: TC001  # msgspec reads it
+from fairlead.working.handler import CURRENT, FLOW_HEADER
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fairlead.message import Lease
 
 PARENT_HEADER, ROOT_HEADER = "fairlead-parent", "fairlead-root"
@@ -29,6 +33,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `id` is the message's, `attempt` 1 for the first, `deliveries` counts hand-outs too. `parent_id` is the task that made the call, `root_id` the
     first of them all (its own id where nobody called it). `eta`: when it was to begin, as text in ISO 8601, where that was said.
     `retries_limit`: how often it may be tried again, as far as the call says so; where `is_limited` the topic's policy was looked at too.
+    `before`: how the jobs ended that it waited for. `is_kept`: whether anybody keeps what comes of it.
     """
 
     id: str
@@ -47,6 +52,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     eta: str | None = None
     retries_limit: int | None = None
     is_limited: bool = False
+    before: tuple[Signal, ...] = ()
+    handle: int = 0
+    fence: int = 0
+    is_kept: bool = False
+    each: bool = False
 
     @property
     def retries(self) -> int:
@@ -60,7 +70,9 @@ def current_request() -> Request | None:
     return found
 
 
-def request_of(task: str, lease: Lease, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+def request_of(
+    task: str, lease: Lease, args: tuple[Any, ...], kwargs: dict[str, Any], *, before: Sequence[Signal] = (), each: bool = False
+) -> Request:
     """The run that a lease asks for."""
     headers = lease.headers or {}
     retries = headers.get(RETRIES_HEADER, "")
@@ -80,6 +92,11 @@ def request_of(task: str, lease: Lease, args: tuple[Any, ...], kwargs: dict[str,
         root_id=headers.get(ROOT_HEADER, lease.id),
         eta=headers.get(ETA_HEADER),
         retries_limit=int(retries) if retries.isdecimal() else None,
+        before=tuple(before),
+        handle=lease.handle,
+        fence=lease.fence,
+        is_kept=KEEPS_HEADER in headers or FLOW_HEADER in headers,
+        each=each,
     )
 
 

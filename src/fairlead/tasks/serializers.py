@@ -6,6 +6,7 @@ What a task reads is decided by the task, never by the message: a body that says
 
 from __future__ import annotations
 
+import base64
 import pickle
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,15 +34,20 @@ def check(task: str, serializer: object) -> None:
         raise UsageError(f'task "{task}": expected serializer to be one of {", ".join(SERIALIZERS)}, got {serializer!r}')
 
 
-def encode(task: str, serializer: Serializer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The body of a call, as `publish` takes it. Raises BadMessage where it cannot be written."""
-    body = {"args": args, "kwargs": kwargs}
+def encode(task: str, serializer: Serializer, args: tuple[Any, ...], kwargs: dict[str, Any], more: dict[str, Any] | None = None) -> Any:
+    """
+    The body of a call, as `publish` takes it. Raises BadMessage where it cannot be written.
+
+    `more` stands beside the arguments in JSON, whatever these are written in: others than the task read it.
+    """
+    body: dict[str, Any] = {"args": args, "kwargs": kwargs}
     if serializer == "json":
-        return body
+        return {**body, **more} if more else body
     try:
-        return _pack(body) if serializer == "msgpack" else pickle.dumps(body)
+        written = _pack(body) if serializer == "msgpack" else pickle.dumps(body)
     except Exception as error:  # pickle runs the objects' own code
         raise BadMessage(f'task "{task}": {serializer} cannot hold the arguments: {error}') from error
+    return {"call": base64.b64encode(written).decode(), **more} if more else written
 
 
 def decode(task: str, serializer: Serializer, lease: Lease) -> Any:
@@ -50,9 +56,11 @@ def decode(task: str, serializer: Serializer, lease: Lease) -> Any:
     if written not in ("json", serializer):
         raise Reject(f'the body is no call of task "{task}": it is written as {written!r:.40}, and the task reads {serializer}')
     try:
-        body = codec.decode_lease(lease)
+        body = codec.decode(lease.body, lease.headers)
         if written == "json":
             return body
+        if isinstance(body, dict):
+            body = base64.b64decode(body["call"])
         return _unpack(body) if written == "msgpack" else pickle.loads(body)  # noqa: S301  # the application chose it by name
     except Exception as error:  # whatever a pickle raises
         raise Reject(f'the body is no call of task "{task}": {error}') from error

@@ -12,27 +12,31 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 
 from fairlead import arguments, codec, config, units
-from fairlead.engines.admission import RETRIES_USED_UP
-from fairlead.errors import BadMessage, DestinationUnwell, Reject, Retry, UsageError
+from fairlead.engines.admission import RETRIES_USED_UP, keeps
+from fairlead.engines.base import KEEPS_HEADER
+from fairlead.errors import BadMessage, DependencyFailed, DestinationUnwell, Reject, Retry, UsageError
 from fairlead.message import Lease, Message, Receipt
 from fairlead.policy import Backoff
-from fairlead.tasks import serializers
+from fairlead.tasks import flow, outcomes, serializers
 from fairlead.tasks.binding import Binding
+from fairlead.tasks.job import Job
 from fairlead.tasks.request import ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
 from fairlead.tasks.serializers import SERIALIZER_HEADER, Serializer
 from fairlead.working.handler import CURRENT, TASK_HEADER, Handler, Isolation
-from fairlead.working.settle import text_of
+from fairlead.working.settle import Portable, describe, text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from fairlead.app import Fairlead
+    from fairlead.message import Draft, Settlement
     from fairlead.producing.call import PublishOptions
+    from fairlead.tasks.canvas import Group, Signature
     from fairlead.units import Duration
 
 log = logging.getLogger("fairlead.task")
@@ -47,7 +51,9 @@ class CallOptions(TypedDict, total=False):
 
     `delay` (a duration) or `at` (an aware datetime or Unix seconds): when it is due. `ttl`: how long it may wait. `priority`: -100 … 100, larger
     first. `key`: instead of the task's. `id`: your own. `topic`: instead of the task's. `headers`: short text by name. `at_front`: before all
-    others of its priority. `retries`: how often it may be tried again, at most what the topic's policy says.
+    others of its priority. `retries`: how often it may be tried again, at most what the topic's policy says. `ignore_result`, `result_ttl`,
+    `failure_ttl`: instead of the task's. `link`: calls that follow with its result; `link_error`: calls made when it fails for good, with its id, its
+    error and the traceback.
     """
 
     delay: Duration | None
@@ -60,10 +66,16 @@ class CallOptions(TypedDict, total=False):
     headers: dict[str, str] | None
     at_front: bool
     retries: int | None
+    ignore_result: bool
+    result_ttl: Duration | None
+    failure_ttl: Duration | None
+    link: Signature[Any] | Sequence[Signature[Any]] | None
+    link_error: Signature[Any] | Sequence[Signature[Any]] | None
 
 
 CALL_OPTIONS = frozenset(CallOptions.__annotations__)
-_OF_MESSAGES = CALL_OPTIONS - {"topic", "headers", "retries"}
+_OF_MESSAGES = frozenset({"delay", "at", "ttl", "priority", "key", "id", "at_front"})
+_KEEPING = ("ignore_result", "result_ttl", "failure_ttl")
 
 HOOKS = ("before_start", "on_success", "on_retry", "on_failure", "after_return")
 """What a task class of one's own may say."""
@@ -83,10 +95,23 @@ class TaskOptions(msgspec.Struct, kw_only=True):
     isolation: Isolation | None = None
     time_limit: Duration | None = None
     soft_time_limit: Duration | None = None
+    ignore_result: bool = False
+    result_ttl: Duration | None = None
+    failure_ttl: Duration | None = None
 
 
 RETRY_OPTIONS = ("max_retries", "default_retry_delay", "retry_backoff", "retry_backoff_max", "retry_jitter")
 """Celery's names for the policy's `retries` and `backoff`."""
+
+
+class _Later:
+    """Stands for an argument that only the result before a task gives: nothing can be made of it yet."""
+
+    def __format__(self, spec: str) -> str:
+        raise BadMessage("a topic, key or id cannot name the argument that the result before it gives; say it with the call: .set(topic=…, key=…)")
+
+
+LATER = _Later()
 
 
 class Template:
@@ -131,13 +156,36 @@ class _TaskHandler(Handler):
 
     @property
     def address(self) -> str:
-        return f"{self.task.function.__module__}:{self.task.function.__qualname__}.perform"
+        return f"{self.task.function.__module__}:{self.task.function.__qualname__}.perform_apart"
 
     def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
         request = self.task.request_for(lease)
         if self.task.asks_for_limit:  # here, since a child process has no engine
             request = msgspec.structs.replace(request, retries_limit=self.task.retries_limit(request), is_limited=True)
         return (request,), {}
+
+    def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> Sequence[Draft]:
+        """What is kept of a run with its end, and who is told of it."""
+        times, around = keeps(lease.headers), flow.of(lease.body, lease.headers)
+        if times is None and around is None:
+            return super().concluded(lease, returned, error, settlement)
+        if error is None:
+            kept = returned if isinstance(returned, Portable) else outcomes.success(self.task.name, self.task.serializer, returned)
+        elif settlement.action in ("retry", "dead"):
+            kept = outcomes.failure(describe(error))
+        else:
+            return ()
+        if isinstance(error, DependencyFailed):
+            settlement.action = "ack"  # nobody is to try again what never began
+        if times is not None:
+            settlement.id, settlement.outcome, settlement.keep_us = lease.id, kept, times[error is not None]
+        if around is None or not (around.then or around.errors):
+            return ()
+        if settlement.action == "retry":
+            if lease.attempt <= self.task.app.engine.policy_of(lease.topic).retries:
+                return ()
+            settlement.action, settlement.reason = "dead", RETRIES_USED_UP + (settlement.reason or "failed")
+        return flow.following(lease.id, around, outcomes.read(kept), is_own_failure=not isinstance(error, DependencyFailed))
 
 
 class Task(Generic[P, R]):
@@ -157,7 +205,6 @@ class Task(Generic[P, R]):
         self.function = function
         serializers.check(self.name, options.serializer)
         self.binding = Binding(self.name, function, skips=options.bind)
-        self.signature = self.binding.signature
         self._options = options
         self.template = self._template("topic", f"task.{self.name}" if options.topic is None else options.topic)
         self._key = None if options.key is None else self._template("key", options.key)
@@ -169,12 +216,30 @@ class Task(Generic[P, R]):
         run = {"isolation": options.isolation, "time_limit": options.time_limit, "soft_time_limit": options.soft_time_limit}
         self.handler = _TaskHandler(perform, self.template.text, name=self.name, **run)  # type: ignore[arg-type]
         self.handler.task = self
+        self.serializer = options.serializer
+        self.returns = self.binding.returns
         self._headers = {TASK_HEADER: self.name}
         if options.serializer != "json":
             self._headers[SERIALIZER_HEADER] = options.serializer
+        if not options.ignore_result:
+            self._headers[KEEPS_HEADER] = self._keeps({})
+
+    def _keeps(self, said: Mapping[str, Any]) -> str:
+        """For how long what comes of a call is kept."""
+        own, app = self._options, self.app
+        found = [
+            next(value for value in (said.get(name), getattr(own, name), usual) if value is not None)
+            for name, usual in (("result_ttl", app.result_ttl), ("failure_ttl", app.failure_ttl))
+        ]
+        where = f'task "{self.name}"'
+        result, failure = (
+            outcomes.whole_seconds(units.microseconds(arguments.seconds(where, name, value)))
+            for name, value in zip(("result_ttl", "failure_ttl"), found, strict=True)
+        )
+        return outcomes.keeps_header(result, failure)
 
     def _template(self, what: str, text: str) -> Template:
-        return Template(self.name, what, arguments.name("task", what, text), self.signature)
+        return Template(self.name, what, arguments.name("task", what, text), self.binding.signature)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, here and now."""
@@ -183,15 +248,42 @@ class Task(Generic[P, R]):
 
     # Calling it in the background
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """
         Publish the call. Raises BadMessage where the arguments do not fit the function or JSON, and what `publish` raises.
         """
         return self.publish(args, kwargs, {})
 
-    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As `delay`, awaited."""
         return await self.apublish(args, kwargs, {})
+
+    # In a flow
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
+        """The call as a part of a flow: in a chain, behind a group, or as a `link` it gets the result before it as its first argument."""
+        return self.signature(args, kwargs)
+
+    def si(self, *args: Any, **kwargs: Any) -> Signature[R]:
+        """As `s`, but what comes before it gives no argument."""
+        return self.signature(args, kwargs, immutable=True)
+
+    def signature(
+        self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, *, immutable: bool = False, **options: Unpack[CallOptions]
+    ) -> Signature[R]:
+        """As `s`, with something said of the call."""
+        from fairlead.tasks.canvas import Signature  # noqa: PLC0415  # it stands upon tasks
+
+        self._check(options)
+        return Signature(self, tuple(args), kwargs or {}, dict(options), immutable=immutable)
+
+    def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group:
+        """
+        Calls for many items, each of which holds arguments, `size` of them in one message: a group whose results are lists of as many.
+        """
+        from fairlead.tasks.canvas import chunks  # noqa: PLC0415
+
+        return chunks(self, items, arguments.whole(f'task "{self.name}"', "size", size))
 
     def using(self, **options: Unpack[CallOptions]) -> Call[P, R]:
         """
@@ -213,7 +305,7 @@ class Task(Generic[P, R]):
         task_id: str | None = None,
         queue: str | None = None,
         **options: Unpack[CallOptions],
-    ) -> Receipt:
+    ) -> Job[R]:
         """
         Celery's names for what `using` says: `countdown` is `delay`, `eta` is `at`, `expires` (also a moment) is `ttl`, `task_id` is `id`, `queue`
         is `topic`. Raises what `delay` raises.
@@ -225,45 +317,72 @@ class Task(Generic[P, R]):
             raise UsageError(f'task {self.name}: "{name}" is said twice, also by its name in Celery; say it once')
         return self.publish(tuple(args), kwargs or {}, {**options, **meant})
 
-    def map(self, items: Iterable[Any], **options: Unpack[CallOptions]) -> list[Receipt]:
+    def map(self, items: Iterable[Any], **options: Unpack[CallOptions]) -> list[Job[R]]:
         """One call for each item, which is its only argument; published in batches."""
         return self.starmap(((item,) for item in items), **options)
 
-    def starmap(self, items: Iterable[Sequence[Any]], **options: Unpack[CallOptions]) -> list[Receipt]:
+    def starmap(self, items: Iterable[Sequence[Any]], **options: Unpack[CallOptions]) -> list[Job[R]]:
         """One call for each item, which holds its arguments; published in batches."""
         self._check(options)
-        if self.app.eager:
+        if self.app.eager or _links(options):
             return [self.publish(tuple(each), {}, options) for each in items]
-        return self.app.publish_many((self.message(tuple(each), {}, options) for each in items), progress=False)
+        receipts = self.app.publish_many((self.message(tuple(each), {}, options) for each in items), progress=False)
+        is_kept = self._is_kept(options)
+        return [self._job(receipt, is_kept=is_kept) for receipt in receipts]
 
     def _check(self, options: Mapping[str, Any], *more: str) -> None:
         config.refuse_unknown(f"task {self.name}", options.keys() - CALL_OPTIONS, (*CALL_OPTIONS, *more))
 
-    def publish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Receipt:
+    def publish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Job[Any]:
         """Publish a call of which something may be said."""
+        if _links(options):
+            job: Job[Any] = self._linked(args, kwargs, options).enqueue()
+            return job
         topic, body, said = self._call_of(args, kwargs, options)
         if self.app.eager:
             return self._here_and_now(topic, body, said)
-        return self.app.publish(topic, body, **said)
+        return self._job(self.app.publish(topic, body, **said), is_kept=self._is_kept(options))
 
-    async def apublish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Receipt:
+    async def apublish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Job[Any]:
         """As `publish`, awaited."""
+        if _links(options):
+            job: Job[Any] = await self._linked(args, kwargs, options).aenqueue()
+            return job
         topic, body, said = self._call_of(args, kwargs, options)
         if self.app.eager:
             request, receipt = self._run_for(topic, body, said)
-            await _awaited(self.handler.function(request))
-            return receipt
-        return await self.app.apublish(topic, body, **said)
+            return self._local_job(receipt, await _awaited(self.handler.function(request)))
+        return self._job(await self.app.apublish(topic, body, **said), is_kept=self._is_kept(options))
 
-    def _here_and_now(self, topic: str, body: Any, said: PublishOptions) -> Receipt:
+    def _linked(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Signature[Any]:
+        """A call with others behind it."""
+        made: Signature[Any] = self.signature(args, kwargs, **{name: value for name, value in options.items() if not name.startswith("link")})
+        for name, add in (("link", made.link), ("link_error", made.link_error)):
+            for each in _listed(options.get(name)):
+                add(each)
+        return made
+
+    def _is_kept(self, options: Mapping[str, Any]) -> bool:
+        return not options.get("ignore_result", self._options.ignore_result)
+
+    def _job(self, receipt: Receipt, *, is_kept: bool = True) -> Job[Any]:
+        job_id = receipt.joined if receipt.joined is not None else receipt.id
+        return Job(self.app, job_id, receipt.topic, task=self, receipt=receipt, is_kept=is_kept)
+
+    def _local_job(self, receipt: Receipt, returned: Any) -> Job[Any]:
+        ended = outcomes.read(outcomes.success(self.name, self.serializer, returned))
+        return Job(self.app, receipt.id, receipt.topic, task=self, receipt=receipt, local=ended)
+
+    def _local_job_of(self, returned: Any) -> Job[Any]:
+        return self._local_job(Receipt(f"eager-{uuid.uuid4().hex}", self.template.text), returned)
+
+    def _here_and_now(self, topic: str, body: Any, said: PublishOptions) -> Job[Any]:
         """Eager: run the call instead of publishing it. Raises what it raises."""
         request, receipt = self._run_for(topic, body, said)
         if self.handler.kind == "async":
             with ThreadPoolExecutor(1) as thread:  # the caller may be on a loop of its own
-                thread.submit(asyncio.run, self.aperform(request)).result()
-        else:
-            self.perform(request)
-        return receipt
+                return self._local_job(receipt, thread.submit(asyncio.run, self.aperform(request)).result())
+        return self._local_job(receipt, self.perform(request))
 
     def _run_for(self, topic: str, body: Any, said: PublishOptions) -> tuple[Request, Receipt]:
         """The run that a worker would make of a call, its arguments decoded as they would be there."""
@@ -280,29 +399,59 @@ class Task(Generic[P, R]):
 
     def request_for(self, lease: Lease) -> Request:
         """The run that a lease asks for. Raises Reject where its body is no call of this task."""
-        serializer = self._options.serializer
-        args, kwargs = self.binding.decode(serializers.decode(self.name, serializer, lease), converts=serializer != "pickle")
-        return request_of(self.name, lease, args, kwargs)
+        body = serializers.decode(self.name, self.serializer, lease)
+        around, before = flow.of(lease.body, lease.headers), flow.signals_of(lease)
+        first = flow.results_of(around, before, self._result_before) if around is not None and (before or around.takes) else ()
+        each = isinstance(body, dict) and body.get("each") is True
+        if each:
+            args, kwargs = (*first, *body["args"]), dict[str, Any]()
+        else:
+            args, kwargs = self.binding.decode(body, first, converts=self.serializer != "pickle")
+        return request_of(self.name, lease, args, kwargs, before=before, each=each)
 
-    def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> tuple[str, Any, PublishOptions]:
-        """Topic, body and options of the message. Raises BadMessage."""
-        bound = self.binding.bind(args, kwargs)
+    def _result_before(self, signal: flow.Signal) -> Any:
+        ended = outcomes.Outcome(status=signal.status, result=signal.result, pickled=signal.pickled)
+        return outcomes.value(ended, None, self.serializer) if signal.status == outcomes.SUCCESS else None
+
+    def _call_of(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        *,
+        first: tuple[Any, ...] = (),
+        more: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        each: bool = False,
+    ) -> tuple[str, Any, PublishOptions]:
+        """
+        Topic, body and options of the message. Raises BadMessage.
+
+        `first`: what stands for arguments that come only later. `more`, `headers`: what goes with it. `each`: the arguments are those of many calls.
+        """
+        bound = self.binding.bind((*first, *args), kwargs) if not each else {}
         said: PublishOptions = {"headers": self._headers}
         if self._key is not None:
             said["key"] = self._key.fill(bound)
         if self._id is not None:
             said["id"] = self._id.fill(bound)
-        topic = self.template.fill(bound)
-        if options or current_request() is not None:
-            said["headers"] = {**(options.get("headers") or {}), **self._headers_of(options), **lineage(), **self._headers}
+        topic = options.get("topic") or self.template.fill(bound)
+        if options or headers or current_request() is not None:
+            own = self._headers_of(options) | lineage()
+            told = {**(options.get("headers") or {}), **self._headers, **own, **(headers or {})}
+            if options.get("ignore_result"):
+                told.pop(KEEPS_HEADER, None)
+            said["headers"] = told
             said |= {name: value for name, value in options.items() if name in _OF_MESSAGES and value is not None}  # type: ignore[typeddict-item]
-            topic = options.get("topic") or topic
-        return topic, serializers.encode(self.name, self._options.serializer, args, kwargs), said
+        return topic, serializers.encode(self.name, self.serializer, args, kwargs, more), said
 
     def _headers_of(self, options: Mapping[str, Any]) -> dict[str, str]:
         """What the run is to know of its call."""
         found: dict[str, str] = {}
         at, delay, retries = options.get("at"), options.get("delay"), options.get("retries")
+        is_own = any(options.get(name) is not None for name in _KEEPING) or KEEPS_HEADER not in self._headers
+        if is_own and self._is_kept(options):
+            found[KEEPS_HEADER] = self._keeps(options)
         if retries is not None:
             found[RETRIES_HEADER] = str(arguments.whole(f"task {self.name}", "retries", retries, least=0))
         try:
@@ -355,6 +504,14 @@ class Task(Generic[P, R]):
         policy = sys.maxsize if self.app.eager else self.app.engine.policy_of(request.topic).retries
         return policy if request.retries_limit is None else min(request.retries_limit, policy)
 
+    def update_state(self, state: str = "PROGRESS", meta: Any = None) -> None:
+        """
+        Say how far this run is: `job.status` and `job.progress` tell it, whoever watches the job sees it.
+
+        `meta`: anything that JSON can hold; with `current` and `total` it becomes a bar. In a coroutine it is on its way when this returns.
+        """
+        self.app.note(self.request, state, meta)
+
     # What a class of your own may say
 
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -397,6 +554,11 @@ class Task(Generic[P, R]):
         finally:
             CURRENT.reset(token)
 
+    def perform_apart(self, request: Request) -> Portable | None:
+        """As `perform`, in a child process: what it returned, as it is kept."""
+        returned = self.perform(request)
+        return Portable(outcomes.success(self.name, self.serializer, returned)) if request.is_kept else None
+
     async def aperform(self, request: Request) -> Any:
         """As `perform`, of a coroutine."""
         token = CURRENT.set(request)
@@ -421,8 +583,24 @@ class Task(Generic[P, R]):
             CURRENT.reset(token)
 
     def _run(self, request: Request) -> Any:
+        if request.each:
+            return self._run_each(request)
         args, kwargs = self.binding.complete(request) if self.binding.injected else (request.args, request.kwargs)
         return self.function(self, *args, **kwargs) if self._options.bind else self.function(*args, **kwargs)
+
+    def _run_each(self, request: Request) -> Any:
+        """One call after the other, of `chunks`."""
+        if self.handler.kind == "async":
+            return self._arun_each(request)
+        return [self._run(one) for one in self._single_runs(request)]
+
+    async def _arun_each(self, request: Request) -> list[Any]:
+        return [await self._run(one) for one in self._single_runs(request)]
+
+    def _single_runs(self, request: Request) -> Iterator[Request]:
+        for each in request.args:
+            args, kwargs = self.binding.decode({"args": each, "kwargs": {}}, converts=self.serializer != "pickle")
+            yield msgspec.structs.replace(request, args=args, kwargs=kwargs, each=False)
 
     def _verdict(self, request: Request, error: Exception) -> Exception:
         """What a failure means: itself (the policy decides), or Reject where the call or the task says that it is final."""
@@ -455,6 +633,14 @@ class Task(Generic[P, R]):
         return f"<Task {self.name} on {self.template.text}>"
 
 
+if TYPE_CHECKING:
+
+    class AsyncTask(Task[P, R]):
+        """A task of a coroutine: called, it gives one to await."""
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...  # type: ignore[override]
+
+
 class _Told:
     """A hook's own failure is logged: the run is over, and its outcome stands."""
 
@@ -485,6 +671,15 @@ def _used_up(cause: BaseException | None) -> Reject:
     return Reject(RETRIES_USED_UP + "the task asked for one more") if cause is None else _final(cause, RETRIES_USED_UP)
 
 
+def _links(options: Mapping[str, Any]) -> bool:
+    """Whether other calls go with it."""
+    return options.get("link") is not None or options.get("link_error") is not None
+
+
+def _listed(said: Any) -> list[Any]:
+    return [] if said is None else list(said) if isinstance(said, (list, tuple)) else [said]
+
+
 def _ttl(task: str, expires: Duration | datetime | None) -> Duration | None:
     """For how long a call may wait that expires then."""
     if not isinstance(expires, datetime):
@@ -502,11 +697,11 @@ class Call(Generic[P, R]):
         self._task = task
         self._options = options
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Publish a call. Raises what `delay` raises."""
         return self._task.publish(args, kwargs, self._options)
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Receipt:
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As `enqueue`, awaited."""
         return await self._task.apublish(args, kwargs, self._options)
 
@@ -523,7 +718,13 @@ class TaskDecorator:
         self._options = options
         self._policy = _with_retries(policy)
 
-    def __call__(self, function: Callable[P, R]) -> Task[P, R]:
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncTask[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Task[P, R]: ...
+
+    def __call__(self, function: Callable[P, Any]) -> Any:
         """Make the function a task. Raises UsageError, BadPolicy."""
         task = self._base(self._app, function, self._options)
         self._app.handlers.add_task(task.handler)
@@ -535,9 +736,15 @@ class TaskDecorator:
 class BoundTaskDecorator(TaskDecorator):
     """With `bind=True`: the function's first argument is the task itself."""
 
-    def __call__(self, function: Callable[Concatenate[Any, P], R]) -> Task[P, R]:
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> AsyncTask[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R]) -> Task[P, R]: ...
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
         """Make the function a task. Raises UsageError, BadPolicy."""
-        return super().__call__(function)  # type: ignore[arg-type]  # less its first argument
+        return super().__call__(function)
 
 
 def _base(base: object) -> type[Task[Any, Any]]:

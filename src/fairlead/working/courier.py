@@ -16,17 +16,18 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from fairlead import units
-from fairlead.errors import EngineCorrupt, EngineUnavailable
+from fairlead.errors import BacklogFull, BadMessage, EngineCorrupt, EngineUnavailable
+from fairlead.message import Settlement
 from fairlead.working.keeper import Keeper
 from fairlead.working.options import Summary
 from fairlead.working.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Protocol
 
     from fairlead.engines.base import FullEngine
-    from fairlead.message import Batch, Lease, Settlement
+    from fairlead.message import Batch, Draft, Lease
     from fairlead.working.handler import Handler
     from fairlead.working.options import Options
     from fairlead.working.pause import Pause
@@ -60,6 +61,9 @@ AWAY_FIRST, AWAY_MOST = 0.05, 5.0
 BELL_SECONDS = 60.0
 """Longest wait for the engine's bell."""
 
+FOLLOW_LATER_US = 5_000_000
+"""When a message comes again whose end could not be told since a backlog was full."""
+
 BURST_LOOK = 1_000
 """Topics that are looked at to tell whether anything is ready when a burst seems over."""
 
@@ -71,6 +75,8 @@ class Courier(threading.Thread):
         super().__init__(name="fairlead-courier", daemon=True)
         self.summary = Summary()
         self.settlements: deque[Settlement] = deque()
+        self.follow: dict[int, Sequence[Draft]] = {}
+        """By fence: what is published with settlements."""
         self.starts: deque[Work] = deque()
         self.held: dict[int, Work | None] = {}
         self.go = threading.Event()
@@ -173,7 +179,7 @@ class Courier(threading.Thread):
     def _settle(self, count: int) -> None:
         settlements = [self.settlements.popleft() for _ in range(count)]
         try:
-            answers = self._engine.settle(settlements)
+            answers = self._engine.settle(settlements) if not self.follow else self._settle_and_publish(settlements)
         except BaseException:
             self.settlements.extendleft(reversed(settlements))
             raise
@@ -189,6 +195,22 @@ class Courier(threading.Thread):
         if self._options.burst and not held:
             self._ask_again = True  # was that the last?
         self._measure(count)
+
+    def _settle_and_publish(self, settlements: list[Settlement]) -> list[str]:
+        follow = self.follow
+        publish = {n: follow[settlement.fence] for n, settlement in enumerate(settlements) if settlement.fence in follow}
+        try:
+            answers = self._engine.settle(settlements, publish=publish)
+        except (BacklogFull, BadMessage):
+            if len(settlements) > 1:
+                return [self._settle_and_publish([settlement])[0] for settlement in settlements]
+            (settlement,) = settlements
+            log.warning("what goes on after message %d cannot be published: it is handled again later", settlement.handle, exc_info=True)
+            again = Settlement(settlement.handle, settlement.fence, "release", delay_us=FOLLOW_LATER_US)
+            answers = self._engine.settle([again])
+        for settlement in settlements:
+            follow.pop(settlement.fence, None)
+        return answers
 
     def _count(self, answer: str, settlement: Settlement) -> None:
         match answer:

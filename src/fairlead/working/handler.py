@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,10 +13,15 @@ from fairlead.policy import check_pattern
 from fairlead.working.surround import Surroundings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from fairlead.message import Lease, Message
+    from fairlead.message import Draft, Lease, Message, Settlement
     from fairlead.units import Duration
+
+log = logging.getLogger("fairlead.worker")
+
+FLOW_HEADER = "fairlead-flow"
+"""Of a task that others come before or behind: its body says which."""
 
 TASK_HEADER = "fairlead-task"
 """Names the task whose call a message is."""
@@ -77,6 +83,17 @@ class Handler:
             return (codec.message_of(lease),), {}
         except ValueError as error:
             raise Reject(str(error)) from error
+
+    def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> Sequence[Draft]:
+        """
+        The handler has ended, and this is how its lease will: what is kept of that may be added. Returns what is to be published with it.
+
+        Raises Reject where what was returned cannot be kept; it is asked again then.
+        """
+        if returned is not None and error is None:
+            log.debug("handler %s returned %.200r, which is not used", self.name, returned)
+        del lease, settlement
+        return ()
 
 
 def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None) -> str:
@@ -141,6 +158,10 @@ class Handlers:
         if handler.name in self._by_task:
             raise UsageError(f'task "{handler.name}": there is a task of that name already; give one of them another name=')
         self._by_task[handler.name] = handler
+
+    def tasks(self) -> list[Any]:
+        """All tasks."""
+        return [getattr(handler, "task", None) for handler in self._by_task.values()]
 
     def has_pattern(self, pattern: str) -> bool:
         """Whether exactly this pattern is handled."""

@@ -7,6 +7,8 @@ import logging
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from fairlead import units
 from fairlead.errors import DestinationUnwell, FairleadError, Reject, Retry
 from fairlead.message import Settlement
@@ -21,10 +23,31 @@ ERROR_FRAMES = 5
 """Innermost lines of a traceback that are kept with the message."""
 
 ERROR_CHARACTERS = 4_000
+TRACEBACK_CHARACTERS = 20_000
+
+
+class Details(msgspec.Struct, omit_defaults=True):
+    """What is told of an error: `module:Class`, its text, its arguments where JSON can hold them, and the traceback."""
+
+    type: str
+    message: str
+    traceback: str = ""
+    args: list[Any] | None = None
 
 
 class RemoteFailure(FairleadError):
-    """An exception of a handler in a child process: all that came over is its text."""
+    """An exception of a handler in a child process: all that came over is its text, and what is told of it."""
+
+    def __init__(self, text: str, details: Details | None = None) -> None:
+        super().__init__(text)
+        self.details = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.details)
+
+
+class Portable(bytes):
+    """What a function returns that is to leave the child process in which it ran."""
 
 
 class ChildDied(FairleadError):
@@ -58,17 +81,36 @@ def _again(settlement: Settlement, name: str, delay: Duration | None) -> Settlem
 
 
 def nonsense(handler: str, returned: Any) -> TypeError | None:
-    """What a handler returned is not looked at, but a coroutine means that its work was never done."""
+    """What a handler may return, but for a coroutine: its work was never done."""
     if inspect.iscoroutine(returned):
         returned.close()
         return TypeError(f'handler {handler} returned a coroutine that nobody awaits; write it as "async def"')
-    log.debug("handler %s returned %.200r, which is not used", handler, returned)
     return None
 
 
 def give_back(work: Work, *, begun: bool, delay_us: int | None = None) -> Settlement:
     """A release: no attempt is counted; what was not begun gives its rate permit back too."""
     return Settlement(work.lease.handle, work.lease.fence, "release", begun=begun, delay_us=delay_us)
+
+
+def describe(error: BaseException) -> Details:
+    """What is told of an error; of Reject and Retry what lies behind them, if they say so."""
+    told: Details | None = getattr(error, "details", None)
+    if told is not None:
+        return told
+    if isinstance(error, (Reject, Retry)) and error.__cause__ is not None:
+        return describe(error.__cause__)
+    kind = type(error)
+    trace = "".join(traceback.format_exception(error))
+    if len(trace) > TRACEBACK_CHARACTERS:
+        trace = f"{trace[: TRACEBACK_CHARACTERS // 2]}\n…\n{trace[-TRACEBACK_CHARACTERS // 2 :]}"
+    made = Details(f"{kind.__module__}:{kind.__qualname__}", str(error), trace.rstrip())
+    try:
+        if len(msgspec.json.encode(error.args)) <= ERROR_CHARACTERS:
+            made.args = list(error.args)
+    except (TypeError, ValueError, OverflowError, RecursionError):  # it is told by its text alone
+        pass
+    return made
 
 
 def text_of(error: BaseException) -> str:

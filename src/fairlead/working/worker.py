@@ -16,9 +16,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
-from fairlead.errors import LeaseLost, Reject, UsageError
+from fairlead.errors import JobCancelled, LeaseLost, Reject, UsageError
 from fairlead.message import Settlement
 from fairlead.working import logs
+from fairlead.working.aborts import Aborts
 from fairlead.working.buffer import Buffer
 from fairlead.working.courier import Courier
 from fairlead.working.executors.aio import AsyncExecutor
@@ -106,8 +107,10 @@ class Worker:
         self._children = ProcessCaller()
         self._threads = ThreadExecutor(self._options.concurrency, self._call, self._ring, self._pause)
         self._courier = Courier(self._told_engine(), self._options, self, self._pause)
-        with self._signals(signals):
+        aborts = Aborts(self._engine, self.aborted)
+        with self._signals(signals), contextlib.closing(aborts):
             self._courier.start()
+            aborts.start()
             log.info("worker %d handles messages of pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
             await self._until(lambda: self._stops > 0)
             await self._shut_down()
@@ -198,6 +201,10 @@ class Worker:
 
     def lost(self, works: list[Work]) -> None:
         self._loop.call_soon_threadsafe(self._let_go_of, works)
+
+    def aborted(self, ids: set[str]) -> None:
+        with contextlib.suppress(RuntimeError):  # the worker has ended
+            self._loop.call_soon_threadsafe(self._abort, ids)
 
     def drained(self) -> None:
         self.stop()
@@ -360,7 +367,7 @@ class Worker:
         if unit.parts is None:
             if returned is not None:
                 error = error or nonsense(unit.handler.name, returned)
-            self._conclude(unit, error, cost_us)
+            self._conclude(unit, error, cost_us, returned)
         else:
             for part, outcome in unit.outcomes(returned, error):
                 if not part.over:
@@ -399,17 +406,30 @@ class Worker:
         parts = [part for part in unit.parts or [unit] if part is unit or not part.over]
         for part in parts:
             self._tell(part, error, cost_us)
-        self._give_up(unit, error, [judge(part, error, cost_us) for part in parts])
+        self._give_up(unit, error, [self._ended(part, error, cost_us, None)[0] for part in parts])
         self._dispatch()
 
-    def _let_go_of(self, works: list[Work]) -> None:
-        """Leases were lost: somebody else may have the messages now."""
+    def _abort(self, ids: set[str]) -> None:
+        """Messages were cancelled from outside while they are here."""
+        held = self._courier.held
+        works = [work for work in list(held.values()) if work is not None and work.lease.id in ids]
+        for work in works:
+            held.pop(work.lease.fence, None)
+        self._let_go_of(works, is_cancelled=True)
+
+    def _let_go_of(self, works: list[Work], *, is_cancelled: bool = False) -> None:
+        """Leases were lost: somebody else may have the messages now, or nobody is to have them any more."""
         for work in works:
             if work.over:
                 continue
             unit = work.whole or work
-            log.warning("message %s in %s: the lease was lost; its handler is stopped", work.lease.id, work.lease.topic)
-            error = LeaseLost(f"message {work.lease.id}: the lease (fence {work.lease.fence}) has ended", work.lease.id, work.lease.fence)
+            error: Exception
+            if is_cancelled:
+                log.info("message %s in %s: cancelled; its handler is stopped", work.lease.id, work.lease.topic)
+                error = JobCancelled(f"job {work.lease.id}: cancelled while it ran")
+            else:
+                log.warning("message %s in %s: the lease was lost; its handler is stopped", work.lease.id, work.lease.topic)
+                error = LeaseLost(f"message {work.lease.id}: the lease (fence {work.lease.fence}) has ended", work.lease.id, work.lease.fence)
             work.over = True
             if unit in self._running and all(part.over for part in unit.parts or ()):
                 self._give_up(unit, error, [])
@@ -429,10 +449,23 @@ class Worker:
 
     # Settling
 
-    def _conclude(self, work: Work, error: BaseException | None, cost_us: int) -> None:
+    def _conclude(self, work: Work, error: BaseException | None, cost_us: int, returned: Any = None) -> None:
+        settlement, error = self._ended(work, error, cost_us, returned)
         if error is not None or self._is_watched:
             self._tell(work, error, cost_us)
-        self._settle(judge(work, error, cost_us))
+        self._settle(settlement)
+
+    def _ended(self, work: Work, error: BaseException | None, cost_us: int, returned: Any) -> tuple[Settlement, BaseException | None]:
+        """How its lease ends, with what its handler's kind adds to that; and the error, also where what it returned is one."""
+        settlement = judge(work, error, cost_us)
+        try:
+            follow = work.handler.concluded(work.lease, returned, error, settlement)
+        except Reject as refusal:
+            error, settlement = refusal, judge(work, refusal, cost_us)
+            follow = work.handler.concluded(work.lease, None, refusal, settlement)
+        if follow:
+            self._courier.follow[settlement.fence] = follow
+        return settlement, error
 
     def _tell(self, work: Work, error: BaseException | None, cost_us: int) -> None:
         """The log, and whoever wants to know what comes of it."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fairlead.errors import DestinationUnwell, Reject, Retry
 from fairlead.working.limits import SoftTimeLimit
 from fairlead.working.logs import Style
-from fairlead.working.settle import ChildDied, RemoteFailure, text_of
+from fairlead.working.settle import ChildDied, Portable, RemoteFailure, describe, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,7 +147,7 @@ def _answer(address: str, args: tuple[Any, ...], kwargs: dict[str, Any], soft_ti
         return "raised", _portable(error)
     if is_batch and isinstance(returned, list):
         return "returned", [_portable(one) if isinstance(one, BaseException) else None for one in returned]
-    return "returned", None
+    return "returned", returned if isinstance(returned, Portable) else None
 
 
 def _resolve(address: str) -> Callable[..., Any]:
@@ -161,8 +161,10 @@ def _resolve(address: str) -> Callable[..., Any]:
 
 def _portable(error: BaseException) -> BaseException:
     if isinstance(error, (Retry, Reject, DestinationUnwell)):
-        return _plain_signal(error)
-    return RemoteFailure(text_of(error))
+        made = _plain_signal(error)
+        made.details = describe(error)  # type: ignore[attr-defined]  # goes with it through the pipe
+        return made
+    return RemoteFailure(text_of(error), describe(error))
 
 
 def _plain_signal(error: Retry | Reject | DestinationUnwell) -> BaseException:

@@ -1,7 +1,7 @@
 -- What is kept under messages' ids.
 
 -- name: kept_write
-INSERT INTO kept (id, slot, until, body) VALUES (?, ?, ?, ?) ON CONFLICT (id, slot) DO UPDATE SET until = excluded.until, body = excluded.body;
+INSERT OR REPLACE INTO kept (id, slot, until, body) VALUES (?, ?, ?, ?);
 
 -- name: kept_read
 SELECT j.key, k.slot, k.body FROM json_each(?) j CROSS JOIN kept k ON k.id = j.value WHERE k.until > ?;

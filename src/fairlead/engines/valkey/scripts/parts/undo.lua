@@ -63,12 +63,13 @@ local undo = part(function(undo)
 
     function undo.begin()
         notes = {}
-        call = function(command, name, ...)
+        call = function(command, ...)
             local keeper = KEEPERS[command]
             if keeper then
-                keeper(name, { ... })
+                local name = ...
+                keeper(name, { select(2, ...) })
             end
-            return redis.call(command, name, ...)
+            return redis.call(command, ...)
         end
     end
 

@@ -1,0 +1,163 @@
+"""
+How tasks follow each other: a task that others come before is a message that waits for their signals, put into the store before they begin.
+
+Whoever ends, signals those behind it in the same step as its own end, so a crash between the two neither loses nor doubles a step. A
+signal carries the result; it counts once for each number. A failure is a signal too: those behind fail with it, and pass it on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairlead import codec
+from fairlead.engines.base import NEEDS_HEADER
+from fairlead.errors import DependencyFailed
+from fairlead.message import Draft
+from fairlead.tasks import outcomes
+from fairlead.working.handler import FLOW_HEADER
+from fairlead.working.settle import Details
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairlead.app import Fairlead
+    from fairlead.engines.base import MessageView
+    from fairlead.message import Lease
+    from fairlead.tasks.outcomes import Outcome
+
+AT_ONCE = 1_000
+"""Signals that are put together."""
+
+
+class Target(msgspec.Struct, array_like=True, frozen=True):
+    """A message that waits: where it is, and as the how manieth of its signals this one counts. `key`: it finds its partition."""
+
+    topic: str
+    id: str
+    number: int
+    key: str | None = None
+    allows_failure: bool = False
+
+
+class Follower(msgspec.Struct, omit_defaults=True):
+    """A call that is published when a task fails for good; its id makes it once."""
+
+    topic: str
+    id: str
+    body: Any
+    headers: dict[str, str] = {}
+    key: str | None = None
+
+
+class Flow(msgspec.Struct, omit_defaults=True):
+    """
+    What a task's body says of the others around it.
+
+    `then`: who is signalled when it ends. `takes`: what of those before it goes first among its arguments: "one" result, "all" as a list, or
+    nothing. `allows_failure`: it runs also where one of them failed. `errors`: what is called when it fails.
+    """
+
+    then: list[Target] = []
+    takes: str | None = None
+    allows_failure: bool = False
+    errors: list[Follower] = []
+
+
+class Signal(msgspec.Struct, omit_defaults=True):
+    """How one before it ended."""
+
+    number: int
+    id: str
+    status: str
+    result: Any = None
+    pickled: str | None = None
+    error: Details | None = None
+    reason: str | None = None
+
+
+class _Body(msgspec.Struct):
+    flow: Flow | None = None
+
+
+_flow_of_body = msgspec.json.Decoder(_Body).decode
+_signal = msgspec.json.Decoder(Signal).decode
+_encode = msgspec.json.Encoder(enc_hook=codec.plain).encode
+
+
+def of(body: bytes, headers: dict[str, str] | None) -> Flow | None:
+    """What a body says of its flow; None where it belongs to none."""
+    if headers is None or FLOW_HEADER not in headers:
+        return None
+    try:
+        return _flow_of_body(body).flow
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None
+
+
+def signals_of(lease: Lease) -> list[Signal]:
+    """What came of those before it, in their order."""
+    if lease.headers is None or NEEDS_HEADER not in lease.headers or lease.bodies is None:
+        return []
+    return sorted(map(_signal, lease.bodies[1:]), key=lambda signal: signal.number)
+
+
+def results_of(flow: Flow, signals: Sequence[Signal], read: Any) -> tuple[Any, ...]:
+    """What of them goes first among the arguments. Raises DependencyFailed."""
+    failed = next((signal for signal in signals if signal.status != outcomes.SUCCESS), None)
+    if failed is not None and not flow.allows_failure:
+        raise failed_before(failed)
+    if flow.takes is None:
+        return ()
+    found = [read(signal) for signal in signals]
+    return (found,) if flow.takes == "all" else (found[0],)
+
+
+def failed_before(signal: Signal) -> DependencyFailed:
+    """What a task fails with whose dependency did."""
+    details = signal.error
+    if details is None:
+        told = f"job {signal.id}: {signal.reason or signal.status}"
+        details = Details(_ENDS.get(signal.status, "fairlead.errors:JobFailed"), told, args=[told])
+    return DependencyFailed(f"job {signal.id} before it ended with {signal.status}: {details.message}", details)
+
+
+_ENDS = {"cancelled": "fairlead.errors:JobCancelled", "expired": "fairlead.errors:JobExpired", "dead": "fairlead.errors:JobDead"}
+
+
+def following(job_id: str, flow: Flow, ended: Outcome, *, is_own_failure: bool = True) -> list[Draft]:
+    """What is put into the store with the end of a task: signals for those behind it, calls of what handles its error."""
+    drafts = [signal(target, job_id, ended) for target in flow.then]
+    if ended.status != outcomes.SUCCESS and is_own_failure:
+        for follower in flow.errors:
+            body = {"args": [job_id, *_told(ended)], "kwargs": {}} if follower.body is None else follower.body
+            drafts.append(Draft(follower.topic, _encode(body), key=follower.key, id=follower.id, headers=dict(follower.headers), sticky=True))
+    return drafts
+
+
+def _told(ended: Outcome) -> tuple[str, str]:
+    """What an error handler is called with behind the job's id: the error in one line, and its traceback."""
+    if ended.error is None:
+        return ended.reason or ended.status, ""
+    return f"{ended.error.type.rpartition(':')[2]}: {ended.error.message}", ended.error.traceback
+
+
+def signal(target: Target, job_id: str, ended: Outcome) -> Draft:
+    """What a target is told; a failure that it does not allow ends its waiting at once."""
+    number = target.number if ended.status == outcomes.SUCCESS or target.allows_failure else 0
+    said = Signal(target.number, job_id, ended.status, ended.result, ended.pickled, ended.error, ended.reason)
+    return Draft(target.topic, _encode(said), key=target.key, id=target.id, signal=number)
+
+
+def give_up(app: Fairlead, view: MessageView, status: str = "cancelled") -> None:
+    """A task was taken out: those behind it fail."""
+    flow = of(view.body, view.headers)
+    if flow is not None:
+        put_all(app, following(view.id, flow, outcomes.Outcome(status=status)))
+
+
+def put_all(app: Fairlead, drafts: Sequence[Draft]) -> None:
+    """Put signals into the store."""
+    for start in range(0, len(drafts), AT_ONCE):
+        app.engine.put(drafts[start : start + AT_ONCE])

@@ -1,0 +1,47 @@
+"""Hears of leases that were ended from outside, so that their handlers are stopped at once and not when the lease is next prolonged."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from fairlead.engines.base import ABORT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairlead.engines.base import FullEngine
+
+log = logging.getLogger("fairlead.worker")
+
+LISTEN = 60.0
+"""Seconds of one listening."""
+
+
+class Aborts(threading.Thread):
+    """`aborted` is called, from this thread, with the ids of messages whose leases were ended."""
+
+    def __init__(self, engine: FullEngine, aborted: Callable[[set[str]], None]) -> None:
+        super().__init__(name="fairlead-aborts", daemon=True)
+        self._ear = engine.ear()
+        self._aborted = aborted
+        self._ended = False
+
+    def run(self) -> None:
+        self._ear.expect(ABORT)
+        try:
+            while not self._ended:
+                heard = self._ear.listen(LISTEN)  # what is missed is seen when the lease is prolonged
+                ids = {each.removeprefix(ABORT) for each in heard or () if len(each) > len(ABORT)}
+                if ids:
+                    self._aborted(ids)
+        except Exception:  # as above
+            log.exception("aborts are no longer heard of; they take until a lease is prolonged")
+        finally:
+            self._ear.close()
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._ended = True
+        self._ear.wake()
