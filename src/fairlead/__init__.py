@@ -30,6 +30,7 @@ from fairlead.message import Message, Receipt
 from fairlead.policy import Backoff, Tier
 from fairlead.tasks.canvas import Signature, chain, chord, group
 from fairlead.tasks.job import Job, JobState
+from fairlead.tasks.queue import Dependency, Queue
 from fairlead.tasks.request import Request, current_request
 from fairlead.tasks.task import Task
 from fairlead.topic import DeadLetter, Stats, Topic
@@ -43,6 +44,7 @@ __all__ = [
     "BadPolicy",
     "DeadLetter",
     "Delivery",
+    "Dependency",
     "DependencyFailed",
     "DestinationUnwell",
     "EngineCorrupt",
@@ -59,6 +61,7 @@ __all__ = [
     "LeaseLost",
     "Message",
     "NoNamespace",
+    "Queue",
     "Receipt",
     "Refused",
     "Reject",

@@ -25,8 +25,10 @@ from fairlead.producing.middlewares import Middlewares
 from fairlead.producing.publisher import Publisher
 from fairlead.schedules import book, times
 from fairlead.tasks import outcomes
+from fairlead.tasks.flow import EndedHandler
 from fairlead.tasks.hub import Hub
 from fairlead.tasks.job import Job
+from fairlead.tasks.queue import NamedTask, Queue, find, named_task
 from fairlead.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, Task, TaskDecorator, TaskOptions
 from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from fairlead.twins import twin
@@ -103,6 +105,11 @@ class Fairlead:
         self._engine: FullEngine | None = None
         self._pid = 0
         self.handlers = Handlers()
+        self.handlers.add_own(EndedHandler())
+        self.handlers.find_named = functools.partial(find, self)
+        self.queues: dict[str, Queue] = self.handlers.queues
+        """Queues of functions by their names that the program has."""
+        self._named: dict[str, NamedTask] = {}
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fairlead")
         self._publisher = Publisher(self._put, self.threads)
         self._middlewares = Middlewares()
@@ -522,6 +529,27 @@ class Fairlead:
 
     # Jobs
 
+    def queue(self, name: str = "default", *, isolation: Isolation | None = None, default_timeout: Duration | None = None, **unknown: Never) -> Queue:
+        """
+        A topic for calls of any importable function: `app.queue("low").enqueue(function, 1, text="x")`.
+
+        The worker's program has to name it too: only for such queues functions are imported by name. `isolation="process"`: each runs in a child
+        process of its own that can be killed. `default_timeout`: how long each may run, where its call says nothing.
+        """
+        config.refuse_unknown("queue", unknown, ("isolation", "default_timeout"))
+        made = Queue(self, arguments.name("queue", "name", name), isolation=isolation, default_timeout=default_timeout)
+        if isolation is None and default_timeout is None:
+            return self.queues.setdefault(made.name, made)
+        self.queues[made.name] = made
+        return made
+
+    def named_task(self, name: str) -> NamedTask:
+        """The task of a function by its name, as `queue` publishes it. Raises UsageError where there is none."""
+        found = self._named.get(name)
+        if found is None:
+            found = self._named[name] = named_task(self, name)
+        return found
+
     def job(self, job_id: str, topic: str | None = None) -> Job[Any]:
         """
         The handle of a task's call, by its id, from any process.
@@ -547,7 +575,7 @@ class Fairlead:
 
     def known_topics(self) -> list[str]:
         """Topics that the program's tasks have, as far as they are not made of arguments."""
-        return sorted({each.template.text for each in self.handlers.tasks() if isinstance(each, Task) and not each.template.fields})
+        return sorted({*self.queues} | {each.template.text for each in self.handlers.tasks() if isinstance(each, Task) and not each.template.fields})
 
     # Schedules
 

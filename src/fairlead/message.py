@@ -77,6 +77,7 @@ class Draft(msgspec.Struct, gc=False):
     Not a message of its own, but for the one of this topic and id that waits for signals: its n-th, from 1 on, told once however often it comes.
     0: wait no longer. The topic, the key and the id are those of the message that waits.
     """
+    own: bool = False  # Fairlead's: never refused, merged or expired
 
 
 class Lease(msgspec.Struct, gc=False):

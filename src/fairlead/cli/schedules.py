@@ -56,10 +56,10 @@ def add(
     topic: str | None, positional: str, named: str, body: str, missed: str, spread: str,
 ) -> None:  # fmt: skip
     """Put the schedule NAME into the store; one of that name is replaced."""
+    from fairlead.engines.base import TASK_HEADER
     from fairlead.message import Message
     from fairlead.schedules import book, times
     from fairlead.units import microseconds
-    from fairlead.working.handler import TASK_HEADER
 
     if task is None and topic is None:
         raise click.UsageError("say what is published: --task NAME, or --topic TOPIC with --body")

@@ -57,6 +57,11 @@ def keeps(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
         return None
 
 
+def nobody_follows(message_id: str) -> UsageError:
+    """Why nothing can wait for a message."""
+    return UsageError(f"job {message_id}: nobody knows it, or nothing is kept of it; only a job can be waited for whose result is kept")
+
+
 def ended(status: str, reason: str | None = None) -> bytes:
     """The outcome of a message that no handler ended: "expired", "dead" or "cancelled"."""
     return msgspec.json.encode({"status": status} if reason is None else {"status": status, "reason": reason})

@@ -27,6 +27,18 @@ KEEPS_HEADER = "fairlead-keeps"
 NEEDS_HEADER = "fairlead-needs"
 """Of a message that waits for signals (`Draft.signal`): how many. It is delayed until then; their bodies come behind its own."""
 
+FLOW_HEADER = "fairlead-flow"
+"""Of a message (its body is JSON) of whose end others wait to hear: where no handler told it, a message `ENDED` is put into its topic with it."""
+
+ENDED = "fairlead.ended"
+"""
+The task header of such a message: {"id", "outcome", "body": that of the one that ended}, or with "followers" (see `Engine.follow`) instead of
+a body.
+"""
+
+TASK_HEADER = "fairlead-task"
+"""Names the task whose call a message is."""
+
 UNTIL_SIGNALLED_US = 7_258_118_400_000_000
 """When such a message is due by itself: in the year 2200."""
 
@@ -314,6 +326,14 @@ class Engine(Protocol):
 
     def forget_kept(self, message_id: str, topic: str | None = None) -> None:
         """Keep nothing of it any longer."""
+        ...
+
+    def follow(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+        """
+        Have something (JSON) told when a message ends whose end is kept, by a message `ENDED` in its topic; None: it will be.
+
+        Its outcome where it has ended. Raises UsageError where nobody knows the message, or nothing is kept of it.
+        """
         ...
 
     def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import types
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.errors import BadMessage, Reject
+from fairlead.tasks.converting import convert, is_known
 from fairlead.tasks.request import Request
 
 if TYPE_CHECKING:
@@ -87,46 +87,10 @@ class Binding:
             raise Reject(f'task "{self._task}": the argument "{name}" is not what the function asks for: {error}') from error
 
 
-def convert(value: Any, kind: Any) -> Any:
-    """A value as JSON gives it, as the type that is asked for. Raises ValueError (ValidationError) or TypeError; what nobody can check passes."""
-    if not _is_known(kind):
-        return value
-    return msgspec.convert(value, kind, dec_hook=_convert_own)
-
-
-def _convert_own(kind: type, value: Any) -> Any:
-    """Types that msgspec does not know: pydantic's models, and whatever is that already."""
-    validate = getattr(kind, "model_validate", None)
-    if validate is not None:
-        return validate(value)
-    try:
-        if isinstance(value, kind):
-            return value
-    except TypeError:  # nobody can check it
-        return value
-    raise ValueError(f"JSON gives {type(value).__name__}, not {kind.__name__}; take a dataclass, a msgspec or pydantic model instead")
-
-
-@functools.lru_cache(maxsize=4096)
-def _checkable(kind: Any) -> bool:
-    try:
-        msgspec.json.Decoder(kind, dec_hook=_convert_own)
-    except Exception:  # noqa: BLE001  # a type that it cannot even look at (a ParamSpec, a string, a union of two structs)
-        return False
-    return True
-
-
-def _is_known(kind: Any) -> bool:
-    try:
-        return _checkable(kind)
-    except TypeError:  # not hashable
-        return False
-
-
 def _returned(hints: dict[str, Any]) -> Any:
     """What it says that it returns; None: nothing, or nothing that can be checked."""
     said = hints.get("return")
-    return None if said in (None, type(None), *_PLAIN) or not _is_known(said) else said
+    return None if said in (None, type(None), *_PLAIN) or not is_known(said) else said
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -18,14 +18,13 @@ import msgspec
 
 from fairlead import arguments
 from fairlead.engines.admission import MOST_SIGNALS
-from fairlead.engines.base import NEEDS_HEADER
+from fairlead.engines.base import FLOW_HEADER, NEEDS_HEADER
 from fairlead.errors import UsageError
 from fairlead.message import Message
 from fairlead.tasks.flow import Flow, Follower, Target
 from fairlead.tasks.job import Job
 from fairlead.tasks.task import CALL_OPTIONS, LATER, Task
 from fairlead.twins import twin
-from fairlead.working.handler import FLOW_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence

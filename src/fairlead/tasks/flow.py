@@ -12,24 +12,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead import codec
-from fairlead.engines.base import NEEDS_HEADER
+from fairlead.engines.base import ENDED, FLOW_HEADER, NEEDS_HEADER
 from fairlead.errors import DependencyFailed
 from fairlead.message import Draft
 from fairlead.tasks import outcomes
-from fairlead.working.handler import FLOW_HEADER
+from fairlead.working.handler import Handler
 from fairlead.working.settle import Details
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fairlead.app import Fairlead
-    from fairlead.engines.base import MessageView
-    from fairlead.message import Lease
+    from fairlead.message import Lease, Settlement
     from fairlead.tasks.outcomes import Outcome
-
-AT_ONCE = 1_000
-"""Signals that are put together."""
-
 
 class Target(msgspec.Struct, array_like=True, frozen=True):
     """A message that waits: where it is, and as the how manieth of its signals this one counts. `key`: it finds its partition."""
@@ -150,14 +144,40 @@ def signal(target: Target, job_id: str, ended: Outcome) -> Draft:
     return Draft(target.topic, _encode(said), key=target.key, id=target.id, signal=number)
 
 
-def give_up(app: Fairlead, view: MessageView, status: str = "cancelled") -> None:
-    """A task was taken out: those behind it fail."""
-    flow = of(view.body, view.headers)
-    if flow is not None:
-        put_all(app, following(view.id, flow, outcomes.Outcome(status=status)))
+class _Obituary(msgspec.Struct):
+    id: str
+    outcome: outcomes.Outcome
+    body: _Body | None = None
+    followers: list[Target] = []
 
 
-def put_all(app: Fairlead, drafts: Sequence[Draft]) -> None:
-    """Put signals into the store."""
-    for start in range(0, len(drafts), AT_ONCE):
-        app.engine.put(drafts[start : start + AT_ONCE])
+_obituary = msgspec.json.Decoder(_Obituary).decode
+
+
+class EndedHandler(Handler):
+    """Tells those who wait of the end of a message that no handler told, or that began to wait when it had been published already."""
+
+    def __init__(self) -> None:
+        super().__init__(_nothing, "fairlead.ended", name=ENDED)
+
+    def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """It does nothing but end."""
+        del lease
+        return (), {}
+
+    def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> list[Draft]:
+        """Signals, in the same step as its own end."""
+        del returned, error
+        try:
+            said = _obituary(lease.body)
+        except (msgspec.DecodeError, msgspec.ValidationError) as fault:
+            settlement.action, settlement.reason = "dead", f"this tells of no end: {fault}"
+            return []
+        drafts = [signal(target, said.id, said.outcome) for target in said.followers]
+        if said.body is not None and said.body.flow is not None:
+            drafts += following(said.id, said.body.flow, said.outcome, is_own_failure=said.outcome.status != outcomes.CANCELLED)
+        return drafts
+
+
+async def _nothing() -> None:
+    """All that there is to do is done with its end."""

@@ -16,7 +16,7 @@ from fairlead import arguments
 from fairlead.engines.base import UNTIL_SIGNALLED_US
 from fairlead.errors import UsageError
 from fairlead.message import Kept, Note
-from fairlead.tasks import flow, outcomes
+from fairlead.tasks import outcomes
 from fairlead.tasks.outcomes import ENDS, Outcome, Progress
 from fairlead.tasks.request import current_request
 from fairlead.twins import twin
@@ -434,11 +434,7 @@ class Job(Generic[R]):
         """
         for each in self.before:
             each.cancel()
-        view = self._find()
-        told = self.app.engine.withdraw(self.id, self.topic) if view is not None else "unknown"
-        if told in ("cancelled", "aborted") and view is not None:
-            flow.give_up(self.app, view)
-        return told in ("cancelled", "aborted")
+        return self._find() is not None and self.app.engine.withdraw(self.id, self.topic) in ("cancelled", "aborted")
 
     acancel = twin(cancel)
 

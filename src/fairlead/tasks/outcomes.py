@@ -15,7 +15,7 @@ import msgspec
 
 from fairlead import codec
 from fairlead.errors import BadMessage, JobCancelled, JobDead, JobExpired, JobFailed, Reject
-from fairlead.tasks.binding import convert
+from fairlead.tasks.converting import convert
 from fairlead.units import SECOND
 from fairlead.working.settle import Details  # noqa: TC001  # msgspec reads it
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead import units
-from fairlead.engines.base import KEEPS_HEADER
+from fairlead.engines.base import FLOW_HEADER, KEEPS_HEADER
 from fairlead.tasks.flow import Signal  # noqa: TC001  # msgspec reads it
-from fairlead.working.handler import CURRENT, FLOW_HEADER
+from fairlead.working.handler import CURRENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ import msgspec
 
 from fairlead import arguments, codec, config, units
 from fairlead.engines.admission import RETRIES_USED_UP, keeps
-from fairlead.engines.base import KEEPS_HEADER
+from fairlead.engines.base import KEEPS_HEADER, TASK_HEADER
 from fairlead.errors import BadMessage, DependencyFailed, DestinationUnwell, Reject, Retry, UsageError
 from fairlead.message import Lease, Message, Receipt
 from fairlead.policy import Backoff
@@ -27,7 +27,7 @@ from fairlead.tasks.binding import Binding
 from fairlead.tasks.job import Job
 from fairlead.tasks.request import ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
 from fairlead.tasks.serializers import SERIALIZER_HEADER, Serializer
-from fairlead.working.handler import CURRENT, TASK_HEADER, Handler, Isolation
+from fairlead.working.handler import CURRENT, SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER, Handler, Isolation
 from fairlead.working.settle import Portable, describe, text_of
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class CallOptions(TypedDict, total=False):
     `delay` (a duration) or `at` (an aware datetime or Unix seconds): when it is due. `ttl`: how long it may wait. `priority`: -100 … 100, larger
     first. `key`: instead of the task's. `id`: your own. `topic`: instead of the task's. `headers`: short text by name. `at_front`: before all
     others of its priority. `retries`: how often it may be tried again, at most what the topic's policy says. `ignore_result`, `result_ttl`,
-    `failure_ttl`: instead of the task's. `link`: calls that follow with its result; `link_error`: calls made when it fails for good, with its id, its
-    error and the traceback.
+    `failure_ttl`, `time_limit`, `soft_time_limit`: instead of the task's. `link`: calls that follow with its result; `link_error`: calls
+    made when it fails for good, with its id, its error and the traceback.
     """
 
     delay: Duration | None
@@ -69,6 +69,8 @@ class CallOptions(TypedDict, total=False):
     ignore_result: bool
     result_ttl: Duration | None
     failure_ttl: Duration | None
+    time_limit: Duration | None
+    soft_time_limit: Duration | None
     link: Signature[Any] | Sequence[Signature[Any]] | None
     link_error: Signature[Any] | Sequence[Signature[Any]] | None
 
@@ -154,8 +156,12 @@ class _TaskHandler(Handler):
 
     task: Task[Any, Any]
 
+    own_address: str | None = None
+
     @property
     def address(self) -> str:
+        if self.own_address is not None:
+            return self.own_address
         return f"{self.task.function.__module__}:{self.task.function.__qualname__}.perform_apart"
 
     def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -167,6 +173,8 @@ class _TaskHandler(Handler):
     def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> Sequence[Draft]:
         """What is kept of a run with its end, and who is told of it."""
         times, around = keeps(lease.headers), flow.of(lease.body, lease.headers)
+        if settlement.action == "retry":
+            self._look_at_retries(lease, settlement, is_in_flow=around is not None)
         if times is None and around is None:
             return super().concluded(lease, returned, error, settlement)
         if error is None:
@@ -177,15 +185,24 @@ class _TaskHandler(Handler):
             return ()
         if isinstance(error, DependencyFailed):
             settlement.action = "ack"  # nobody is to try again what never began
+        if settlement.action == "retry" and around is not None:
+            return ()  # were it dead after all, since its policy has just changed, then the engine tells of it
         if times is not None:
             settlement.id, settlement.outcome, settlement.keep_us = lease.id, kept, times[error is not None]
         if around is None or not (around.then or around.errors):
             return ()
-        if settlement.action == "retry":
-            if lease.attempt <= self.task.app.engine.policy_of(lease.topic).retries:
-                return ()
-            settlement.action, settlement.reason = "dead", RETRIES_USED_UP + (settlement.reason or "failed")
         return flow.following(lease.id, around, outcomes.read(kept), is_own_failure=not isinstance(error, DependencyFailed))
+
+
+    def _look_at_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
+        """A failure is final where its call allows no more retries; in a flow also where the policy does not: what follows is told with it."""
+        said = (lease.headers or {}).get(RETRIES_HEADER, "")
+        limit = int(said) if said.isdecimal() else sys.maxsize
+        if is_in_flow:
+            limit = min(limit, self.task.app.engine.policy_of(lease.topic).retries)
+        if lease.attempt > limit:
+            what = settlement.reason or (settlement.error or "failed").partition("\n")[0]
+            settlement.action, settlement.reason = "dead", RETRIES_USED_UP + what
 
 
 class Task(Generic[P, R]):
@@ -448,6 +465,9 @@ class Task(Generic[P, R]):
     def _headers_of(self, options: Mapping[str, Any]) -> dict[str, str]:
         """What the run is to know of its call."""
         found: dict[str, str] = {}
+        for name, header in (("time_limit", TIME_LIMIT_HEADER), ("soft_time_limit", SOFT_TIME_LIMIT_HEADER)):
+            if options.get(name) is not None:
+                found[header] = f"{arguments.seconds(f'task {self.name}', name, options[name]):g}"
         at, delay, retries = options.get("at"), options.get("delay"), options.get("retries")
         is_own = any(options.get(name) is not None for name in _KEEPING) or KEEPS_HEADER not in self._headers
         if is_own and self._is_kept(options):

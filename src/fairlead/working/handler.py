@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairlead import arguments, codec
+from fairlead.engines.base import TASK_HEADER
 from fairlead.errors import BadPolicy, Reject, UnknownHandler, UsageError
 from fairlead.policy import check_pattern
 from fairlead.working.surround import Surroundings
@@ -20,11 +21,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fairlead.worker")
 
-FLOW_HEADER = "fairlead-flow"
-"""Of a task that others come before or behind: its body says which."""
-
-TASK_HEADER = "fairlead-task"
-"""Names the task whose call a message is."""
+TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER = "fairlead-time-limit", "fairlead-soft-time-limit"
+"""Limits of one call instead of its handler's: seconds."""
 
 CURRENT: ContextVar[Any] = ContextVar("fairlead_run")
 """The run of a task that this code is part of: a `fairlead.Request`."""
@@ -66,11 +64,6 @@ class Handler:
         self.soft_time_limit = _limit(where, "soft_time_limit", soft_time_limit)
         if self.time_limit is not None and self.soft_time_limit is not None and self.soft_time_limit >= self.time_limit:
             raise UsageError(f"{where}: soft_time_limit must be below time_limit, got {soft_time_limit!r} and {time_limit!r}")
-
-    @property
-    def limited(self) -> bool:
-        """Whether there is a time limit to watch."""
-        return self.time_limit is not None or self.soft_time_limit is not None
 
     @property
     def address(self) -> str:
@@ -138,6 +131,11 @@ class Handlers:
     def __init__(self) -> None:
         self._by_pattern: dict[str, Handler] = {}
         self._by_task: dict[str, Handler] = {}
+        self._own: dict[str, Handler] = {}
+        self.queues: dict[str, Any] = {}
+        """Topics where functions are called by their names."""
+        self.find_named: Callable[[str, str], Handler | None] | None = None
+        """Finds who handles the call of a function by its name in a topic."""
         self._by_topic = _ByTopic(self._by_pattern)
         self.surroundings = Surroundings()
 
@@ -159,6 +157,10 @@ class Handlers:
             raise UsageError(f'task "{handler.name}": there is a task of that name already; give one of them another name=')
         self._by_task[handler.name] = handler
 
+    def add_own(self, handler: Handler) -> None:
+        """Register one of Fairlead's own tasks, which is not counted."""
+        self._own[handler.name] = handler
+
     def tasks(self) -> list[Any]:
         """All tasks."""
         return [getattr(handler, "task", None) for handler in self._by_task.values()]
@@ -168,7 +170,7 @@ class Handlers:
         return pattern in self._by_pattern
 
     def __len__(self) -> int:
-        return len(self._by_pattern) + len(self._by_task)
+        return len(self._by_pattern) + len(self._by_task) + len(self.queues)
 
     def task(self, name: str) -> Handler:
         """The task of a name. Raises UnknownHandler."""
@@ -179,7 +181,8 @@ class Handlers:
     def find(self, lease: Lease) -> Handler | None:
         """Who handles a delivery: the task it names, else the handler with the most specific pattern."""
         if lease.headers is not None and (task := lease.headers.get(TASK_HEADER)) is not None:
-            return self._by_task.get(task)
+            found = self._by_task.get(task) or self._own.get(task)
+            return self.find_named(task, lease.topic) if found is None and self.find_named is not None else found
         return self._by_topic[lease.topic]
 
 

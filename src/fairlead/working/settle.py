@@ -94,11 +94,12 @@ def give_back(work: Work, *, begun: bool, delay_us: int | None = None) -> Settle
 
 
 def describe(error: BaseException) -> Details:
-    """What is told of an error; of Reject and Retry what lies behind them, if they say so."""
+    """What is told of an error; of a Retry, and of a Reject that was made of another error, that one."""
     told: Details | None = getattr(error, "details", None)
     if told is not None:
         return told
-    if isinstance(error, (Reject, Retry)) and error.__cause__ is not None:
+    stands_for_another = isinstance(error, Retry) or (isinstance(error, Reject) and error.error is not None)
+    if stands_for_another and error.__cause__ is not None:
         return describe(error.__cause__)
     kind = type(error)
     trace = "".join(traceback.format_exception(error))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fairlead import codec
 from fairlead.errors import Reject
+from fairlead.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
 
 if TYPE_CHECKING:
     import asyncio
@@ -67,6 +68,14 @@ class Work:
         """What the engine needs to find the lease."""
         return self.lease.handle, self.lease.fence
 
+    @property
+    def limits(self) -> tuple[float | None, float | None]:
+        """How long it may run, and after how long it is warned: what its call says, or its handler."""
+        handler, headers = self.handler, self.lease.headers
+        if headers is None or self.parts is not None:
+            return handler.time_limit, handler.soft_time_limit
+        return _seconds(headers.get(TIME_LIMIT_HEADER), handler.time_limit), _seconds(headers.get(SOFT_TIME_LIMIT_HEADER), handler.soft_time_limit)
+
     def is_gone(self) -> bool:
         """Whether it is not to be begun any more: its end is decided, or its lease ran out and somebody else has it."""
         if self.expires <= time.monotonic():
@@ -100,6 +109,13 @@ class Work:
             )
             return [(part, wrong) for part in self.parts]
         return list(zip(self.parts, returned, strict=True))
+
+
+def _seconds(said: str | None, otherwise: float | None) -> float | None:
+    try:
+        return float(said) if said is not None else otherwise
+    except ValueError:  # of another program
+        return otherwise
 
 
 def _is_outcome(value: object) -> bool:

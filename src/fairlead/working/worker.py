@@ -325,8 +325,9 @@ class Worker:
 
     def _execute(self, unit: Work) -> None:
         handler = unit.handler
-        if handler.limited:
-            self._set_timers(unit)
+        limits = unit.limits
+        if limits != (None, None):
+            self._set_timers(unit, *limits)
         if handler.kind == "async":
             self._aio.start(unit)
         else:
@@ -388,21 +389,20 @@ class Worker:
 
     # Stopping handlers
 
-    def _set_timers(self, unit: Work) -> None:
-        handler = unit.handler
+    def _set_timers(self, unit: Work, limit: float | None, soft: float | None) -> None:
         unit.timers = []
-        if handler.time_limit is not None:
-            unit.timers.append(self._loop.call_later(handler.time_limit, self._time_is_over, unit))
-        if handler.soft_time_limit is not None and handler.kind != "process":  # a child watches its own
-            unit.timers.append(self._loop.call_later(handler.soft_time_limit, self._warn, unit))
+        if limit is not None:
+            unit.timers.append(self._loop.call_later(limit, self._time_is_over, unit, limit))
+        if soft is not None and unit.handler.kind != "process":  # a child watches its own
+            unit.timers.append(self._loop.call_later(soft, self._warn, unit, soft))
 
-    def _warn(self, unit: Work) -> None:
+    def _warn(self, unit: Work, soft: float) -> None:
         if unit.runner is not None:
-            unit.runner.warn(unit, SoftTimeLimit(f"the handler has run for {unit.handler.soft_time_limit:g} s"))
+            unit.runner.warn(unit, SoftTimeLimit(f"the handler has run for {soft:g} s"))
 
-    def _time_is_over(self, unit: Work) -> None:
-        error = TimeLimit(f"the handler was stopped after its time limit of {unit.handler.time_limit:g} s")
-        cost_us = int((unit.handler.time_limit or 0) * 1_000_000)
+    def _time_is_over(self, unit: Work, limit: float) -> None:
+        error = TimeLimit(f"the handler was stopped after its time limit of {limit:g} s")
+        cost_us = int(limit * 1_000_000)
         parts = [part for part in unit.parts or [unit] if part is unit or not part.over]
         for part in parts:
             self._tell(part, error, cost_us)

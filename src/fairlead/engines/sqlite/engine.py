@@ -132,6 +132,8 @@ class Core:
                     if now_us is None:
                         self._look_at_clock(turn)
                     yield turn
+                    if turn.obituaries:
+                        putting.put(turn, turn.obituaries)
                     turn.flush()
                 memory.committed(store.commits)
             except BaseException:
@@ -222,6 +224,10 @@ class Core:
     def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
         with self._turn(now_us, durable=True) as turn:
             return keeping.withdraw(turn, message_id, topic)
+
+    def follow(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+        with self._turn(None, durable=True) as turn:
+            return keeping.follow(turn, message_id, topic, follower)
 
     def ear(self) -> Ear:
         return self._bell.ear()

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.engines.admission import ended, keeps
-from fairlead.engines.base import ABORT, NEEDS_HEADER, UNTIL_SIGNALLED_US
+from fairlead.engines.admission import ended, keeps, nobody_follows
+from fairlead.engines.base import ABORT, ENDED, FLOW_HEADER, NEEDS_HEADER, TASK_HEADER, UNTIL_SIGNALLED_US
 from fairlead.engines.naming import made_number
 from fairlead.engines.sqlite import messages, settling, views
 from fairlead.engines.sqlite.rows import DEAD, DELAYED, Held
-from fairlead.message import Kept, Receipt
+from fairlead.message import Draft, Kept, Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairlead.engines.sqlite.rows import Lane, Row
     from fairlead.engines.sqlite.turn import Turn
-    from fairlead.message import Draft, Note, Settlement
+    from fairlead.message import Note, Settlement
 
 OUTCOME, NOTE = 0, 1
 """`kept.slot`."""
@@ -37,6 +37,35 @@ def keep(turn: Turn, settlements: Sequence[Settlement], answers: Sequence[str]) 
     if rows:
         turn.insert("kept_write", rows)
         turn.told += [row[0] for row in rows]
+        if turn.one("followers_any") is not None:
+            for message_id, _, _, outcome in rows:
+                _tell_followers(turn, message_id, bytes(outcome))
+
+
+def _tell_followers(turn: Turn, message_id: str, outcome: bytes) -> None:
+    """Whoever waits for its end hears of it by a message."""
+    found = turn.all("followers_of", message_id)
+    if not found:
+        return
+    turn.run("followers_delete", message_id)
+    said = {"id": message_id, "outcome": msgspec.Raw(outcome), "followers": [msgspec.Raw(body) for _, body in found]}
+    turn.obituaries.append(_obituary(found[0][0], said))
+
+
+def _obituary(topic: str, said: dict[str, Any]) -> Draft:
+    return Draft(topic, _dumps(said), headers={TASK_HEADER: ENDED}, at_front=True, own=True)
+
+
+def follow(turn: Turn, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+    """Have something told when a message ends; its outcome where it has. Raises UsageError."""
+    outcome = read(turn, [message_id])[0].outcome
+    if outcome is not None:
+        return outcome
+    row = views.find(turn, message_id, topic)
+    if row is None or row.state == DEAD or row.headers is None or keeps(_headers(row.headers)) is None:
+        raise nobody_follows(message_id)
+    turn.run("follower_write", messages.id_of(turn, row), messages.topic_of(row, turn.lane(row.lane)), follower)
+    return None
 
 
 def note(turn: Turn, notes: Sequence[Note]) -> list[bool]:
@@ -64,13 +93,18 @@ def read(turn: Turn, ids: Sequence[str]) -> list[Kept]:
     return found
 
 
-def ends(turn: Turn, row: Row, status: str, reason: str | None = None) -> None:
-    """A message comes to an end that no handler told; where it is wanted, that is kept."""
-    if row.headers is None or (times := keeps(_headers(row.headers))) is None:
+def ends(turn: Turn, row: Row, topic: str, status: str, reason: str | None = None) -> None:
+    """A message comes to an end that no handler told; where it is wanted, that is kept, and told."""
+    if row.headers is None or row.mid in turn.handled:
         return
-    message_id = messages.id_of(turn, row)
-    turn.run("kept_write", message_id, OUTCOME, turn.now + times[1], ended(status, reason))
-    turn.told.append(message_id)
+    headers = _headers(row.headers)
+    message_id, outcome, times = messages.id_of(turn, row), ended(status, reason), keeps(headers)
+    if FLOW_HEADER in headers:
+        turn.obituaries.append(_obituary(topic, {"id": message_id, "outcome": msgspec.Raw(outcome), "body": msgspec.Raw(row.body)}))
+    if times is not None:
+        turn.run("kept_write", message_id, OUTCOME, turn.now + times[1], outcome)
+        turn.told.append(message_id)
+        _tell_followers(turn, message_id, outcome)
 
 
 def begins_again(turn: Turn, row: Row) -> None:
@@ -94,7 +128,7 @@ def withdraw(turn: Turn, message_id: str, topic: str | None) -> str:
     lane = turn.lane(row.lane)
     its_topic = messages.topic_of(row, lane)
     found = turn.one("lease_of_message", row.mid)
-    ends(turn, row, "cancelled")
+    ends(turn, row, its_topic, "cancelled")
     if found is None:
         messages.withdraw(turn, lane, row, its_topic)
         turn.place(lane)

@@ -234,7 +234,7 @@ def bury(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None) -> No
     turn.run("dead_insert", row.mid, topic, turn.now, until, reason, error)
     turn.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
     turn.shard.dead += 1
-    keeping.ends(turn, row, "expired" if reason == EXPIRED else "dead", reason)
+    keeping.ends(turn, row, topic, "expired" if reason == EXPIRED else "dead", reason)
 
 
 def expire(turn: Turn, lane: Lane, row: Row) -> None:
@@ -243,7 +243,7 @@ def expire(turn: Turn, lane: Lane, row: Row) -> None:
     lane.expired += 1
     turn.shard.expired += 1
     if turn.rules.of(topic).on_expiry == "drop":
-        keeping.ends(turn, row, "expired", EXPIRED)
+        keeping.ends(turn, row, topic, "expired", EXPIRED)
         finish_ids(turn, row, topic, keep=False)
         remove(turn, row)
     else:

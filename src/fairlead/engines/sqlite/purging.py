@@ -24,7 +24,7 @@ def purge(turn: Turn, topic: str, last: int) -> int:
         # A serial key's next message came forward when its head was removed: it is no longer where it was listed.
         row = messages.read(turn, listed.mid) if listed.serial else listed
         if row is not None and row.seq <= last:
-            keeping.ends(turn, row, "cancelled")
+            keeping.ends(turn, row, topic, "cancelled")
             messages.withdraw(turn, lane, row, topic)
             removed += 1
             if removed == PAGE:
@@ -75,7 +75,7 @@ def _give_up(turn: Turn, lane: Lane, held: Held, topic: str) -> int:
         gate.leased -= 1
         turn.touch_gate(gate)
     if row is not None:
-        keeping.ends(turn, row, "cancelled")
+        keeping.ends(turn, row, topic, "cancelled")
         messages.finish_ids(turn, row, topic, keep=False)
         messages.remove(turn, row)
         if row.serial:

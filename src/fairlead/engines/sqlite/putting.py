@@ -69,7 +69,7 @@ class _Intake:
         if draft.signal is not None:
             return self._signal(draft)
         is_blocked = draft.headers is not None and NEEDS_HEADER in draft.headers
-        mkey = merge_key(draft) if policy.merge is not None and not is_blocked else None
+        mkey = merge_key(draft) if policy.merge is not None and not (is_blocked or draft.own) else None
         if policy.partitions == 1 and policy.buckets is None:
             name, rule = topic, topic
         else:
@@ -84,7 +84,8 @@ class _Intake:
             joined = self._join(draft, policy, name, mkey)
             if joined is not None:
                 return joined
-        if policy.max_backlog is not None or policy.max_backlog_bytes is not None or turn.rules.has_backlog_limit:
+        is_limited = policy.max_backlog is not None or policy.max_backlog_bytes is not None or turn.rules.has_backlog_limit
+        if is_limited and not draft.own:
             self.write()
             reason = make_room(turn, draft, policy, name)
             if reason is not None:
@@ -123,7 +124,7 @@ class _Intake:
         elif mkey is not None and policy.window is not None:
             since = merging.window_due(turn, draft.topic, mkey, policy) or now
         ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
-        expires = now + ttl if ttl is not None and not is_blocked else None
+        expires = now + ttl if ttl is not None and not (is_blocked or draft.own) else None
         rank = rank_of(draft.priority, at_front=draft.at_front)
         serial = _SERIAL[policy.serial] if draft.key is not None else 0
         row_topic = draft.topic if lane.topic is None else None

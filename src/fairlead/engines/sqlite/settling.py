@@ -31,6 +31,7 @@ class Outdated(Exception):  # never leaves the engine
 
 def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]) -> list[str]:
     """End each lease as it says; keep and publish what goes with those that end their messages. Raises Outdated, BacklogFull."""
+    turn.handled = {settlement.handle for n, settlement in enumerate(settlements) if settlement.outcome is not None or publish.get(n)}
     left, lanes = _quick_acks(turn, settlements)
     answers = ["acked"] * len(settlements)
     parents = {n: made_id(turn.shard.nonce, settlements[n].handle) for n in publish}

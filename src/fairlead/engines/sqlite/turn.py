@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Callable, Iterable, Sequence
 
+    from fairlead.message import Draft
+
 MOST_RESOLVED = 200_000
 """Topics whose policy is kept at hand."""
 
@@ -167,6 +169,8 @@ class Turn:
         self.now = max(clock, self.shard.now)
         rules.refresh(connection, self.shard.policy_version)
         self.rang: set[str] = set()
+        self.obituaries: list[Draft] = []  # to be put at the end: of messages of whose end others wait to hear
+        self.handled: set[int] = set()  # messages whose end their handler tells
         self.told: list[str] = []  # ids of messages of which something is kept now
         self.came_up: list[Lane] = []  # lanes that became runnable, or came to a gate, in this turn
         self._went_down = False  # one of them no longer is, or is somewhere else

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from fairlead.engines.admission import topic_in_use, undefined_gate
+from fairlead.engines.admission import nobody_follows, topic_in_use, undefined_gate
 from fairlead.engines.naming import LANE_SHAPE
 from fairlead.engines.valkey import explaining, health, listing, moving, records, views
 from fairlead.engines.valkey.engine import Core
@@ -170,6 +170,16 @@ class ValkeyEngine(Core):
         shard, record = found
         told: bytes = self._space.run("withdraw", shard, now_us, record.mid, durable=True)
         return told.decode()
+
+    def follow(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+        found = views.find(self._view(), message_id, topic)
+        shards = self._shards_that_keep(message_id, topic) if found is None else [found[0]]
+        for shard in shards:
+            mid = b"" if found is None else found[1].mid
+            told: list[bytes] | bytes = self._space.run("follow", shard, None, mid, message_id, follower, durable=True)
+            if isinstance(told, list):
+                return told[0] if told else None
+        raise nobody_follows(message_id)
 
     # Dead letters
 

@@ -79,7 +79,7 @@ def draft_record(draft: Draft, rank: int, ttl: int | None, mkey: bytes | None, m
     """Any other message, as `putting.lua` decodes it."""
     key = mkey.hex() if mkey is not None else None
     meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky, rank, max(draft.delay_us, 0), draft.at_us, ttl, key,
-                  made_mid, spread, draft.signal])  # fmt: skip
+                  made_mid, spread, draft.signal, draft.own])  # fmt: skip
     return struct.pack(">H", len(meta)) + meta + draft.body
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
-from fairlead.engines.base import ABORT, KEEPS_HEADER, NEEDS_HEADER
-from fairlead.errors import BadMessage
+from fairlead.engines.base import ABORT, ENDED, FLOW_HEADER, KEEPS_HEADER, NEEDS_HEADER, TASK_HEADER
+from fairlead.errors import BadMessage, UsageError
 from fairlead.message import Draft, Kept, Note, Settlement
 from fairlead.testing.bench import EngineBench
 from fairlead.units import SECOND
@@ -195,3 +197,67 @@ def test_a_message_that_waits_for_signals_can_go(bench: EngineBench) -> None:
 def test_a_wrong_number_of_signals_is_refused(bench: EngineBench, count: str) -> None:
     with pytest.raises(BadMessage, match=f"{NEEDS_HEADER} is a number from 1 to 100,000"):
         bench.put("a", "1", headers={NEEDS_HEADER: count})
+
+
+def test_what_follows_a_message_is_told_of_its_end(bench: EngineBench) -> None:
+    """By a message in its topic, whatever the end; of one that has ended the outcome is there at once."""
+    bench.policy("a", max_backlog=1, merge="first", ttl=5)
+    (receipt,) = bench.put("a", "1", id="x", headers=KEEPS)
+    assert bench.engine.follow("x", "a", b'["one"]') is None
+    assert bench.engine.follow("x", "a", b'["two"]') is None
+    (lease,) = bench.lease()
+    bench.put("a", "fills it")
+    end = Settlement(lease.handle, lease.fence, id=receipt.id, outcome=b'{"status":"success"}', keep_us=HOUR)
+    bench.engine.settle([end], now_us=bench.now)
+    assert bench.engine.follow("x", "a", b'["three"]') == b'{"status":"success"}'
+    bench.later(10)
+    (told,) = bench.lease()
+    assert told.headers == {TASK_HEADER: ENDED}
+    assert msgspec.json.decode(told.body) == {"id": "x", "outcome": {"status": "success"}, "followers": [["one"], ["two"]]}
+    bench.settle([told])
+    assert bench.lease() == [], "once"
+
+
+@pytest.mark.parametrize("how", ["purged", "cancelled", "expired", "dead", "deleted"])
+def test_an_end_that_no_handler_told_is_told_to_its_flow(bench: EngineBench, how: str) -> None:
+    bench.policy("a", retries=0)
+    bench.put("a", '{"n":1}', id="x", headers={**KEEPS, FLOW_HEADER: "1"}, ttl_us=HOUR)
+    status = "cancelled"
+    if how == "purged":
+        bench.engine.topic_purge("a", now_us=bench.now)
+    elif how == "cancelled":
+        bench.engine.withdraw("x", "a", now_us=bench.now)
+    elif how == "expired":
+        status = "expired"
+        bench.later(3601)
+    elif how == "dead":
+        status = "dead"
+        bench.settle(bench.lease(), "retry")
+    else:
+        bench.lease()
+        bench.engine.topic_delete("a", now_us=bench.now)
+    bench.engine.tick(now_us=bench.now)
+    (told,) = bench.lease()
+    said = msgspec.json.decode(told.body)
+    assert (said["id"], said["outcome"]["status"], said["body"]) == ("x", status, {"n": 1})
+    assert [check for check in bench.engine.doctor() if not check.ok] == []
+
+
+def test_nobody_follows_what_nobody_keeps(bench: EngineBench) -> None:
+    bench.put("a", "1", id="x")
+    for name in ("x", "nobody"):
+        with pytest.raises(UsageError, match=f"job {name}: nobody knows it, or nothing is kept of it"):
+            bench.engine.follow(name, "a", b"[]")
+
+
+def test_messages_with_an_end_wake_who_waits(bench: EngineBench) -> None:
+    """What is published in the same step as an ack rings like any other."""
+    bench.put("a", "1")
+    leases = bench.lease()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(bench.engine.wait, SOON)
+        while not waiting.running():
+            pass
+        ends = [Settlement(lease.handle, lease.fence) for lease in leases]
+        threading.Timer(0.1, bench.engine.settle, [ends], {"publish": {0: [Draft("b", b"2")]}, "now_us": bench.now}).start()
+        assert waiting.result(SOON)

@@ -70,7 +70,7 @@ class AsyncExecutor:
             try:
                 args, kwargs = work.arguments()
                 call = work.handler.function(*args, **kwargs) if self._surroundings is None else self._surrounded(work, args, kwargs)
-                returned = await (call if work.handler.soft_time_limit is None else interruptible(call, running.interrupter))
+                returned = await (call if work.limits[1] is None else interruptible(call, running.interrupter))
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
             is_spent = isinstance(error, GeneratorExit) or task.cancelling() > 0 or contextvars.copy_context() != clean

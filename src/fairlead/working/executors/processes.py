@@ -43,7 +43,7 @@ class ProcessCaller:
         arguments = work.arguments()
         child = self._take(work)
         try:
-            kind, value = child.ask(arguments, work.handler.soft_time_limit, is_batch=work.parts is not None)
+            kind, value = child.ask(arguments, work.limits[1], is_batch=work.parts is not None)
         except (EOFError, OSError) as error:
             raise ChildDied(f"the child process of handler {work.handler.name} {child.obituary()}") from error
         finally:

@@ -11,3 +11,7 @@ CREATE INDEX kept_until ON kept (until);
 
 -- Which signals a message has got that waits for some; what they brought is in part.
 CREATE TABLE came (mid INTEGER NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (mid, n)) WITHOUT ROWID;
+
+-- What is to be told when a message ends of which an outcome is kept.
+CREATE TABLE follower (no INTEGER PRIMARY KEY, id TEXT NOT NULL, topic TEXT NOT NULL, body BLOB NOT NULL);
+CREATE INDEX follower_id ON follower (id);

@@ -20,3 +20,15 @@ DELETE FROM came WHERE mid = ?;
 
 -- name: message_signalled
 UPDATE message SET parts = ?, odd = 1 WHERE mid = ?;
+
+-- name: follower_write
+INSERT INTO follower (id, topic, body) VALUES (?, ?, ?);
+
+-- name: followers_any
+SELECT 1 FROM follower LIMIT 1;
+
+-- name: followers_of
+SELECT topic, body FROM follower WHERE id = ? ORDER BY no;
+
+-- name: followers_delete
+DELETE FROM follower WHERE id = ?;

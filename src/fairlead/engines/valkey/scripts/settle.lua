@@ -39,6 +39,19 @@ if ARGV[6] ~= '' then
     undo.begin()
 end
 
+local told, told_at = values_of(ARGV[5]), {}
+for n = 1, #told, 3 do
+    told_at[told[n]] = true
+end
+for _, each in ipairs(settlements) do
+    if told_at[each[10]] then
+        keeping.is_handled(each[1])
+    end
+end
+for _, draft in ipairs(follow) do
+    keeping.is_handled(settlements[draft.position][1])
+end
+
 local simple, unlike, answers, words = values_of(ARGV[3]), {}, {}, {}
 local left, ended = acks.settle(simple)
 if #left > 0 or #settlements > 0 then
@@ -91,7 +104,6 @@ for n, answer in ipairs(intake.accept_all(accepted)) do
         return { 'refused', accepted[n].id, accepted[n].topic, answer[2], answer[3], answer[4] }
     end
 end
-local told = values_of(ARGV[5])
 for n = 1, #told, 3 do
     local word = words[told[n]] or 'acked'
     if word == 'acked' or word == 'died' then

@@ -61,6 +61,10 @@ end)
 
 -- Write everything back: the end of every call that changes something.
 local function save(is_timed)
+    local obituaries = keeping.take_obituaries()
+    if #obituaries > 0 then
+        intake.accept_all(obituaries)
+    end
     messages.save()
     gates.save()
     lanes.save()

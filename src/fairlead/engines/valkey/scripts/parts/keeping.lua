@@ -2,9 +2,12 @@
 -- meanwhile (`n:ID`). Whoever listens for an id has a channel of its own.
 
 local keeping = part(function(keeping)
-    local channels
+    local channels, obituaries
+    local handled -- numbers of messages whose end their handler tells
 
     at_begin(function()
+        handled = {}
+        obituaries = {}
         channels = 'fairlead:' .. string.match(PREFIX, '{(.*)/') .. ':of:'
     end)
 
@@ -12,10 +15,43 @@ local keeping = part(function(keeping)
         call('PUBLISH', channels .. id, said or id)
     end
 
+    -- A message that tells of another's end; it is put into the store at the end of the call.
+    local function tell_of(topic, id, outcome, more)
+        -- Of a topic with partitions, one that is here.
+        local spread = rules.of(topic).partitions > 1 and (shard.index - crc32(topic)) % shard.shards
+        obituaries[#obituaries + 1] = {
+            topic = topic, key = false, id = false, headers = { ['fairlead-task'] = 'fairlead.ended' }, sticky = false, rank = 0, delay = 0, at = false,
+            ttl = false, mkey = false, made_mid = false, spread = spread, signal = false, own = true,
+            body = '{"id":' .. cjson.encode(id) .. ',"outcome":' .. outcome .. ',' .. more .. '}',
+        }
+    end
+
+    function keeping.take_obituaries()
+        local taken = obituaries
+        obituaries = {}
+        return taken
+    end
+
+    -- Who waits for the end of a message: `f:ID`, the message's topic first.
+    function keeping.follow(id, topic, follower)
+        local followers = key('f:' .. id)
+        if call('EXISTS', followers) == 0 then
+            call('RPUSH', followers, topic)
+        end
+        call('RPUSH', followers, follower)
+    end
+
     -- `kind`: o or n.
     function keeping.write(kind, id, body, milliseconds)
         call('SET', key(kind .. ':' .. id), body, 'PX', milliseconds)
         keeping.tell(id)
+        if kind == 'o' then
+            local followers = call('LRANGE', key('f:' .. id), 0, -1)
+            if #followers > 0 then
+                call('DEL', key('f:' .. id))
+                tell_of(table.remove(followers, 1), id, body, '"followers":[' .. table.concat(followers, ',') .. ']')
+            end
+        end
     end
 
     -- For how many milliseconds the end of a message is kept that no handler told; nil: not at all.
@@ -30,11 +66,26 @@ local keeping = part(function(keeping)
         return record.id or made_id(record.mid)
     end
 
-    -- A message comes to an end that no handler told; where it is wanted, that is kept.
+    function keeping.is_handled(mid)
+        handled[mid] = true
+    end
+
+    -- Whether the end of a message is kept.
+    function keeping.is_kept(record)
+        return span(record) ~= nil
+    end
+
+    -- A message comes to an end that no handler told; where it is wanted, that is kept, and told.
     function keeping.ends(record, status, reason)
+        if handled[record.mid] then
+            return
+        end
         local milliseconds = span(record)
+        local told = '{"status":"' .. status .. '"' .. (reason and ',"reason":' .. cjson.encode(reason) or '') .. '}'
+        if record.headers and record.headers['fairlead-flow'] then
+            tell_of(record.topic, id_of(record), told, '"body":' .. record.body)
+        end
         if milliseconds then
-            local told = '{"status":"' .. status .. '"' .. (reason and ',"reason":' .. cjson.encode(reason) or '') .. '}'
             keeping.write('o', id_of(record), told, milliseconds)
         end
     end

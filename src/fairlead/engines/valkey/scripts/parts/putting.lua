@@ -3,7 +3,7 @@
 local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }
 
-    local DRAFT = { 'topic', 'key', 'id', 'headers', 'sticky', 'rank', 'delay', 'at', 'ttl', 'mkey', 'made_mid', 'spread', 'signal' }
+    local DRAFT = { 'topic', 'key', 'id', 'headers', 'sticky', 'rank', 'delay', 'at', 'ttl', 'mkey', 'made_mid', 'spread', 'signal', 'own' }
 
     function putting.decode(stored)
         local size = unpack_from('>I2', stored)
@@ -49,7 +49,7 @@ local putting = part(function(putting)
             arrivals[#arrivals + 1] = lanes.find(waiting.lane)
             return { 'merged', ids.of(waiting) }
         end
-        if policy.max_backlog or policy.max_backlog_bytes or shard.max_backlog or shard.max_backlog_bytes then
+        if not draft.own and (policy.max_backlog or policy.max_backlog_bytes or shard.max_backlog or shard.max_backlog_bytes) then
             local limit = backlog.make_room(draft.topic, policy, #draft.body)
             if limit then
                 return { 'refused', limit[5], text(limit[1]), text(limit[2]) }

@@ -1,0 +1,49 @@
+"""An application on an engine, and a worker of its own in a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from fairlead import Fairlead
+from fairlead.working.options import Options
+from fairlead.working.worker import Worker
+from tests.conformance.forms import server
+
+MakeApp = Callable[..., Fairlead]
+
+
+@pytest.fixture(params=["sqlite", "valkey", "valkey, shards"])
+def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeApp]:
+    """Several of one test share a store; `one` names another engine."""
+    namespace = uuid4().hex
+    urls = {"sqlite": f"sqlite:///{tmp_path}/jobs.db", "valkey": "{}?shards=1", "valkey, shards": "{}?shards=4"}
+    made: list[Fairlead] = []
+
+    def make(**settings: object) -> Fairlead:
+        url = urls[request.param]
+        made.append(Fairlead(url.format(server().url) if "{}" in url else url, namespace=namespace, **settings))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for app in made:
+        app.close()
+
+
+@contextmanager
+def working(app: Fairlead, concurrency: int = 20) -> Iterator[None]:
+    """A worker in a thread, as long as the block lasts."""
+    worker = Worker(app.engine, app.handlers, Options(concurrency=concurrency, grace=0.2))
+    thread = threading.Thread(target=worker.run, kwargs={"signals": ()})
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(30)
+        assert not thread.is_alive()

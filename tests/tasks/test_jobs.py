@@ -1,0 +1,504 @@
+"""What came of a task: kept, waited for without polling, told as itself; watched, cancelled, put back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlead import Fairlead, FairleadError, JobCancelled, JobDead, JobExpired, JobFailed, Reject, Task, UsageError, current_request
+from fairlead.tasks.outcomes import MAX_RESULT
+from fairlead.testing import eager, virtual
+from tests.tasks import apart
+from tests.tasks.apart import Odd, Order
+from tests.tasks.conftest import MakeApp, working
+
+SOON = 20.0
+
+
+def test_a_result_is_what_the_task_says_that_it_returns(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.task
+    def order(number: int) -> Order:
+        return Order(number, datetime(2026, 1, 1, tzinfo=UTC))
+
+    @app.task
+    async def nothing() -> None:
+        pass
+
+    @app.task(serializer="pickle")
+    def anything() -> object:
+        return {1: {2, 3}}
+
+    with working(app):
+        assert order.delay(5).get(SOON) == Order(5, datetime(2026, 1, 1, tzinfo=UTC))
+        assert nothing.delay().get(SOON) is None
+        assert anything.delay().get(SOON) == {1: {2, 3}}
+        job = order.delay(6)
+        job.wait(SOON)
+        again = app.job(job.id)
+        assert again.get() == {"number": 6, "at": "2026-01-01T00:00:00Z"}, "who only knows the id gets plain data"
+        assert app.job(job.id, job.topic).get() == Order(6, datetime(2026, 1, 1, tzinfo=UTC))
+        assert (again.status, again.ready(), again.successful(), again.failed()) == ("success", True, True, False)
+        assert again.to_dict()["finished_at"] == pytest.approx(time.time(), abs=60)
+        with pytest.raises(JobFailed, match="pickled"):
+            app.job(anything.delay().id).get(SOON)
+
+
+@pytest.mark.parametrize("kind", ["thread", "async", "process"])
+def test_an_error_comes_back_as_itself(make_app: MakeApp, kind: str) -> None:
+    """With the remote traceback; where its class is not known here, or cannot be made again, JobFailed tells it."""
+    app = make_app()
+    function = failing_soon if kind == "async" else apart.failing.function
+    made: Task[..., Any] = app.task(retries=0, isolation="process" if kind == "process" else None)(function)
+    with working(app):
+        job = made.delay("value")
+        with pytest.raises(ValueError, match="bad value") as told:
+            job.get(SOON)
+        assert "failing" in str(told.value.__cause__)
+        assert "failing" in str(job.traceback)
+        assert job.status == "failure"
+        assert job.state().error == "ValueError: bad value"
+        assert isinstance(job.get(propagate=False), ValueError)
+        with pytest.raises(Odd) as odd:
+            made.delay("odd").get(SOON)
+        assert odd.value.args == (1, 2)
+        with pytest.raises(JobFailed, match="Unkind"):
+            made.delay("unkind").get(SOON)
+        with pytest.raises(Reject, match="not this one"):
+            made.delay("reject").get(SOON)
+
+
+async def failing_soon(how: str) -> None:
+    apart.failing(how)
+
+
+def test_an_isolated_task_gives_a_result(make_app: MakeApp) -> None:
+    app = make_app()
+    made: Task[..., Order] = app.task(isolation="process")(apart.order.function)
+    with working(app):
+        assert made.delay(3).get(SOON) == Order(3, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def test_a_job_goes_through_its_states(make_app: MakeApp) -> None:
+    app = make_app()
+    goes_on = threading.Event()
+
+    @app.task(bind=True, retries=1, backoff=0)
+    def work(self: Task[..., Any]) -> str:
+        if self.request.attempt == 1:
+            self.update_state("COUNTING", {"current": 1, "total": 4})
+            goes_on.wait(SOON)
+            raise ValueError("once more")
+        return "done"
+
+    job = work.using(delay=100).enqueue()
+    assert job.status == "delayed"
+    job.cancel()
+    job = work.delay()
+    assert (job.status, job.get_position(), job.ready()) == ("pending", 0, False)
+    seen: list[str] = []
+    with working(app):
+        for state in job.watch(SOON):
+            seen.append(state.status)
+            if state.status == "counting":
+                assert state.info == {"current": 1, "total": 4}
+                goes_on.set()
+    assert seen[-1] == "success"
+    assert "counting" in seen
+    assert app.job("nobody has it").status == "unknown"
+
+
+def test_a_result_is_forgotten_in_time(make_app: MakeApp) -> None:
+    """After `result_ttl`, of the application, the task or the call."""
+    app = make_app(result_ttl="1h", failure_ttl="2h")
+
+    @app.task(result_ttl="2m")
+    def task() -> int:
+        return 1
+
+    @app.task
+    def usual() -> int:
+        return 1
+
+    assert app.engine.find(task.delay().id).headers["fairlead-keeps"] == "120,7200"  # type: ignore[index, union-attr]
+    assert app.engine.find(usual.delay().id).headers["fairlead-keeps"] == "3600,7200"  # type: ignore[index, union-attr]
+    job = task.using(result_ttl=1, failure_ttl=1).enqueue()
+    with working(app):
+        job.get(SOON)
+        deadline = time.monotonic() + SOON
+        while job.status != "unknown":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)  # how long it is kept
+    with pytest.raises(UsageError, match="result_ttl"):
+        app.task(name="wrong", result_ttl="soon")(lambda: 1)
+
+
+def test_a_result_that_nobody_keeps_cannot_be_waited_for(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.task(ignore_result=True)
+    def ignored() -> int:
+        return 1
+
+    @app.task
+    def kept() -> int:
+        return 1
+
+    for job in (ignored.delay(), kept.using(ignore_result=True).enqueue()):
+        with pytest.raises(UsageError, match="nobody keeps its result"):
+            job.get()
+    with working(app):
+        assert ignored.using(ignore_result=False).enqueue().get(SOON) == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"), [("x" * MAX_RESULT, "bytes, at most 1,048,576 are kept"), (object(), "cannot be kept"), (float("nan"), "nan")]
+)
+def test_what_cannot_be_kept_is_a_failure(make_app: MakeApp, returned: object, why: str) -> None:
+    """Clearly, and not tried again; the message is a dead letter with the reason."""
+    app = make_app()
+
+    @app.task
+    def task() -> Any:
+        return returned
+
+    with working(app):
+        with pytest.raises(Reject, match=why):
+            task.delay().get(SOON)
+        assert why in app.dead_letters()[0].reason
+
+
+def test_waiting_ends_with_the_time(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.task
+    def task() -> int:
+        return 1
+
+    job = task.delay()
+    with pytest.raises(TimeoutError, match=f"job {job.id}: not over within 0.05 s; it is pending"):
+        job.get(0.05)
+    assert not job.wait(0.05)
+
+    async def wait() -> None:
+        with pytest.raises(TimeoutError, match="it is pending"):
+            await job.aget(timeout=0.05)
+
+    asyncio.run(wait())
+
+
+def test_jobs_are_awaited(make_app: MakeApp) -> None:
+    """Hundreds at once, by one thread that listens."""
+    app = make_app()
+
+    @app.task
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @app.task(retries=0)
+    async def fail() -> None:
+        raise ValueError("as itself")
+
+    async def main() -> None:
+        jobs = [await double.adelay(n) for n in range(300)]
+        assert await asyncio.gather(*jobs) == [2 * n for n in range(300)]
+        with pytest.raises(ValueError, match="as itself"):
+            await fail.delay()
+        states = [state.status async for state in double.delay(1).awatch()]
+        assert states[-1] == "success"
+
+    before = threading.active_count()
+    with working(app):
+        asyncio.run(main())
+        assert threading.active_count() < before + 100
+
+
+def test_who_waits_is_called(make_app: MakeApp) -> None:
+    app = make_app()
+    called: list[tuple[str, str]] = []
+    both = threading.Semaphore(0)
+
+    @app.task(retries=0)
+    def task(how: str) -> str:
+        if how == "fails":
+            raise ValueError(how)
+        return how
+
+    def note(what: str) -> Any:
+        def call(job: Any) -> None:
+            called.append((what, job.status))
+            both.release()
+
+        return call
+
+    with working(app):
+        task.delay("returns").then(note("then"), note("error"))
+        task.delay("fails").then(note("then"), note("error"))
+        assert both.acquire(timeout=SOON)
+        assert both.acquire(timeout=SOON)
+    assert sorted(called) == [("error", "failure"), ("then", "success")]
+
+
+def test_progress_is_heard(make_app: MakeApp) -> None:
+    """By `get`, by whoever watches, on a terminal as a bar; from a coroutine too."""
+    app = make_app()
+
+    @app.task(bind=True)
+    async def count(self: Task[..., Any], upto: int) -> int:
+        for n in range(1, upto + 1):
+            self.update_state(meta={"current": n, "total": upto, "message": f"at {n}"})
+            await asyncio.sleep(0.02)
+        return upto
+
+    heard: list[Any] = []
+    with working(app):
+        assert count.delay(5).get(SOON, on_message=lambda state: heard.append(state.info["current"])) == 5
+        assert heard
+        assert heard == sorted(set(heard))
+        screen = StringIO()
+        assert count.delay(5).follow(SOON, stream=screen).status == "success"
+        assert "[##############################] 100%  success" in screen.getvalue()
+        assert "at 5" in screen.getvalue()
+        job = count.delay(3)
+        job.get(SOON)
+        assert job.progress == {"current": 3, "total": 3, "message": "at 3"}
+
+
+def test_a_run_that_was_replaced_says_nothing_more(make_app: MakeApp) -> None:
+    """Its lease is lost: what it notes is not kept."""
+    app = make_app()
+
+    @app.task
+    def task() -> None:
+        pass
+
+    job = task.delay()
+    (first,) = app.lease(1)
+    first.release()
+    (_,) = app.lease(1)
+    assert not job.note("LATE", 1, first.lease.handle, first.lease.fence)
+    assert job.status == "started"
+
+
+def test_meta_is_kept_from_inside_and_outside(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.task
+    def task() -> None:
+        request = current_request()
+        assert request is not None
+        job = app.job(request.id)
+        job.meta["seen"] = True
+        job.save_meta()
+
+    job = task.delay()
+    job.meta["by"] = "hand"
+    job.save_meta()
+    with working(app):
+        job.get(SOON)
+    assert app.job(job.id).meta == {"by": "hand", "seen": True}
+    job.meta["wrong"] = object()
+    with pytest.raises(UsageError, match="JSON cannot hold"):
+        job.save_meta()
+
+
+def test_what_runs_is_stopped(make_app: MakeApp) -> None:
+    """A coroutine is cancelled, a child killed, a thread told; each at once, long before its lease is prolonged."""
+    app = make_app()
+    began, ended = threading.Semaphore(0), threading.Semaphore(0)
+    how: list[str] = []
+
+    @app.task
+    async def coroutine() -> None:
+        try:
+            began.release()
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            how.append("coroutine")
+            ended.release()
+            raise
+
+    @app.task
+    def thread() -> None:
+        try:
+            began.release()
+            while True:
+                time.sleep(0.005)  # the handler's own work
+        except JobCancelled:
+            how.append("thread")
+            ended.release()
+            raise
+
+    with working(app):
+        for task in (coroutine, thread):
+            job = task.delay()
+            assert began.acquire(timeout=SOON)
+            assert job.status == "started"
+            assert job.cancel()
+            assert ended.acquire(timeout=SOON)
+            with pytest.raises(JobCancelled):
+                job.get(SOON)
+            assert job.status == "cancelled"
+            assert not job.cancel(), "it has ended already"
+    assert how == ["coroutine", "thread"]
+    assert app.topic("task.x").stats().leased == 0
+
+
+def test_a_child_is_killed(make_app: MakeApp, tmp_path: Path) -> None:
+    app = make_app()
+    made: Task[..., None] = app.task(isolation="process")(apart.endless.function)
+    file = tmp_path / "pid"
+    with working(app):
+        job = made.delay(str(file))
+        deadline = time.monotonic() + SOON
+        while not (file.exists() and file.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # it writes its number when it runs
+        assert job.cancel()
+        pid = int(file.read_text())
+        while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # until it is gone
+
+
+def test_other_ends_are_told(make_app: MakeApp) -> None:
+    """Expired, purged, dead without an end of its own."""
+    app = make_app()
+
+    @app.task
+    def task() -> None:
+        pass
+
+    expired = task.using(ttl=0.001).enqueue()
+    time.sleep(0.01)  # its ttl
+    purged = task.delay()
+    unread = task.delay()
+    app.engine.tick()
+    with pytest.raises(JobExpired, match="its ttl ended"):
+        expired.get(SOON)
+    assert expired.status == "expired"
+    app.topic("task.x").purge()
+    app.topic(str(unread.topic)).purge()
+    for job in (purged, unread):
+        with pytest.raises(JobCancelled):
+            job.get(SOON)
+    nobodys = app.publish("task.nobody", {"args": [], "kwargs": {}}, headers={"fairlead-task": "gone", "fairlead-keeps": "60,60"})
+    (delivery,) = app.lease(1)
+    delivery.dead("nobody wants it")
+    job = app.job(nobodys.id)
+    with pytest.raises(JobDead, match="nobody wants it"):
+        job.get(SOON)
+    assert job.requeue()
+    assert job.status == "pending"
+    job.delete()
+    assert job.status == "unknown"
+
+
+def test_a_job_that_is_redriven_has_not_ended(make_app: MakeApp) -> None:
+    app = make_app()
+    works = threading.Event()
+
+    @app.task(retries=0)
+    def task() -> str:
+        if not works.is_set():
+            raise ValueError("not yet")
+        return "now"
+
+    with working(app):
+        job = task.delay()
+        with pytest.raises(ValueError, match="not yet"):
+            job.get(SOON)
+        works.set()
+        assert job.requeue()
+        assert job.get(SOON) == "now"
+
+
+def test_merged_calls_share_a_result(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.task(key="{n}", merge="first")
+    def task(n: int) -> int:
+        return n
+
+    first, second = task.delay(1), task.delay(1)
+    assert (second.outcome, second.id) == ("merged", first.id)
+    with working(app):
+        assert second.get(SOON) == first.get(SOON) == 1
+
+
+def test_a_job_is_known_in_another_process(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.task
+    def task() -> int:
+        return 41
+
+    job = task.delay()
+    program = (
+        "import sys; from fairlead import Fairlead; "
+        f"app = Fairlead({app.url!r}, namespace={app.namespace!r}); job = app.job({job.id!r}); "
+        "print(job.status, flush=True); print(job.get(30) + 1, flush=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "pending\n"
+        with working(app):
+            assert other.stdout.readline() == "42\n"
+
+
+def test_waiting_inside_a_task_is_warned_of(make_app: MakeApp, caplog: pytest.LogCaptureFixture) -> None:
+    app = make_app()
+
+    @app.task
+    def inner() -> int:
+        return 1
+
+    @app.task
+    def outer() -> int:
+        return inner.delay().get(SOON) + 1
+
+    with working(app), caplog.at_level(logging.WARNING, "fairlead.job"):
+        assert outer.delay().get(SOON) == 2
+    assert "waited for inside a task" in caplog.text
+
+
+def test_jobs_in_the_tests_of_a_program() -> None:
+    """Eager: the handle has the result. In a virtual world: once the worker has run."""
+    app = Fairlead("sqlite://")
+
+    @app.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    with eager(app):
+        assert add.delay(1, 2).get() == 3
+        assert add.delay(1, 2).status == "success"
+    with virtual(app) as world:
+        job = add.using(delay="1h").enqueue(1, 2)
+        assert job.status == "delayed"
+        world.run_all()
+        assert job.get(0) == 3
+
+
+def test_a_body_of_another_program_is_told(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.task
+    def task(n: int) -> int:
+        return n
+
+    headers = {"fairlead-task": task.name, "fairlead-keeps": "60,60"}
+    receipt = app.publish(str(task.delay(1).topic), ["nonsense"], headers=headers)
+    with working(app), pytest.raises(FairleadError, match="no call of task"):
+        app.job(receipt.id).get(SOON)
