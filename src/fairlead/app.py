@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fairlead.units import Duration
     from fairlead.working.handler import Isolation
     from fairlead.working.options import Summary
+    from fairlead.working.settle import Portable
 
 F = TypeVar("F")
 M = TypeVar("M", bound="Callable[[Message], Generator[Message, Receipt, None]]")
@@ -734,3 +735,13 @@ def _by_pages(call: str, ids: Sequence[str] | None, limit: int | None, page: Cal
         if got < asked:
             break
     return total
+
+
+@functools.lru_cache(maxsize=1024)
+def _task_apart(name: str) -> NamedTask:
+    return named_task(Fairlead("sqlite://"), name)  # nothing is opened
+
+
+def perform_apart(request: Request) -> Portable | None:
+    """What a child process does with a function by its name."""
+    return _task_apart(request.task).perform_apart(request)

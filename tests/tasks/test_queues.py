@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,9 +18,8 @@ SOON = 20.0
 
 
 @pytest.fixture(autouse=True)
-def called() -> Iterator[list[tuple[Any, ...]]]:
+def _nothing_was_called() -> None:
     functions.CALLED.clear()
-    yield functions.CALLED
 
 
 def test_any_function_is_called(make_app: MakeApp) -> None:

@@ -157,3 +157,15 @@ def test_a_lease_that_has_something_leaves_the_other_shards_for_the_next(opened:
     while leases := engine.lease(1_000).leases:
         found += len(leases)
     assert found == 500
+
+
+def test_a_hand_out_has_a_number_that_no_other_shard_gives(opened: Opened) -> None:
+    """Workers know their leases by it; that of another shard does not settle."""
+    engine = opened(f"{server().url}?shards=4")
+    engine.put([Draft(f"t.{n}", b"x") for n in range(80)])
+    leases = engine.lease(80).leases
+    assert len({lease.fence for lease in leases}) == len(leases) == 80
+    assert len({lease.handle % 4 for lease in leases}) == 4
+    assert [engine.settle([Settlement(lease.handle, lease.fence + 1)]) for lease in leases[:4]] == [["lost"]] * 4
+    assert engine.extend([(lease.handle, lease.fence) for lease in leases], 1) == [True] * 80
+    assert set(engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])) == {"acked"}

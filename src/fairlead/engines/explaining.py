@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead.engines import fairness
-from fairlead.engines.base import Explanation
+from fairlead.engines.base import NEEDS_HEADER, UNTIL_SIGNALLED_US, Explanation
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
@@ -75,7 +75,11 @@ def waiting(facts: Facts) -> Explanation:
     starts = now
     if policy.paused:
         told.reasons.append("the topic is paused; resume it")
-    if view.state == "delayed":
+    is_deferred = view.state == "delayed" and view.since_us == UNTIL_SIGNALLED_US
+    if is_deferred:
+        needed = int((view.headers or {}).get(NEEDS_HEADER, "1"))
+        told.reasons.append(f"it waits for {needed - len(view.bodies or [view.body]) + 1:,} of {needed:,} jobs before it")
+    elif view.state == "delayed":
         told.reasons.append(f"it is due in {_in(now, view.since_us)}")
         starts = view.since_us
     if view.state == "parked":
@@ -88,7 +92,7 @@ def waiting(facts: Facts) -> Explanation:
         told.reasons.append(f'{facts.lanes_before:,}{more} topics of tier "{facts.tier}" are served before its own')
     if not told.reasons:
         told.reasons.append(f'nothing holds it back: it waits for a free worker of pool "{policy.pool}"')
-    if not policy.paused and view.state != "parked" and later is not None:
+    if not policy.paused and view.state != "parked" and not is_deferred and later is not None:
         told.starts_us = max(starts, later) + _time_ahead(facts)
     return told
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fairlead.message import Lease, Settlement
     from fairlead.tasks.outcomes import Outcome
 
+
 class Target(msgspec.Struct, array_like=True, frozen=True):
     """A message that waits: where it is, and as the how manieth of its signals this one counts. `key`: it finds its partition."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
@@ -17,7 +16,7 @@ from fairlead.policy import check_topic
 from fairlead.tasks import flow, outcomes
 from fairlead.tasks.flow import Flow, Target
 from fairlead.tasks.job import Job
-from fairlead.tasks.request import Request, current_request
+from fairlead.tasks.request import current_request
 from fairlead.tasks.task import Task, TaskOptions
 from fairlead.twins import twin
 
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from fairlead.message import Receipt
     from fairlead.units import Duration
     from fairlead.working.handler import Handler, Isolation
-    from fairlead.working.settle import Portable
 
 log = logging.getLogger("fairlead.task")
 
@@ -293,20 +291,8 @@ def named_task(app: Fairlead, name: str) -> NamedTask:
         function = function.function
     task = NamedTask(app, function, TaskOptions(name=name, topic="default", isolation="process" if is_apart else None))
     if is_apart:
-        task.handler.own_address = f"{__name__}:perform_apart"
+        task.handler.own_address = "fairlead.app:perform_apart"
     return task
-
-
-@functools.lru_cache(maxsize=1024)
-def _task_apart(name: str) -> NamedTask:
-    from fairlead.app import Fairlead  # noqa: PLC0415  # it stands upon this; nothing is opened
-
-    return named_task(Fairlead("sqlite://"), name)
-
-
-def perform_apart(request: Request) -> Portable | None:
-    """What a child process does with a function by its name."""
-    return _task_apart(request.task).perform_apart(request)
 
 
 def find(app: Fairlead, name: str, topic: str) -> Handler | None:

@@ -193,7 +193,6 @@ class _TaskHandler(Handler):
             return ()
         return flow.following(lease.id, around, outcomes.read(kept), is_own_failure=not isinstance(error, DependencyFailed))
 
-
     def _look_at_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
         """A failure is final where its call allows no more retries; in a flow also where the policy does not: what follows is told with it."""
         said = (lease.headers or {}).get(RETRIES_HEADER, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from fairlead.engines.base import ABORT
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from fairlead.engines.base import FullEngine
 
 log = logging.getLogger("fairlead.worker")
+
+BEGIN = 0.5
+"""Seconds that it may take until the engine listens; a lease that is taken before could not be told of."""
 
 LISTEN = 60.0
 """Seconds of one listening."""
@@ -27,9 +31,12 @@ class Aborts(threading.Thread):
         self._ear = engine.ear()
         self._aborted = aborted
         self._ended = False
+        self._ear.expect(ABORT)
+        deadline = time.monotonic() + BEGIN
+        while not self._ear.listen(deadline - time.monotonic()) and time.monotonic() < deadline:
+            pass
 
     def run(self) -> None:
-        self._ear.expect(ABORT)
         try:
             while not self._ended:
                 heard = self._ear.listen(LISTEN)  # what is missed is seen when the lease is prolonged

@@ -232,7 +232,9 @@ class Core:
             nonce, shards = nonce.decode(), space.shards
             for position in range(0, len(found), 4):
                 mid, told, stored, bodies = found[position : position + 4]
-                lease = records.lease_of(mid * shards + shard, fence, lanes[2 * told], nonce, stored, bodies, limited=lanes[2 * told + 1] == 1)
+                lease = records.lease_of(
+                    mid * shards + shard, fence * shards + shard, lanes[2 * told], nonce, stored, bodies, limited=lanes[2 * told + 1] == 1
+                )
                 fence += 1
                 leases.append(lease)
                 startable -= lease.limited
@@ -250,7 +252,7 @@ class Core:
     def _keep(self, leases: Sequence[tuple[int, int]], by: int | bytes, now_us: int | None, *, durable: bool) -> list[bool]:
         answers = [False] * len(leases)
         for shard, positions in self._positions([handle for handle, _ in leases]).items():
-            pairs = [(leases[n][0] // self._space.shards, leases[n][1]) for n in positions]
+            pairs = [(leases[n][0] // self._space.shards, self._fence(shard, leases[n][1])) for n in positions]
             told = self._space.run("keep", shard, now_us, records.pack(pairs), by, durable=durable, repeatable=True)
             for position, answer in zip(positions, told, strict=True):
                 answers[position] = answer == 1
@@ -314,7 +316,7 @@ class Core:
         space, mid = self._space, settlement.handle // self._space.shards
         lease, stored = space.read_many(shard, [("HGET", "l", mid), ("HGET", "m", mid)])
         held = records.read_held(lease) if lease is not None and settlement.action in ("ack", "dead") else None
-        if held is None or held.gone or held.fence != settlement.fence:
+        if held is None or held.gone or held.fence != self._fence(shard, settlement.fence):
             return None
         own = records.read_record(mid, stored).id if stored is not None and not held.empty else None
         return str(own) if own else f"{space.nonce}-{settlement.handle:x}"
@@ -329,10 +331,10 @@ class Core:
         others_at: list[int] = []
         for n, settlement in enumerate(settlements):
             if is_simple and settlement.action == "ack" and not settlement.cost_us and n + 1 not in with_more:
-                simple += (settlement.handle // space.shards, settlement.fence)
+                simple += (settlement.handle // space.shards, self._fence(shard, settlement.fence))
                 simple_at.append(n)
             else:
-                others.append((*self._told(settlement), n + 1))
+                others.append((*self._told(shard, settlement), n + 1))
                 others_at.append(n)
         place_of = {n + 1: place for place, n in enumerate(others_at, 1)}
         kept: list[Any] = []
@@ -374,11 +376,17 @@ class Core:
             receipt = Receipt(message_id, topic, "refused", None, _full(topic, *told))
             raise BacklogFull(backlog_full_with_ack(receipt), [receipt])
 
-    def _told(self, settlement: Settlement) -> tuple[Any, ...]:
+    def _fence(self, shard: int, fence: int) -> int:
+        """A hand-out's number in its shard; -1 for one of another."""
+        inner, index = divmod(fence, self._space.shards)
+        return inner if index == shard else -1
+
+    def _told(self, shard: int, settlement: Settlement) -> tuple[Any, ...]:
         mid = settlement.handle // self._space.shards
         draws = settlement.action == "retry" and settlement.delay_us is None
         return (
-            mid, settlement.fence, settlement.action, False if settlement.delay_us is None else settlement.delay_us, settlement.reason or False,
+            mid, self._fence(shard, settlement.fence), settlement.action, False if settlement.delay_us is None else settlement.delay_us,
+            settlement.reason or False,
             settlement.error or False, settlement.cost_us, settlement.begun, self._random() if draws else 1,
         )  # fmt: skip
 
@@ -406,7 +414,10 @@ class Core:
             shard = each.handle % space.shards if each.handle else made[0] if made is not None else space.shards_of(each.topic)[0]
             found.setdefault(shard, []).append(n)
         for shard, positions in found.items():
-            told = [(notes[n].id, milliseconds(notes[n].keep_us), notes[n].handle // space.shards, notes[n].fence) for n in positions]
+            told = [
+                (notes[n].id, milliseconds(notes[n].keep_us), notes[n].handle // space.shards, self._fence(shard, notes[n].fence))
+                for n in positions
+            ]  # fmt: skip
             bodies = [notes[n].body for n in positions]
             for n, answer in zip(positions, space.run("note", shard, now_us, records.pack(told), *bodies, repeatable=True), strict=True):
                 answers[n] = answer == 1

@@ -328,7 +328,7 @@ def message_view(view: View, shard: int, record: Record) -> MessageView:
         history=[{"at_us": at, "what": what, "error": error or None} for at, what, error in record.history],
     )  # fmt: skip
     if held is not None:
-        told.fence, told.deadline_us, told.deliveries = held.fence, held.deadline, record.deliveries + 1
+        told.fence, told.deadline_us, told.deliveries = held.fence * view.space.shards + shard, held.deadline, record.deliveries + 1
     if record.death:
         _, told.died_us, _, told.reason, error = record.death
         told.error = error or None
