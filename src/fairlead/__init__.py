@@ -29,6 +29,7 @@ from fairlead.errors import (
 from fairlead.message import Message, Receipt
 from fairlead.policy import Backoff, Tier
 from fairlead.tasks.canvas import Signature, chain, chord, group
+from fairlead.tasks.carrying import get_task_logger
 from fairlead.tasks.job import Job, JobState
 from fairlead.tasks.queue import Dependency, Queue
 from fairlead.tasks.request import Request, current_request
@@ -81,5 +82,6 @@ __all__ = [
     "chain",
     "chord",
     "current_request",
+    "get_task_logger",
     "group",
 ]

@@ -24,7 +24,7 @@ from fairlead.producing.call import batches_of, message_from
 from fairlead.producing.middlewares import Middlewares
 from fairlead.producing.publisher import Publisher
 from fairlead.schedules import book, times
-from fairlead.tasks import outcomes
+from fairlead.tasks import carrying, outcomes
 from fairlead.tasks.flow import EndedHandler
 from fairlead.tasks.hub import Hub
 from fairlead.tasks.job import Job
@@ -37,6 +37,7 @@ from fairlead.working.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+    from contextvars import ContextVar
 
     from fairlead.engines.base import Durability, Explanation, FullEngine, Settings
     from fairlead.message import Draft, Receipt
@@ -643,6 +644,14 @@ class Fairlead:
         """
         self.handlers.surroundings.add_middleware(middleware)
         return middleware
+
+    def carry(self, variable: ContextVar[Any], name: str | None = None) -> None:
+        """
+        Have a context variable go with what is published: its value (anything that JSON can hold) is there again while the message is handled.
+
+        `name`: of the header that holds it (default: the variable's). Not in batch handlers, nor in child processes.
+        """
+        carrying.carry(self, variable, name)
 
     def on_success(self, hook: OnSuccess) -> OnSuccess:
         """

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fairlead.errors import FairleadError, UsageError
 from fairlead.working.loading import own_lines
@@ -30,19 +30,32 @@ def load_app(target: str) -> Fairlead:
         module_name, _, attribute = module_name.rpartition(".")
     module = _import(target, module_name)
     if not attribute:
-        apps = {name: value for name, value in vars(module).items() if isinstance(value, Fairlead)}
+        apps = {name: value for name, value in vars(module).items() if isinstance(_plain(value, finalize=False), Fairlead)}
         if len(set(map(id, apps.values()))) != 1:
             found = ", ".join(apps) or "none"
             raise UsageError(f"{target}: say which application, like {module_name}:app; {module.__file__} has: {found}")
-        return next(iter(apps.values()))
+        return cast("Fairlead", _plain(next(iter(apps.values()))))
     if not hasattr(module, attribute):
         apps_named = [name for name, value in vars(module).items() if isinstance(value, Fairlead)]
         hint = f"; did you mean {module_name}:{apps_named[0]}?" if apps_named else ""
         raise UsageError(f'{target}: the module {module_name} ({module.__file__}) has no "{attribute}"{hint}')
-    app = getattr(module, attribute)
+    app = _plain(getattr(module, attribute))
     if not isinstance(app, Fairlead):
         raise UsageError(f"{target}: expected a Fairlead application, found {type(app).__name__}")
     return app
+
+
+def _plain(found: object, *, finalize: bool = True) -> object:
+    """The Fairlead beneath an application in Celery's words."""
+    celery = sys.modules.get("fairlead.compat.celery")
+    if celery is None or not isinstance(found, celery.Celery):
+        return found
+    if finalize:
+        try:
+            found.finalize()
+        except ImportError as error:
+            raise UsageError(f"importing what the application names failed: {error}") from error
+    return found.fairlead
 
 
 def _is_module(name: str) -> bool:

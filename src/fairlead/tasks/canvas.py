@@ -98,7 +98,7 @@ class Part(ABC):
         """Publish all of it. Returns the handle of its end: a Job, or a GroupJob where a group is last. Raises what `publish` raises."""
         app = self.app
         if app.eager:
-            return self.eagerly(())
+            return self._given(self.eagerly(()))
         woven = _Graph()
         ends = self.weave(woven, _Ends([], is_group=False))
         messages = woven.messages()
@@ -106,7 +106,10 @@ class Part(ABC):
         for receipt in app.publish_many(messages, progress=False):
             if receipt.outcome == "refused":
                 raise UsageError(f"a flow: {receipt.topic}: {receipt.reason}; what was published of it waits for what was not")
-        return woven.handle(ends, jobs)
+        return self._given(woven.handle(ends, jobs))
+
+    def _given(self, handle: Any) -> Any:
+        return next(self.calls()).task.given(handle)
 
     aenqueue = twin(enqueue)
 
@@ -121,6 +124,10 @@ class Part(ABC):
     async def adelay(self, *args: Any, **kwargs: Any) -> Any:
         """As `delay`, awaited."""
         return await self._with(args, kwargs).aenqueue()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Celery's shorter word for `delay`."""
+        return self.delay(*args, **kwargs)
 
     def apply_async(self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
         """As `delay`, with options of a call (those of `using`, and Celery's names) for what begins; `link` and `link_error` hold for all of it."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import msgspec
 
 from fairlead import arguments, config
 from fairlead.engines.base import FLOW_HEADER, NEEDS_HEADER
-from fairlead.errors import UsageError
+from fairlead.errors import HandlerSignal, Retry, UsageError
 from fairlead.message import Message
 from fairlead.policy import check_topic
 from fairlead.tasks import flow, outcomes
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from fairlead.app import Fairlead
     from fairlead.message import Receipt
+    from fairlead.tasks.request import Request
     from fairlead.units import Duration
     from fairlead.working.handler import Handler, Isolation
 
@@ -35,7 +36,7 @@ log = logging.getLogger("fairlead.task")
 PREFIX, PREFIX_APART = "call:", "call!"
 """How the task header begins of a function by its name; the second in a child process."""
 
-ON_SUCCESS, ON_FAILURE, DESCRIPTION = "on-success", "on-failure", "description"
+ON_SUCCESS, ON_FAILURE, DESCRIPTION, RETRY_DELAY = "on-success", "on-failure", "description", "retry-delay"
 """Headers of such a call."""
 
 LISTED = 1_000
@@ -56,7 +57,8 @@ class EnqueueOptions(TypedDict, total=False):
     `job_timeout`: how long it may run. `result_ttl`, `failure_ttl`: how long what comes of it is kept. `ttl`: how long it may wait.
     `depends_on`: a job, an id, several, or a `Dependency`. `job_id`: your own. `at_front`: before all others. `description`: for people.
     `on_success`, `on_failure`: functions called in the worker behind it, with (job, None, result) and (job, None, class, error, traceback).
-    `retry`: how often it is tried again. `meta`: what `job.meta` begins with. `delay`, `at`: when it is due. `priority`: -100 … 100.
+    `retry`: how often it is tried again, `retry_delay`: after how long (several: one after the other, the last again and again). `meta`: what
+    `job.meta` begins with. `delay`, `at`: when it is due. `priority`: -100 … 100.
     """
 
     job_timeout: Duration | None
@@ -70,6 +72,7 @@ class EnqueueOptions(TypedDict, total=False):
     on_success: Callable[..., Any] | str | None
     on_failure: Callable[..., Any] | str | None
     retry: int | None
+    retry_delay: Duration | Sequence[Duration] | None
     meta: dict[str, Any] | None
     delay: Duration | None
     at: datetime | float | None
@@ -99,7 +102,7 @@ class Queue:
     def __init__(self, app: Fairlead, name: str, *, isolation: Isolation | None = None, default_timeout: Duration | None = None) -> None:
         self.app = app
         self.name = check_topic(name)
-        self._prefix = PREFIX_APART if isolation == "process" else PREFIX
+        self.prefix = PREFIX_APART if isolation == "process" else PREFIX
         self._timeout = default_timeout
 
     @property
@@ -165,12 +168,12 @@ class Queue:
         return Call(function, args, own, {name: value for name, value in kwargs.items() if name in OPTIONS})
 
     def _task(self, function: Any) -> NamedTask:
-        return self.app.named_task(self._prefix + name_of(function))
+        return self.app.named_task(self.prefix + name_of(function))
 
     def _enqueue(self, call: Call) -> Job[Any]:
         task = self._task(call.function)
         if self.app.eager:
-            return task.publish(call.args, call.kwargs, {"topic": self.name})
+            return cast("Job[Any]", task.publish(call.args, call.kwargs, {"topic": self.name}))
         waits = _dependency(call.options.get("depends_on"))
         if waits is None:
             return self._published(task, call, self._publish(self._message(task, call, None)))
@@ -201,6 +204,9 @@ class Queue:
         for header, name in ((ON_SUCCESS, "on_success"), (ON_FAILURE, "on_failure")):
             if said.get(name) is not None:
                 headers[header] = name_of(said[name])
+        if said.get("retry_delay") is not None:
+            delays = said["retry_delay"] if isinstance(said["retry_delay"], (list, tuple)) else [said["retry_delay"]]
+            headers[RETRY_DELAY] = ",".join(f"{arguments.seconds('enqueue', 'retry_delay', each):g}" for each in delays)
         if said.get("description") is not None:
             headers[DESCRIPTION] = str(said["description"])
         timeout = said["job_timeout"] if said.get("job_timeout") is not None else self._timeout
@@ -282,6 +288,15 @@ class NamedTask(Task[..., Any]):
             return function_of(name)(Job(self.app, task_id), None, type(exc), exc, exc.__traceback__)
         return None
 
+    def _verdict(self, request: Request, error: Exception) -> Exception:
+        """A failure is tried again after what its call says."""
+        said = super()._verdict(request, error)
+        delays = request.headers.get(RETRY_DELAY)
+        if said is not error or isinstance(error, HandlerSignal) or delays is None:
+            return said
+        listed = delays.split(",")
+        return Retry(str(error), delay=float(listed[min(request.retries, len(listed) - 1)]))
+
 
 def named_task(app: Fairlead, name: str) -> NamedTask:
     """The task of a name with its prefix. Raises UsageError where there is no such function."""
@@ -290,17 +305,17 @@ def named_task(app: Fairlead, name: str) -> NamedTask:
     if isinstance(function, Task):
         function = function.function
     task = NamedTask(app, function, TaskOptions(name=name, topic="default", isolation="process" if is_apart else None))
-    if is_apart:
-        task.handler.own_address = "fairlead.app:perform_apart"
+    task.handler.own_address = "fairlead.app:perform_apart"
     return task
 
 
 def find(app: Fairlead, name: str, topic: str) -> Handler | None:
     """Who handles a call of a function by its name in a topic: nobody, unless the program has named that queue."""
-    if not name.startswith((PREFIX, PREFIX_APART)) or topic not in app.queues:
+    queue = app.queues.get(topic)
+    if queue is None or not name.startswith((PREFIX, PREFIX_APART)):
         return None
     try:
-        return app.named_task(name).handler
+        return app.named_task(queue.prefix + name[len(PREFIX) :]).handler  # where it runs is the worker's choice
     except UsageError as error:
         log.warning("queue %s: %s", topic, error)
         return None

@@ -33,7 +33,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     `id` is the message's, `attempt` 1 for the first, `deliveries` counts hand-outs too. `parent_id` is the task that made the call, `root_id` the
     first of them all (its own id where nobody called it). `eta`: when it was to begin, as text in ISO 8601, where that was said.
     `retries_limit`: how often it may be tried again, as far as the call says so; where `is_limited` the topic's policy was looked at too.
-    `before`: how the jobs ended that it waited for. `is_kept`: whether anybody keeps what comes of it.
+    `store`: URL and namespace, of a function called by its name. `before`: how the jobs ended that it waited for.
+    `is_kept`: whether anybody keeps what comes of it.
     """
 
     id: str
@@ -57,6 +58,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     fence: int = 0
     is_kept: bool = False
     each: bool = False
+    store: tuple[str, str] | None = None
 
     @property
     def retries(self) -> int:

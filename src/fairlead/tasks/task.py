@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec
 
 import msgspec
 
-from fairlead import arguments, codec, config, units
+from fairlead import arguments, codec, config, signals, units
 from fairlead.engines.admission import RETRIES_USED_UP, keeps
 from fairlead.engines.base import KEEPS_HEADER, TASK_HEADER
 from fairlead.errors import BadMessage, DependencyFailed, DestinationUnwell, Reject, Retry, UsageError
@@ -166,6 +166,8 @@ class _TaskHandler(Handler):
 
     def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
         request = self.task.request_for(lease)
+        if self.own_address is not None:
+            request = msgspec.structs.replace(request, store=(self.task.app.url, self.task.app.namespace))
         if self.task.asks_for_limit:  # here, since a child process has no engine
             request = msgspec.structs.replace(request, retries_limit=self.task.retries_limit(request), is_limited=True)
         return (request,), {}
@@ -268,11 +270,11 @@ class Task(Generic[P, R]):
         """
         Publish the call. Raises BadMessage where the arguments do not fit the function or JSON, and what `publish` raises.
         """
-        return self.publish(args, kwargs, {})
+        return cast("Job[R]", self.publish(args, kwargs, {}))
 
     async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As `delay`, awaited."""
-        return await self.apublish(args, kwargs, {})
+        return cast("Job[R]", await self.apublish(args, kwargs, {}))
 
     # In a flow
 
@@ -290,8 +292,7 @@ class Task(Generic[P, R]):
         """As `s`, with something said of the call."""
         from fairlead.tasks.canvas import Signature  # noqa: PLC0415  # it stands upon tasks
 
-        self._check(options)
-        return Signature(self, tuple(args), kwargs or {}, dict(options), immutable=immutable)
+        return Signature(self, tuple(args), kwargs or {}, {}, immutable=immutable).set(**options)
 
     def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group:
         """
@@ -331,7 +332,7 @@ class Task(Generic[P, R]):
         meant: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
         for name in meant.keys() & options.keys():
             raise UsageError(f'task {self.name}: "{name}" is said twice, also by its name in Celery; say it once')
-        return self.publish(tuple(args), kwargs or {}, {**options, **meant})
+        return cast("Job[R]", self.publish(tuple(args), kwargs or {}, {**options, **meant}))
 
     def map(self, items: Iterable[Any], **options: Unpack[CallOptions]) -> list[Job[R]]:
         """One call for each item, which is its only argument; published in batches."""
@@ -344,31 +345,37 @@ class Task(Generic[P, R]):
             return [self.publish(tuple(each), {}, options) for each in items]
         receipts = self.app.publish_many((self.message(tuple(each), {}, options) for each in items), progress=False)
         is_kept = self._is_kept(options)
-        return [self._job(receipt, is_kept=is_kept) for receipt in receipts]
+        return [self.given(self._job(receipt, is_kept=is_kept)) for receipt in receipts]
 
     def _check(self, options: Mapping[str, Any], *more: str) -> None:
         config.refuse_unknown(f"task {self.name}", options.keys() - CALL_OPTIONS, (*CALL_OPTIONS, *more))
 
-    def publish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Job[Any]:
+    def publish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Any:
         """Publish a call of which something may be said."""
         if _links(options):
-            job: Job[Any] = self._linked(args, kwargs, options).enqueue()
-            return job
+            return self._linked(args, kwargs, options).enqueue()
         topic, body, said = self._call_of(args, kwargs, options)
         if self.app.eager:
-            return self._here_and_now(topic, body, said)
-        return self._job(self.app.publish(topic, body, **said), is_kept=self._is_kept(options))
+            return self.given(self._here_and_now(topic, body, said))
+        with _Publishing(self, topic, body, said) as publishing:
+            publishing.receipt = self.app.publish(topic, body, **said)
+        return self.given(self._job(publishing.receipt, is_kept=self._is_kept(options)))
 
-    async def apublish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Job[Any]:
+    async def apublish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Any:
         """As `publish`, awaited."""
         if _links(options):
-            job: Job[Any] = await self._linked(args, kwargs, options).aenqueue()
-            return job
+            return await self._linked(args, kwargs, options).aenqueue()
         topic, body, said = self._call_of(args, kwargs, options)
         if self.app.eager:
             request, receipt = self._run_for(topic, body, said)
-            return self._local_job(receipt, await _awaited(self.handler.function(request)))
-        return self._job(await self.app.apublish(topic, body, **said), is_kept=self._is_kept(options))
+            return self.given(self._local_job(receipt, await _awaited(self.handler.function(request))))
+        with _Publishing(self, topic, body, said) as publishing:
+            publishing.receipt = await self.app.apublish(topic, body, **said)
+        return self.given(self._job(publishing.receipt, is_kept=self._is_kept(options)))
+
+    def given(self, job: Any) -> Any:
+        """What the caller gets of a job (or of a group of them); a class of your own may make something else of it."""
+        return job
 
     def _linked(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Signature[Any]:
         """A call with others behind it."""
@@ -510,7 +517,7 @@ class Task(Generic[P, R]):
         limit = self.retries_limit(request) if max_retries is None else min(max_retries, self.retries_limit(request))
         cause = exc if exc is not None else sys.exception()
         if request.retries >= limit:
-            raise _used_up(cause) from cause
+            raise used_up(cause) from cause
         delay = countdown
         if eta is not None:
             delay = max(0.0, units.moment(eta) / units.SECOND - datetime.now(UTC).timestamp())
@@ -555,6 +562,8 @@ class Task(Generic[P, R]):
         token = CURRENT.set(request)
         try:
             try:
+                if signals.task_prerun.receivers:
+                    signals.task_prerun.send(self, task_id=request.id, task=self, args=request.args, kwargs=request.kwargs)
                 if self._has_hooks:
                     self.before_start(request.id, request.args, request.kwargs)
                 returned = self._run(request)
@@ -583,6 +592,8 @@ class Task(Generic[P, R]):
         token = CURRENT.set(request)
         try:
             try:
+                if signals.task_prerun.receivers:
+                    signals.task_prerun.send(self, task_id=request.id, task=self, args=request.args, kwargs=request.kwargs)
                 if self._has_hooks:
                     await _awaited(self.before_start(request.id, request.args, request.kwargs))
                 returned = await self._run(request)
@@ -629,9 +640,9 @@ class Task(Generic[P, R]):
         if not isinstance(error, Retry):
             retried = options.autoretry_for is None or isinstance(error, options.autoretry_for)
             if not retried or isinstance(error, options.dont_autoretry_for):
-                return _final(error)
+                return final(error)
         if request.retries_limit is not None and request.retries >= request.retries_limit:
-            return _used_up(error)
+            return used_up(error)
         return error
 
     def _hooks_of_success(self, request: Request, returned: Any) -> Iterator[Callable[[], Any]]:
@@ -639,14 +650,25 @@ class Task(Generic[P, R]):
             about = (request.id, request.args, request.kwargs)
             yield functools.partial(self.on_success, returned, *about)
             yield functools.partial(self.after_return, "SUCCESS", returned, *about, None)
+        if signals.of_runs():
+            yield functools.partial(signals.task_success.send, self, result=returned)
+            yield functools.partial(signals.task_postrun.send, self, **_told_of(request), retval=returned, state="SUCCESS")
 
     def _hooks_of_failure(self, request: Request, error: Exception, verdict: Exception) -> Iterator[Callable[[], Any]]:
-        if self._has_hooks:
+        if self._has_hooks or signals.of_runs():
             is_final = isinstance(verdict, Reject) or self.app.eager
             why = error.__cause__ if isinstance(error, (Retry, Reject)) and error.__cause__ is not None else error
-            about = (request.id, request.args, request.kwargs, text_of(why))
-            yield functools.partial(self.on_failure if is_final else self.on_retry, why, *about)
-            yield functools.partial(self.after_return, "FAILURE" if is_final else "RETRY", why, *about)
+            einfo, state = text_of(why), "FAILURE" if is_final else "RETRY"
+            about = (request.id, request.args, request.kwargs, einfo)
+            if self._has_hooks:
+                yield functools.partial(self.on_failure if is_final else self.on_retry, why, *about)
+                yield functools.partial(self.after_return, state, why, *about)
+            if is_final:
+                told = {**_told_of(request), "exception": why, "traceback": why.__traceback__, "einfo": einfo}
+                yield functools.partial(signals.task_failure.send, self, **told)
+            else:
+                yield functools.partial(signals.task_retry.send, self, request=request, reason=why, einfo=einfo)
+            yield functools.partial(signals.task_postrun.send, self, **_told_of(request), retval=why, state=state)
 
     def __repr__(self) -> str:
         return f"<Task {self.name} on {self.template.text}>"
@@ -658,6 +680,25 @@ if TYPE_CHECKING:
         """A task of a coroutine: called, it gives one to await."""
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...  # type: ignore[override]
+
+
+class _Publishing:
+    """Tells signals of a call that is published."""
+
+    def __init__(self, task: Task[Any, Any], topic: str, body: Any, said: Mapping[str, Any]) -> None:
+        self._task = task
+        self._told = {"body": body, "headers": {**(said.get("headers") or {}), "task": task.name}, "routing_key": topic, "exchange": ""}
+        self.receipt: Any = None
+
+    def __enter__(self) -> _Publishing:
+        if signals.before_task_publish.receivers:
+            signals.before_task_publish.send(self._task.name, **self._told)
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if error is None and signals.after_task_publish.receivers:
+            self._told["headers"]["id"] = self.receipt.id
+            signals.after_task_publish.send(self._task.name, **self._told)
 
 
 class _Told:
@@ -676,18 +717,22 @@ class _Told:
         return False
 
 
+def _told_of(request: Request) -> dict[str, Any]:
+    return {"task_id": request.id, "args": request.args, "kwargs": request.kwargs}
+
+
 async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _final(cause: BaseException, why: str = "") -> Reject:
+def final(cause: BaseException, why: str = "") -> Reject:
     """A failure that is not tried again: its first line is the reason, all of it is kept."""
     text = text_of(cause)
     return Reject(why + text.partition("\n")[0], error=text)
 
 
-def _used_up(cause: BaseException | None) -> Reject:
-    return Reject(RETRIES_USED_UP + "the task asked for one more") if cause is None else _final(cause, RETRIES_USED_UP)
+def used_up(cause: BaseException | None) -> Reject:
+    return Reject(RETRIES_USED_UP + "the task asked for one more") if cause is None else final(cause, RETRIES_USED_UP)
 
 
 def _links(options: Mapping[str, Any]) -> bool:
@@ -718,11 +763,11 @@ class Call(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Publish a call. Raises what `delay` raises."""
-        return self._task.publish(args, kwargs, self._options)
+        return cast("Job[R]", self._task.publish(args, kwargs, self._options))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As `enqueue`, awaited."""
-        return await self._task.apublish(args, kwargs, self._options)
+        return cast("Job[R]", await self._task.apublish(args, kwargs, self._options))
 
     def __repr__(self) -> str:
         return f"<Call of {self._task.name} using {self._options}>"

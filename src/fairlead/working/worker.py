@@ -16,6 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
+from fairlead import signals as signals_
 from fairlead.errors import JobCancelled, LeaseLost, Reject, UsageError
 from fairlead.message import Settlement
 from fairlead.working import logs
@@ -111,8 +112,10 @@ class Worker:
         with self._signals(signals), contextlib.closing(aborts):
             self._courier.start()
             aborts.start()
+            signals_.worker_ready.send(self)
             log.info("worker %d handles messages of pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
             await self._until(lambda: self._stops > 0)
+            signals_.worker_shutdown.send(self)
             await self._shut_down()
         if self._failure is not None:
             raise self._failure

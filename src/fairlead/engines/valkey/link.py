@@ -438,7 +438,7 @@ class Ear:
         try:
             while self._connection.can_read(timeout=0):
                 said.append(tuple(self._connection.read_response(disable_decoding=True)))
-        except (refusals.RedisError, OSError, hiredis.HiredisError):
+        except (refusals.RedisError, OSError, hiredis.HiredisError, AttributeError):  # the last: another thread has just closed it
             self._drop()
             return None
         return said

@@ -1,0 +1,240 @@
+"""Tasks in Celery's words."""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fairlead.compat.celery.errors import Ignore, MaxRetriesExceededError, Reject
+from fairlead.compat.celery.results import AsyncResult, GroupResult
+from fairlead.errors import HandlerSignal, Retry, UsageError
+from fairlead.tasks import outcomes
+from fairlead.tasks.canvas import GroupJob
+from fairlead.tasks.job import Job
+from fairlead.tasks.request import Request, current_request
+from fairlead.tasks.task import Task as _Task
+from fairlead.tasks.task import final, used_up
+from fairlead.working.settle import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fairlead.compat.celery.application import Celery
+
+FOREVER = 1_000_000
+"""Retries of a task with `max_retries=None`."""
+
+
+class Context:
+    """`self.request`, in Celery's words."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self.delivery_info = {"exchange": "", "routing_key": request.topic, "priority": request.priority, "redelivered": request.deliveries > 1}
+        self.correlation_id = request.id
+        self.hostname = None
+        self.called_directly = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+
+class Task(_Task[..., Any]):
+    """
+    A task in Celery's words; a class of your own may set the options of a task as attributes, say what is done around a run, and with `run` what the
+    task does: `app.register_task(MyTask())`.
+    """
+
+    abstract = True
+    name: str = ""
+    max_retries: int | None = 3
+    default_retry_delay: float = 180.0
+    autoretry_for: tuple[type[BaseException], ...] = ()
+    dont_autoretry_for: tuple[type[BaseException], ...] = ()
+    retry_kwargs: Mapping[str, Any] = {}
+    retry_backoff: bool | int = False
+    retry_backoff_max: int = 600
+    retry_jitter: bool = True
+    queue: str | None = None
+    rate_limit: str | float | None = None
+    ignore_result: bool | None = None
+    serializer: str | None = None  # type: ignore[assignment]
+    time_limit: float | None = None
+    soft_time_limit: float | None = None
+    priority: int | None = None
+    expires: Any = None
+    bind = False
+    celery: Celery
+
+    def __init__(self, *made: Any) -> None:
+        if made:  # by the decorator; one of your own begins when it is registered
+            super().__init__(*made)
+            self.bound = True
+        else:
+            self.bound = False
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """What the task does; of a class of your own."""
+        if self.bound:
+            return self.function(*args, **kwargs)
+        raise NotImplementedError(f"{type(self).__name__}: say in run(self, …) what the task does")
+
+    @property
+    def request(self) -> Any:
+        """The run that the caller is part of; called as a function it has none, and Celery's says so by its id."""
+        found = current_request()
+        if found is None:
+            return types.SimpleNamespace(id=None, retries=0, args=(), kwargs={}, called_directly=True, delivery_info=None, headers={}, eta=None)
+        return Context(found)
+
+    def given(self, job: Any) -> Any:
+        """Celery's handles."""
+        if isinstance(job, GroupJob):
+            return GroupResult(job, self.celery)
+        return job if not isinstance(job, Job) else AsyncResult(job, self.celery, self.name)
+
+    def apply_async(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        *,
+        routing_key: str | None = None,
+        link: Any = None,
+        link_error: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Publish a call; options by Celery's names. One that means nothing here is an error."""
+        for name in NO_MEANING & options.keys():
+            options.pop(name)
+        if routing_key is not None:
+            options.setdefault("queue", routing_key)
+        said = {**self._usual(), **options}
+        for name in ("eta", "expires"):
+            if isinstance(said.get(name), datetime):
+                said[name] = self.celery.aware(said[name])
+        if self.celery.conf.task_always_eager:
+            return self.apply(args, kwargs)
+        return super().apply_async(tuple(args or ()), kwargs, link=link, link_error=link_error, **said)
+
+    def publish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Any:
+        """Publish a call, or with `task_always_eager` run it."""
+        if self.celery.conf.task_always_eager:
+            return self.apply(args, kwargs)
+        usual = {OURS.get(name, name): value for name, value in self._usual().items()}
+        return super().publish(args, kwargs, {**usual, **options})
+
+    def _usual(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if self.priority is not None:
+            found["priority"] = self.priority
+        if self.expires is not None:
+            found["expires"] = self.expires
+        return found
+
+    def apply(self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **_: Any) -> Any:
+        """Run it here and now; the handle knows the result, or the error."""
+        try:
+            returned = self.function(*([self] if self._options.bind else []), *(args or ()), **(kwargs or {}))
+            ended = outcomes.read(outcomes.success(self.name, "json", returned))
+        except Exception as error:
+            if self.celery.conf.task_eager_propagates:
+                raise
+            ended = outcomes.read(outcomes.failure(describe(error)))
+        return AsyncResult(Job(self.app, "eager", self.template.text, task=self, local=ended), self.celery, self.name)
+
+    def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802  # Celery's name
+        """The handle of a call of this task."""
+        return AsyncResult(Job(self.app, task_id, None, task=self), self.celery, self.name)
+
+    subtask = _Task.s
+    signature_from_request = None
+
+    def retry(  # type: ignore[override]  # Celery's names
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        exc: BaseException | None = None,
+        throw: bool = True,
+        eta: datetime | None = None,
+        countdown: float | None = None,
+        max_retries: int | None = None,
+        **options: Any,
+    ) -> NoReturn:
+        """Try again, after `countdown` seconds (default: `default_retry_delay`): `raise self.retry(exc=exc)`."""
+        del throw
+        if args is not None or kwargs is not None or options.keys() - NO_MEANING:
+            raise UsageError(f'task "{self.name}": retry with other arguments is not supported; publish another call instead')
+        request = current_request()
+        if request is None:
+            raise exc if exc is not None else UsageError(f'task "{self.name}": it was called as a function, which cannot be tried again')
+        limit = self._limit if max_retries is None else max_retries
+        cause = exc if exc is not None else sys.exception()
+        if request.retries >= limit:
+            if cause is None:
+                raise final(MaxRetriesExceededError(f"Can't retry {self.name}[{request.id}]"))
+            raise used_up(cause) from cause
+        delay: Any = self.default_retry_delay if countdown is None else countdown
+        if eta is not None:
+            delay = max(0.0, (self.celery.aware(eta) - datetime.now(UTC)).total_seconds())
+        raise Retry(str(cause) if cause is not None else "", delay=delay) from cause
+
+    @property
+    def _limit(self) -> int:
+        return FOREVER if self.max_retries is None else self.max_retries
+
+    def _verdict(self, request: Request, error: Exception) -> Exception:
+        """As Celery: what is not among `autoretry_for` is final."""
+        if isinstance(error, Reject) and error.requeue:
+            return Retry(str(error), delay=0)
+        if isinstance(error, HandlerSignal):
+            return error
+        if not isinstance(error, self.autoretry_for) or isinstance(error, self.dont_autoretry_for):
+            return final(error)
+        limit = self.retry_kwargs.get("max_retries", self._limit)
+        if limit is not None and request.retries >= limit:
+            return used_up(error)
+        made = Retry(str(error), delay=self._autoretry_delay(request.retries))
+        made.__cause__ = error
+        return made
+
+    def _autoretry_delay(self, retries: int) -> float:
+        if not self.retry_backoff:
+            return float(self.retry_kwargs.get("countdown", self.default_retry_delay))
+        delay = min(float(self.retry_backoff_max), int(self.retry_backoff) * 2.0**retries)
+        return random.uniform(0, delay) if self.retry_jitter else delay  # spreads what failed together
+
+    def _run(self, request: Request) -> Any:
+        if self.handler.kind == "async":
+            return self._arun(request)
+        try:
+            return super()._run(request)
+        except Ignore:
+            return None
+
+    async def _arun(self, request: Request) -> Any:
+        try:
+            return await super()._run(request)
+        except Ignore:
+            return None
+
+    def __repr__(self) -> str:
+        return f"<@task: {self.name} of {self.celery.main}>"
+
+
+OURS = {"countdown": "delay", "eta": "at", "expires": "ttl", "task_id": "id", "queue": "topic"}
+NO_MEANING = {
+    "exchange", "delivery_mode", "compression", "connection", "producer", "retry_policy", "add_to_parent", "publisher", "shadow", "chord", "group_id",
+    "parent_id", "root_id", "reply_to", "mandatory", "immutable_headers", "replaced_task_nesting", "serializer",
+}  # fmt: skip
+"""Options of Celery's about brokers and its own inside."""
+
+ATTRIBUTES = (
+    "max_retries", "default_retry_delay", "autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_backoff", "retry_backoff_max", "retry_jitter",
+    "queue", "rate_limit", "ignore_result", "serializer", "time_limit", "soft_time_limit", "priority", "expires",
+)  # fmt: skip
+PASSED_OVER = {"acks_late", "reject_on_worker_lost", "track_started", "typing", "trail", "store_errors_even_if_ignored", "send_events", "options",
+                "acks_on_failure_or_timeout", "lazy", "shared", "pydantic", "request_stack", "throws"}  # fmt: skip
+"""Options of tasks that have no meaning here: what they choose is always so, or there is nothing to choose."""

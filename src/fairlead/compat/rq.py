@@ -1,0 +1,450 @@
+"""
+RQ's face on fair queues: a simple RQ program runs after its import is changed.
+
+    from redis import Redis
+    from fairlead.compat.rq import Queue
+
+    queue = Queue("low", connection=Redis())
+    job = queue.enqueue(count_words_at_url, "http://example.com")
+
+Its worker: `python -m fairlead.compat.rq high low --url redis://localhost`. What it has and what it has not is in docs/from-rq.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from fairlead import config
+from fairlead.app import Fairlead
+from fairlead.compat.addresses import url_of
+from fairlead.errors import FairleadError, UsageError
+from fairlead.tasks.queue import Call, Dependency
+from fairlead.tasks.request import current_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from fairlead.tasks.job import Job as _Job
+
+__all__ = ["Dependency", "Job", "NoSuchJobError", "Queue", "Retry", "SimpleWorker", "Worker", "get_current_job", "job"]
+
+DEFAULT_TIMEOUT = 180
+"""Seconds that a job may run, where nobody says otherwise."""
+
+_STATUS = {
+    "pending": "queued", "delayed": "scheduled", "deferred": "deferred", "started": "started", "retry": "scheduled", "success": "finished",
+    "failure": "failed", "dead": "failed", "expired": "failed", "cancelled": "canceled",
+}  # fmt: skip
+
+
+class NoSuchJobError(FairleadError):
+    """Nobody knows a job of that id, or nothing is kept of it any more."""
+
+
+class Retry:
+    """How often a job is tried again; `interval` (seconds, or several of which the last counts on) between two tries."""
+
+    def __init__(self, max: int, interval: int | list[int] = 0) -> None:  # noqa: A002  # RQ's name
+        if max < 1:
+            raise UsageError(f"Retry: expected max to be at least 1, got {max}")
+        self.max = max
+        self.intervals = [interval] if isinstance(interval, int) else interval
+
+
+_applications: dict[tuple[str | None, str, int], Fairlead] = {}
+_lock = threading.Lock()
+
+
+def application(connection: Any = None) -> Fairlead:
+    """The Fairlead application of a connection: a Redis client, a URL, an application; None: the default store."""
+    if isinstance(connection, Fairlead):
+        with _lock:
+            _applications.setdefault((connection.url, connection.namespace, os.getpid()), connection)
+        return connection
+    return _known(url_of(connection, "connection"))
+
+
+def _known(url: str | None, namespace: str = "default") -> Fairlead:
+    with _lock:
+        key = (url, namespace, os.getpid())
+        if key not in _applications:
+            _applications[key] = Fairlead(url, namespace=namespace)
+        return _applications[key]
+
+
+class Job:
+    """The handle of a job, in RQ's words; `job` is Fairlead's."""
+
+    def __init__(self, job: _Job[Any]) -> None:
+        self.job = job
+
+    @classmethod
+    def fetch(cls, id: str, connection: Any = None) -> Job:  # noqa: A002  # RQ's name
+        """A job by its id. Raises NoSuchJobError."""
+        found = cls(application(connection).job(id))
+        if found.job.status == "unknown":
+            raise NoSuchJobError(f"job {id}: nobody knows it, or nothing is kept of it any more")
+        return found
+
+    @classmethod
+    def exists(cls, id: str, connection: Any = None) -> bool:  # noqa: A002  # RQ's name
+        """Whether anybody knows it."""
+        return application(connection).job(id).status != "unknown"
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.job.id
+
+    def get_id(self) -> str:
+        """Its id."""
+        return self.job.id
+
+    @property
+    def origin(self) -> str | None:
+        """The name of its queue."""
+        return self.job.topic
+
+    def get_status(self, refresh: bool = True) -> str | None:
+        """queued, started, deferred, scheduled, finished, failed or canceled; None where nobody knows it."""
+        del refresh
+        status = self.job.status
+        return _STATUS.get(status, None if status == "unknown" else "started")
+
+    is_queued = property(lambda self: self.get_status() == "queued")
+    is_started = property(lambda self: self.get_status() == "started")
+    is_deferred = property(lambda self: self.get_status() == "deferred")
+    is_scheduled = property(lambda self: self.get_status() == "scheduled")
+    is_finished = property(lambda self: self.get_status() == "finished")
+    is_failed = property(lambda self: self.get_status() == "failed")
+    is_canceled = property(lambda self: self.get_status() == "canceled")
+
+    @property
+    def result(self) -> Any:
+        """What it returned; None while it has not."""
+        return self.job.result
+
+    def return_value(self, refresh: bool = True) -> Any:
+        """What it returned; None while it has not."""
+        del refresh
+        return self.job.result
+
+    def latest_result(self, timeout: float = 0) -> Any:
+        """What it returned, waited for at most so many seconds."""
+        self.job.wait(timeout)
+        return self.job.result
+
+    @property
+    def exc_info(self) -> str | None:
+        """The traceback of its failure."""
+        return self.job.traceback
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What `save_meta` keeps."""
+        return self.job.meta
+
+    def save_meta(self) -> None:
+        """Keep `meta`."""
+        self.job.save_meta()
+
+    def get_meta(self, refresh: bool = True) -> dict[str, Any]:
+        """What is kept of it."""
+        return dict(self.job.state().meta) if refresh else self.job.meta
+
+    def get_position(self) -> int | None:
+        """How many of its queue are before it."""
+        return self.job.get_position()
+
+    def refresh(self) -> None:
+        """Nothing is remembered that could be old: each look asks the store."""
+
+    def cancel(self, **_: object) -> None:
+        """Take it out; one that runs is stopped."""
+        self.job.cancel()
+
+    def delete(self, **_: object) -> None:
+        """Forget it."""
+        self.job.delete()
+
+    def requeue(self, **_: object) -> None:
+        """Put it back, where it failed."""
+        self.job.requeue()
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it ended."""
+        at = self.job.state().finished_at
+        return datetime.fromtimestamp(at, UTC) if at is not None else None
+
+    @property
+    def enqueued_at(self) -> datetime | None:
+        """When it was put into its queue, while it is there."""
+        at = self.job.state().published_at
+        return datetime.fromtimestamp(at, UTC) if at is not None else None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}>"
+
+
+class Queue:
+    """A queue, in RQ's words; `queue` is Fairlead's."""
+
+    def __init__(
+        self, name: str = "default", connection: Any = None, default_timeout: float | str | None = None, is_async: bool = True, **unknown: object
+    ) -> None:
+        config.refuse_unknown("Queue", unknown.keys() - {"job_class", "serializer", "death_penalty_class"}, ("name", "connection", "default_timeout"))
+        if unknown.get("serializer") is not None:
+            raise UsageError("Queue: serializer is not supported: arguments travel as JSON, typed by the function's annotations")
+        self.app = application(connection)
+        self.name = name
+        timeout = default_timeout if default_timeout is not None else DEFAULT_TIMEOUT
+        self.queue = self.app.queue(name, isolation="process", default_timeout=cast("float", timeout))
+        self._is_async = is_async
+
+    def enqueue(self, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
+        """Have a function called in a worker; options stand among the keyword arguments, or `args` and `kwargs` hold the function's."""
+        return self._enqueue(self.prepare_data(f, *args, **kwargs))
+
+    def enqueue_call(
+        self, func: Callable[..., Any] | str, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, timeout: Any = None, **options: Any
+    ) -> Job:
+        """As `enqueue`, the function's arguments apart."""
+        if timeout is not None:
+            options["job_timeout"] = timeout
+        return self._enqueue(self._call(func, tuple(args), dict(kwargs or {}), options))
+
+    def enqueue_at(self, when: datetime, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
+        """As `enqueue`, due at a moment; one without a time zone is this machine's."""
+        return self.enqueue(f, *args, at=when if when.tzinfo is not None else when.astimezone(), **kwargs)
+
+    def enqueue_in(self, delta: timedelta, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
+        """As `enqueue`, due after a while."""
+        return self.enqueue(f, *args, delay=delta, **kwargs)
+
+    def enqueue_many(self, job_datas: Iterable[Call], **_: object) -> list[Job]:
+        """Several that `prepare_data` has made."""
+        return [Job(each) for each in self.queue.enqueue_many(job_datas)]
+
+    @classmethod
+    def prepare_data(cls, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Call:
+        """A call for `enqueue_many`."""
+        own = {name: kwargs.pop(name) for name in list(kwargs) if name in _OPTIONS}
+        if "timeout" in own:
+            own["job_timeout"] = own.pop("timeout")
+        if not args and ("args" in kwargs or "kwargs" in kwargs) and not kwargs.keys() - {"args", "kwargs"}:
+            args, kwargs = tuple(kwargs.get("args") or ()), dict(kwargs.get("kwargs") or {})
+        return cls._call(f, args, kwargs, own)
+
+    @staticmethod
+    def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> Call:
+        config.refuse_unknown("enqueue", options.keys() - _OPTIONS, _OPTIONS)
+        retry = options.pop("retry", None)
+        if isinstance(retry, Retry):
+            options["retry"], options["retry_delay"] = retry.max, retry.intervals
+        waits = options.get("depends_on")
+        if waits is not None:
+            options["depends_on"] = _unwrapped(waits)
+        options.pop("pipeline", None)
+        return Call(function, args, kwargs, options)
+
+    def _enqueue(self, call: Call) -> Job:
+        if not self._is_async:
+            self.app.eager = True
+            try:
+                return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs))
+            finally:
+                self.app.eager = False
+        return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options))
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Those that wait, in their order."""
+        return [Job(each) for each in self.queue.jobs]
+
+    def get_jobs(self) -> list[Job]:
+        """Those that wait, in their order."""
+        return self.jobs
+
+    @property
+    def job_ids(self) -> list[str]:
+        """Ids of those that wait, in their order."""
+        return self.queue.job_ids
+
+    def get_job_ids(self) -> list[str]:
+        """Ids of those that wait, in their order."""
+        return self.queue.job_ids
+
+    @property
+    def count(self) -> int:
+        """How many wait."""
+        return self.queue.count
+
+    def __len__(self) -> int:
+        return self.queue.count
+
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return self.queue.is_empty()
+
+    def empty(self) -> int:
+        """Cancel all that waits."""
+        return self.queue.empty()
+
+    def delete(self, delete_jobs: bool = True) -> None:
+        """Cancel all that waits; a queue with nothing in it is nothing."""
+        if delete_jobs:
+            self.queue.empty()
+
+    def fetch_job(self, job_id: str) -> Job | None:
+        """One of its jobs; None where nobody knows it."""
+        found = self.queue.fetch_job(job_id)
+        return Job(found) if found is not None else None
+
+    @property
+    def failed_job_registry(self) -> FailedJobRegistry:
+        """Its jobs that failed."""
+        return FailedJobRegistry(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("_registry"):
+            raise UsageError(f"Queue.{name} is not supported; jobs that wait are in `jobs`, those that failed in `failed_job_registry`")
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r})"
+
+
+_OPTIONS = frozenset({
+    "job_timeout", "timeout", "result_ttl", "failure_ttl", "ttl", "depends_on", "job_id", "at_front", "description", "on_success", "on_failure",
+    "retry", "retry_delay", "meta", "pipeline", "at", "delay",
+})  # fmt: skip
+
+
+class FailedJobRegistry:
+    """The jobs of a queue that failed: dead letters."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._topic = queue.app.topic(queue.name)
+
+    def get_job_ids(self) -> list[str]:
+        """Their ids, the oldest first."""
+        return [str(letter.message.id) for letter in self._topic.dead_letters(limit=1_000)]
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self._topic.stats().dead
+
+    def __len__(self) -> int:
+        return self.count
+
+    def requeue(self, job_or_id: Job | str) -> None:
+        """Put one back."""
+        self._topic.redrive([job_or_id.id if isinstance(job_or_id, Job) else job_or_id])
+
+    def remove(self, job_or_id: Job | str, **_: object) -> None:
+        """Forget one."""
+        self._topic.drop_dead_letters([job_or_id.id if isinstance(job_or_id, Job) else job_or_id])
+
+
+def _unwrapped(said: Any) -> Any:
+    """Fairlead's jobs for those of this module."""
+    if isinstance(said, Dependency):
+        return Dependency(_unwrapped(said.jobs), said.allow_failure)
+    if isinstance(said, (list, tuple)):
+        return [_unwrapped(each) for each in said]
+    return said.job if isinstance(said, Job) else said
+
+
+def get_current_job(connection: Any = None) -> Job | None:
+    """The job that the caller is part of; None outside of one."""
+    request = current_request()
+    if request is None:
+        return None
+    app = _known(*request.store) if connection is None and request.store is not None else application(connection)
+    return Job(app.job(request.id, request.topic))
+
+
+def job(queue: Queue | str, connection: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a function a `delay`: `@job("low", connection=redis, timeout=5)`."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        def delay(*args: Any, **kwargs: Any) -> Job:
+            where = queue if isinstance(queue, Queue) else Queue(queue, connection=connection)
+            return where.enqueue_call(function, args, kwargs, **options)
+
+        function.delay = delay  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+class Worker:
+    """A worker for queues, in the order named; each job runs in a child process of its own that can be killed."""
+
+    isolation = "process"
+
+    def __init__(self, queues: Any, connection: Any = None, name: str | None = None, **unknown: object) -> None:
+        passed = {"job_class", "queue_class", "exception_handlers", "default_worker_ttl", "default_result_ttl", "log_job_description", "serializer"}
+        config.refuse_unknown("Worker", unknown.keys() - passed, ("queues", "connection", "name"))
+        if unknown.get("exception_handlers"):
+            raise UsageError("Worker: exception_handlers are not supported; use on_failure= with the job, or fairlead.signals.task_failure")
+        listed = queues if isinstance(queues, (list, tuple)) else [queues]
+        self.app = listed[0].app if isinstance(listed[0], Queue) else application(connection)
+        self.name = name
+        self.queues = [each.name if isinstance(each, Queue) else str(each) for each in listed]
+        for each in self.queues:
+            self.app.queue(each, isolation=cast("Any", self.isolation))
+
+    def work(self, burst: bool = False, logging_level: str | None = None, with_scheduler: bool = False, concurrency: int = 1, **_: object) -> bool:
+        """
+        Run jobs until told to stop, with `burst` until nothing is left; whether there were any.
+
+        `with_scheduler` means nothing here: what is due is found by every worker. `concurrency`: jobs at once (RQ's worker has one).
+        """
+        del with_scheduler
+        if logging_level is not None:
+            logging.basicConfig(level=logging_level)
+        return self.app.run_worker(topics=self.queues, burst=burst, concurrency=concurrency).handled > 0
+
+
+class SimpleWorker(Worker):
+    """A worker that runs jobs in its own process."""
+
+    isolation = "thread"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m fairlead.compat.rq high low`: what `rq worker high low` does."""
+    parser = argparse.ArgumentParser(prog="python -m fairlead.compat.rq", description="Run the jobs of queues, in the order named.")
+    parser.add_argument("queues", nargs="*", default=["default"])
+    parser.add_argument("-u", "--url", help="the store: redis://localhost, sqlite:///jobs.db; default: $FAIRLEAD_URL, ./fairlead.db")
+    parser.add_argument("-b", "--burst", action="store_true", help="end when nothing is left")
+    parser.add_argument("-c", "--concurrency", type=int, default=1, help="jobs at once (default 1)")
+    parser.add_argument("-P", "--path", default=".", help="where modules are looked for (default: here)")
+    said = parser.parse_args(arguments)
+    logging.basicConfig(level="INFO", format="%(asctime)s %(message)s")
+    sys.path.insert(0, said.path)
+    try:
+        Worker(said.queues, connection=said.url).work(burst=said.burst, concurrency=said.concurrency)
+    except FairleadError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

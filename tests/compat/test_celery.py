@@ -1,0 +1,226 @@
+"""Celery's words: programs as they stand after their import was changed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fairlead import UsageError
+from fairlead.compat.celery import AsyncResult, Celery, Task, chain, chord, crontab, current_app, group, schedule, signature, solar, states
+from fairlead.testing import virtual
+from tests.compat import celery_tasks as tasks
+from tests.conformance.forms import server
+from tests.tasks.conftest import working
+
+SOON = 20.0
+
+
+@pytest.fixture(autouse=True)
+def app() -> Iterator[Celery]:
+    tasks.CALLED.clear()
+    tasks.app.fairlead.engine.topic_purge("celery")
+    with working(tasks.app.fairlead):
+        yield tasks.app
+
+
+def test_first_steps() -> None:
+    result = tasks.add.delay(4, 4)
+    assert result.get(timeout=SOON) == 8
+    assert (result.ready(), result.successful(), result.failed(), result.state, result.status) == (True, True, False, "SUCCESS", "SUCCESS")
+    assert result.result == result.info == 8
+    assert str(result) == result.id == result.task_id
+    assert AsyncResult(result.id).get() == tasks.app.AsyncResult(result.id).get() == tasks.add.AsyncResult(result.id).get() == 8
+    assert result.date_done is not None
+    result.forget()
+    assert result.state == states.PENDING
+    assert tasks.add(1, 2) == 3, "called, it is the function"
+    assert tasks.add.name == "tests.compat.celery_tasks.add"
+
+
+def test_errors_and_retries() -> None:
+    """An exception is final, unless it is among `autoretry_for` or the task asks for a retry."""
+    result = tasks.fails.delay()
+    with pytest.raises(RuntimeError, match="at once"):
+        result.get(timeout=SOON)
+    assert (result.state, result.failed()) == ("FAILURE", True)
+    assert isinstance(result.result, RuntimeError)
+    assert "RuntimeError: at once" in str(result.traceback)
+    assert tasks.CALLED == ["fails"]
+    assert tasks.flaky.delay(2).get(SOON) == 2
+    with pytest.raises(ValueError, match="attempt 2"):
+        tasks.flaky.delay(5).get(SOON)
+    with pytest.raises(KeyError):
+        tasks.autoretried.delay().get(SOON)
+    assert tasks.CALLED.count("autoretried") == 3
+    assert tasks.ignores.delay().get(SOON) is None
+    assert isinstance(tasks.rejects.delay().get(SOON, propagate=False), Exception)
+
+
+def test_canvas() -> None:
+    add, xsum = tasks.add, tasks.xsum
+    assert chain(add.s(2, 2), add.s(4), add.s(8))().get(SOON) == 16, "as Celery's pages call it"
+    assert group(add.s(n, n) for n in range(2))().get(SOON) == [0, 2]
+    assert chain(add.s(2, 2), add.s(4), add.s(8)).delay().get(SOON) == 16
+    assert (add.s(2, 2) | add.s(4)).apply_async().get(SOON) == 8
+    members = group(add.s(n, n) for n in range(5)).apply_async()
+    assert members.get(SOON) == members.join(SOON) == [0, 2, 4, 6, 8]
+    assert (members.completed_count(), members.ready(), members.successful(), members.waiting()) == (5, True, True, False)
+    assert chord((add.s(n, n) for n in range(10)), xsum.s()).apply_async().get(SOON) == 90
+    assert chord([add.s(n, n) for n in range(10)])(xsum.s()).get(SOON) == 90
+    assert add.signature((2, 2), countdown=0).delay().get(SOON) == 4
+    assert signature("total", args=([1, 2],)).delay().get(SOON) == 3
+    assert add.apply_async((2, 2), link=add.s(16)).get(SOON) == 4
+    result = chain(add.s(1, 1), add.s(1)).delay()
+    assert result.get(SOON) == 3
+    assert result.parent.get(SOON) == 2
+
+
+def test_classes_of_tasks() -> None:
+    assert tasks.noted.delay(1).get(SOON) == 1
+    with pytest.raises(ValueError, match="below 0"):
+        tasks.noted.delay(-1).get(SOON)
+    assert tasks.CALLED == [("success", 1), ("failure", "below 0", True)]
+    assert tasks.increment.delay(4).get(SOON) == 5
+    assert tasks.app.tasks["increment"].delay(5).get(SOON) == 6
+    assert tasks.shared.delay(4).get(SOON) == 8
+    assert tasks.limited.delay(3).get(SOON) == 3
+    assert current_app.main == "tasks"
+    with pytest.raises(NotImplementedError, match="say in run"):
+        Task().run()
+
+
+def test_states_and_revoking() -> None:
+    result = tasks.long.delay(0.5)
+    deadline = time.monotonic() + SOON
+    while result.state != "PROGRESS":
+        assert time.monotonic() < deadline
+        time.sleep(0.005)  # until it has begun
+    assert result.info == {"done": 5, "total": 10}
+    assert result.get(SOON) == result.id
+    later = tasks.add.apply_async((1, 2), countdown=100, expires=200, priority=5)
+    assert later.state == "PENDING"
+    tasks.app.control.revoke(later.id)
+    assert later.state == "REVOKED"
+    with pytest.raises(UsageError, match=r"app\.control\.inspect is not supported"):
+        tasks.app.control.inspect()
+
+
+def test_calls_by_name() -> None:
+    assert tasks.app.send_task("total", ([1, 2, 3],)).get(SOON) == 6
+    unknown = tasks.app.send_task("of.another.program", (1,), countdown=100)
+    view = tasks.app.fairlead.engine.find(unknown.id)
+    assert view is not None
+    assert (view.topic, view.headers["fairlead-task"]) == ("celery", "of.another.program")  # type: ignore[index]
+    unknown.revoke()
+
+
+def test_what_runs_by_the_clock() -> None:
+    """`beat_schedule`, on the clocks of `timezone`; any worker is the scheduler."""
+    fairlead = tasks.app.fairlead
+    tasks.app.finalize()
+    with virtual(fairlead) as world:
+        fairlead.install_schedules()
+        planned = {each.name: each for each in fairlead.schedules()}
+        assert planned.keys() >= {"add-every-30-seconds", "monday-morning"}
+        assert planned["monday-morning"].next_at.astimezone().weekday() == 0
+        world.later(31)
+        world.run()
+        assert fairlead.engine.overview().done >= 1
+    with pytest.raises(UsageError, match="day_of_month and day_of_week together are not supported"):
+        crontab(day_of_month=1, day_of_week=1)
+    with pytest.raises(UsageError, match="'moonrise' is not supported"):
+        solar("moonrise", 0, 0)
+    with pytest.raises(UsageError, match="expected seconds, a timedelta"):
+        tasks.app.add_periodic_task("hourly", tasks.add.s(1, 1))
+    assert tasks.app.add_periodic_task(schedule(60), tasks.add.s(1, 1), name="every minute") == "every minute"
+
+
+def test_settings(caplog: pytest.LogCaptureFixture) -> None:
+    """By their present names and the old ones; what has no meaning is passed over, what is not supported says so."""
+    made = Celery("other", broker="memory://", set_as_current=False)
+    with caplog.at_level(logging.WARNING):
+        made.config_from_object({"CELERY_TIMEZONE": "UTC", "CELERYBEAT_SCHEDULE": {}, "CELERY_TASK_TIME_LIMIT": 5, "broker_pool_limit": 3})
+    assert (made.conf.timezone, made.conf.beat_schedule, made.conf.task_time_limit, caplog.text) == ("UTC", {}, 5, "")
+    made.config_from_object(SimpleNamespace(CELERY_TASK_DEFAULT_QUEUE="mine", OTHER=1), namespace="CELERY")
+    assert made.conf["task_default_queue"] == made.conf.get("task_default_queue") == "mine"
+    made.conf.worker_coffee = "black"
+    assert "worker_coffee is not supported" in caplog.text
+    with pytest.raises(UsageError, match="'yaml' is not supported"):
+        made.conf.task_serializer = "yaml"
+    with pytest.raises(AttributeError, match="no setting nothing"):
+        _ = made.conf.nothing
+    routed = Celery("routed", broker="memory://", set_as_current=False)
+    routed.conf.task_routes = {"feed.*": {"queue": "feeds"}, "web": "webs"}
+    routed.conf.task_annotations = {"web": {"rate_limit": "10/s"}}
+    assert routed.task(name="feed.read")(tasks.add.function).queue == "feeds"
+    web = routed.task(name="web")(tasks.xsum.function)
+    assert web.template.text == "webs.web"
+    assert routed.fairlead.engine.policy_of("webs.web").rate == 10
+    assert routed.topics_of(["webs", "feeds"]) == ["webs", "webs.web", "feeds"]
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: Celery("x", broker="pyamqp://guest@localhost//", set_as_current=False).fairlead, "pyamqp:// is no store of Fairlead's"),
+        (lambda: Celery("x", broker="memory://", backend="db+sqlite:///r.db", set_as_current=False).fairlead, "is no store of Fairlead's"),
+        (
+            lambda: Celery("x", broker="memory://", backend="redis://elsewhere", set_as_current=False).fairlead,
+            "results are kept where the messages are",
+        ),
+        (lambda: Celery("x", brokr="memory://"), 'did you mean "broker"'),
+        (lambda: tasks.app.task(max_retriez=3)(lambda: 1), 'did you mean "max_retries"'),
+        (lambda: tasks.add.apply_async((1, 1), countdwn=1), 'did you mean "countdown"'),
+        (lambda: signature("nothing"), 'there is no task "nothing"'),
+    ],
+)
+def test_what_is_not_supported_says_so(make: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        make()
+
+
+def test_eager() -> None:
+    made = Celery("eager", broker="memory://", set_as_current=False)
+    made.conf.task_always_eager = True
+    add = made.task(tasks.add.function)
+    fails = made.task(tasks.fails.function)
+    assert add.delay(1, 2).get() == 3
+    assert add.apply((1, 2)).get() == 3
+    assert fails.delay().state == "FAILURE"
+    made.conf.task_eager_propagates = True
+    with pytest.raises(RuntimeError, match="at once"):
+        fails.delay()
+
+
+def test_first_steps_with_celery_and_the_command_line(tmp_path: Path) -> None:
+    """The tutorial's file, its worker, and a caller in another process."""
+    url = f"{server().url.replace('valkey', 'redis')}"
+    (tmp_path / "tasks.py").write_text(
+        textwrap.dedent(f"""
+        from fairlead.compat.celery import Celery
+
+        app = Celery('tutorial', broker='{url}', backend='{url}', namespace='n{os.getpid()}')
+
+        @app.task
+        def add(x, y):
+            return x + y
+        """)
+    )
+    calling = "from tasks import add; result = add.delay(4, 4); print(result.get(timeout=30))"
+    worker = subprocess.Popen([sys.executable, "-m", "fairlead", "worker", "tasks:app", "-l", "warning"], cwd=tmp_path)
+    try:
+        done = subprocess.run([sys.executable, "-c", calling], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.stdout, done.stderr) == ("8\n", "")
+    finally:
+        worker.terminate()
+        worker.wait(30)

@@ -1,0 +1,163 @@
+"""RQ's words: programs as they stand after their import was changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import redis
+
+from fairlead import Fairlead, UsageError
+from fairlead.compat.addresses import url_of
+from fairlead.compat.rq import Dependency, Job, NoSuchJobError, Queue, Retry, SimpleWorker, Worker, get_current_job, job
+from fairlead.servers import Server
+from tests.compat import rq_functions as functions
+from tests.conformance.forms import server
+
+
+@pytest.fixture
+def connection() -> Iterator[Fairlead]:
+    with Fairlead(server().url, namespace=uuid4().hex) as app:
+        yield app
+
+
+def test_first_steps(connection: Fairlead) -> None:
+    queue = Queue(connection=connection)
+    made = queue.enqueue(functions.count_words, "one two three")
+    assert (made.get_id(), made.get_status(), made.result, made.origin, made.is_queued) == (made.id, "queued", None, "default", True)
+    assert (len(queue), queue.count, queue.job_ids, queue.jobs) == (1, 1, [made.id], [made])
+    assert SimpleWorker([queue], connection=connection).work(burst=True)
+    assert (made.get_status(), made.result, made.return_value(), made.latest_result(), made.is_finished) == ("finished", 3, 3, 3, True)
+    assert made.ended_at is not None
+    assert made.ended_at <= datetime.now(UTC)
+    assert not SimpleWorker([queue]).work(burst=True), "nothing is left"
+
+
+def test_ways_of_enqueueing(connection: Fairlead) -> None:
+    queue = Queue("low", connection=connection, default_timeout=60)
+    jobs = [
+        queue.enqueue("tests.compat.rq_functions.count_words", "a"),
+        queue.enqueue(functions.count_words, args=("a b",), kwargs={}),
+        queue.enqueue_call(func=functions.count_words, args=("a b c",), timeout=30, result_ttl=500),
+        queue.enqueue_in(timedelta(seconds=0), functions.count_words, "a"),
+        queue.enqueue_at(datetime.now() - timedelta(seconds=1), functions.count_words, "a b"),  # noqa: DTZ005  # as RQ's pages have it
+        *queue.enqueue_many([Queue.prepare_data(functions.count_words, "a b c d", job_id="mine")]),
+    ]
+    later = queue.enqueue_in(timedelta(hours=1), functions.count_words, "a")
+    assert later.get_status() == "scheduled"
+    SimpleWorker(["low"], connection=connection).work(burst=True)
+    assert [each.result for each in jobs] == [1, 2, 3, 1, 2, 4]
+    assert Job.fetch("mine", connection=connection).result == 4
+    assert Job.exists("mine", connection=connection)
+    with pytest.raises(NoSuchJobError, match="job nobody"):
+        Job.fetch("nobody", connection=connection)
+    later.cancel()
+    assert later.is_canceled
+    later.delete()
+    assert queue.fetch_job(later.id) is None
+
+
+def test_failures(connection: Fairlead) -> None:
+    queue = Queue(connection=connection)
+    failed = queue.enqueue(functions.fails)
+    again = queue.enqueue(functions.fails, retry=Retry(max=2, interval=[0, 0]))
+    SimpleWorker([queue]).work(burst=True)
+    assert (failed.get_status(), failed.is_failed) == ("failed", True)
+    assert "ValueError: as it stands" in str(failed.exc_info)
+    assert set(queue.failed_job_registry.get_job_ids()) == {failed.id, again.id}
+    assert len(queue.failed_job_registry) == 2
+    queue.failed_job_registry.requeue(failed)
+    assert failed.get_status() == "queued"
+    queue.failed_job_registry.remove(again)
+    assert queue.failed_job_registry.count == 0
+
+
+def test_dependencies_and_meta(connection: Fairlead) -> None:
+    queue = Queue(connection=connection)
+    first = queue.enqueue(functions.fails)
+    second = queue.enqueue(functions.count_words, "a", depends_on=Dependency([first], allow_failure=True))
+    third = queue.enqueue(functions.keeps_meta, depends_on=[second], meta={"from": "outside"})
+    assert (second.get_status(), third.is_deferred) == ("deferred", True)
+    SimpleWorker([queue]).work(burst=True)
+    assert second.result == 1
+    assert third.get_meta() == {"from": "outside", "handled": True}
+    assert get_current_job() is None
+
+
+def test_queues_by_priority_in_children(connection: Fairlead) -> None:
+    """A worker that forks for each job, as RQ's."""
+    high, low = Queue("high", connection=connection), Queue("low", connection=connection)
+    jobs = [low.enqueue(functions.count_words, "a"), high.enqueue(functions.count_words, "a b")]
+    assert Worker([high, "low"], connection=connection).work(burst=True)
+    assert [each.result for each in jobs] == [1, 2]
+    ended = [each.ended_at for each in jobs]
+    assert ended[1] < ended[0]  # type: ignore[operator]
+
+
+def test_functions_with_a_delay(connection: Fairlead) -> None:
+    count = job("low", connection=connection, timeout=5)(functions.count_words)
+    made = count.delay("a b")  # type: ignore[attr-defined]
+    SimpleWorker(["low"], connection=connection).work(burst=True)
+    assert made.result == 2
+
+
+def test_not_asynchronous(connection: Fairlead) -> None:
+    assert Queue(is_async=False, connection=connection).enqueue(functions.count_words, "a b").result == 2
+
+
+def test_connections() -> None:
+    assert url_of(redis.Redis(host="h", port=7, db=3), "x") == "redis://h:7/3"
+    assert url_of(redis.Redis(host="h", username="u", password="p:w"), "x") == "redis://u:p%3Aw@h:6379/0"
+    assert url_of(redis.Redis(unix_socket_path="/run/r"), "x") == "unix:///run/r"
+    assert url_of("redis://h", "x") == "redis://h"
+    assert url_of(None, "x") is None
+    with pytest.raises(UsageError, match="expected a URL or a Redis client"):
+        url_of(5, "x")
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda c: Queue("x", connection=c, serializer="pickle"), "serializer is not supported"),
+        (lambda c: Queue("x", connection=c).started_job_registry, "started_job_registry is not supported"),
+        (lambda c: Queue("x", connection=c, default_timeot=5), 'did you mean "default_timeout"'),
+        (lambda c: Worker(["x"], connection=c, exception_handlers=[print]), "exception_handlers are not supported"),
+        (lambda c: Queue("x", connection=c).enqueue_call(functions.fails, job_timout=5), 'did you mean "job_timeout"'),
+        (lambda _: Retry(max=0), "at least 1"),
+    ],
+)
+def test_what_is_not_supported_says_so(connection: Fairlead, make: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        make(connection)
+
+
+def test_the_first_page_and_the_command_line(tmp_path: Path) -> None:
+    """RQ's own first page, its worker, on a Redis of its own."""
+    with Server() as own:
+        (tmp_path / "my_module.py").write_text("def count_words_at_url(url):\n    return len(url.split('/'))\n")
+        (tmp_path / "first.py").write_text(
+            textwrap.dedent(f"""
+            from redis import Redis
+            from fairlead.compat.rq import Queue
+            from my_module import count_words_at_url
+
+            q = Queue(connection=Redis(port={own.port}))
+            job = q.enqueue(count_words_at_url, 'http://nvie.com')
+            print(job.id)
+            """)
+        )
+        first = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+        program = [sys.executable, "-m", "fairlead.compat.rq", "high", "default", "--burst", "--url", f"redis://127.0.0.1:{own.port}"]
+        worker = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
+        assert worker.returncode == 0, worker.stderr
+        assert Job.fetch(first.stdout.strip(), connection=f"redis://127.0.0.1:{own.port}").result == 3
+        wrong = subprocess.run([*program[:3], "--url", "amqp://x"], capture_output=True, text=True, timeout=60, check=False)
+        assert (wrong.returncode, wrong.stderr.startswith("Error: connection: amqp://")) == (1, True)
