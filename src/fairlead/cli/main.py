@@ -22,6 +22,7 @@ COMMANDS = {
     "policy": "policy",
     "gate": "gate",
     "schedules": "schedules",
+    "job": "job",
     "pause": "pause",
     "resume": "pause",
     "dead": "dead",

@@ -31,7 +31,7 @@ class Conf:
         "task_acks_late", "task_track_started", "worker_prefetch_multiplier", "broker_connection_retry_on_startup", "broker_connection_retry",
         "broker_connection_max_retries", "worker_send_task_events", "task_send_sent_event", "result_extended", "worker_hijack_root_logger",
         "task_reject_on_worker_lost", "broker_heartbeat", "broker_pool_limit", "task_store_errors_even_if_ignored", "result_persistent",
-        "worker_disable_rate_limits", "broker_transport_options", "result_backend_transport_options", "visibility_timeout", "worker_log_format",
+        "worker_disable_rate_limits", "broker_transport_options", "result_backend_transport_options", "worker_log_format",
         "worker_task_log_format", "worker_redirect_stdouts", "worker_cancel_long_running_tasks_on_connection_loss", "redis_max_connections",
         "worker_max_tasks_per_child", "worker_pool", "result_accept_content", "task_default_exchange", "task_default_routing_key", "beat_scheduler",
         "beat_schedule_filename", "beat_max_loop_interval", "task_publish_retry", "task_publish_retry_policy", "event_queue_expires",
