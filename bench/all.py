@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.common import RESULTS, options, place, size
 
-BENCHES = ("engine", "endtoend", "publish", "topics", "limited", "backlog", "lifetime", "fairness", "rates", "latency", "peers")
+BENCHES = ("engine", "endtoend", "publish", "topics", "limited", "backlog", "lifetime", "fairness", "rates", "latency", "peers", "tasks")
 ON_SERVERS = ("waiting", "scale")
 """What only servers have to show."""
 

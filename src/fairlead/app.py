@@ -166,6 +166,7 @@ class Fairlead:
         finally:
             with self._opening:
                 self._engine, self._pid = own
+            self.hub.close()
             lent.close()
 
     def _with_settings(self, engine: FullEngine) -> FullEngine:

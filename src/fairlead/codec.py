@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_ID_CHARACTERS = 255
 MAX_PRIORITY = 100
+MAX_HEADERS_BYTES = 32 * 1024
+"""Of all headers of a message, names and values."""
 CONTENT_TYPE = "content-type"
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -147,6 +149,10 @@ def _check_headers(topic: str, headers: object) -> None:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise BadMessage(f"message to {topic}: expected the header {name!r} to be text, got {value!r}")
+    if sum(len(name) + len(value) for name, value in headers.items()) > MAX_HEADERS_BYTES // 4:  # else they fit, whatever the letters
+        size = sum(len(_utf8(topic, f"header {name}", name + value)) for name, value in headers.items())
+        if size > MAX_HEADERS_BYTES:
+            raise BadMessage(f"message to {topic}: its headers have {size:,} bytes, at most {MAX_HEADERS_BYTES:,} are allowed; put it into the body")
 
 
 def _check_key(topic: str, key: object) -> str:

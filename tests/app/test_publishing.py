@@ -111,6 +111,8 @@ def test_the_limit_of_a_body(app: Fairlead) -> None:
         ({"id": "x" * 256}, "255"),
         ({"headers": {"a": 1}}, "header 'a'"),
         ({"headers": ["a"]}, "headers"),
+        ({"headers": {"a": "x" * 40_000}}, "its headers have 40,001 bytes, at most 32,768 are allowed"),
+        ({"headers": {"a": "é" * 20_000}}, "its headers have 40,001 bytes"),
         ({"headers": {"content-type": "application/octet-stream"}}, "not bytes"),
     ],
 )

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from fairlead.engines.base import FullEngine, Settings
 from fairlead.errors import EngineCorrupt, EngineUnavailable, FairleadError, SchemaMismatch, UsageError
 from fairlead.message import Draft, Settlement
 from fairlead.policy import Tier
+from fairlead.units import SECOND
 
 
 def engine_at(path: Path, **settings: object) -> FullEngine:
@@ -66,6 +68,23 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     other.close()
     with pytest.raises(EngineCorrupt, match="another program"):
         engine_at(path)
+
+
+def test_an_older_layout_is_brought_up(tmp_path: Path) -> None:
+    """With all that it holds."""
+    path = tmp_path / "q.db"
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        engine.put([Draft("a", b"kept")])
+    with closing(sqlite3.connect(path)) as raw:
+        for table in ("kept", "came", "follower"):
+            raw.execute(f"DROP TABLE {table}")
+        raw.execute("PRAGMA user_version = 1")
+    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
+        (lease,) = engine.lease(1).leases
+        assert lease.body == b"kept"
+        engine.settle([Settlement(lease.handle, lease.fence, id=lease.id, outcome=b"so", keep_us=SECOND * 60)])
+        assert engine.kept([(lease.id, "a")])[0].outcome == b"so"
+        assert [check for check in engine.doctor() if not check.ok] == []
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:

@@ -295,6 +295,26 @@ def test_a_step_waits_until_it_may(make_app: MakeApp) -> None:
     assert "waits for 1 of 1 jobs before it" in reasons[0]
 
 
+def test_what_cannot_be_published_with_an_end_is_tried_again(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The topic of the error's handler is full: the message is handled again later; the others of the batch are settled."""
+    monkeypatch.setattr("fairlead.working.courier.FOLLOW_LATER_US", 50_000)
+    tasks = Tasks(make_app())
+    tasks.app.policy("task.note", max_backlog=1, paused=True)
+    tasks.note.delay("fills it")
+    failing = tasks.fail.s(1).on_error(tasks.note.si("told"))
+    with working(tasks.app):
+        job = failing.enqueue()
+        assert tasks.add.delay(1, 1).get(SOON) == 2
+        until(lambda: "cannot be published" in caplog.text)
+        assert not job.ready()
+        tasks.app.policy("task.note", max_backlog=None, paused=False)
+        with pytest.raises(ValueError, match="no:"):
+            job.get(SOON)
+        until(lambda: ("told",) in tasks.called)
+
+
 WORKER = """
 import sys, time
 from fairlead import Fairlead
