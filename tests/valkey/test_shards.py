@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from fairlead.engines.base import FullEngine
 from fairlead.engines.valkey.engine import SHARDS_AT_ONCE
+from fairlead.errors import BadMessage
 from fairlead.message import Draft, Lease, Settlement
 from fairlead.policy import Gate
 from tests.conformance.forms import cluster, server
@@ -169,3 +172,14 @@ def test_a_hand_out_has_a_number_that_no_other_shard_gives(opened: Opened) -> No
     assert [engine.settle([Settlement(lease.handle, lease.fence + 1)]) for lease in leases[:4]] == [["lost"]] * 4
     assert engine.extend([(lease.handle, lease.fence) for lease in leases], 1) == [True] * 80
     assert set(engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])) == {"acked"}
+
+
+def test_a_limit_that_another_process_set_holds_at_once(opened: Opened) -> None:
+    """Who does not know of it yet is told by the shard, and looks at his messages again."""
+    url = f"{server().url}?shards=1"
+    first = opened(url)
+    other = opened(url, namespace=first.namespace)  # type: ignore[attr-defined]
+    other.policy_set("code", "t", {"max_body": 5})
+    with pytest.raises(BadMessage, match="its policy allows 5"):
+        first.put([Draft("t", b"longer than that")])
+    assert first.put([Draft("t", b"short")])[0].outcome == "accepted"

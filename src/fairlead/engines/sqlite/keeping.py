@@ -95,11 +95,13 @@ def read(turn: Turn, ids: Sequence[str]) -> list[Kept]:
 
 def ends(turn: Turn, row: Row, topic: str, status: str, reason: str | None = None) -> None:
     """A message comes to an end that no handler told; where it is wanted, that is kept, and told."""
-    if row.headers is None or row.mid in turn.handled:
+    handler = turn.told_by_handler
+    is_told = handler is not None and handler[0] == row.mid and status == "dead"  # one that comes back may have expired meanwhile
+    if row.headers is None or (is_told and handler is not None and handler[1]):
         return
     headers = _headers(row.headers)
     message_id, outcome, times = messages.id_of(turn, row), ended(status, reason), keeps(headers)
-    if FLOW_HEADER in headers:
+    if FLOW_HEADER in headers and not is_told:
         turn.obituaries.append(_obituary(topic, {"id": message_id, "outcome": msgspec.Raw(outcome), "body": msgspec.Raw(row.body)}))
     if times is not None:
         turn.run("kept_write", message_id, OUTCOME, turn.now + times[1], outcome)

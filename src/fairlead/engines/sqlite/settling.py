@@ -31,7 +31,6 @@ class Outdated(Exception):  # never leaves the engine
 
 def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]) -> list[str]:
     """End each lease as it says; keep and publish what goes with those that end their messages. Raises Outdated, BacklogFull."""
-    turn.handled = {settlement.handle for n, settlement in enumerate(settlements) if settlement.outcome is not None or publish.get(n)}
     left, lanes = _quick_acks(turn, settlements)
     answers = ["acked"] * len(settlements)
     parents = {n: made_id(turn.shard.nonce, settlements[n].handle) for n in publish}
@@ -43,7 +42,10 @@ def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, 
             row = found.get(settlements[n].fence)
             if row is not None and row[1] == settlements[n].handle:
                 del found[row[0]]  # the second settlement of one lease is lost
+            has_outcome = settlements[n].outcome is not None
+            turn.told_by_handler = (settlements[n].handle, has_outcome) if has_outcome or publish.get(n) else None
             answers[n], parents[n] = ending.settle(row, settlements[n])
+        turn.told_by_handler = None
         lanes |= ending.write()
     _stand(turn, lanes.values())
     keeping.keep(turn, settlements, answers)

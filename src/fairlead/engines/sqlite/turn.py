@@ -170,7 +170,7 @@ class Turn:
         rules.refresh(connection, self.shard.policy_version)
         self.rang: set[str] = set()
         self.obituaries: list[Draft] = []  # to be put at the end: of messages of whose end others wait to hear
-        self.handled: set[int] = set()  # messages whose end their handler tells
+        self.told_by_handler: tuple[int, bool] | None = None  # the message that is settled now, where its handler tells of its end; with an outcome?
         self.told: list[str] = []  # ids of messages of which something is kept now
         self.came_up: list[Lane] = []  # lanes that became runnable, or came to a gate, in this turn
         self._went_down = False  # one of them no longer is, or is somewhere else

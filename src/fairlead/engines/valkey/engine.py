@@ -120,6 +120,8 @@ class Core:
             answers = space.run("put", shard, now_us, version, records.pack(lanes), records.pack(order), *messages, durable=True)
             if not self._is_stale(answers, shard):
                 break
+            for draft in drafts:  # by the policies that were not known when they were looked at first
+                check_draft(draft, space.book.route(draft.topic).policy, None)
         if answers and answers[0] == b"impossible":
             draft = drafts[answers[1]]
             raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.book.ttl_of(draft)))

@@ -44,12 +44,11 @@ for n = 1, #told, 3 do
     told_at[told[n]] = true
 end
 for _, each in ipairs(settlements) do
-    if told_at[each[10]] then
-        keeping.is_handled(each[1])
-    end
+    each.has_outcome = told_at[each[10]]
+    each.is_told = each.has_outcome
 end
 for _, draft in ipairs(follow) do
-    keeping.is_handled(settlements[draft.position][1])
+    settlements[draft.position].is_told = true
 end
 
 local simple, unlike, answers, words = values_of(ARGV[3]), {}, {}, {}

@@ -3,10 +3,10 @@
 
 local keeping = part(function(keeping)
     local channels, obituaries
-    local handled -- numbers of messages whose end their handler tells
+    local handled, has_outcome -- the number of the message that is settled now, where its handler tells of its end; whether with an outcome
 
     at_begin(function()
-        handled = {}
+        handled, has_outcome = nil, false
         obituaries = {}
         channels = 'fairlead:' .. string.match(PREFIX, '{(.*)/') .. ':of:'
     end)
@@ -66,8 +66,8 @@ local keeping = part(function(keeping)
         return record.id or made_id(record.mid)
     end
 
-    function keeping.is_handled(mid)
-        handled[mid] = true
+    function keeping.set_handled(mid, with_outcome)
+        handled, has_outcome = mid, with_outcome
     end
 
     -- Whether the end of a message is kept.
@@ -77,12 +77,13 @@ local keeping = part(function(keeping)
 
     -- A message comes to an end that no handler told; where it is wanted, that is kept, and told.
     function keeping.ends(record, status, reason)
-        if handled[record.mid] then
+        local is_told = handled == record.mid and status == 'dead' -- one that comes back may have expired meanwhile
+        if is_told and has_outcome then
             return
         end
         local milliseconds = span(record)
         local told = '{"status":"' .. status .. '"' .. (reason and ',"reason":' .. cjson.encode(reason) or '') .. '}'
-        if record.headers and record.headers['fairlead-flow'] then
+        if not is_told and record.headers and record.headers['fairlead-flow'] then
             tell_of(record.topic, id_of(record), told, '"body":' .. record.body)
         end
         if milliseconds then

@@ -217,9 +217,11 @@ local settling = part(function(settling)
                 if each[3] then
                     settlement = { action = each[3], delay = each[4], reason = each[5], failure = each[6], cost = each[7], begun = each[8], random = each[9] }
                 end
+                keeping.set_handled(each.is_told and each[1] or nil, each.has_outcome)
                 answers[n] = settle(each[1], lease, settlement, ended, gone_leases, gone_messages)
             end
         end
+        keeping.set_handled(nil)
         call_many('HDEL', keys.l, gone_leases, 1)
         call_many('HDEL', keys.m, gone_messages, 1)
         return answers
