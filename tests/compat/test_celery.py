@@ -172,7 +172,7 @@ def test_settings(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Celery("x", broker="pyamqp://guest@localhost//", set_as_current=False).fairlead, "pyamqp:// is no store of Fairlead's"),
+        (lambda: Celery("x", broker="sqs://key@", set_as_current=False).fairlead, "sqs:// is no store of Fairlead's"),
         (lambda: Celery("x", broker="memory://", backend="db+sqlite:///r.db", set_as_current=False).fairlead, "is no store of Fairlead's"),
         (
             lambda: Celery("x", broker="memory://", backend="redis://elsewhere", set_as_current=False).fairlead,
@@ -200,6 +200,103 @@ def test_eager() -> None:
     made.conf.task_eager_propagates = True
     with pytest.raises(RuntimeError, match="at once"):
         fails.delay()
+
+
+FIRST_PAGE = """
+from fairlead.compat.celery import Celery
+
+app = Celery('hello', broker='amqp://guest@localhost//')
+
+@app.task
+def hello():
+    return 'hello world'
+"""
+
+PERIODIC = """
+from fairlead.compat.celery import Celery
+from fairlead.compat.celery import crontab
+
+app = Celery()
+
+@app.on_after_configure.connect
+def setup_periodic_tasks(sender: Celery, **kwargs):
+    sender.add_periodic_task(10.0, test.s('hello'), name='add every 10')
+    sender.add_periodic_task(30.0, test.s('world'), expires=10)
+    sender.add_periodic_task(crontab(hour=7, minute=30, day_of_week=1), test.s('Happy Mondays!'))
+
+@app.task
+def test(arg):
+    print(arg)
+
+@app.task
+def add(x, y):
+    z = x + y
+    print(z)
+"""
+
+NEXT_STEPS = {
+    "__init__": "",
+    "celery": """
+from fairlead.compat.celery import Celery
+
+app = Celery('proj',
+             broker='amqp://',
+             backend='rpc://',
+             include=['proj.tasks'])
+
+# Optional configuration, see the application user guide.
+app.conf.update(
+    result_expires=3600,
+)
+
+if __name__ == '__main__':
+    app.start()
+""",
+    "tasks": """
+from .celery import app
+
+
+@app.task
+def add(x, y):
+    return x + y
+
+
+@app.task
+def xsum(numbers):
+    return sum(numbers)
+""",
+}
+
+
+def run(folder: Path, program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_pages_of_celery(tmp_path: Path) -> None:
+    """Programs of its first pages, with nothing changed but the import; even the broker that they name."""
+    (tmp_path / "hello.py").write_text(FIRST_PAGE)
+    calling = "import hello; r = hello.hello.delay(); hello.app.run_worker(burst=True); print(r.get(timeout=10))"
+    assert run(tmp_path, calling) == "hello world\n"
+    (tmp_path / "periodic.py").write_text(PERIODIC)
+    planned = "import periodic; periodic.app.run_worker(burst=True); print(len(periodic.app.fairlead.schedules()))"
+    assert run(tmp_path, planned) == "3\n"
+    (tmp_path / "proj").mkdir()
+    for name, text in NEXT_STEPS.items():
+        (tmp_path / "proj" / f"{name}.py").write_text(text)
+    worker = subprocess.Popen([sys.executable, "-m", "fairlead", "worker", "proj.celery:app", "-l", "error"], cwd=tmp_path)
+    try:
+        calling = """
+from proj.tasks import add, xsum
+from fairlead.compat.celery import chain, group, chord
+print(add.delay(2, 2).get(timeout=20), group(add.s(i, i) for i in range(10))().get(timeout=20), chain(add.s(4, 4) | add.s(8))().get(timeout=20),
+      chord((add.s(i, i) for i in range(10)), xsum.s())().get(timeout=20), (group(add.s(i, i) for i in range(10)) | xsum.s())().get(timeout=20))
+"""
+        assert run(tmp_path, calling) == "4 [0, 2, 4, 6, 8, 10, 12, 14, 16, 18] 16 90 90\n"
+    finally:
+        worker.terminate()
+        worker.wait(30)
 
 
 def test_first_steps_with_celery_and_the_command_line(tmp_path: Path) -> None:

@@ -159,5 +159,5 @@ def test_the_first_page_and_the_command_line(tmp_path: Path) -> None:
         worker = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
         assert worker.returncode == 0, worker.stderr
         assert Job.fetch(first.stdout.strip(), connection=f"redis://127.0.0.1:{own.port}").result == 3
-        wrong = subprocess.run([*program[:3], "--url", "amqp://x"], capture_output=True, text=True, timeout=60, check=False)
-        assert (wrong.returncode, wrong.stderr.startswith("Error: connection: amqp://")) == (1, True)
+        wrong = subprocess.run([*program[:3], "--url", "sqs://x"], capture_output=True, text=True, timeout=60, check=False)
+        assert (wrong.returncode, wrong.stderr.startswith("Error: connection: sqs://")) == (1, True)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 from urllib.parse import quote
 
 from fairlead.errors import UsageError
+
+log = logging.getLogger("fairlead.compat")
+
+_QUEUES = ("amqp", "amqps", "pyamqp", "librabbitmq", "rpc")
+"""What tutorials name, and nobody has to run here."""
 
 _KNOWN = ("redis", "rediss", "valkey", "valkeys", "unix", "sqlite")
 
@@ -15,6 +21,13 @@ def url_of(said: Any, where: str) -> str | None:
     if said is None or said == "":
         return None
     if isinstance(said, str):
+        if said.partition("://")[0] in _QUEUES:
+            log.warning(
+                "%s: %s:// is not spoken here; messages are kept in the default store (FAIRLEAD_URL, else fairlead.db)",
+                where,
+                said.partition("://")[0],
+            )
+            return None
         if said.startswith(("memory://", "cache+memory://")):
             return "sqlite://"
         scheme = said.partition("://")[0].partition("+")[0]

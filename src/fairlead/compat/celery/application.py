@@ -61,7 +61,7 @@ class Celery:
         self._periodic: dict[str, tuple[Any, Any]] = {}
         self._finalized = False
         self.Task: type[Task] = task_cls if isinstance(task_cls, type) else Task
-        self.on_after_configure = Signal("on_after_configure", "The application's settings are known: sender.")
+        self.on_after_configure = Signal("on_after_configure", "The application's settings are known, and its worker starts: sender.")
         self.on_after_finalize = Signal("on_after_finalize", "The application's tasks are known: sender.")
         self.control = Control(self)
         self.signature = current.signature
@@ -121,7 +121,6 @@ class Celery:
                 kept["namespace"] = self._namespace
             self._fairlead = Fairlead(url, **kept)
             self._fairlead.policy(conf.task_default_queue, retries=FOREVER)
-            self.on_after_configure.send(self)
         return self._fairlead
 
     @property
@@ -279,7 +278,7 @@ class Celery:
         if self._finalized:
             return self
         self._finalized = True
-        _ = self.fairlead
+        self.on_after_configure.send(self)
         for module in (*self.conf.imports, *self.conf.include):
             importlib.import_module(module)
         for pending in self._pending:
