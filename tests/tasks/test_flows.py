@@ -259,6 +259,33 @@ def test_what_is_no_flow_is_refused(make: Any, why: str) -> None:
         make(Tasks(Fairlead("sqlite://")))
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"partitions": 4}, {"buckets": 2}, {"serial": "hold"}, {"merge": "all"}, {"delivery": "at_most_once"}, {"ttl": 60}, {"dedupe": 60},
+        {"rate": 1000, "concurrency": 2, "max_backlog": 100},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_flows_under_every_policy(make_app: MakeApp, policy: dict[str, Any]) -> None:
+    tasks = Tasks(make_app())
+    app, add, total = tasks.app, tasks.add, tasks.total
+    app.policy("flow.*", **policy)
+    with working(app):
+        assert (add.si(1, 2).set(topic="flow.1") | total.si([4]).set(topic="flow.2")).enqueue().get(SOON) == 4
+        members = [add.s(n, n).set(topic=f"flow.{n % 3}") for n in range(30)]
+        assert chord(members, total.s().set(topic="flow.total")).enqueue().get(SOON) == 870
+        keyed = add.s(1, 1).set(topic="flow.1", key="k") | tasks.double.s().set(topic="flow.1", key="l") | tasks.double.s().set(topic="flow.2")
+        assert keyed.enqueue().get(SOON) == 8
+        later = add.signature((1, 1), topic="flow.1", delay=50, key="k") | tasks.double.s().set(topic="flow.1")
+        job = later.enqueue()
+        assert job.before[0].cancel()
+        with pytest.raises(JobCancelled):
+            job.get(SOON)
+        until(lambda: app.engine.overview().waiting + app.engine.overview().leased == 0)
+    assert [check for check in app.engine.doctor() if not check.ok] == []
+
+
 def test_flows_in_the_tests_of_a_program() -> None:
     t = Tasks(Fairlead("sqlite://"))
     flow = t.add.s(1, 1) | group(t.add.s(10), t.double.s()) | t.total.s()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from fairlead import Fairlead, FairleadError, JobCancelled, JobDead, JobExpired, JobFailed, Reject, Task, UsageError, current_request
+from fairlead.servers import Server
 from fairlead.tasks.outcomes import MAX_RESULT
 from fairlead.testing import eager, virtual
 from tests.tasks import apart
@@ -502,3 +504,24 @@ def test_a_body_of_another_program_is_told(make_app: MakeApp) -> None:
     receipt = app.publish(str(task.delay(1).topic), ["nonsense"], headers=headers)
     with working(app), pytest.raises(FairleadError, match="no call of task"):
         app.job(receipt.id).get(SOON)
+
+
+def test_waiting_goes_on_through_a_restart_of_the_server() -> None:
+    """Who waits for a job is not told of it, but for a line in the log."""
+    with Server(appendonly="yes", appendfsync="always") as server, Fairlead(server.url, durability="fsync") as app:
+
+        @app.task
+        def task() -> str:
+            return "there"
+
+        job = task.delay()
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(job.get, SOON)
+            deadline = time.monotonic() + SOON
+            while job.id not in str(server.run("PUBSUB", "CHANNELS")):
+                assert time.monotonic() < deadline
+                time.sleep(0.005)  # until it listens
+            server.kill()
+            server.start()
+            with working(app):
+                assert waiting.result() == "there"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.errors import DestinationUnwell, Reject, Retry
+from fairlead.errors import DependencyFailed, DestinationUnwell, Reject, Retry
 from fairlead.working.handler import CURRENT
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def tell(lease: Lease, error: BaseException | None, cost_us: int) -> None:
             level, what = logging.WARNING, f"rejected: {error.reason}"
         case Retry():
             level, what = logging.INFO, f"attempt {lease.attempt} asks to be tried again: {error}"
+        case DependencyFailed():
+            level, what = logging.INFO, f"not run: {error}"
         case DestinationUnwell():
             level, what = logging.WARNING, f"the topic rests: {error}"
         case _:
