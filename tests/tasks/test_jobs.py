@@ -489,8 +489,15 @@ def test_jobs_in_the_tests_of_a_program() -> None:
     with virtual(app) as world:
         job = add.using(delay="1h").enqueue(1, 2)
         assert job.status == "delayed"
+        with pytest.raises(UsageError, match=r"it is delayed, and in a virtual world nothing runs by itself; call world\.run\(\) first"):
+            job.get()
         world.run_all()
         assert job.get(0) == 3
+
+        async def wait() -> int:
+            return await job
+
+        assert asyncio.run(wait()) == 3
 
 
 def test_a_body_of_another_program_is_told(make_app: MakeApp) -> None:

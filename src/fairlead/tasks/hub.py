@@ -44,10 +44,9 @@ class Hub:
         engine = self._engine()
         with self._lock:
             listening = self._listening
-            if listening is None or not listening.serves(engine):
+            while listening is None or not listening.serves(engine) or not listening.add(job_id, topic, told):
                 listening = self._listening = _Listening(engine)
                 listening.start()
-            listening.add(job_id, topic, told)
 
     def unwatch(self, job_id: str, told: Told) -> None:
         """Not any more."""
@@ -80,14 +79,18 @@ class _Listening(threading.Thread):
         """Whether it can be asked to hear for that engine."""
         return self._engine is engine and self._process == os.getpid() and not self._ended
 
-    def add(self, job_id: str, topic: str | None, told: Told) -> None:
+    def add(self, job_id: str, topic: str | None, told: Told) -> bool:
+        """False: it has just ended, since there was nothing to hear."""
         with self._lock:
+            if self._ended:
+                return False
             known = self._watched.get(job_id)
             if known is None:
                 self._watched[job_id] = (topic, [told])
             else:
                 known[1].append(told)
         self._ear.expect(job_id)
+        return True
 
     def remove(self, job_id: str, told: Told) -> None:
         with self._lock:

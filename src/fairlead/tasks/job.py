@@ -284,6 +284,7 @@ class Job(Generic[R]):
         deadline = None if seconds is None else time.monotonic() + seconds
         first = self.app.engine.kept([(self.id, self.topic)])[0]
         yield first
+        self._check_that_it_can_end()
         last = first
         told: queue.SimpleQueue[Kept] = queue.SimpleQueue()
         self.app.hub.watch(self.id, self.topic, told.put)
@@ -300,6 +301,10 @@ class Job(Generic[R]):
         finally:
             self.app.hub.unwatch(self.id, told.put)
 
+    def _check_that_it_can_end(self) -> None:
+        if not getattr(self.app.engine, "runs_by_itself", True):
+            raise UsageError(f"job {self.id}: it is {self.status}, and in a virtual world nothing runs by itself; call world.run() first")
+
     async def _akept(self) -> AsyncIterator[Kept]:
         loop = asyncio.get_running_loop()
         told: asyncio.Queue[Kept] = asyncio.Queue()
@@ -308,6 +313,8 @@ class Job(Generic[R]):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 loop.call_soon_threadsafe(told.put_nowait, kept)
 
+        if self.app.engine.kept([(self.id, self.topic)])[0].outcome is None:
+            self._check_that_it_can_end()
         await loop.run_in_executor(self.threads, self.app.hub.watch, self.id, self.topic, tell)
         last: Kept | None = None
         try:

@@ -142,6 +142,9 @@ class _Clock:
 class _Clocked:
     """The engine, told the time at each call. A wait ends when something has changed; no time passes meanwhile."""
 
+    runs_by_itself = False
+    """Whoever waited here would wait for ever."""
+
     def __init__(self, engine: FullEngine, clock: _Clock) -> None:
         self._own = engine
         self._clock = clock

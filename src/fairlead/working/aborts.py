@@ -44,7 +44,8 @@ class Aborts(threading.Thread):
                 if ids:
                     self._aborted(ids)
         except Exception:  # as above
-            log.exception("aborts are no longer heard of; they take until a lease is prolonged")
+            if not self._ended:
+                log.exception("aborts are no longer heard of; they take until a lease is prolonged")
         finally:
             self._ear.close()
 

@@ -58,6 +58,9 @@ PACE_WINDOW = 0.02
 AWAY_FIRST, AWAY_MOST = 0.05, 5.0
 """Seconds between attempts to reach an engine that is away."""
 
+BELL_END_SECONDS = 5.0
+"""How long the bell may take to end: a call of an engine that is away."""
+
 BELL_SECONDS = 60.0
 """Longest wait for the engine's bell."""
 
@@ -132,7 +135,7 @@ class Courier(threading.Thread):
         except BaseException as error:  # noqa: BLE001  # the worker ends with it
             self._desk.failed(error)
         finally:
-            self._bell.end()
+            self._bell.finish()
 
     def _back_off(self, error: EngineUnavailable) -> None:
         if not self._away:
@@ -341,6 +344,13 @@ class _Bell(threading.Thread):
         self._asked.release()
         with contextlib.suppress(EngineUnavailable):
             self._engine.interrupt()
+
+    def finish(self) -> None:
+        """Have it ended when this returns: who has a worker may close the engine next. Again and again: a wait may be just about to begin."""
+        deadline = time.monotonic() + BELL_END_SECONDS
+        while self.is_alive() and time.monotonic() < deadline:
+            self.end()
+            self.join(0.02)
 
     def run(self) -> None:
         while True:

@@ -288,6 +288,8 @@ class _Idle:
 
 def _has_ended(connection: Any) -> bool:
     """Whether the server has hung up: then there is something to read, its end."""
+    if connection._sock is None:  # noqa: SLF001  # given up by another thread
+        return True
     poll = select.poll()
     poll.register(connection._sock, select.POLLIN)  # noqa: SLF001
     return bool(poll.poll(0))
@@ -307,6 +309,8 @@ def _answer(connection: AbstractConnection) -> Any:
         raise
     except refusals.ResponseError as refusal:
         return refusal
+    except AttributeError as error:  # the reader is gone: another thread has just closed the engine
+        raise refusals.ConnectionError("closed meanwhile") from error
 
 
 def _raising(connection: AbstractConnection) -> Any:
