@@ -80,6 +80,10 @@ def test_canvas() -> None:
     assert add.signature((2, 2), countdown=0).delay().get(SOON) == 4
     assert signature("total", args=([1, 2],)).delay().get(SOON) == 3
     assert add.apply_async((2, 2), link=add.s(16)).get(SOON) == 4
+    assert xsum.map([[1, 2], [3, 4]]).delay().get(SOON) == [3, 7]
+    assert add.starmap([(1, 2), (3, 4)]).apply_async().get(SOON) == [3, 7]
+    assert (add.starmap([(1, 2), (3, 4)]) | xsum.s()).delay().get(SOON) == 10
+    assert add.chunks([(n, n) for n in range(4)], 2).apply_async().get(SOON) == [[0, 2], [4, 6]]
     result = chain(add.s(1, 1), add.s(1)).delay()
     assert result.get(SOON) == 3
     assert result.parent.get(SOON) == 2

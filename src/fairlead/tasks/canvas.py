@@ -314,13 +314,19 @@ def chunks(task: Task[..., Any], items: Iterable[Sequence[Any]], size: int) -> G
     """See `Task.chunks`."""
     stream = iter(items)
     made: list[Part] = []
-    while page := tuple(tuple(each) for each in islice(stream, size)):
-        for each in page:
-            task.binding.bind(each, {})
-        call = Signature(task, page, {}, {})
-        call.each = True
-        made.append(call)
+    while page := list(islice(stream, size)):
+        made.append(over(task, page))
     return Group(made)
+
+
+def over(task: Task[..., Any], items: Iterable[Sequence[Any]]) -> Signature[Any]:
+    """One message in which a task is called for each of several items, which hold its arguments; its result is the list of theirs."""
+    page = tuple(tuple(each) for each in items)
+    for each in page:
+        task.binding.bind(each, {})
+    call: Signature[Any] = Signature(task, page, {}, {})
+    call.each = True
+    return call
 
 
 class GroupJob:

@@ -12,7 +12,7 @@ from fairlead.compat.celery.errors import Ignore, MaxRetriesExceededError, Rejec
 from fairlead.compat.celery.results import AsyncResult, GroupResult
 from fairlead.errors import HandlerSignal, Retry, UsageError
 from fairlead.tasks import outcomes
-from fairlead.tasks.canvas import GroupJob
+from fairlead.tasks.canvas import GroupJob, Signature, over
 from fairlead.tasks.job import Job
 from fairlead.tasks.request import Request, current_request
 from fairlead.tasks.task import Task as _Task
@@ -20,7 +20,7 @@ from fairlead.tasks.task import final, used_up
 from fairlead.working.settle import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from fairlead.compat.celery.application import Celery
 
@@ -150,6 +150,15 @@ class Task(_Task[..., Any]):
         return AsyncResult(Job(self.app, task_id, None, task=self), self.celery, self.name)
 
     subtask = _Task.s
+
+    def map(self, items: Iterable[Any]) -> Signature[Any]:  # type: ignore[override]  # Celery's meaning
+        """A call, not made yet, that runs the task for each item, one after the other; its result is the list of theirs."""
+        return over(self, ((item,) for item in items))
+
+    def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[Any]:  # type: ignore[override]  # Celery's meaning
+        """As `map`, of items that hold arguments."""
+        return over(self, items)
+
     signature_from_request = None
 
     def retry(  # type: ignore[override]  # Celery's names
