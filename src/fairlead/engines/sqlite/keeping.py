@@ -139,12 +139,7 @@ def withdraw(turn: Turn, message_id: str, topic: str | None) -> str:
     turn.run("lease_delete", held.fence)
     turn.memory.handed.pop(held.fence, None)
     settling.end_of_lease(turn, lane, held, turn.now - held.granted)
-    messages.finish_ids(turn, row, its_topic, keep=False)
-    messages.remove(turn, row)
-    if row.serial:
-        messages.free_key(turn, lane, row.line, row.mid)
-    lane.removed += 1
-    turn.shard.removed += 1
+    messages.take_out(turn, lane, row, its_topic)
     turn.place(lane)
     turn.told.append(ABORT + messages.id_of(turn, row))
     return "aborted"

@@ -275,6 +275,11 @@ def note_trouble(turn: Turn, row: Row, what: str, error: str | None) -> None:
 def withdraw(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
     """Take a message that waits out of the store, and its id with it: purged, cancelled, or moved elsewhere."""
     end_waiting(turn, lane, row)
+    take_out(turn, lane, row, topic)
+
+
+def take_out(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
+    """Take a message that no longer waits, nor is leased, out of the store, and its id and its hold on its key with it."""
     finish_ids(turn, row, topic, keep=False)
     remove(turn, row)
     if row.serial:

@@ -76,12 +76,7 @@ def _give_up(turn: Turn, lane: Lane, held: Held, topic: str) -> int:
         turn.touch_gate(gate)
     if row is not None:
         keeping.ends(turn, row, topic, "cancelled")
-        messages.finish_ids(turn, row, topic, keep=False)
-        messages.remove(turn, row)
-        if row.serial:
-            messages.free_key(turn, lane, row.line, row.mid)
-        lane.removed += 1
-        turn.shard.removed += 1
+        messages.take_out(turn, lane, row, topic)
     elif held.empty:
         messages.free_key(turn, lane, held.empty, held.mid)
     return 1
