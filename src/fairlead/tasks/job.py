@@ -313,7 +313,8 @@ class Job(Generic[R]):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 loop.call_soon_threadsafe(told.put_nowait, kept)
 
-        if self.app.engine.kept([(self.id, self.topic)])[0].outcome is None:
+        first = await loop.run_in_executor(self.threads, self.app.engine.kept, [(self.id, self.topic)])
+        if first[0].outcome is None:
             self._check_that_it_can_end()
         await loop.run_in_executor(self.threads, self.app.hub.watch, self.id, self.topic, tell)
         last: Kept | None = None

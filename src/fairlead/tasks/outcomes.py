@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import builtins
-import functools
 import math
 import pickle
 import sys
@@ -160,7 +159,6 @@ def _made_again(details: Details) -> BaseException | None:
     return made if str(made) == details.message else None
 
 
-@functools.lru_cache(maxsize=1024)
 def _class(name: str) -> type[Exception] | None:
     module, _, path = name.partition(":")
     found: Any = builtins if module == "builtins" else sys.modules.get(module)
