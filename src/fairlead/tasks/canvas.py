@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+CELERY_NAMES = {"countdown": "delay", "eta": "at", "expires": "ttl", "task_id": "id", "queue": "topic"}  # Celery's options by our names
+
 
 class Part(ABC):
     """Something that can stand in a flow."""
@@ -175,7 +177,7 @@ class Signature(Part, Generic[R]):
 
     def set(self, **options: Any) -> Signature[R]:
         """Say something of the call: options of `using`, also by Celery's names. Returns it."""
-        said = {_CELERY.get(name, name): value for name, value in options.items() if value is not None}
+        said = {CELERY_NAMES.get(name, name): value for name, value in options.items() if value is not None}
         self.task._check(said)  # noqa: SLF001  # one module in two files
         self.options.update(said)
         return self
@@ -494,9 +496,6 @@ def _follower(error_id: str, call: Signature[Any]) -> Follower:
     elif not isinstance(body, dict):
         raise UsageError(f'link_error: the task "{task.name}" has to read JSON')
     return Follower(topic, str(said.get("id")), body, dict(said.get("headers") or {}), said.get("key"))
-
-
-_CELERY = {"countdown": "delay", "eta": "at", "expires": "ttl", "task_id": "id", "queue": "topic"}
 
 
 def _part(said: object) -> Part:

@@ -21,11 +21,11 @@ from fairlead.compat.addresses import url_of
 from fairlead.compat.celery import current
 from fairlead.compat.celery.conf import Conf
 from fairlead.compat.celery.results import AsyncResult, GroupResult
-from fairlead.compat.celery.task import ATTRIBUTES, FOREVER, NO_MEANING, OURS, PASSED_OVER, Task
+from fairlead.compat.celery.task import ATTRIBUTES, FOREVER, NO_MEANING, PASSED_OVER, Task
 from fairlead.compat.celery.when import options_of
 from fairlead.errors import UsageError
 from fairlead.signals import Signal
-from fairlead.tasks.canvas import Signature
+from fairlead.tasks.canvas import CELERY_NAMES, Signature
 from fairlead.tasks.task import Task as _Task
 from fairlead.tasks.task import TaskOptions
 
@@ -288,7 +288,7 @@ class Celery:
             task = self.tasks.get(entry["task"])
             if task is None:
                 raise UsageError(f'beat_schedule: {name}: there is no task "{entry["task"]}"; there are: {", ".join(sorted(self.tasks)) or "none"}')
-            options = {OURS.get(each, each): value for each, value in (entry.get("options") or {}).items() if each not in NO_MEANING}
+            options = {CELERY_NAMES.get(each, each): value for each, value in (entry.get("options") or {}).items() if each not in NO_MEANING}
             made = Signature(task, tuple(entry.get("args", ())), dict(entry.get("kwargs", {})), {})
             self._plan(name, entry["schedule"], made.set(**options))
         return self

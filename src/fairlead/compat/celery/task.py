@@ -12,7 +12,7 @@ from fairlead.compat.celery.errors import Ignore, MaxRetriesExceededError, Rejec
 from fairlead.compat.celery.results import AsyncResult, GroupResult
 from fairlead.errors import HandlerSignal, Retry, UsageError
 from fairlead.tasks import outcomes
-from fairlead.tasks.canvas import GroupJob, Signature, over
+from fairlead.tasks.canvas import CELERY_NAMES, GroupJob, Signature, over
 from fairlead.tasks.job import Job
 from fairlead.tasks.request import Request, current_request
 from fairlead.tasks.task import Task as _Task
@@ -123,7 +123,7 @@ class Task(_Task[..., Any]):
         """Publish a call, or with `task_always_eager` run it."""
         if self.celery.conf.task_always_eager:
             return self.apply(args, kwargs)
-        usual = {OURS.get(name, name): value for name, value in self._usual().items()}
+        usual = {CELERY_NAMES.get(name, name): value for name, value in self._usual().items()}
         return super().publish(args, kwargs, {**usual, **options})
 
     def _usual(self) -> dict[str, Any]:
@@ -158,8 +158,6 @@ class Task(_Task[..., Any]):
     def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[Any]:  # type: ignore[override]  # Celery's meaning
         """As `map`, of items that hold arguments."""
         return over(self, items)
-
-    signature_from_request = None
 
     def retry(  # type: ignore[override]  # Celery's names
         self,
@@ -233,7 +231,6 @@ class Task(_Task[..., Any]):
         return f"<@task: {self.name} of {self.celery.main}>"
 
 
-OURS = {"countdown": "delay", "eta": "at", "expires": "ttl", "task_id": "id", "queue": "topic"}
 NO_MEANING = {
     "exchange", "delivery_mode", "compression", "connection", "producer", "retry_policy", "add_to_parent", "publisher", "shadow", "chord", "group_id",
     "parent_id", "root_id", "reply_to", "mandatory", "immutable_headers", "replaced_task_nesting", "serializer",
