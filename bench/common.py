@@ -228,6 +228,22 @@ def _cell(value: Any) -> str:
 
 
 @contextmanager
+def worker(command: Sequence[str], path: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker of some library, run by this Python in a folder, silent; ended with the block."""
+    quiet = subprocess.DEVNULL
+    running = subprocess.Popen([sys.executable, *command], cwd=path, env=environment, stdout=quiet, stderr=quiet)
+    try:
+        yield running
+    finally:
+        running.terminate()
+        try:
+            running.wait(10)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+
+@contextmanager
 def process(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Another process of this Python that runs a program text; ended with the block, however that ends."""
     started = subprocess.Popen(

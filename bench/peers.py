@@ -13,11 +13,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from typing import NamedTuple
 
-from bench.common import SOURCE, folder, options, pick, publish_table
+from bench.common import SOURCE, folder, options, pick, publish_table, worker
 from fairlead import Fairlead
 
 MINUTE = 60.0
@@ -270,24 +270,12 @@ class Place:
         waits = sorted(eval((self.path / "waits").read_text())[10:])  # a list of floats that we wrote
         return float(waits[len(waits) // 2]) * 1e3
 
-    @contextmanager
-    def _worker(self) -> Iterator[subprocess.Popen[bytes]]:
+    def _worker(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
         names = [f"q{number}" for number in range(self._queues)]
         command: list[str] = []
         for part in self._peer.worker:
             command += names if part == "{queues }" else [part.replace("{queues,}", ",".join(names))]
-        running = subprocess.Popen(
-            [sys.executable, *command], cwd=self.path, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            yield running
-        finally:
-            running.terminate()
-            try:
-                running.wait(10)
-            except subprocess.TimeoutExpired:
-                running.kill()
-                running.wait()
+        return worker(command, self.path, self._environment)
 
 
 @contextmanager

@@ -12,16 +12,11 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from bench.common import SOURCE, folder, options, pick, publish_table
+from bench.common import SOURCE, folder, options, pick, publish_table, worker
 from bench.peers import valkey
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MINUTE = 60
 
@@ -246,7 +241,7 @@ def phase(peer: Peer, address: str, sizes: dict[str, int], name: str) -> dict[st
             "PYTHONPATH": os.pathsep.join([str(path), str(SOURCE)]),
         }  # fmt: skip
         empty(address)
-        with working(peer, path, environment):
+        with worker(peer.worker, path, environment):
             told = subprocess.run(
                 [sys.executable, "-c", CLIENT, name], cwd=path, env=environment, capture_output=True, text=True, check=False, timeout=3 * MINUTE
             )
@@ -261,21 +256,6 @@ def empty(address: str) -> None:
 
     with redis.Redis.from_url(address) as client:
         client.flushall()
-
-
-@contextmanager
-def working(peer: Peer, path: Path, environment: dict[str, str]) -> Iterator[None]:
-    quiet = subprocess.DEVNULL
-    running = subprocess.Popen([sys.executable, *peer.worker], cwd=path, env=environment, stdout=quiet, stderr=quiet)
-    try:
-        yield
-    finally:
-        running.terminate()
-        try:
-            running.wait(10)
-        except subprocess.TimeoutExpired:
-            running.kill()
-            running.wait()
 
 
 if __name__ == "__main__":
