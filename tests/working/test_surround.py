@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairlead import DestinationUnwell, Fairlead, Message, Reject, Retry, UsageError
+from fairlead.message import Lease, Settlement
+from fairlead.working.surround import Surroundings, Teller
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
@@ -250,3 +252,21 @@ def test_what_ended_too_late_is_not_told(app: Fairlead) -> None:
     app.publish("t", 1)
     assert app.run_worker(burst=True).lost == 1
     assert seen == []
+
+
+def test_hooks_that_were_behind_by_one_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was told that they are behind is told when they are not, however little it was."""
+    monkeypatch.setattr("fairlead.working.surround.BEHIND", 2)
+    go_on, resumed = threading.Event(), threading.Event()
+    surroundings = Surroundings()
+    surroundings.add_hook("success", lambda message: go_on.wait(10))
+    teller = Teller(surroundings, resumed.set)
+    leases = [Lease(n, n, f"{n}", "t", b"1", 0) for n in range(3)]
+    for lease in leases:
+        teller.expect(lease, None)
+    teller.told([Settlement(lease.handle, lease.fence) for lease in leases], ["acked"] * 3)
+    assert teller.is_behind()
+    teller.start()
+    go_on.set()
+    assert resumed.wait(10)
+    teller.end(10)

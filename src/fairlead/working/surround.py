@@ -97,10 +97,15 @@ class Teller(threading.Thread):
         self._resume = resume
         self._expected: dict[int, _Ended] = {}
         self._ended: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
+        self._is_awaited = False
 
-    @property
     def is_behind(self) -> bool:
-        return self._ended.qsize() > BEHIND
+        """Whether nothing more is to be begun before `resume` is called."""
+        if self._ended.qsize() <= BEHIND:
+            return False
+        self._is_awaited = True
+        # It may have told the last of them before it could see that.
+        return self._ended.qsize() >= BEHIND // 2
 
     def expect(self, lease: Lease, error: BaseException | None) -> None:
         """Its settlement is on its way."""
@@ -115,12 +120,10 @@ class Teller(threading.Thread):
                 self._ended.put(ended)
 
     def run(self) -> None:
-        was_behind = False
         while (ended := self._ended.get()) is not None:
             self._tell(ended)
-            was_behind = was_behind or self.is_behind
-            if was_behind and self._ended.qsize() < BEHIND // 2:
-                was_behind = False
+            if self._is_awaited and self._ended.qsize() < BEHIND // 2:
+                self._is_awaited = False
                 self._resume()
 
     def _tell(self, ended: _Ended) -> None:

@@ -243,7 +243,7 @@ class Worker:
         most, running, buffer = self._options.concurrency, self._running, self._buffer
         if self._suspects:
             self._try_suspect()
-        if self._teller is not None and self._teller.is_behind:
+        if self._teller is not None and self._teller.is_behind():
             return  # it calls _caught_up
         while len(running) < most and (shelf := buffer.next_shelf()) is not None:
             work = shelf.pop()
