@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from fairlead import Fairlead
 from fairlead.message import Lease
-from fairlead.working.buffer import Buffer
+from fairlead.working import buffer as buffer_module
+from fairlead.working.buffer import Buffer, Shelf
 from fairlead.working.handler import Handler
 from fairlead.working.work import Work
 
@@ -85,3 +89,51 @@ def test_a_handler_at_its_limit_is_passed_over() -> None:
     buffer.shelf(one).running = 0
     assert len(buffer.drain()) == 2
     assert len(buffer) == 0
+
+
+def begin(buffer: Buffer, shelf: Shelf, most: int = 10) -> list[str]:
+    """Begin all that can be begun, as a worker does; its topics."""
+    begun = []
+    while True:
+        if shelf.running < most - buffer.kept and buffer.next_shelf() is not None:
+            begun.append(shelf.pop().lease.topic)
+        elif buffer.kept and shelf.running < most and buffer.newcomers_shelf() is not None:
+            begun.append(shelf.pop_newcomer().lease.topic)
+        else:
+            return begun
+        shelf.running += 1
+
+
+def test_one_slot_in_ten_is_kept_for_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While topics come and go."""
+    (handler,) = handlers("*")
+    buffer = Buffer(10, keeps_all=True)
+    box, shelf = Numbered(buffer), buffer.shelf(handler)
+    box.add(handler, "busy", *[0] * 30)
+    assert begin(buffer, shelf) == ["busy"] * 10, "a topic that is alone has all of them"
+    box.add(handler, "quiet.1", 0)
+    shelf.running -= 1
+    assert begin(buffer, shelf) == ["quiet.1"], "out of turn"
+    box.add(handler, "quiet.2", 0, 0)
+    assert begin(buffer, shelf) == [], "all are taken"
+    shelf.running -= 1
+    assert begin(buffer, shelf) == ["quiet.2"]
+    shelf.running -= 1
+    assert begin(buffer, shelf) == [], "it had its turn; busy may not have the last one either"
+    assert buffer.keep_on() > 0
+    later = time.monotonic() + buffer_module.KEPT_SECONDS
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert buffer.keep_on() == 0, "nobody new has come for a while"
+    assert begin(buffer, shelf) == ["busy"]
+    assert sorted(work.lease.topic for work in buffer.drain()) == ["busy"] * 19 + ["quiet.2"]
+
+
+def test_a_topic_that_comes_again_and_again_is_no_newcomer() -> None:
+    """Each time all of it has been begun."""
+    (handler,) = handlers("*")
+    buffer = Buffer(10, keeps_all=True)
+    box, shelf = Numbered(buffer), buffer.shelf(handler)
+    for _ in range(10):
+        box.add(handler, "only", 0)
+        assert begin(buffer, shelf) == ["only"]
+    assert buffer.kept == 0

@@ -260,6 +260,26 @@ class Ear(Protocol):
         ...
 
 
+class Arrivals(Protocol):
+    """Hears of messages that come to a pool, for somebody who is busy. For one thread; only `wake` is for others too."""
+
+    def listen(self, timeout: float) -> bool:
+        """
+        Sleep until a message came to a lane of which nothing could be leased before, at most so many seconds; True: ask now.
+
+        One of those who listen is told, and only where nobody waits. May be told once too often, and in an accident not at all.
+        """
+        ...
+
+    def wake(self) -> None:
+        """End a `listen`."""
+        ...
+
+    def close(self) -> None:
+        """Hear nothing more."""
+        ...
+
+
 @runtime_checkable
 class Engine(Protocol):
     """The hot path: what producers and workers call."""
@@ -363,6 +383,15 @@ class Engine(Protocol):
         Sleep until something could be leased in the pool, at most `timeout` seconds of real time. True: ask again now.
 
         Does not poll: whoever makes a lane runnable rings.
+        """
+        ...
+
+    def arrivals(self, pool: str = "default") -> Arrivals:
+        """
+        Something to hear with of what arrives while the caller leases all the time.
+
+        To somebody who waits, `wait` says it; who has as much as he can take asks again only when some of it is done, and a quiet topic's
+        message would wait for that.
         """
         ...
 

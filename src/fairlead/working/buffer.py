@@ -4,16 +4,26 @@ What was leased and is not yet begun, by handler.
 The engine is fair in what it hands out; this keeps the few milliseconds of work that a worker has ahead fair too. Topics take
 turns, one message each, so that what comes of a quiet topic does not stand behind all that was leased of a busy one before it.
 Within a topic it is priority, then hand-out. Whatever is here will be begun: shares and weights are decided by what was leased.
+
+Turns are of no use to a quiet topic whose message comes when a busy one has every slot. So while topics come and go, one slot in ten is kept
+for *newcomers*: topics of which nothing waited here when their message came.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fairlead.working.handler import Handler
     from fairlead.working.work import Work
+
+KEPT_PART = 10
+"""One slot in so many is kept for newcomers; a worker with fewer keeps none."""
+
+KEPT_SECONDS = 1.0
+"""How long after the last newcomer."""
 
 SPARE = 16
 """Messages that wait for a handler which is at its own limit, beyond twice that limit; the others go back."""
@@ -22,7 +32,7 @@ SPARE = 16
 class Shelf:
     """One handler's messages, and how many of it run."""
 
-    __slots__ = ("_coming", "_lines", "_turn", "count", "handler", "most", "round", "running")
+    __slots__ = ("_coming", "_last", "_lines", "_turn", "count", "handler", "most", "newcomers", "round", "running")
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
         self.handler = handler
@@ -34,11 +44,20 @@ class Shelf:
         self._lines: dict[str, deque[Work]] = {}
         self._turn: deque[str] = deque()  # topics that have yet to have their turn in this round
         self._coming: deque[str] = deque()  # those that had it
+        self._last = ""  # of which a message came last
+        self.newcomers: dict[str, None] = {}
+        """Those that had no turn yet, in the order in which they came."""
 
-    def add(self, work: Work) -> None:
+    def add(self, work: Work) -> bool:
+        """Take it in. Returns whether its topic is a newcomer; one that comes again and again by itself is none."""
         topic = work.lease.topic
         line = self._lines.get(topic)
+        is_new = False
         if line is None:
+            if topic != self._last and self._last:
+                self.newcomers[topic] = None
+                is_new = True
+            self._last = topic
             self._lines[topic] = deque((work,))
             self._turn.append(topic)
         elif line[-1].lease.priority >= work.lease.priority:
@@ -47,10 +66,23 @@ class Shelf:
             priority = work.lease.priority
             line.insert(next(n for n, other in enumerate(line) if other.lease.priority < priority), work)
         self.count += 1
+        return is_new
 
     def pop(self) -> Work:
         """The next message of the topic whose turn it is; there must be one."""
         topic = self._turn.popleft()
+        if self.newcomers:
+            self.newcomers.pop(topic, None)
+        return self._take(topic)
+
+    def pop_newcomer(self) -> Work:
+        """The first message of a newcomer, as its turn; there must be one."""
+        topic = next(iter(self.newcomers))
+        del self.newcomers[topic]
+        self._turn.remove(topic)
+        return self._take(topic)
+
+    def _take(self, topic: str) -> Work:
         line = self._lines[topic]
         work = line.popleft()
         if line:
@@ -86,6 +118,9 @@ class Buffer:
         self._shelves: dict[Handler, Shelf] = {}
         self._filled: dict[Handler, Shelf] = {}
         self._round = 0
+        self.kept = 0
+        """Slots that are kept for newcomers now."""
+        self._kept_until = 0.0
 
     def __len__(self) -> int:
         return sum(shelf.count for shelf in self._filled.values())
@@ -104,8 +139,21 @@ class Buffer:
         if shelf.count == 0:
             shelf.round = max(shelf.round, self._round)  # while it was empty it saved nothing up
             self._filled[work.handler] = shelf
-        shelf.add(work)
+        if shelf.add(work):
+            self.kept = self._concurrency // KEPT_PART
+            self._kept_until = time.monotonic() + KEPT_SECONDS
         return True
+
+    def keep_on(self) -> float:
+        """For how many seconds from now on slots are kept; with the last of them none is."""
+        left = self._kept_until - time.monotonic()
+        if left <= 0:
+            self.kept = 0
+        return max(left, 0.0)
+
+    def newcomers_shelf(self) -> Shelf | None:
+        """A shelf that has a newcomer which can be begun."""
+        return next((shelf for shelf in self._filled.values() if shelf.newcomers and shelf.is_open), None)
 
     def next_shelf(self) -> Shelf | None:
         """The shelf whose first message is to be begun next; None: nothing can be begun."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
-    from fairlead.engines.base import FullEngine
+    from fairlead.engines.base import Arrivals, FullEngine
     from fairlead.message import Batch, Draft, Lease
     from fairlead.working.handler import Handler
     from fairlead.working.options import Options
@@ -54,6 +54,10 @@ ASK_AT = 5
 """More is asked for when one part in so many of that is used up: a quiet topic's message waits no longer than that takes."""
 
 AHEAD_MOST = 2_000
+
+FOR_ARRIVALS = 4
+"""So many are asked for when something has arrived and there is no room: a quiet topic's message is among the first of them."""
+
 PACE_WINDOW = 0.02
 AWAY_FIRST, AWAY_MOST = 0.05, 5.0
 """Seconds between attempts to reach an engine that is away."""
@@ -63,6 +67,9 @@ BELL_END_SECONDS = 5.0
 
 BELL_SECONDS = 60.0
 """Longest wait for the engine's bell."""
+
+BUSY_SECONDS = 5.0
+"""How long after it last had all that it asked for the worker still counts as busy."""
 
 FOLLOW_LATER_US = 5_000_000
 """When a message comes again whose end could not be told since a backlog was full."""
@@ -89,6 +96,8 @@ class Courier(threading.Thread):
         self._pause = pause
         self._keeper = Keeper()
         self._bell = _Bell(engine, options, self.go)
+        self._arrivals = _Arrivals(engine, options.pool, self.go)
+        self._has_arrivals = False
         self._pace = 0.0
         self._counted, self._counted_since = 0, time.monotonic()
         self._away = 0.0
@@ -102,6 +111,7 @@ class Courier(threading.Thread):
         """From now on nothing new is taken."""
         self._leasing = False
         self._bell.end()
+        self._arrivals.end()
 
     def end(self, seconds: float) -> None:
         """Settle what is in the boxes, then stop; waits for that. From any thread but the loop's."""
@@ -136,6 +146,7 @@ class Courier(threading.Thread):
             self._desk.failed(error)
         finally:
             self._bell.finish()
+            self._arrivals.finish()
 
     def _back_off(self, error: EngineUnavailable) -> None:
         if not self._away:
@@ -156,24 +167,34 @@ class Courier(threading.Thread):
         self.go.clear()
         if self._bell.take():
             self._ask_again = True
+        if self._arrivals.take():
+            self._has_arrivals = True
+
+    def _asks_for(self, ahead: int, ending: int) -> int:
+        """How many are to be leased now, where so many leases are about to end."""
+        if not (self._leasing and self._ask_again):
+            return 0
+        room = self._options.concurrency + ahead - len(self.held) + ending
+        if room >= max(1, ahead // ASK_AT):
+            return room
+        return max(0, min(FOR_ARRIVALS, room + ahead // 2)) if self._has_arrivals else 0  # what is leased ahead is half as much again, at most
 
     def _turn(self) -> None:
         settling, starting = len(self.settlements), len(self.starts)
         ahead = min(AHEAD_MOST, int(self._pace * AHEAD_SECONDS))
-        room = self._options.concurrency + ahead - len(self.held) + settling
-        wants = self._leasing and self._ask_again and room >= max(1, ahead // ASK_AT)
+        wanted = self._asks_for(ahead, settling)
         looks = self._keeper.is_due(self.held)
-        if not (settling or starting or wants or looks):
+        if not (settling or starting or wanted or looks):
             return
-        with self._pause.during(settling + starting + max(0, room if wants else 0), self._desk.call_soon):
+        with self._pause.during(settling + starting + wanted, self._desk.call_soon):
             if looks:
                 self._extend()
             if settling:
                 self._settle(settling)
             if starting:
                 self._start(starting)
-            asked = self._options.concurrency + ahead - len(self.held) if self._leasing and self._ask_again else 0
-            batch = self._lease(asked) if asked >= max(1, ahead // ASK_AT) else None
+            asked = self._asks_for(ahead, 0)
+            batch = self._lease(asked) if asked else None
         if batch is not None:
             self._deliver(batch, asked)
 
@@ -265,6 +286,7 @@ class Courier(threading.Thread):
 
     def _lease(self, count: int) -> Batch:
         options = self._options
+        self._has_arrivals = False
         startable = max(0, options.concurrency - len(self.held))
         return self._engine.lease(count, pool=options.pool, topics=options.topics, startable=startable)
 
@@ -292,6 +314,8 @@ class Courier(threading.Thread):
             # There is no more; with every slot taken, the next settlement asks again instead.
             self._ask_again = False
             self._wait_for_bell(batch)
+        elif self._options.topics is None:
+            self._arrivals.listen()
 
     def _wait_for_bell(self, batch: Batch) -> None:
         if self._options.burst and not self.held and not self._anything_ready():
@@ -364,3 +388,73 @@ class _Bell(threading.Thread):
             self._listening = False
             self._rang = True
             self._go.set()
+
+
+class _Arrivals(threading.Thread):
+    """Listens while the worker is busy: what comes to a quiet topic should not wait until some of what is leased ahead is done."""
+
+    def __init__(self, engine: FullEngine, pool: str, go: threading.Event) -> None:
+        super().__init__(name="fairlead-arrivals", daemon=True)
+        self._engine = engine
+        self._pool = pool
+        self._go = go
+        self._busy = threading.Event()
+        self._busy_until = 0.0
+        self._heard = False
+        self._ended = False
+        self._ear: Arrivals | None = None
+
+    def listen(self) -> None:
+        """The worker is busy."""
+        self._busy_until = time.monotonic() + BUSY_SECONDS
+        if not self._busy.is_set():
+            self._busy.set()
+            if self.ident is None and not self._ended:
+                self.start()
+
+    def take(self) -> bool:
+        """Whether something has arrived since last asked."""
+        heard, self._heard = self._heard, False
+        return heard
+
+    def end(self) -> None:
+        """Stop listening for good."""
+        self._ended = True
+        self._busy.set()
+        if (ear := self._ear) is not None:
+            ear.wake()
+
+    def finish(self) -> None:
+        """Have it ended when this returns: who has a worker may close the engine next."""
+        self.end()
+        if self.ident is not None:
+            self.join(BELL_END_SECONDS)
+
+    def run(self) -> None:
+        while not self._ended:
+            self._busy.wait()
+            if self._ended:
+                return
+            try:
+                self._ear = self._engine.arrivals(self._pool)
+                self._hear(self._ear)
+            except EngineUnavailable:
+                log.debug("the engine was away while the worker listened for what arrives")
+                self._busy.clear()
+            except Exception:  # the worker goes on without it
+                log.exception("what arrives while this worker is busy is no longer heard of: it is seen when the worker next asks")
+                return
+            finally:
+                if (ear := self._ear) is not None:
+                    self._ear = None
+                    ear.close()
+
+    def _hear(self, ear: Arrivals) -> None:
+        while not self._ended:
+            left = self._busy_until - time.monotonic()
+            if left <= 0:
+                self._busy.clear()
+                return
+            if ear.listen(left):
+                self._heard = True
+                self._go.set()

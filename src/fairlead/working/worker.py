@@ -82,6 +82,7 @@ class Worker:
         self._pause = Pause(embedded=engine.capabilities.embedded)
         self._flush_is_due = False
         self._collect_is_due = False
+        self._keeps = False
         self._warned_at = -WARN_EVERY
         self._stops = 0
         self._failure: BaseException | None = None
@@ -245,8 +246,13 @@ class Worker:
             self._try_suspect()
         if self._teller is not None and self._teller.is_behind():
             return  # it calls _caught_up
-        while len(running) < most and (shelf := buffer.next_shelf()) is not None:
-            work = shelf.pop()
+        while True:
+            if len(running) < most - buffer.kept and (shelf := buffer.next_shelf()) is not None:
+                work = shelf.pop()
+            elif buffer.kept and len(running) < most and (shelf := buffer.newcomers_shelf()) is not None:
+                work = shelf.pop_newcomer()
+            else:
+                break
             if work.is_gone():
                 continue
             if work.lease.suspect:
@@ -256,6 +262,17 @@ class Worker:
                 self._begin_batch(shelf, work)
             else:
                 self._begin(shelf, work)
+        if buffer.kept and not self._keeps:
+            self._keeps = True
+            self._loop.call_later(buffer.keep_on(), self._keep_on)
+
+    def _keep_on(self) -> None:
+        """Slots were kept for newcomers: unless there were any since, the others may have them."""
+        if left := self._buffer.keep_on():
+            self._loop.call_later(left, self._keep_on)
+        else:
+            self._keeps = False
+            self._dispatch()
 
     def _caught_up(self) -> None:
         """Hooks were behind and are no longer; called from their thread."""

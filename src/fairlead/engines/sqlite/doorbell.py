@@ -3,7 +3,8 @@ How a process that makes something runnable wakes one that waits, without anybod
 
 Each waiter binds a Unix datagram socket in a folder that belongs to the store, only while it waits; the name says which pool it
 serves. Whoever makes a lane runnable sends a byte to one waiter of that pool (and to those that serve only some topics: they
-may not be able to take it). A waiter that was handed a full batch rings the next one. A store in memory, and systems without
+may not be able to take it). A waiter that was handed a full batch rings the next one. Where nobody waits, one of those who are busy is
+told of what has just come; he has a socket of the same kind. A store in memory, and systems without
 Unix sockets, use a condition within the process; across processes such systems look again every few milliseconds.
 """
 
@@ -29,7 +30,7 @@ from fairlead.engines.base import ABORT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fairlead.engines.base import Ear
+    from fairlead.engines.base import Arrivals, Ear
 
 LOOK_AGAIN = 1.0
 """Seconds after which a waiter looks by itself, in case a bell was lost (a full socket, another /tmp in a container)."""
@@ -38,6 +39,9 @@ POLL = 0.02
 """Seconds between looks where there are no Unix sockets."""
 
 PUT_UP_TRIES = 20
+
+SERVES_ALL, SERVES_SOME, IS_BUSY = "a", "r", "n"
+"""What stands in a socket's name behind the pool."""
 
 EAR = "ear-"
 """How the names of sockets begin whose owners hear of what is kept."""
@@ -62,6 +66,11 @@ class Doorbell:
         self._is_deaf = False
         self._waiting: dict[str, socket.socket] = {}
         self.ears: list[SocketEar] = []
+        self.busy: list[BellArrivals] = []
+
+    def arrivals(self, pool: str) -> Arrivals:
+        """Something to hear with of what comes to a pool."""
+        return BellArrivals(self, pool, self._folder)
 
     def ear(self) -> Ear:
         """Something to hear with of what is kept."""
@@ -83,12 +92,15 @@ class Doorbell:
                 for start in range(0, len(ids), TOLD_AT_ONCE):
                     self._send(name, "\n".join(ids[start : start + TOLD_AT_ONCE]).encode())
 
-    def ring(self, pool: str) -> None:
-        """Wake one waiter of the pool, if there is one."""
+    def ring(self, pool: str, *, has_arrivals: bool = False) -> None:
+        """Wake one waiter of the pool, if there is one; if not, tell one who is busy that something came."""
         if not self._across:
             with self._condition:
                 self._rung += 1
                 self._condition.notify_all()
+            if has_arrivals:
+                for each in list(self.busy):
+                    each.told(pool)
             return
         try:
             names = os.listdir(self._folder)
@@ -99,11 +111,12 @@ class Doorbell:
         mine = _pool_mark(pool)
         waiters = [name for name in names if name.startswith(mine)]
         random.shuffle(waiters)
-        for name in [name for name in waiters if name[len(mine)] == "r"]:
+        for name in [name for name in waiters if name[len(mine)] == SERVES_SOME]:
             self._send(name)
-        for name in waiters:
-            if name[len(mine)] == "a" and self._send(name):
-                return
+        for kind in (SERVES_ALL, IS_BUSY) if has_arrivals else (SERVES_ALL,):
+            for name in waiters:
+                if name[len(mine)] == kind and self._send(name):
+                    return
 
     def _send(self, name: str, said: bytes = b"!") -> bool:
         path = f"{self._folder}/{name}"
@@ -125,7 +138,7 @@ class Doorbell:
         if not self._across:
             return self._wait_in_process(deadline, pool, topics)
         before = self._interrupted
-        name = f"{_pool_mark(pool)}{'a' if topics is None else 'r'}{secrets.token_hex(8)}"
+        name = f"{_pool_mark(pool)}{SERVES_ALL if topics is None else SERVES_SOME}{secrets.token_hex(8)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
             try:
                 self.put_up(bell, name)
@@ -184,6 +197,68 @@ class Doorbell:
             self._condition.notify_all()
         for name in list(self._waiting):
             self._send(name)
+
+
+class BellArrivals:
+    """Hears of what comes to a pool: through a datagram socket, or, where there are none, of this process alone."""
+
+    def __init__(self, bell: Doorbell, pool: str, folder: str) -> None:
+        self._bell = bell
+        self._pool = pool
+        self._inner, self._waker = socket.socketpair()
+        self._outer: socket.socket | None = None
+        self._path = ""
+        self._told = False
+        for each in (self._inner, self._waker):
+            each.setblocking(False)
+        if folder:
+            name = f"{_pool_mark(pool)}{IS_BUSY}{secrets.token_hex(8)}"
+            outer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            outer.setblocking(False)
+            try:
+                bell.put_up(outer, name)
+            except OSError:  # whoever waits has warned of it
+                outer.close()
+            else:
+                self._outer, self._path = outer, f"{folder}/{name}"
+        bell.busy.append(self)
+
+    def told(self, pool: str) -> None:
+        """Something came, in this process."""
+        if pool == self._pool:
+            self._told = True
+            self.wake()
+
+    def listen(self, timeout: float) -> bool:
+        poll = select.poll()
+        for each in filter(None, (self._inner, self._outer)):
+            poll.register(each, select.POLLIN)
+        ready = {file for file, _ in poll.poll(timeout * 1000)}
+        if self._inner.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._inner.recv(4096)
+        told, self._told = self._told, False
+        if self._outer is not None and self._outer.fileno() in ready:
+            told = True
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    self._outer.recv(16)
+        return told
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._waker.send(b"!")
+
+    def close(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._bell.busy.remove(self)
+        for each in (self._inner, self._waker, self._outer):
+            if each is not None:
+                each.close()
+        if self._path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+                os.rmdir(os.path.dirname(self._path))
 
 
 class SocketEar:

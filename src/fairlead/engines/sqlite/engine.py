@@ -28,7 +28,7 @@ from fairlead.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fairlead.engines.base import Ear
+    from fairlead.engines.base import Arrivals, Ear
     from fairlead.message import Draft, Kept, Note, Receipt, Settlement
 
 log = logging.getLogger("fairlead.engine")
@@ -141,7 +141,7 @@ class Core:
                 memory.forget()
                 raise
         for pool in turn.rang:
-            self._bell.ring(pool)
+            self._bell.ring(pool, has_arrivals=turn.has_arrivals)
         if turn.told:
             self._bell.tell(turn.told)
 
@@ -244,6 +244,9 @@ class Core:
 
     def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None) -> bool:
         return self._bell.wait(timeout, pool, topics)
+
+    def arrivals(self, pool: str = "default") -> Arrivals:
+        return self._bell.arrivals(pool)
 
     def interrupt(self) -> None:
         self._bell.interrupt()

@@ -39,6 +39,7 @@ def put(turn: Turn, drafts: Sequence[Draft]) -> list[Receipt]:
         # A lane that had ready messages stands where it belongs already: more of them change nothing. (A merge may have taken its last.)
         if lane.place == IDLE or not lane.ready:
             turn.place(lane)
+            turn.has_arrivals = True
     return receipts
 
 

@@ -169,6 +169,7 @@ class Turn:
         self.now = max(clock, self.shard.now)
         rules.refresh(connection, self.shard.policy_version)
         self.rang: set[str] = set()
+        self.has_arrivals = False
         self.obituaries: list[Draft] = []  # to be put at the end: of messages of whose end others wait to hear
         self.told_by_handler: tuple[int, bool] | None = None  # the message that is settled now, where its handler tells of its end; with an outcome?
         self.told: list[str] = []  # ids of messages of which something is kept now

@@ -16,7 +16,7 @@ from fairlead.engines.naming import merge_key
 from fairlead.engines.valkey import records
 from fairlead.engines.valkey.grants import Grants
 from fairlead.engines.valkey.namespace import Namespace
-from fairlead.engines.valkey.waiting import KeptEar, Waiting
+from fairlead.engines.valkey.waiting import KeptEar, PoolArrivals, Waiting
 from fairlead.errors import BacklogFull, BadMessage, EngineUnavailable
 from fairlead.message import Batch, Draft, Kept, Lease, Note, Receipt, Settlement
 from fairlead.units import SECOND
@@ -24,7 +24,7 @@ from fairlead.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fairlead.engines.base import Ear, Settings
+    from fairlead.engines.base import Arrivals, Ear, Settings
     from fairlead.engines.valkey.namespace import Route
 
 HOUSE = 125
@@ -456,6 +456,9 @@ class Core:
 
     def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None) -> bool:
         return self._waiting.wait(timeout, pool, topics)
+
+    def arrivals(self, pool: str = "default") -> Arrivals:
+        return PoolArrivals(self._space, pool, self._waiting.note_rung)
 
     def interrupt(self) -> None:
         self._waiting.interrupt()

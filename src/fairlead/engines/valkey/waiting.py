@@ -18,7 +18,7 @@ from fairlead.errors import EngineUnavailable
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fairlead.engines.valkey.grants import Grants
     from fairlead.engines.valkey.namespace import Namespace
@@ -110,6 +110,48 @@ class KeptEar:
         self._waker.close()
 
 
+class PoolArrivals:
+    """Hears of what arrives in one pool. Who was told is to be told again only after that is written down anew, at the shards that told."""
+
+    def __init__(self, space: Namespace, pool: str, note_rung: Callable[[set[int]], None]) -> None:
+        self._space = space
+        self._pool = pool
+        self._note_rung = note_rung
+        self._ear = _Ear(space)
+        self._renew_at = 0.0
+        self._look_again = _look_again(space)
+
+    def listen(self, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while True:
+            now = time.monotonic()
+            if now >= self._renew_at:
+                self._stand(range(self._space.shards), round(self._look_again) + 2)
+                self._renew_at = now + self._look_again
+            rang, was_woken = self._ear.listen(min(deadline, self._renew_at) - now)
+            if rang:
+                self._stand(rang, round(self._look_again) + 2)
+                self._note_rung(rang)
+                return True
+            if was_woken or time.monotonic() >= deadline:
+                return False
+
+    def _stand(self, shards: Iterable[int], seconds: int) -> None:
+        self._space.run_many([(shard, "arrivals", (self._pool, self._ear.channel, seconds)) for shard in shards])
+
+    def wake(self) -> None:
+        self._ear.interrupt()
+
+    def close(self) -> None:
+        with contextlib.suppress(EngineUnavailable):
+            self._stand(range(self._space.shards), 0)
+        self._ear.close()
+
+
+def _look_again(space: Namespace) -> float:
+    return max(LOOK_AGAIN, LOOK_AGAIN_A_SHARD * space.shards)
+
+
 class Waiting:
     """The waits of one engine object."""
 
@@ -122,7 +164,7 @@ class Waiting:
         self._interrupted = 0
         self._closed = False
         self._rung: set[int] = set()
-        self._look_again = max(LOOK_AGAIN, LOOK_AGAIN_A_SHARD * space.shards)
+        self._look_again = _look_again(space)
 
     def interrupt(self) -> None:
         """End all of them."""
@@ -141,8 +183,14 @@ class Waiting:
 
     def take_rung(self) -> set[int]:
         """The shards where, at the end of the last waits, something was to be had."""
-        rung, self._rung = self._rung, set()
+        with self._lock:
+            rung, self._rung = self._rung, set()
         return rung
+
+    def note_rung(self, shards: set[int]) -> None:
+        """Something is to be had on these shards."""
+        with self._lock:
+            self._rung |= shards
 
     @contextlib.contextmanager
     def _ear(self) -> Iterator[_Ear]:
@@ -191,7 +239,7 @@ class Waiting:
                 if self._interrupted != before:
                     break
                 if rang:
-                    self._rung = self._rung | rang
+                    self.note_rung(rang)
                     return True
                 if time.monotonic() >= due:
                     due = self._look(shards, pool, topics, ear)
@@ -215,7 +263,7 @@ class Waiting:
             elif wake >= 0:
                 at = time.monotonic() + wake / SECOND + (0.0 if promised else random.uniform(*LATER))
                 due = min(due, at)
-        self._rung = self._rung | busy
+        self.note_rung(busy)
         return None if busy else due
 
     def _leave(self, pool: str, topics: Sequence[str] | None, ear: _Ear) -> None:

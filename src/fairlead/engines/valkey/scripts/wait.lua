@@ -5,15 +5,16 @@
 -- Answers {1 if so, microseconds until something is due or -1, whether it is the caller who promised}.
 
 local pool, topics, channel, seconds = ARGV[3], ARGV[4] ~= '' and values_of(ARGV[4]) or nil, ARGV[5], tonumber(ARGV[6])
+local kind = topics and 'choosy' or 'waiters'
 if seconds == 0 then
-    bells.leave(pool, channel, topics ~= nil)
+    bells.leave(kind, pool, channel)
     return { 0, -1, 0 }
 end
 local wake = wakes.next()
 if serving.has_work(pool, topics) or (wake and wake <= shard.now) then
     return { 1, 0, 0 }
 end
-bells.wait(pool, channel, topics ~= nil, seconds)
+bells.wait(kind, pool, channel, seconds)
 if not wake then
     return { 0, -1, 0 }
 end

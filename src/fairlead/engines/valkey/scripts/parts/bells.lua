@@ -1,5 +1,6 @@
 -- Waking: who waits has a channel of his own, and stands in `waiters:POOL` (or `choosy:POOL`, where he serves named topics only) until he
--- is rung, or his time is over. One is rung at a time: he looks, and rings the next where there is more than he can take.
+-- is rung, or his time is over. One is rung at a time: he looks, and rings the next where there is more than he can take. Where nobody
+-- waits, one of those in `arrivals:POOL` is told of what has just come: they are busy, and would see it only when they next ask.
 
 local bells = part(function(bells)
     local TRIES = 8
@@ -16,32 +17,33 @@ local bells = part(function(bells)
         call('ZREMRANGEBYRANK', key('choosy:' .. pool), 0, 31)
     end
 
-    -- Ring one who waits in the pool: the one who came last, for he is likely there still.
-    local function ring(pool)
-        local waiters = key('waiters:' .. pool)
+    -- Ring one who waits in the pool: the one who came last, for he is likely there still. Returns whether there was one.
+    local function ring(waiters)
         for _ = 1, TRIES do
             local last = call('ZPOPMAX', waiters)
             if not last[1] then
-                return
+                return false
             elseif tonumber(last[2]) < real_now() then
                 call('DEL', waiters) -- all the others have gone longer
-                return
+                return false
             end
             -- On a cluster nobody knows who listens at another node.
             if call('PUBLISH', last[1], shard.index) > 0 or shard.shards > 1 then
-                return
+                return true
             end
         end
+        return false
     end
 
-    function bells.wait(pool, channel, is_choosy, seconds)
-        local waiters = key((is_choosy and 'choosy:' or 'waiters:') .. pool)
+    -- `kind`: waiters, choosy or arrivals.
+    function bells.wait(kind, pool, channel, seconds)
+        local waiters = key(kind .. ':' .. pool)
         call('ZADD', waiters, real_now() + seconds * SECOND, channel)
         call('EXPIRE', waiters, math.ceil(seconds) + 60)
     end
 
-    function bells.leave(pool, channel, is_choosy)
-        call('ZREM', key((is_choosy and 'choosy:' or 'waiters:') .. pool), channel)
+    function bells.leave(kind, pool, channel)
+        call('ZREM', key(kind .. ':' .. pool), channel)
     end
 
     -- At the end of a call. Somebody has to know what is due sooner than all that the waiters know of.
@@ -53,7 +55,9 @@ local bells = part(function(bells)
             end
         end
         for pool in pairs(rang) do
-            ring(pool)
+            if not ring(key('waiters:' .. pool)) and has_arrivals then
+                ring(key('arrivals:' .. pool))
+            end
             ring_choosy(pool)
         end
     end

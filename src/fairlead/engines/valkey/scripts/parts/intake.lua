@@ -6,6 +6,7 @@ local intake = part(function(intake)
         for _, lane in ipairs(arrivals) do
             if lane.place == IDLE or lane.ready == 0 then
                 lanes.place(lane)
+                has_arrivals = true
             end
         end
     end

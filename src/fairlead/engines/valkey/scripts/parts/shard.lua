@@ -195,6 +195,9 @@ end)
 -- Pools in which something can be leased now that could not be before: who waits there is to be rung, at the end.
 local rang
 
+-- Whether messages came to lanes that could not deliver before.
+local has_arrivals
+
 -- The beginning of every call. Returns why it cannot go on.
 local function begin(call_keys, arguments)
     KEYS, ARGV, call = call_keys, arguments, redis.call
@@ -209,7 +212,7 @@ local function begin(call_keys, arguments)
     end
     read_tiers(ARGV[2])
     bands.read()
-    rang = {}
+    rang, has_arrivals = {}, false
     for n = 1, #beginnings do
         beginnings[n]()
     end
