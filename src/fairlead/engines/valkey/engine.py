@@ -225,22 +225,16 @@ class Core:
         while True:
             room = min(n - len(leases), LEASED_AT_ONCE)
             left -= HOUSE
-            now, wake, again, nonce, fence, lanes, found = space.run(
+            now, wake, again, nonce, fence, found, runs, bodies = space.run(
                 "lease", shard, now_us, room, pool, b"" if topics is None else records.pack(list(topics)), startable, int(record_start), HOUSE,
                 int(left <= 0), SOON_US,
             )  # fmt: skip
             if again:
                 continue
-            nonce, shards = nonce.decode(), space.shards
-            for position in range(0, len(found), 4):
-                mid, told, stored, bodies = found[position : position + 4]
-                lease = records.lease_of(
-                    mid * shards + shard, fence * shards + shard, lanes[2 * told], nonce, stored, bodies, limited=lanes[2 * told + 1] == 1
-                )
-                fence += 1
-                leases.append(lease)
-                startable -= lease.limited
-            if len(found) < 4 * room or len(leases) >= n:
+            made = records.leases_of(found, runs, bodies, fence, nonce.decode(), space.shards, shard)
+            leases += made
+            startable -= sum(lease.limited for lease in made)
+            if len(found) < 2 * room or len(leases) >= n:
                 return Batch(leases, now, wake if wake >= 0 else None)
 
     # Leases

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COMMANDS = (
     "client|setname", "del", "dump", "exists", "expire", "fcall", "function|load", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen",
-    "hmget", "hscan", "hset", "hsetnx", "hvals", "info", "lindex", "llen", "lpos", "lrange", "lrem", "ltrim", "ping", "publish", "restore",
+    "hmget", "hscan", "hset", "hsetnx", "hvals", "info", "lindex", "llen", "lpop", "lpos", "lrange", "lrem", "ltrim", "ping", "publish", "restore",
     "rpop", "rpush", "scan", "set", "subscribe", "time", "unlink", "wait", "waitaof", "zadd", "zcard", "zcount", "zlexcount", "zmscore",
     "zpopmax", "zrange", "zrem", "zremrangebyrank", "zscan", "zscore",
 )  # fmt: skip

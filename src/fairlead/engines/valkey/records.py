@@ -69,8 +69,22 @@ if FOREVER != -1:
 # Messages on their way in
 
 
+REMEMBERED = 10_000
+"""Topics of which this process remembers how they are written: few programs have more at a time."""
+
+_heads: dict[str, bytes] = {}
+
+
 def plain_record(draft: Draft) -> bytes:
     """A message that nothing but its body, key, id and headers make special: the record, but for the time, which the script fills in."""
+    if draft.key is None and draft.id is None and not draft.headers and not draft.sticky:
+        head = _heads.get(draft.topic)
+        if head is None:
+            meta = _pack([draft.topic, None, None, None, False])
+            if len(_heads) >= REMEMBERED:
+                _heads.clear()
+            head = _heads[draft.topic] = b"P" + struct.pack(">H", len(meta)) + meta
+        return head + draft.body
     meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky])
     return (b"p" if draft.sticky else b"P") + struct.pack(">H", len(meta)) + meta + draft.body
 
@@ -133,6 +147,7 @@ class Record(msgspec.Struct, array_like=True, kw_only=True):
 
 FRONT = 1 << 53
 READY, DELAYED, PARKED, DEAD = range(4)
+_RICH = ord("R")
 _RECORD = msgspec.msgpack.Decoder(Record)
 _PLAIN = msgspec.msgpack.Decoder(tuple[str, str | None, str | None, dict[str, str] | None, bool])
 
@@ -150,18 +165,56 @@ def read_record(mid: int, stored: bytes) -> Record:
                   body=stored[end:-7], mid=mid)  # fmt: skip
 
 
-def lease_of(handle: int, fence: int, deadline: int, nonce: str, stored: bytes, bodies: Any, *, limited: bool) -> Lease:
-    """A delivery, of what the script answered of it. `bodies`: those behind the first, 0 where it does not collect."""
-    if stored[:1] != b"R":
-        end = 3 + int.from_bytes(stored[1:3])
-        topic, key, own_id, headers, _ = _PLAIN.decode(stored[3:end])
-        return Lease(handle, fence, own_id if own_id is not None else f"{nonce}-{handle:x}", topic, stored[end:-7], deadline, 1, 1, key, 0, headers,
-                     int.from_bytes(stored[-7:]), False, None, limited)  # fmt: skip
+def leases_of(
+    found: Sequence[Any], runs: Sequence[int], bodies: Sequence[Any], fence: int, nonce: str, shards: int, shard: int
+) -> list[Lease]:  # fmt: skip
+    """The deliveries that the script answered; see `serving.lua` for what it tells of them."""
+    leases: list[Lease] = []
+    more = dict(zip(bodies[::2], bodies[1::2], strict=True)) if bodies else {}
+    place = 0
+    for n in range(0, len(runs), 3):
+        count, deadline = runs[n : n + 2]
+        limited = runs[n + 2] == 1
+        for at in range(place, place + count):
+            handle, number, stored = found[2 * at] * shards + shard, (fence + at) * shards + shard, found[2 * at + 1]
+            if stored[0] == _RICH:
+                leases.append(_lease_of(handle, number, nonce, deadline, stored, more.get(at), limited=limited))
+                continue
+            end = 3 + (stored[1] << 8 | stored[2])
+            meta = stored[3:end]
+            topic = _topics.get(meta)
+            if topic is not None:
+                key = own_id = headers = None
+            else:
+                topic, key, own_id, headers = _plain_meta(meta)
+            leases.append(
+                Lease(handle, number, own_id if own_id is not None else f"{nonce}-{handle:x}", topic, stored[end:-7], deadline, 1, 1, key, 0,
+                      headers, int.from_bytes(stored[-7:]), False, None, limited)
+            )  # fmt: skip
+        place += count
+    return leases
+
+
+_topics: dict[bytes, str] = {}
+"""Of late: what stands in plain records of which there is no more to say than the topic."""
+
+
+def _plain_meta(meta: bytes) -> tuple[str, str | None, str | None, dict[str, str] | None]:
+    topic, key, own_id, headers, _ = _PLAIN.decode(meta)
+    if key is None and own_id is None and headers is None:
+        if len(_topics) >= REMEMBERED:
+            _topics.clear()
+        _topics[meta] = topic
+    return topic, key, own_id, headers
+
+
+def _lease_of(handle: int, fence: int, nonce: str, deadline: int, stored: bytes, bodies: Any, *, limited: bool) -> Lease:
+    """Of a message that is not plain. `bodies`: those behind the first, None where it does not collect."""
     record = read_record(0, stored)
     return Lease(
         handle, fence, record.id or f"{nonce}-{handle:x}", record.topic, record.body, deadline, record.attempts + 1, record.deliveries + 1,  # type: ignore[arg-type]
         record.key or None, record.priority, record.headers or None, record.published, record.suspect,  # type: ignore[arg-type]
-        [record.body, *bodies] if bodies != 0 else None, limited,
+        [record.body, *bodies] if bodies is not None else None, limited,
     )  # fmt: skip
 
 
@@ -182,6 +235,7 @@ class Held(msgspec.Struct, array_like=True):
     line: str | bool
     gone: bool
     quick: bool
+    padding: str = ""
 
 
 Bytes = bytes  # a lane has a field of that name

@@ -25,6 +25,7 @@ local intake = part(function(intake)
 
     local function write()
         call_many('HSET', keys.m, written, 2)
+        plain.write()
         written = {}
     end
 

@@ -1,18 +1,68 @@
 -- Plain messages of a lane, in the order of their arrival: the first in its record (`head`), the others in a list of their numbers.
 
 local plain = part(function(plain)
+    local NAMES = 4096
+    local names, count, prefix = {}, 0, nil -- of lists, by the lane's number: joining a number to a string is slow
+    local appended                          -- numbers that are not in their list yet, by lane
+
+    at_begin(function()
+        appended = {}
+    end)
+
     local function list_of(lane)
-        return PREFIX .. 'q:' .. lane.number
+        if prefix ~= PREFIX or count == NAMES then
+            names, count, prefix = {}, 0, PREFIX
+        end
+        local name = names[lane.number]
+        if not name then
+            name = key('q:' .. text(lane.number))
+            names[lane.number], count = name, count + 1
+        end
+        return name
     end
 
+    -- At the end of its lane; `plain.write` follows before anybody looks.
     function plain.append(lane, mid)
         if lane.listed == 0 and #lane.head < 7 * INLINE then
             lane.head = lane.head .. sortable(mid)
         else
-            call('RPUSH', list_of(lane), mid)
+            local mids = appended[lane]
+            if not mids then
+                mids = {}
+                appended[lane] = mids
+            end
+            mids[#mids + 1] = mid
             lane.listed = lane.listed + 1
         end
         lane.ready = lane.ready + 1
+    end
+
+    function plain.write()
+        for lane, mids in pairs(appended) do
+            call_many('RPUSH', list_of(lane), mids, 1)
+        end
+        appended = {}
+    end
+
+    -- Take out the first of them, at most so many.
+    function plain.take(lane, most)
+        local found, head = {}, lane.head
+        local inline = math.min(#head, 7 * most)
+        for at = 1, inline, 7 do
+            found[#found + 1] = unpack_from('>I7', head, at)
+        end
+        if inline > 0 then
+            lane.head = string.sub(head, inline + 1)
+        end
+        local n = #found
+        if n < most and lane.listed > 0 then
+            local listed = call('LPOP', list_of(lane), most - n)
+            for place = 1, #listed do
+                found[n + place] = tonumber(listed[place])
+            end
+            lane.listed = lane.listed - #listed
+        end
+        return found
     end
 
     -- The first of them, at most so many; they stay.

@@ -3,7 +3,8 @@
 
 local serving = part(function(serving)
     local STEP = 16        -- what is handed out ahead of what the caller can start goes in steps, so that tiers end at nearly their shares
-    local PAGE = 64        -- lanes read at once
+    local PAGE = 16        -- lanes read at once; of each further page twice as many
+    local PAGE_MOST = 64
     local HEADS_FIRST = -1 -- a gate's entry comes before all lanes of the same virtual time, for its first lane is one of these
 
     -- A heap of {vt, number, lane or source}
@@ -54,8 +55,9 @@ local serving = part(function(serving)
     -- A source: a sorted set that is read page by page, in the order of its scores
 
     local function read_page(source)
-        local found = call('ZRANGE', source.name, source.offset, source.offset + PAGE - 1, 'WITHSCORES')
+        local found = call('ZRANGE', source.name, source.offset, source.offset + source.page - 1, 'WITHSCORES')
         source.offset, source.at, source.found = source.offset + #found / 2, 1, found
+        source.is_last, source.page = #found < 2 * source.page, math.min(2 * source.page, PAGE_MOST)
         if source.of_lanes then
             local names = {}
             for n = 1, #found, 2 do
@@ -68,7 +70,7 @@ local serving = part(function(serving)
     -- The next of it goes into the heap; nothing where it is at its end.
     local function advance(heap, source)
         if source.at > #source.found then
-            if #source.found < 2 * PAGE and source.offset > 0 then
+            if source.is_last then
                 return
             end
             read_page(source)
@@ -86,7 +88,7 @@ local serving = part(function(serving)
     end
 
     local function begin(heap, name, of_lanes)
-        advance(heap, { name = name, of_lanes = of_lanes, offset = 0, at = 1, found = {} })
+        advance(heap, { name = name, of_lanes = of_lanes, offset = 0, page = PAGE, at = 1, found = {} })
     end
 
     -- How many lanes it has, counted up to so many. Gates that this call has shut stand among the heads still.
@@ -358,9 +360,8 @@ local serving = part(function(serving)
 
     -- Fetching
 
-    -- The first messages of a lane, in its order, as {number, record as stored}; they leave the order.
-    local function fetch(lane, wanted, stored)
-        local listed = calls.plain[lane]
+    -- The first messages of a lane that has others than plain ones, in its order, as numbers; they leave the order. `listed`: its first plain ones.
+    local function fetch(lane, wanted, listed, stored)
         local order = key('z:' .. text(lane.number))
         local sorted = call('ZRANGE', order, 0, wanted - 1)
         local found, gone, p, s = {}, {}, 1, 1
@@ -368,7 +369,7 @@ local serving = part(function(serving)
             local takes_plain = listed[p] ~= nil
             if takes_plain and sorted[s] then
                 local rank, position, number = unpack_from('>I2I7I7', sorted[s])
-                local since = stored[listed[p]] and unpack_from('>I7', stored[listed[p]], #stored[listed[p]] - 6) or 0
+                local since = stored[p] and unpack_from('>I7', stored[p], #stored[p] - 6) or 0
                 takes_plain = rank > 513 or (rank == 513 and (position > since or (position == since and number > listed[p])))
             end
             if takes_plain then
@@ -395,43 +396,26 @@ local serving = part(function(serving)
         return mids
     end
 
-    -- What each lane gives; and of all of them the records as they are stored.
+    -- What each lane gives, one lane behind the other: numbers, and records as they are stored; and where each lane's begin, and how many they are.
     local function fetch_all()
-        local mids, stored = {}, {}
-        local function read()
-            for n, each in ipairs(read_many(keys.m, mids)) do
-                stored[mids[n]] = each
-            end
-            mids = {}
-        end
-        local function want(mid)
-            if stored[mid] == nil then
-                mids[#mids + 1] = mid
-                stored[mid] = false
-            end
-        end
+        local mids, from, counts = {}, {}, {}
         for lane, wanted in pairs(calls.wanted) do
-            calls.plain[lane] = calls.picked[lane] and {} or plain.peek(lane, wanted)
-            for _, mid in ipairs(calls.plain[lane]) do
-                want(mid)
-            end
-        end
-        read()
-        local stock = {}
-        for lane, wanted in pairs(calls.wanted) do
-            local picked = calls.picked[lane]
-            if lane.sorted == 0 then -- then they are all known
-                stock[lane] = calls.plain[lane]
-                plain.drop(lane, #stock[lane])
+            local picked, taken = calls.picked[lane], nil
+            if picked then
+                taken = fetch_picked(lane, picked)
+            elseif lane.sorted == 0 then
+                taken = plain.take(lane, wanted)
             else
-                stock[lane] = picked and fetch_picked(lane, picked) or fetch(lane, wanted, stored)
-                for _, mid in ipairs(stock[lane]) do
-                    want(mid)
-                end
+                local listed = plain.peek(lane, wanted)
+                taken = fetch(lane, wanted, listed, read_many(keys.m, listed))
+            end
+            local n = #mids
+            from[lane], counts[lane] = n, #taken
+            for place = 1, #taken do
+                mids[n + place] = taken[place]
             end
         end
-        read()
-        return stock, stored
+        return mids, read_many(keys.m, mids), from, counts
     end
 
     -- Leases
@@ -451,57 +435,10 @@ local serving = part(function(serving)
         return fence
     end
 
-    -- A plain message's lease is the fence and what is the same for all of its lane.
-    local function lease_plain(lane, policy, mid, quick)
-        local tails, deadline = out.tails[quick], shard.now + policy.lease
-        local tail = tails[lane]
-        if not tail then
-            tail = packed(lane.name, deadline, shard.now, out.charges[lane], false, policy.gate or '', false, false, false, quick)
-            tails[lane] = tail
-        end
-        local n = #out.leases
-        out.leases[n + 1] = mid
-        out.leases[n + 2] = packed(expect(mid, deadline)) .. tail
-    end
-
-    local function lease_of(lane, policy, mid, started, empty, line, quick)
-        local fence = expect(mid, shard.now + policy.lease)
-        local n = #out.leases
-        out.leases[n + 1] = mid
-        out.leases[n + 2] = packed(fence) .. packed(lane.name, shard.now + policy.lease, shard.now, out.charges[lane], started, policy.gate or '', empty,
-            line, false, quick)
-    end
-
-    -- What is answered of a lane: when its leases end, and whether it is limited.
-    local function lane_told(lane, policy)
-        local told = out.told[lane]
-        if not told then
-            out.lanes[#out.lanes + 1] = shard.now + policy.lease
-            out.lanes[#out.lanes + 1] = policy.limited and 1 or 0
-            told = #out.lanes / 2 - 1
-            out.told[lane] = told
-        end
-        return told
-    end
-
-    local function answer(lane, policy, mid, stored, bodies)
-        local messages_out = out.messages
-        local n = #messages_out
-        messages_out[n + 1], messages_out[n + 2], messages_out[n + 3], messages_out[n + 4] = mid, lane_told(lane, policy), stored, bodies
-    end
-
     local function uncount(lane, policy)
         lane.leased, lane.delivered = lane.leased - 1, lane.delivered - 1
         shard.delivered = shard.delivered - 1
         gates.free(policy.gate or '')
-    end
-
-    local function hand_out_plain(lane, policy, mid, stored)
-        local size = #stored - 10 - unpack_from('>I2', stored, 2)
-        lane.bytes = lane.bytes - size
-        shard.bytes, shard.waiting = shard.bytes - size, shard.waiting - 1
-        lease_plain(lane, policy, mid, string.byte(stored) == 80)
-        answer(lane, policy, mid, stored, 0)
     end
 
     local function hand_out(lane, policy, mid, stored)
@@ -520,12 +457,19 @@ local serving = part(function(serving)
         elseif record.mkey and policy.merge == 'all' then
             bodies = {}
         end
-        lease_of(lane, policy, mid, record.suspect and calls.record_start, is_empty, line, false)
+        local leases, deadline, n = out.leases, shard.now + policy.lease, #out.leases
+        local tail = settling.tail(lane.name, deadline, shard.now, out.charges[lane], record.suspect and calls.record_start, policy.gate or '', is_empty,
+            line, false)
+        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), tail)
         if line then
             messages.set_holder(line, mid, true)
         end
         messages.mirror(lane, record, 'l')
-        answer(lane, policy, mid, stored, bodies)
+        n = #out.messages
+        out.messages[n + 1], out.messages[n + 2] = mid, stored
+        if bodies ~= 0 then
+            out.bodies[#out.bodies + 1], out.bodies[#out.bodies + 2] = n / 2, bodies
+        end
         if is_empty then -- the message goes at hand-out; its lease keeps the slots
             lane.done, shard.done = lane.done + 1, shard.done + 1
             ids.finish(record, true)
@@ -533,32 +477,61 @@ local serving = part(function(serving)
         end
     end
 
+    -- What the leases of a lane's plain messages say but for the fence; `quick`: of the message nothing is kept but counts.
+    local function tail_of(lane, policy, quick)
+        local tails = out.tails[quick]
+        local tail = tails[lane]
+        if not tail then
+            tail = settling.tail(lane.name, shard.now + policy.lease, shard.now, out.charges[lane], false, policy.gate or '', false, false, quick)
+            tails[lane] = tail
+        end
+        return tail
+    end
+
+    -- Hand out one visit's messages. Most are plain, and for those this is the innermost loop of all.
+    local function hand_out_visit(lane, policy, mids, records, first, last)
+        local leases, found, deadline, size = out.leases, out.messages, shard.now + policy.lease, 0
+        local plain_ones, empties = 0, policy.at_most_once
+        for place = first, last do
+            local mid, stored = mids[place], records[place]
+            local kind = stored and string.byte(stored)
+            if not kind then -- the lane counted a message that is not there: the doctor mends the count
+                uncount(lane, policy)
+            elseif kind == 82 or empties then -- "R"
+                hand_out(lane, policy, mid, stored)
+            else
+                local n, m = #leases, #found
+                leases[n + 1] = mid
+                leases[n + 2] = settling.with_fence(expect(mid, deadline), tail_of(lane, policy, kind == 80)) -- "P"
+                found[m + 1], found[m + 2] = mid, stored
+                size, plain_ones = size + #stored - 10 - unpack_from('>I2', stored, 2), plain_ones + 1
+            end
+        end
+        lane.bytes = lane.bytes - size
+        shard.bytes, shard.waiting = shard.bytes - size, shard.waiting - plain_ones
+    end
+
     local function hand_out_all(visits)
-        local stock, records = fetch_all()
-        local at = {}
-        out = { leases = {}, ends = {}, lanes = {}, told = {}, messages = {}, charges = {}, tails = { [true] = {}, [false] = {} } }
+        local mids, records, from, counts = fetch_all()
+        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, charges = {}, tails = { [true] = {}, [false] = {} } }
         for lane in pairs(calls.wanted) do
             local band = bands[lane.band]
             out.charges[lane] = band.by_time and expected_cost(lane, band) or 0
-        end
-        for _, each in ipairs(visits) do
-            local lane, policy = each[1], lanes.rule(each[1])
-            for _ = 1, each[2] do
-                at[lane] = (at[lane] or 0) + 1
-                local mid = stock[lane][at[lane]]
-                local stored = mid and records[mid]
-                if not stored then -- the lane counted a message that is not there: the doctor mends the count
-                    uncount(lane, policy)
-                elseif string.byte(stored) ~= 82 and not policy.at_most_once then -- not "R"
-                    hand_out_plain(lane, policy, mid, stored)
-                else
-                    hand_out(lane, policy, mid, stored)
-                end
-            end
-        end
-        for lane in pairs(calls.wanted) do
-            local last = records[stock[lane][#stock[lane]]]
+            local last = records[from[lane] + counts[lane]]
             lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last, #last - 6) or shard.now
+        end
+        local given = {}
+        for _, each in ipairs(visits) do
+            local lane, policy, before = each[1], lanes.rule(each[1]), #out.messages
+            local first = (given[lane] or 0) + 1
+            given[lane] = first + each[2] - 1
+            local there = math.min(given[lane], counts[lane])
+            for _ = there + 1, given[lane] do
+                uncount(lane, policy)
+            end
+            hand_out_visit(lane, policy, mids, records, from[lane] + first, from[lane] + there)
+            local n = #out.runs
+            out.runs[n + 1], out.runs[n + 2], out.runs[n + 3] = (#out.messages - before) / 2, shard.now + policy.lease, policy.limited and 1 or 0
         end
         call_many('HSET', keys.l, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
@@ -566,9 +539,10 @@ local serving = part(function(serving)
         end
     end
 
-    -- Choose, fetch and lease up to `room` messages. Returns {lanes told}, {number, lane, record, further bodies} of each, and the first fence.
+    -- Choose, fetch and lease up to `room` messages. Returns number and record of each, then {how many of them in a row, when their leases end, whether
+    -- they are limited} of all, then {place among them, further bodies} of those that have some, and the first fence.
     function serving.lease(room, pool, topics, startable, record_start)
-        calls = { room = room, startable = startable, record_start = record_start, visits = {}, visited = {}, order = {}, wanted = {}, picked = {}, plain = {},
+        calls = { room = room, startable = startable, record_start = record_start, visits = {}, visited = {}, order = {}, wanted = {}, picked = {},
             withheld = false }
         messages.save() -- what housekeeping changed is read as it is stored
         local first = shard.fence + 1
@@ -581,7 +555,7 @@ local serving = part(function(serving)
         for _, lane in ipairs(calls.order) do
             lanes.place(lane)
         end
-        return out.lanes, out.messages, first
+        return out.messages, out.runs, out.bodies, first
     end
 
     -- Whether something could be leased in the pool now.
