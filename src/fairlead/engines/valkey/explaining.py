@@ -46,11 +46,11 @@ def _ahead(view: View, shard: int, record: Record, lane: Lane) -> int:
     """Messages of its lane before it: of the sorted ones by its place there, of the plain ones by halving."""
     place = (record.rank + 512).to_bytes(2) + record.position.to_bytes(7) + record.seq.to_bytes(7)
     sorted_ = view.space.read(shard, "ZLEXCOUNT", f"z:{lane.number}", "-", b"(" + place)
-    inline = lane.first_plain
-    low, high = 0, len(inline) + lane.listed
+    latest = lane.latest_plain
+    low, high = 0, lane.listed + len(latest)
     while low < high:
         middle = (low + high) // 2
-        mid = inline[middle] if middle < len(inline) else int(view.space.read(shard, "LINDEX", f"q:{lane.number}", middle - len(inline)) or 0)
+        mid = latest[middle - lane.listed] if middle >= lane.listed else int(view.space.read(shard, "LINDEX", f"q:{lane.number}", middle) or 0)
         if (found := next(iter(views.read_records(view, shard, [mid])), None)) is not None and (
             (found.rank, found.position, found.seq) < (record.rank, record.position, record.seq)
         ):

@@ -37,13 +37,14 @@ class Route(msgspec.Struct, frozen=True, gc=False):
     What a publisher has to know of a topic.
 
     `is_plain`: nothing of the policy makes its messages other than plain, see `scripts/parts/messages.lua`; of one with a serial key
-    `is_serial` does.
+    `is_serial` does. `head`: what stands before the body of its plainest messages.
     """
 
     policy: Resolved
     shard: int
     is_plain: bool
     is_serial: bool
+    head: bytes
 
 
 class Book:
@@ -76,7 +77,7 @@ class Book:
             place = zlib.crc32(topic.encode())
             if policy.buckets is not None and policy.buckets_pattern is not None:
                 place = zlib.crc32(policy.buckets_pattern.encode()) + place % policy.buckets
-            found = Route(policy, place % self._shards, is_plain, policy.serial is not None)
+            found = Route(policy, place % self._shards, is_plain, policy.serial is not None, records.plain_head(topic))
             self._routes[topic] = found
         return found
 

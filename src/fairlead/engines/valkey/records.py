@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.message import Lease
+from fairlead.message import Draft, Lease
 from fairlead.policy import FOREVER, Gate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fairlead.message import Draft
     from fairlead.policy import Resolved
 
-LAYOUT = 2
+LAYOUT = 3
 """Version of the keys and records; `scripts/parts/shard.lua` knows the same."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -69,22 +68,13 @@ if FOREVER != -1:
 # Messages on their way in
 
 
-REMEMBERED = 10_000
-"""Topics of which this process remembers how they are written: few programs have more at a time."""
-
-_heads: dict[str, bytes] = {}
+def plain_head(topic: str) -> bytes:
+    """What stands before the body of a message of which there is no more to say than its topic."""
+    return plain_record(Draft(topic, b""))
 
 
 def plain_record(draft: Draft) -> bytes:
     """A message that nothing but its body, key, id and headers make special: the record, but for the time, which the script fills in."""
-    if draft.key is None and draft.id is None and not draft.headers and not draft.sticky:
-        head = _heads.get(draft.topic)
-        if head is None:
-            meta = _pack([draft.topic, None, None, None, False])
-            if len(_heads) >= REMEMBERED:
-                _heads.clear()
-            head = _heads[draft.topic] = b"P" + struct.pack(">H", len(meta)) + meta
-        return head + draft.body
     meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky])
     return (b"p" if draft.sticky else b"P") + struct.pack(">H", len(meta)) + meta + draft.body
 
@@ -195,6 +185,9 @@ def leases_of(
     return leases
 
 
+REMEMBERED = 10_000
+"""Topics of which this process remembers how they are written: few workers have more at a time."""
+
 _topics: dict[bytes, str] = {}
 """Of late: what stands in plain records of which there is no more to say than the topic."""
 
@@ -268,7 +261,7 @@ class Lane(msgspec.Struct):
     busy: int
     slow: int
     gate: str
-    head: Bytes
+    latest: Bytes
     name: str = ""
     retried: int = 0
     died: int = 0
@@ -286,9 +279,9 @@ class Lane(msgspec.Struct):
         return self.ready + self.delayed + self.parked
 
     @property
-    def first_plain(self) -> list[int]:
-        """The numbers of its first plain messages."""
-        return [int.from_bytes(self.head[at : at + 7]) for at in range(0, len(self.head), 7)]
+    def latest_plain(self) -> list[int]:
+        """The numbers of its last plain messages; the others are in its list."""
+        return [int.from_bytes(self.latest[at : at + 7]) for at in range(0, len(self.latest), 7)]
 
 
 IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
@@ -300,9 +293,9 @@ _HELD = msgspec.msgpack.Decoder(Held)
 def read_lane(name: str, stored: bytes) -> Lane:
     """A lane of its record."""
     gate, at = _counted(stored, _LANE.size)
-    head, at = _counted(stored, at)
+    latest, at = _counted(stored, at)
     rare = _unpack(stored[at:]) if at < len(stored) else ()
-    values: tuple[Any, ...] = (*_LANE.unpack_from(stored), gate.decode(), head, name, *rare)
+    values: tuple[Any, ...] = (*_LANE.unpack_from(stored), gate.decode(), latest, name, *rare)
     return Lane(*values)
 
 

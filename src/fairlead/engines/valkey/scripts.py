@@ -15,7 +15,7 @@ import re
 from importlib import resources
 
 PARTS = (
-    "shard", "undo", "fairness", "rules", "gates", "crc", "lanes", "plain", "keeping", "messages", "ids", "merging", "signals", "backlog",
+    "shard", "undo", "fairness", "rules", "places", "gates", "crc", "lanes", "plain", "keeping", "messages", "ids", "merging", "signals", "backlog",
     "putting", "intake", "acks", "settling", "wakes", "housekeeping", "serving", "bells",
 )  # fmt: skip
 """In the order in which they build upon each other."""

@@ -115,10 +115,8 @@ def _mids(members: Iterable[bytes]) -> list[int]:
 
 def plain_mids(view: View, shard: int, lane: Lane, most: int) -> list[int]:
     """The numbers of a lane's first plain messages."""
-    found = lane.first_plain[:most]
-    if lane.listed and len(found) < most:
-        found += [int(mid) for mid in view.space.read(shard, "LRANGE", f"q:{lane.number}", 0, most - len(found) - 1)]
-    return found
+    found = [int(mid) for mid in view.space.read(shard, "LRANGE", f"q:{lane.number}", 0, most - 1)] if lane.listed and most else []
+    return (found + lane.latest_plain)[:most]
 
 
 def read_records(view: View, shard: int, mids: Sequence[int]) -> list[Record]:

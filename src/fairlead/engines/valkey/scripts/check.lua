@@ -61,7 +61,7 @@ local function look_at_lane(lane, leases)
     local listed, sorted = call('LLEN', key('q:' .. number)), call('ZCARD', key('z:' .. number))
     local aside = key('a:' .. number)
     local is = {
-        listed = listed, sorted = sorted, ready = #lane.head / 7 + listed + sorted, delayed = call('ZLEXCOUNT', aside, '[d', '(e'),
+        listed = listed, sorted = sorted, ready = #lane.latest / 7 + listed + sorted, delayed = call('ZLEXCOUNT', aside, '[d', '(e'),
         parked = call('ZLEXCOUNT', aside, '[p', '(q'), leased = leases and (leases[lane.name] or 0) or lane.leased,
     }
     local is_wrong = false
@@ -92,8 +92,8 @@ local function stands(record)
     elseif not lane then
         return false
     elseif record.plain then
-        for at = 1, #lane.head, 7 do
-            if unpack_from('>I7', lane.head, at) == record.mid then
+        for at = 1, #lane.latest, 7 do
+            if unpack_from('>I7', lane.latest, at) == record.mid then
                 return true
             end
         end

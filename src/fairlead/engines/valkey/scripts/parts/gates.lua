@@ -140,6 +140,10 @@ local gates = part(function(gates)
     end
 
     function gates.save()
+        if next(changed) == nil and next(moved) == nil then
+            return
+        end
+        places.write()
         for gate in pairs(changed) do
             look(gate)
         end

@@ -4,7 +4,7 @@
 -- A lane stands in at most one index: `run:BAND` and `gate:BAND:NAME` by virtual time, `asleep` and `idle` (to be forgotten then) by
 -- the clock. Members are the lane's number, sortable, and its name. `names` holds all names in their order.
 --
--- `place`: where it stands; `head`: its first plain messages, 7 bytes each, `listed`: how many more are in the list `q:NUMBER`;
+-- `place`: where it stands; `latest`: its last plain messages, 7 bytes each, `listed`: how many are before them in the list `q:NUMBER`;
 -- `sorted`: how many of its ready messages are in the sorted set `z:NUMBER`, see messages.lua.
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
@@ -23,6 +23,7 @@ local lanes = part(function(lanes)
     -- A record is of fixed width as far as it can be, and a lane a table of the 32 fields that need no larger one: both are made for each lane of
     -- each call, and cost more than all that is then done with it. What few lanes have is no field of the others, and stands behind their record.
     local RECORD = '<i8I2Bi8i8i8i4i4i4i4i8i8i8i8i8i4i4i4i4I2I4I2I2I2c0I2c0'
+    local BEFORE_CLASSES, NO_CLASSES = '<i8I2Bi8i8i8i4i4i4i4i8i8i8i8i8i4i4i4i4', '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean' }
     local USUAL = { is_bucket = false, rule = false, gate_before = false, band_before = 0, is_rare = false }
     for n = 1, #RARE do
@@ -65,7 +66,7 @@ local lanes = part(function(lanes)
         if not lane or lane.is_rare then
             lane = setmetatable({
                 name = '', number = 0, band = 0, place = IDLE, wake = 0, vt = 0, gate = '', tat = 0, ready = 0, delayed = 0, parked = 0, leased = 0,
-                bytes = 0, published = 0, delivered = 0, done = 0, seen = 0, lately = 0, before = 0, listed = 0, sorted = 0, head = '', big = 0,
+                bytes = 0, published = 0, delivered = 0, done = 0, seen = 0, lately = 0, before = 0, listed = 0, sorted = 0, latest = '', big = 0,
                 old = 0, busy = 0, slow = 0, policy = false, read_at = false, is_lifted = false, index = false, score = 0, head_since = false,
             }, LANE)
             if taken <= POOL then
@@ -75,13 +76,18 @@ local lanes = part(function(lanes)
         return lane
     end
 
+    -- What is not stored of a lane.
+    local function begin_call(lane, name)
+        lane.name, lane.policy, lane.read_at, lane.is_lifted, lane.head_since = name, false, false, false, false
+        identify(lane)
+    end
+
     local function decode(name, stored)
         local lane, rest = empty(), nil
         lane.number, lane.band, lane.place, lane.wake, lane.vt, lane.tat, lane.ready, lane.delayed, lane.parked, lane.leased, lane.bytes,
             lane.published, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted, lane.big, lane.old, lane.busy,
-            lane.slow, lane.gate, lane.head, rest = unpack_from(RECORD, stored)
-        lane.name, lane.policy, lane.read_at, lane.is_lifted, lane.head_since = name, false, false, false, false
-        identify(lane)
+            lane.slow, lane.gate, lane.latest, rest = unpack_from(RECORD, stored)
+        begin_call(lane, name)
         if rest <= #stored then
             for n, value in ipairs(values_of(string.sub(stored, rest))) do
                 lane[RARE[n]] = value
@@ -102,7 +108,7 @@ local lanes = part(function(lanes)
     local function encode(lane)
         local stored = pack(RECORD, lane.number, lane.band, lane.place, lane.wake, lane.vt, lane.tat, lane.ready, lane.delayed, lane.parked,
             lane.leased, lane.bytes, lane.published, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted,
-            lane.big, lane.old, lane.busy, lane.slow, #lane.gate, lane.gate, #lane.head, lane.head)
+            lane.big, lane.old, lane.busy, lane.slow, #lane.gate, lane.gate, #lane.latest, lane.latest)
         return lane.is_rare and stored .. rare_of(lane) or stored
     end
 
@@ -145,12 +151,16 @@ local lanes = part(function(lanes)
         local lane = lanes.find(name)
         if not lane then
             shard.lanes_made, shard.lanes = shard.lanes_made + 1, shard.lanes + 1
-            lane = decode(name, pack(RECORD, shard.lanes_made, 0, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, 0, 0, 0, 0, 0, '', 0, ''))
+            lane = empty()
+            lane.number, lane.place, lane.wake, lane.tat, lane.ready, lane.delayed, lane.parked, lane.leased, lane.bytes, lane.published,
+                lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted, lane.big, lane.old, lane.busy, lane.slow,
+                lane.gate, lane.latest = shard.lanes_made, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, 0, 0, 0, 0, '', ''
+            begin_call(lane, name)
             local policy = lanes.rule(lane)
             local band = bands.of(policy.pool, policy.tier)
             lane.band, lane.vt = band.number, band.vt
             known[name] = lane
-            call('ZADD', keys.names, 0, name)
+            places.set(keys.names, name, 0)
             changed[lane] = true
         end
         return lane
@@ -219,10 +229,10 @@ local lanes = part(function(lanes)
         if before ~= index or (index and score ~= lane.score) then
             local member = sortable(lane.number) .. lane.name
             if before and before ~= index then
-                call('ZREM', before, member)
+                places.set(before, member, false)
             end
             if index then
-                call('ZADD', index, score, member)
+                places.set(index, member, score)
             end
         end
         if lane.gate_before then
@@ -335,6 +345,13 @@ local lanes = part(function(lanes)
         shard.delivered = shard.delivered + taken
     end
 
+    local function remove_all(names)
+        places.write()
+        call_many('HDEL', keys.lanes, names, 1)
+        call_many('ZREM', keys.names, names, 1)
+        shard.lanes = shard.lanes - #names
+    end
+
     local function forget_all(gone)
         local names = {}
         for n, lane in ipairs(gone) do
@@ -344,9 +361,7 @@ local lanes = part(function(lanes)
             end
             known[lane.name], changed[lane] = false, nil
         end
-        call_many('HDEL', keys.lanes, names, 1)
-        call_many('ZREM', keys.names, names, 1)
-        shard.lanes = shard.lanes - #gone
+        remove_all(names)
     end
 
     -- Gone, with its counters.
@@ -369,15 +384,32 @@ local lanes = part(function(lanes)
         return found
     end
 
+    -- Most of them are in no top list: these are not even decoded.
     function lanes.forget_idle(most)
+        places.write()
         local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
-        if #members > 0 then
-            forget_all(load_members(members))
-            call_many('ZREM', keys.idle, members, 1)
+        if #members == 0 then
+            return
         end
+        local names, quiet, others = {}, {}, {}
+        for n, member in ipairs(members) do
+            names[n] = string.sub(member, 8)
+        end
+        local first = struct.size(BEFORE_CLASSES) + 1
+        for n, stored in ipairs(read_many(keys.lanes, names)) do
+            if not known[names[n]] and stored and string.sub(stored, first, first + #NO_CLASSES - 1) == NO_CLASSES then
+                quiet[#quiet + 1], known[names[n]] = names[n], false
+            else
+                others[#others + 1] = lanes.find(names[n]) or nil
+            end
+        end
+        remove_all(quiet)
+        forget_all(others)
+        call_many('ZREM', keys.idle, members, 1)
     end
 
     function lanes.wake(most)
+        places.write()
         local due = load_members(call('ZRANGE', keys.asleep, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most))
         for _, lane in ipairs(due) do
             lanes.place(lane)
@@ -386,12 +418,14 @@ local lanes = part(function(lanes)
     end
 
     function lanes.next_wake()
+        places.write()
         local asleep, idle = call('ZRANGE', keys.asleep, 0, 0, 'WITHSCORES')[2], call('ZRANGE', keys.idle, 0, 0, 'WITHSCORES')[2]
         return tonumber(asleep), tonumber(idle)
     end
 
     -- Names from one to another, in their order.
     function lanes.names_between(after, before, most)
+        places.write()
         return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
     end
 
@@ -427,6 +461,7 @@ local lanes = part(function(lanes)
     end
 
     function lanes.save()
+        places.write()
         local written = {}
         for lane in pairs(changed) do
             if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0 or lane.lately >= 32 or lane.throttled > 0 or lane.delayed >= 32 then

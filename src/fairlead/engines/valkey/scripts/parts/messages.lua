@@ -2,7 +2,7 @@
 --
 -- A record is "P" for the plain ones that make up most of a backlog (priority 0, due at once, nothing about them but a key and headers), "p" for those
 -- whose id is sticky, or "R" with all that there is. The body is in it as it is; behind that of a
--- plain one stands when it was published. A plain message stands in its lane's `head` or list, in the order of arrival; every other that is ready in
+-- plain one stands when it was published. A plain message stands in its lane's list or `latest`, in the order of arrival; every other that is ready in
 -- the sorted set `z:NUMBER` of its lane, and what is delayed or parked in `a:NUMBER` ("aside"). Of those whose number and place in
 -- the order may disagree `o:NUMBER` ("odd") tells the lowest numbers, which the cursors need.
 --

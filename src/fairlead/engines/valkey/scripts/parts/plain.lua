@@ -1,12 +1,13 @@
--- Plain messages of a lane, in the order of their arrival: the first in its record (`head`), the others in a list of their numbers.
+-- Plain messages of a lane, in the order of their arrival: the first in a list of their numbers, the last few in its record (`latest`), from where
+-- they go into the list together: most lanes never have one, and a call of its own for each message is what would cost most.
 
 local plain = part(function(plain)
     local NAMES = 4096
     local names, count, prefix = {}, 0, nil -- of lists, by the lane's number: joining a number to a string is slow
-    local appended                          -- numbers that are not in their list yet, by lane
+    local arrived                           -- numbers that are in neither yet, by lane
 
     at_begin(function()
-        appended = {}
+        arrived = {}
     end)
 
     local function list_of(lane)
@@ -21,78 +22,86 @@ local plain = part(function(plain)
         return name
     end
 
+    -- The numbers among those in the record from one place to another.
+    local function latest_of(lane, first, last, found)
+        for place = first, math.min(last, #lane.latest / 7) do
+            found[#found + 1] = unpack_from('>I7', lane.latest, 7 * place - 6)
+        end
+        return found
+    end
+
     -- At the end of its lane; `plain.write` follows before anybody looks.
     function plain.append(lane, mid)
-        if lane.listed == 0 and #lane.head < 7 * INLINE then
-            lane.head = lane.head .. sortable(mid)
+        local mids = arrived[lane]
+        if not mids then
+            arrived[lane] = { mid }
         else
-            local mids = appended[lane]
-            if not mids then
-                mids = {}
-                appended[lane] = mids
-            end
             mids[#mids + 1] = mid
-            lane.listed = lane.listed + 1
         end
         lane.ready = lane.ready + 1
     end
 
     function plain.write()
-        for lane, mids in pairs(appended) do
-            call_many('RPUSH', list_of(lane), mids, 1)
-        end
-        appended = {}
-    end
-
-    -- Take out the first of them, at most so many.
-    function plain.take(lane, most)
-        local found, head = {}, lane.head
-        local inline = math.min(#head, 7 * most)
-        for at = 1, inline, 7 do
-            found[#found + 1] = unpack_from('>I7', head, at)
-        end
-        if inline > 0 then
-            lane.head = string.sub(head, inline + 1)
-        end
-        local n = #found
-        if n < most and lane.listed > 0 then
-            local listed = call('LPOP', list_of(lane), most - n)
-            for place = 1, #listed do
-                found[n + place] = tonumber(listed[place])
+        for lane, mids in pairs(arrived) do
+            if #lane.latest / 7 + #mids <= INLINE then
+                for n = 1, #mids do
+                    lane.latest = lane.latest .. sortable(mids[n])
+                end
+            else
+                if lane.latest ~= '' then
+                    call('RPUSH', list_of(lane), unpack(latest_of(lane, 1, INLINE, {})))
+                end
+                call_many('RPUSH', list_of(lane), mids, 1)
+                lane.listed, lane.latest = lane.listed + #lane.latest / 7 + #mids, ''
             end
-            lane.listed = lane.listed - #listed
         end
-        return found
+        arrived = {}
     end
 
     -- The first of them, at most so many; they stay.
     function plain.peek(lane, most)
         local found = {}
-        for at = 1, math.min(#lane.head, 7 * most), 7 do
-            found[#found + 1] = unpack_from('>I7', lane.head, at)
-        end
-        if #found < most and lane.listed > 0 then
-            for _, mid in ipairs(call('LRANGE', list_of(lane), 0, most - #found - 1)) do
-                found[#found + 1] = tonumber(mid)
+        if lane.listed > 0 and most > 0 then
+            found = call('LRANGE', list_of(lane), 0, most - 1)
+            for n = 1, #found do
+                found[n] = tonumber(found[n])
             end
+        end
+        return latest_of(lane, 1, most - #found, found)
+    end
+
+    -- Take out the first of them, at most so many.
+    function plain.take(lane, most)
+        local found = {}
+        if lane.listed > 0 then
+            found = call('LPOP', list_of(lane), most)
+            for n = 1, #found do
+                found[n] = tonumber(found[n])
+            end
+            lane.listed = lane.listed - #found
+        end
+        local rest = most - #found
+        if rest > 0 and lane.latest ~= '' then
+            latest_of(lane, 1, rest, found)
+            lane.latest = string.sub(lane.latest, 7 * rest + 1)
         end
         return found
     end
 
     function plain.drop(lane, taken)
-        local inline = math.min(taken, #lane.head / 7)
-        lane.head = string.sub(lane.head, 7 * inline + 1)
-        if taken > inline then
-            call('LTRIM', list_of(lane), taken - inline, -1)
-            lane.listed = lane.listed - (taken - inline)
+        local listed = math.min(taken, lane.listed)
+        if listed > 0 then
+            call('LTRIM', list_of(lane), listed, -1)
+            lane.listed = lane.listed - listed
         end
+        lane.latest = string.sub(lane.latest, 7 * (taken - listed) + 1)
     end
 
     function plain.unlist(lane, mid)
         local wanted = sortable(mid)
-        for at = 1, #lane.head, 7 do
-            if string.sub(lane.head, at, at + 6) == wanted then
-                lane.head = string.sub(lane.head, 1, at - 1) .. string.sub(lane.head, at + 7)
+        for at = 1, #lane.latest, 7 do
+            if string.sub(lane.latest, at, at + 6) == wanted then
+                lane.latest = string.sub(lane.latest, 1, at - 1) .. string.sub(lane.latest, at + 7)
                 return
             end
         end

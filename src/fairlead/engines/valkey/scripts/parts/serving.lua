@@ -52,12 +52,14 @@ local serving = part(function(serving)
         return first
     end
 
+    local calls -- what this call may still hand out, and what it did
+
     -- A source: a sorted set that is read page by page, in the order of its scores
 
     local function read_page(source)
         local found = call('ZRANGE', source.name, source.offset, source.offset + source.page - 1, 'WITHSCORES')
         source.offset, source.at, source.found = source.offset + #found / 2, 1, found
-        source.is_last, source.page = #found < 2 * source.page, math.min(2 * source.page, PAGE_MOST)
+        source.is_last, source.page = #found < 2 * source.page, math.min(2 * source.page, math.max(calls.left, PAGE), PAGE_MOST)
         if source.of_lanes then
             local names = {}
             for n = 1, #found, 2 do
@@ -109,8 +111,6 @@ local serving = part(function(serving)
         return math.min(found, most)
     end
 
-    local calls -- what this call may still hand out, and what it did
-
     -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own, and those at open gates.
     local function line_of(band)
         local heap = {}
@@ -120,15 +120,18 @@ local serving = part(function(serving)
     end
 
     local function next_lane(line)
+        if line.behind then -- what comes behind the last one: only now, for it may be a page that nobody asks for
+            advance(line.heap, line.behind)
+            line.behind = nil
+        end
         while line.heap[1] do
             local entry = pop(line.heap)
             local source = entry[4]
-            if source then
-                advance(line.heap, source)
-            end
             if not source or source.of_lanes then
+                line.behind = source
                 return entry[3]
             end
+            advance(line.heap, source)
             local gate = gates.find(entry[3])
             if gate and gates.room(gate) > 0 then
                 begin(line.heap, gates.lanes_key(gate.name, line.band.number), true)
@@ -191,6 +194,7 @@ local serving = part(function(serving)
             gates.take(gate, take)
         end
         charge(lane, band, policy, take)
+        calls.left = calls.left - take
         calls.visits[#calls.visits + 1] = { lane, take }
         calls.wanted[lane] = (calls.wanted[lane] or 0) + take
         return take
@@ -458,9 +462,9 @@ local serving = part(function(serving)
             bodies = {}
         end
         local leases, deadline, n = out.leases, shard.now + policy.lease, #out.leases
-        local tail = settling.tail(lane.name, deadline, shard.now, out.charges[lane], record.suspect and calls.record_start, policy.gate or '', is_empty,
-            line, false)
-        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), tail)
+        local rest = settling.rest(deadline, shard.now, out.charges[lane], record.suspect and calls.record_start, policy.gate or '', is_empty, line, false,
+            false)
+        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), packed(lane.name) .. rest)
         if line then
             messages.set_holder(line, mid, true)
         end
@@ -482,7 +486,13 @@ local serving = part(function(serving)
         local tails = out.tails[quick]
         local tail = tails[lane]
         if not tail then
-            tail = settling.tail(lane.name, shard.now + policy.lease, shard.now, out.charges[lane], false, policy.gate or '', false, false, quick)
+            local charge = out.charges[lane]
+            local rest = charge == 0 and out.rests[quick][policy]
+            if not rest then
+                rest = settling.rest(shard.now + policy.lease, shard.now, charge, false, policy.gate or '', false, false, false, quick)
+                out.rests[quick][policy] = charge == 0 and rest
+            end
+            tail = packed(lane.name) .. rest
             tails[lane] = tail
         end
         return tail
@@ -513,7 +523,8 @@ local serving = part(function(serving)
 
     local function hand_out_all(visits)
         local mids, records, from, counts = fetch_all()
-        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, charges = {}, tails = { [true] = {}, [false] = {} } }
+        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, charges = {}, tails = { [true] = {}, [false] = {} },
+            rests = { [true] = {}, [false] = {} } }
         for lane in pairs(calls.wanted) do
             local band = bands[lane.band]
             out.charges[lane] = band.by_time and expected_cost(lane, band) or 0
@@ -542,9 +553,10 @@ local serving = part(function(serving)
     -- Choose, fetch and lease up to `room` messages. Returns number and record of each, then {how many of them in a row, when their leases end, whether
     -- they are limited} of all, then {place among them, further bodies} of those that have some, and the first fence.
     function serving.lease(room, pool, topics, startable, record_start)
-        calls = { room = room, startable = startable, record_start = record_start, visits = {}, visited = {}, order = {}, wanted = {}, picked = {},
+        calls = { room = room, left = room, startable = startable, record_start = record_start, visits = {}, visited = {}, order = {}, wanted = {}, picked = {},
             withheld = false }
         messages.save() -- what housekeeping changed is read as it is stored
+        places.write()
         local first = shard.fence + 1
         if topics then
             serve_topics(topics, pool, room)
@@ -560,6 +572,7 @@ local serving = part(function(serving)
 
     -- Whether something could be leased in the pool now.
     function serving.has_work(pool, topics)
+        places.write()
         if not topics then
             for _, band in ipairs(bands) do
                 if band.pool == pool and has_work(band) then

@@ -3,7 +3,7 @@
 local settling = part(function(settling)
     local REST_FIRST, REST_MOST = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
-    local LEASE_LEAST = 56 -- bytes of a record but for its fence: a hash of smaller values is a list at first, which is slow to look into
+    local REST_LEAST = 54 -- bytes behind fence and lane: a hash whose values have 64 or less is a list while it is small, which is slow to look into
     local UNHANDLED_FIRST, UNHANDLED_MOST, UNHANDLED_DEAD = 5 * SECOND, 300 * SECOND, 3600 * SECOND
 
     -- `empty`: at most once, the message is gone already; `line`: the serial key that it keeps then; `quick`: of the message nothing is kept but counts.
@@ -13,13 +13,10 @@ local settling = part(function(settling)
             line = line, gone = gone, quick = quick }
     end
 
-    local function padded(rest)
-        return rest .. packed(string.rep(' ', math.max(0, LEASE_LEAST - #rest)))
-    end
-
-    -- The record but for its fence, which comes first: it is the same for all plain messages that a lane gives in one call.
-    function settling.tail(lane, deadline, granted, charge, started, gate, empty, line, quick)
-        return padded(packed(lane, deadline, granted, charge, started, gate, empty, line, false, quick))
+    -- What stands behind fence and lane; many leases of a call have it in common.
+    function settling.rest(deadline, granted, charge, started, gate, empty, line, gone, quick)
+        local rest = packed(deadline, granted, charge, started, gate, empty, line, gone, quick)
+        return rest .. packed(string.rep(' ', math.max(0, REST_LEAST - #rest)))
     end
 
     function settling.with_fence(fence, tail)
@@ -27,8 +24,8 @@ local settling = part(function(settling)
     end
 
     function settling.encode(lease)
-        return settling.with_fence(lease.fence, padded(packed(lease.lane, lease.deadline, lease.granted, lease.charge, lease.started, lease.gate,
-            lease.empty, lease.line, lease.gone, lease.quick)))
+        return settling.with_fence(lease.fence, packed(lease.lane) .. settling.rest(lease.deadline, lease.granted, lease.charge, lease.started,
+            lease.gate, lease.empty, lease.line, lease.gone, lease.quick))
     end
 
     -- The leases of these messages, in their order; false where there is none.

@@ -11,10 +11,10 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 2
+local LAYOUT = 3
 
 local POLICY_PAGE = 1000 -- lanes that a change of policy places anew in one call
-local INLINE = 16        -- messages of a lane that stand in its own record, before a list is made for more
+local INLINE = 16        -- messages of a lane that stand in its own record at most
 local SLICE = 500        -- arguments of one variadic call: `unpack` ends near 8,000
 
 local call, pack, unpack_from, values_of, packed -- the server's own, which are not there yet while the library is loaded
