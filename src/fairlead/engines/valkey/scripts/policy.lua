@@ -55,6 +55,7 @@ if ARGV[10] == '1' then
         each.partitions, each.buckets, each.bucket_name = shape(each[1])
     end
     rules.override(changes, tonumber(ARGV[9]))
+    lanes.rules_changed()
     for _, each in ipairs(found) do
         local partitions, buckets, bucket_name = shape(each[1])
         if each.partitions ~= partitions or each.buckets ~= buckets or each.bucket_name ~= bucket_name then
@@ -77,6 +78,7 @@ for _, each in ipairs(changes) do
 end
 shard.version, shard.exact = tonumber(ARGV[4]), tonumber(ARGV[9])
 rules.override(changes, shard.exact)
+lanes.rules_changed()
 
 if is_topic then
     local policy = rules.of(pattern)

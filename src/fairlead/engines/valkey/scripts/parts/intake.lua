@@ -29,46 +29,42 @@ local intake = part(function(intake)
         written = {}
     end
 
-    local function append(lane, message, size)
-        local mid, n = next_number(), #written
-        written[n + 1], written[n + 2] = mid, message .. stamp
-        plain.append(lane, mid)
-        lane.published, lane.bytes = lane.published + 1, lane.bytes + size
-        shard.published, shard.waiting, shard.bytes = shard.published + 1, shard.waiting + 1, shard.bytes + size
-        lanes.touch(lane)
-        return mid
-    end
-
-    -- A plain one, of the topic of that name.
-    local function accept_plain(topic, message, arrivals)
-        local size = #message - 3 - unpack_from('>I2', message, 2)
-        if shard.max_backlog or shard.max_backlog_bytes then
-            write()
-            local limit = backlog.make_room(topic, rules.of(topic), size)
-            if limit then
-                return { 'refused', limit[5], text(limit[1]), text(limit[2]) }
-            end
-        end
-        local lane = lanes.make(topic)
-        if not arrivals[lane] then
-            arrivals[lane] = true
-            arrivals[#arrivals + 1] = lane
-        end
-        return append(lane, message, size)
+    -- What a limit of the namespace refuses.
+    local function refused(topic, size)
+        write() -- making room may drop what has just come
+        local limit = backlog.make_room(topic, rules.of(topic), size)
+        return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) }
     end
 
     -- `topics`: those of plain messages; `order`: for each message the topic's position, -1 where it is not plain; `stored`: the messages, and
     -- `drafts`: what those say that are not plain.
     function intake.accept_batch(topics, order, stored, drafts)
-        local arrivals, answers = {}, {}
+        local arrivals, answers, at = {}, {}, {}
+        local is_limited = shard.max_backlog or shard.max_backlog_bytes
         written, stamp = {}, sortable(shard.now)
         lanes.load(topics)
         for n = 1, #order do
-            if order[n] < 0 then
+            local position, message = order[n], stored[n]
+            if position < 0 then
                 write()
                 answers[n] = putting.accept(drafts[n], arrivals)
             else
-                answers[n] = accept_plain(topics[order[n]], stored[n], arrivals)
+                local size = #message - 3 - unpack_from('>I2', message, 2)
+                local answer = is_limited and refused(topics[position], size)
+                if not answer then
+                    local lane, place = at[position], #written
+                    if not lane then
+                        lane = lanes.make(topics[position])
+                        lanes.touch(lane)
+                        at[position], arrivals[#arrivals + 1] = lane, lane
+                    end
+                    answer = next_number()
+                    written[place + 1], written[place + 2] = answer, message .. stamp
+                    plain.append(lane, answer)
+                    lane.published, lane.bytes = lane.published + 1, lane.bytes + size
+                    shard.published, shard.waiting, shard.bytes = shard.published + 1, shard.waiting + 1, shard.bytes + size
+                end
+                answers[n] = answer
             end
         end
         write()

@@ -67,7 +67,7 @@ local lanes = part(function(lanes)
             lane = setmetatable({
                 name = '', number = 0, band = 0, place = IDLE, wake = 0, vt = 0, gate = '', tat = 0, ready = 0, delayed = 0, parked = 0, leased = 0,
                 bytes = 0, published = 0, delivered = 0, done = 0, seen = 0, lately = 0, before = 0, listed = 0, sorted = 0, latest = '', big = 0,
-                old = 0, busy = 0, slow = 0, policy = false, read_at = false, is_lifted = false, index = false, score = 0, head_since = false,
+                old = 0, busy = 0, slow = 0, policy = false, is_changed = false, arrived = false, index = false, score = 0, head_since = false,
             }, LANE)
             if taken <= POOL then
                 pool[taken] = lane
@@ -78,7 +78,7 @@ local lanes = part(function(lanes)
 
     -- What is not stored of a lane.
     local function begin_call(lane, name)
-        lane.name, lane.policy, lane.read_at, lane.is_lifted, lane.head_since = name, false, false, false, false
+        lane.name, lane.policy, lane.is_changed, lane.arrived, lane.index, lane.head_since = name, false, false, false, false, false
         identify(lane)
     end
 
@@ -137,14 +137,28 @@ local lanes = part(function(lanes)
     end
 
     function lanes.rule(lane)
-        if lane.read_at ~= rules.changes then
-            lane.policy, lane.read_at = rules.of(lane.rule or lane.name), rules.changes
+        local policy = lane.policy
+        if not policy then
+            policy = rules.of(lane.rule or lane.name)
+            lane.policy = policy
         end
-        return lane.policy
+        return policy
+    end
+
+    -- Other policies hold from here on.
+    function lanes.rules_changed()
+        for _, lane in pairs(known) do
+            if lane then
+                lane.policy = false
+            end
+        end
     end
 
     function lanes.touch(lane)
-        changed[lane] = true
+        if not lane.is_changed then
+            lane.is_changed = true
+            changed[#changed + 1] = lane
+        end
     end
 
     function lanes.make(name)
@@ -161,7 +175,7 @@ local lanes = part(function(lanes)
             lane.band, lane.vt = band.number, band.vt
             known[name] = lane
             places.set(keys.names, name, 0)
-            changed[lane] = true
+            lanes.touch(lane)
         end
         return lane
     end
@@ -196,6 +210,8 @@ local lanes = part(function(lanes)
 
     -- Where it stands
 
+    local NOWHERE = ''
+
     local function index_of(place, wake, band, gate)
         if place == RUNNABLE then
             return bands[band].runnable
@@ -214,9 +230,8 @@ local lanes = part(function(lanes)
 
     -- Before anything of its standing is changed: what the index says of it.
     function lanes.lift(lane)
-        if not lane.is_lifted then
-            lane.is_lifted = true
-            lane.index, lane.score = index_of(lane.place, lane.wake, lane.band, lane.gate), score_of(lane.place, lane.wake, lane.vt)
+        if not lane.index then
+            lane.index, lane.score = index_of(lane.place, lane.wake, lane.band, lane.gate) or NOWHERE, score_of(lane.place, lane.wake, lane.vt)
             if lane.place == AT_GATE then
                 lane.gate_before, lane.band_before = lane.gate, lane.band
             end
@@ -225,7 +240,7 @@ local lanes = part(function(lanes)
 
     local function stand(lane)
         local index, score = index_of(lane.place, lane.wake, lane.band, lane.gate), score_of(lane.place, lane.wake, lane.vt)
-        local before = lane.index
+        local before = lane.index ~= NOWHERE and lane.index or nil
         if before ~= index or (index and score ~= lane.score) then
             local member = sortable(lane.number) .. lane.name
             if before and before ~= index then
@@ -242,7 +257,7 @@ local lanes = part(function(lanes)
         if lane.place == AT_GATE then
             gates.moved(lane.gate, lane.band)
         end
-        lane.is_lifted = false
+        lane.index = false
     end
 
     local function forgotten_at(lane, policy, band)
@@ -314,7 +329,7 @@ local lanes = part(function(lanes)
         end
         lane.place, lane.wake, lane.gate = place, wake, gate
         stand(lane)
-        changed[lane] = true
+        lanes.touch(lane)
     end
 
     function lanes.can_deliver(lane)
@@ -359,7 +374,7 @@ local lanes = part(function(lanes)
             if lane.big + lane.old + lane.busy + lane.slow > 0 then
                 lanes.classify(lane, true)
             end
-            known[lane.name], changed[lane] = false, nil
+            known[lane.name], lane.is_changed = false, false
         end
         remove_all(names)
     end
@@ -463,12 +478,15 @@ local lanes = part(function(lanes)
     function lanes.save()
         places.write()
         local written = {}
-        for lane in pairs(changed) do
-            if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0 or lane.lately >= 32 or lane.throttled > 0 or lane.delayed >= 32 then
-                lanes.classify(lane)
+        for _, lane in ipairs(changed) do
+            if lane.is_changed then -- and not forgotten since
+                lane.is_changed = false
+                if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0 or lane.lately >= 32 or lane.delayed >= 32 or lane.throttled > 0 then
+                    lanes.classify(lane)
+                end
+                local n = #written
+                written[n + 1], written[n + 2] = lane.name, encode(lane)
             end
-            written[#written + 1] = lane.name
-            written[#written + 1] = encode(lane)
         end
         call_many('HSET', keys.lanes, written, 2)
         changed = {}

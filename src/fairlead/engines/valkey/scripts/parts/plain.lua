@@ -4,10 +4,10 @@
 local plain = part(function(plain)
     local NAMES = 4096
     local names, count, prefix = {}, 0, nil -- of lists, by the lane's number: joining a number to a string is slow
-    local arrived                           -- numbers that are in neither yet, by lane
+    local arrivals                          -- lanes with numbers that are in neither yet, `arrived`
 
     at_begin(function()
-        arrived = {}
+        arrivals = {}
     end)
 
     local function list_of(lane)
@@ -32,30 +32,35 @@ local plain = part(function(plain)
 
     -- At the end of its lane; `plain.write` follows before anybody looks.
     function plain.append(lane, mid)
-        local mids = arrived[lane]
-        if not mids then
-            arrived[lane] = { mid }
-        else
+        local mids = lane.arrived
+        if mids then
             mids[#mids + 1] = mid
+        else
+            lane.arrived = { mid }
+            arrivals[#arrivals + 1] = lane
         end
         lane.ready = lane.ready + 1
     end
 
     function plain.write()
-        for lane, mids in pairs(arrived) do
-            if #lane.latest / 7 + #mids <= INLINE then
-                for n = 1, #mids do
-                    lane.latest = lane.latest .. sortable(mids[n])
+        for n = 1, #arrivals do
+            local lane = arrivals[n]
+            local mids, latest = lane.arrived, lane.latest
+            if #latest + 7 * #mids <= 7 * INLINE then
+                for place = 1, #mids do
+                    latest = latest .. sortable(mids[place])
                 end
+                lane.latest = latest
             else
-                if lane.latest ~= '' then
+                if latest ~= '' then
                     call('RPUSH', list_of(lane), unpack(latest_of(lane, 1, INLINE, {})))
                 end
                 call_many('RPUSH', list_of(lane), mids, 1)
-                lane.listed, lane.latest = lane.listed + #lane.latest / 7 + #mids, ''
+                lane.listed, lane.latest = lane.listed + #latest / 7 + #mids, ''
             end
+            lane.arrived = false
         end
-        arrived = {}
+        arrivals = {}
     end
 
     -- The first of them, at most so many; they stay.

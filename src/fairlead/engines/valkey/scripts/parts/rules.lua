@@ -13,7 +13,6 @@ local rules = part(function(rules)
 
     at_begin(function()
         by_name, by_stem, overridden = {}, {}, {}
-        rules.changes = 0 -- how often they changed in this call
     end)
 
     local function read(pattern)
@@ -44,7 +43,7 @@ local rules = part(function(rules)
         for _, each in ipairs(changes) do
             overridden[each[1]] = each[2]
         end
-        shard.exact, rules.changes = exact, rules.changes + 1
+        shard.exact = exact
         by_name, by_stem = {}, {}
     end
 
