@@ -54,19 +54,23 @@ local serving = part(function(serving)
 
     local calls -- what this call may still hand out, and what it did
 
-    -- A source: a sorted set that is read page by page, in the order of its scores
+    -- A source: a sorted set that is read page by page, in the order of its scores. Of lanes these are in their records too: the server is slow to
+    -- tell scores.
 
     local function read_page(source)
-        local found = call('ZRANGE', source.name, source.offset, source.offset + source.page - 1, 'WITHSCORES')
-        source.offset, source.at, source.found = source.offset + #found / 2, 1, found
-        source.is_last, source.page = #found < 2 * source.page, math.min(2 * source.page, math.max(calls.left, PAGE), PAGE_MOST)
+        local last, found = source.offset + source.page - 1, nil
         if source.of_lanes then
-            local names = {}
-            for n = 1, #found, 2 do
-                names[#names + 1] = string.sub(found[n], 8)
+            found = call('ZRANGE', source.name, source.offset, last)
+            for n = 1, #found do
+                found[n] = string.sub(found[n], 8)
             end
-            lanes.load(names)
+            lanes.load(found)
+        else
+            found = call('ZRANGE', source.name, source.offset, last, 'WITHSCORES')
         end
+        local count = source.of_lanes and #found or #found / 2
+        source.at, source.found, source.offset, source.is_last = 1, found, source.offset + count, count < source.page
+        source.page = math.min(2 * source.page, math.max(calls.left, PAGE), PAGE_MOST)
     end
 
     -- The next of it goes into the heap; nothing where it is at its end.
@@ -80,12 +84,14 @@ local serving = part(function(serving)
                 return
             end
         end
-        local member, vt = source.found[source.at], tonumber(source.found[source.at + 1])
-        source.at = source.at + 2
+        local found, at = source.found, source.at
         if source.of_lanes then
-            push(heap, { vt, (unpack_from('>I7', member)), lanes.find(string.sub(member, 8)), source })
+            local lane = lanes.find(found[at])
+            source.at = at + 1
+            push(heap, { lane.vt, lane.number, lane, source })
         else
-            push(heap, { vt, HEADS_FIRST, member, source })
+            source.at = at + 2
+            push(heap, { tonumber(found[at + 1]), HEADS_FIRST, found[at], source })
         end
     end
 
@@ -162,11 +168,15 @@ local serving = part(function(serving)
         lanes.count_deliveries(lane, take)
     end
 
-    local function note_visit(lane)
-        if not calls.visited[lane] then
-            calls.visited[lane] = true
-            calls.order[#calls.order + 1] = lane
+    -- What is known in this call of a lane that was visited.
+    local function given_by(lane)
+        local given = calls.given[lane]
+        if not given then
+            given = { lane = lane, wanted = 0, picked = false, first = 0, count = 0, charge = 0, place = 0 }
+            calls.given[lane] = given
+            calls.order[#calls.order + 1] = given
         end
+        return given
     end
 
     -- Take from the lane what all limits admit; one step with the advance of its virtual time.
@@ -183,7 +193,7 @@ local serving = part(function(serving)
         if policy.paused or (lane.rest_step > 0 and lane.rest_until > shard.now) then
             take = 0
         end
-        note_visit(lane)
+        local given = given_by(lane)
         if take <= 0 then
             return 0
         end
@@ -195,8 +205,8 @@ local serving = part(function(serving)
         end
         charge(lane, band, policy, take)
         calls.left = calls.left - take
-        calls.visits[#calls.visits + 1] = { lane, take }
-        calls.wanted[lane] = (calls.wanted[lane] or 0) + take
+        calls.visits[#calls.visits + 1] = { given, take }
+        given.wanted = given.wanted + take
         return take
     end
 
@@ -297,8 +307,8 @@ local serving = part(function(serving)
 
     -- Of a bucket take only the messages of one topic.
     local function visit_folded(lane, topic, room)
-        local picked = calls.picked[lane] or {}
-        calls.picked[lane] = picked
+        local picked = given_by(lane).picked or {}
+        given_by(lane).picked = picked
         local mids, seen = {}, {}
         for _, mid in ipairs(picked) do
             seen[mid] = true
@@ -336,7 +346,7 @@ local serving = part(function(serving)
     local function mixed(visits)
         local strict, by_tier, queues, counts = {}, {}, {}, {}
         for _, each in ipairs(visits) do
-            local tier = tiers[bands[each[1].band].tier]
+            local tier = tiers[bands[each[1].lane.band].tier]
             if tier.strict then
                 strict[#strict + 1] = each
             else
@@ -400,26 +410,28 @@ local serving = part(function(serving)
         return mids
     end
 
-    -- What each lane gives, one lane behind the other: numbers, and records as they are stored; and where each lane's begin, and how many they are.
+    -- What each lane gives, one lane behind the other: numbers, and records as they are stored.
     local function fetch_all()
-        local mids, from, counts = {}, {}, {}
-        for lane, wanted in pairs(calls.wanted) do
-            local picked, taken = calls.picked[lane], nil
-            if picked then
-                taken = fetch_picked(lane, picked)
-            elseif lane.sorted == 0 then
-                taken = plain.take(lane, wanted)
-            else
-                local listed = plain.peek(lane, wanted)
-                taken = fetch(lane, wanted, listed, read_many(keys.m, listed))
-            end
-            local n = #mids
-            from[lane], counts[lane] = n, #taken
-            for place = 1, #taken do
-                mids[n + place] = taken[place]
+        local mids = {}
+        for _, given in ipairs(calls.order) do
+            if given.wanted > 0 then
+                local lane, taken = given.lane, nil
+                if given.picked then
+                    taken = fetch_picked(lane, given.picked)
+                elseif lane.sorted == 0 then
+                    taken = plain.take(lane, given.wanted)
+                else
+                    local listed = plain.peek(lane, given.wanted)
+                    taken = fetch(lane, given.wanted, listed, read_many(keys.m, listed))
+                end
+                local n = #mids
+                given.first, given.count = n, #taken
+                for place = 1, #taken do
+                    mids[n + place] = taken[place]
+                end
             end
         end
-        return mids, read_many(keys.m, mids), from, counts
+        return mids, read_many(keys.m, mids)
     end
 
     -- Leases
@@ -445,7 +457,8 @@ local serving = part(function(serving)
         gates.free(policy.gate or '')
     end
 
-    local function hand_out(lane, policy, mid, stored)
+    local function hand_out(given, policy, mid, stored)
+        local lane = given.lane
         local record = messages.take(mid, stored)
         messages.leave(lane, record)
         if record.expires and record.expires <= shard.now then -- housekeeping had too much to do to see it before
@@ -462,7 +475,7 @@ local serving = part(function(serving)
             bodies = {}
         end
         local leases, deadline, n = out.leases, shard.now + policy.lease, #out.leases
-        local rest = settling.rest(deadline, shard.now, out.charges[lane], record.suspect and calls.record_start, policy.gate or '', is_empty, line, false,
+        local rest = settling.rest(deadline, shard.now, given.charge, record.suspect and calls.record_start, policy.gate or '', is_empty, line, false,
             false)
         leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), packed(lane.name) .. rest)
         if line then
@@ -482,37 +495,34 @@ local serving = part(function(serving)
     end
 
     -- What the leases of a lane's plain messages say but for the fence; `quick`: of the message nothing is kept but counts.
-    local function tail_of(lane, policy, quick)
-        local tails = out.tails[quick]
-        local tail = tails[lane]
-        if not tail then
-            local charge = out.charges[lane]
-            local rest = charge == 0 and out.rests[quick][policy]
-            if not rest then
-                rest = settling.rest(shard.now + policy.lease, shard.now, charge, false, policy.gate or '', false, false, false, quick)
-                out.rests[quick][policy] = charge == 0 and rest
-            end
-            tail = packed(lane.name) .. rest
-            tails[lane] = tail
+    local function tail_of(given, policy, quick)
+        local charge = given.charge
+        local rest = charge == 0 and out.rests[quick][policy]
+        if not rest then
+            rest = settling.rest(shard.now + policy.lease, shard.now, charge, false, policy.gate or '', false, false, false, quick)
+            out.rests[quick][policy] = charge == 0 and rest
         end
-        return tail
+        return packed(given.lane.name) .. rest
     end
 
     -- Hand out one visit's messages. Most are plain, and for those this is the innermost loop of all.
-    local function hand_out_visit(lane, policy, mids, records, first, last)
+    local function hand_out_visit(given, policy, mids, records, first, last)
         local leases, found, deadline, size = out.leases, out.messages, shard.now + policy.lease, 0
-        local plain_ones, empties = 0, policy.at_most_once
+        local lane, plain_ones, tail, tail_is_quick = given.lane, 0, false, false
         for place = first, last do
             local mid, stored = mids[place], records[place]
             local kind = stored and string.byte(stored)
             if not kind then -- the lane counted a message that is not there: the doctor mends the count
                 uncount(lane, policy)
-            elseif kind == 82 or empties then -- "R"
-                hand_out(lane, policy, mid, stored)
+            elseif kind == 82 or policy.at_most_once then -- "R"
+                hand_out(given, policy, mid, stored)
             else
+                local is_quick = kind == 80 -- "P"
+                if not tail or is_quick ~= tail_is_quick then
+                    tail, tail_is_quick = tail_of(given, policy, is_quick), is_quick
+                end
                 local n, m = #leases, #found
-                leases[n + 1] = mid
-                leases[n + 2] = settling.with_fence(expect(mid, deadline), tail_of(lane, policy, kind == 80)) -- "P"
+                leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), tail)
                 found[m + 1], found[m + 2] = mid, stored
                 size, plain_ones = size + #stored - 10 - unpack_from('>I2', stored, 2), plain_ones + 1
             end
@@ -522,27 +532,28 @@ local serving = part(function(serving)
     end
 
     local function hand_out_all(visits)
-        local mids, records, from, counts = fetch_all()
-        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, charges = {}, tails = { [true] = {}, [false] = {} },
-            rests = { [true] = {}, [false] = {} } }
-        for lane in pairs(calls.wanted) do
+        local mids, records = fetch_all()
+        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, rests = { [true] = {}, [false] = {} } }
+        for _, given in ipairs(calls.order) do
+            local lane = given.lane
             local band = bands[lane.band]
-            out.charges[lane] = band.by_time and expected_cost(lane, band) or 0
-            local last = records[from[lane] + counts[lane]]
+            given.charge = band.by_time and expected_cost(lane, band) or 0
+            local last = given.count > 0 and records[given.first + given.count]
             lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last, #last - 6) or shard.now
         end
-        local given = {}
+        local runs = out.runs
         for _, each in ipairs(visits) do
-            local lane, policy, before = each[1], lanes.rule(each[1]), #out.messages
-            local first = (given[lane] or 0) + 1
-            given[lane] = first + each[2] - 1
-            local there = math.min(given[lane], counts[lane])
-            for _ = there + 1, given[lane] do
+            local given, before = each[1], #out.messages
+            local lane = given.lane
+            local policy, place = lanes.rule(lane), given.place
+            given.place = place + each[2]
+            local there = math.min(given.place, given.count)
+            for _ = math.max(there, place) + 1, given.place do
                 uncount(lane, policy)
             end
-            hand_out_visit(lane, policy, mids, records, from[lane] + first, from[lane] + there)
-            local n = #out.runs
-            out.runs[n + 1], out.runs[n + 2], out.runs[n + 3] = (#out.messages - before) / 2, shard.now + policy.lease, policy.limited and 1 or 0
+            hand_out_visit(given, policy, mids, records, given.first + place + 1, given.first + there)
+            local n = #runs
+            runs[n + 1], runs[n + 2], runs[n + 3] = (#out.messages - before) / 2, shard.now + policy.lease, policy.limited and 1 or 0
         end
         call_many('HSET', keys.l, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
@@ -553,8 +564,7 @@ local serving = part(function(serving)
     -- Choose, fetch and lease up to `room` messages. Returns number and record of each, then {how many of them in a row, when their leases end, whether
     -- they are limited} of all, then {place among them, further bodies} of those that have some, and the first fence.
     function serving.lease(room, pool, topics, startable, record_start)
-        calls = { room = room, left = room, startable = startable, record_start = record_start, visits = {}, visited = {}, order = {}, wanted = {}, picked = {},
-            withheld = false }
+        calls = { room = room, left = room, startable = startable, record_start = record_start, visits = {}, order = {}, given = {}, withheld = false }
         messages.save() -- what housekeeping changed is read as it is stored
         places.write()
         local first = shard.fence + 1
@@ -564,8 +574,8 @@ local serving = part(function(serving)
             serve_pool(pool, room)
         end
         hand_out_all(topics and calls.visits or mixed(calls.visits))
-        for _, lane in ipairs(calls.order) do
-            lanes.place(lane)
+        for _, given in ipairs(calls.order) do
+            lanes.place(given.lane)
         end
         return out.messages, out.runs, out.bodies, first
     end
