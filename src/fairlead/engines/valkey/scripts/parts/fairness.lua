@@ -11,26 +11,27 @@ local fairness = part(function(fairness)
         return math.max(1, math.ceil(1000000 * TICKS / rate - 1e-9))
     end
 
-    function fairness.permits(tat, now, rate, burst)
-        local step = fairness.interval(rate)
+    -- Of a rate they take `step`, its interval: whoever has the rate keeps that too.
+
+    function fairness.permits(tat, now, step, burst)
         local room = now * TICKS + burst * step - math.max(tat, now * TICKS)
         return room >= step and math.floor(room / step) or 0
     end
 
-    function fairness.take_permits(tat, now, rate, taken)
-        return math.max(tat, now * TICKS) + taken * fairness.interval(rate)
+    function fairness.take_permits(tat, now, step, taken)
+        return math.max(tat, now * TICKS) + taken * step
     end
 
-    function fairness.return_permits(tat, rate, returned)
-        return tat - returned * fairness.interval(rate)
+    function fairness.return_permits(tat, step, returned)
+        return tat - returned * step
     end
 
-    function fairness.next_permit(tat, now, rate, burst)
-        return math.max(now, math.ceil((tat - (burst - 1) * fairness.interval(rate)) / TICKS))
+    function fairness.next_permit(tat, now, step, burst)
+        return math.max(now, math.ceil((tat - (burst - 1) * step) / TICKS))
     end
 
-    function fairness.rebase(tat, now, rate, burst)
-        return math.min(tat, now * TICKS + burst * fairness.interval(rate))
+    function fairness.rebase(tat, now, step, burst)
+        return math.min(tat, now * TICKS + burst * step)
     end
 
     function fairness.recovered(tat, now)
@@ -114,12 +115,22 @@ local fairness = part(function(fairness)
         return order
     end
 
+    local SMALL = 4096
+    local classes = {} -- of small numbers
+
     -- Size classes for the top lists, about 9 % apart; the same as engines/classes.py.
     function fairness.size_class(number)
-        if number < 32 then
+        local class = classes[number]
+        if class then
+            return class
+        elseif number < 32 then
             return 0
         end
         local fraction, bits = math.frexp(number)
-        return bits * 8 + math.floor(fraction * 16) - 8
+        class = bits * 8 + math.floor(fraction * 16) - 8
+        if number < SMALL then
+            classes[number] = class
+        end
+        return class
     end
 end)

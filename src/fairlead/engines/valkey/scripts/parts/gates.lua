@@ -13,6 +13,7 @@ local gates = part(function(gates)
     local function limits_of(gate)
         local limits = gate.grant or gate.operator or gate.code or { false, 1, false }
         gate.rate, gate.burst, gate.concurrency = limits[1], limits[2], limits[3]
+        gate.step = gate.rate and fairness.interval(gate.rate)
     end
 
     function gates.find(name)
@@ -40,7 +41,7 @@ local gates = part(function(gates)
         gate[layer] = limits
         limits_of(gate)
         if gate.rate then
-            gate.tat = fairness.rebase(gate.tat, shard.now, gate.rate, gate.burst)
+            gate.tat = fairness.rebase(gate.tat, shard.now, gate.step, gate.burst)
         end
         changed[gate] = true
     end
@@ -49,7 +50,7 @@ local gates = part(function(gates)
     function gates.room(gate)
         local room = 2 ^ 30
         if gate.rate then
-            room = fairness.permits(fairness.rebase(gate.tat, shard.now, gate.rate, gate.burst), shard.now, gate.rate, gate.burst)
+            room = fairness.permits(fairness.rebase(gate.tat, shard.now, gate.step, gate.burst), shard.now, gate.step, gate.burst)
         end
         if gate.concurrency then
             room = math.min(room, gate.concurrency - gate.leased)
@@ -65,7 +66,7 @@ local gates = part(function(gates)
     function gates.take(gate, taken)
         gate.leased = gate.leased + taken
         if gate.rate then
-            gate.tat = fairness.take_permits(fairness.rebase(gate.tat, shard.now, gate.rate, gate.burst), shard.now, gate.rate, taken)
+            gate.tat = fairness.take_permits(fairness.rebase(gate.tat, shard.now, gate.step, gate.burst), shard.now, gate.step, taken)
         end
         changed[gate] = true
     end
@@ -82,7 +83,7 @@ local gates = part(function(gates)
     function gates.give_back_permit(name)
         local gate = name ~= '' and gates.find(name)
         if gate and gate.rate then
-            gate.tat = fairness.return_permits(gate.tat, gate.rate, 1)
+            gate.tat = fairness.return_permits(gate.tat, gate.step, 1)
             changed[gate] = true
         end
     end
@@ -111,8 +112,8 @@ local gates = part(function(gates)
         local is_open = gates.room(gate) > 0
         gate.wake = 0
         if not is_open and gate.rate and (not gate.concurrency or gate.leased < gate.concurrency) then
-            gate.tat = fairness.rebase(gate.tat, shard.now, gate.rate, gate.burst)
-            gate.wake = fairness.next_permit(gate.tat, shard.now, gate.rate, gate.burst)
+            gate.tat = fairness.rebase(gate.tat, shard.now, gate.step, gate.burst)
+            gate.wake = fairness.next_permit(gate.tat, shard.now, gate.step, gate.burst)
         end
         if gate.wake > 0 then
             call('ZADD', keys.gate_wakes, gate.wake, gate.name)

@@ -25,7 +25,7 @@ local lanes = part(function(lanes)
     local RECORD = '<i8I2Bi8i8i8i4i4i4i4i8i8i8i8i8i4i4i4i4I2I4I2I2I2c0I2c0'
     local BEFORE_CLASSES, NO_CLASSES = '<i8I2Bi8i8i8i4i4i4i4i8i8i8i8i8i4i4i4i4', '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean' }
-    local USUAL = { is_bucket = false, rule = false, gate_before = false, band_before = 0, is_rare = false }
+    local USUAL = { is_bucket = false, rule = false, is_rare = false }
     for n = 1, #RARE do
         USUAL[RARE[n]] = 0
     end
@@ -211,6 +211,11 @@ local lanes = part(function(lanes)
     -- Where it stands
 
     local NOWHERE = ''
+    local left -- gates at which lanes stood: name and band
+
+    at_begin(function()
+        left = {}
+    end)
 
     local function index_of(place, wake, band, gate)
         if place == RUNNABLE then
@@ -233,7 +238,7 @@ local lanes = part(function(lanes)
         if not lane.index then
             lane.index, lane.score = index_of(lane.place, lane.wake, lane.band, lane.gate) or NOWHERE, score_of(lane.place, lane.wake, lane.vt)
             if lane.place == AT_GATE then
-                lane.gate_before, lane.band_before = lane.gate, lane.band
+                left[lane] = { lane.gate, lane.band }
             end
         end
     end
@@ -250,9 +255,9 @@ local lanes = part(function(lanes)
                 places.set(index, member, score)
             end
         end
-        if lane.gate_before then
-            gates.moved(lane.gate_before, lane.band_before)
-            lane.gate_before = false
+        if left[lane] then
+            gates.moved(unpack(left[lane]))
+            left[lane] = nil
         end
         if lane.place == AT_GATE then
             gates.moved(lane.gate, lane.band)
@@ -276,7 +281,7 @@ local lanes = part(function(lanes)
         local now = shard.now
         local is_used = policy.rate and not fairness.recovered(lane.tat, now)
         if is_used then
-            lane.tat = fairness.rebase(lane.tat, now, policy.rate, policy.burst)
+            lane.tat = fairness.rebase(lane.tat, now, policy.step, policy.burst)
         end
         if policy.paused and lanes.waiting(lane) > 0 then
             return PAUSED, 0
@@ -285,15 +290,19 @@ local lanes = part(function(lanes)
                 return IDLE, 0
             end
             return IDLE, forgotten_at(lane, policy, band)
-        elseif lane.rest_step > 0 and lane.rest_until > now then
-            return ASLEEP, lane.rest_until
         end
-        local concurrency = lane.rest_step > 0 and 1 or policy.concurrency
+        local concurrency = policy.concurrency
+        if lane.rest_step > 0 then
+            if lane.rest_until > now then
+                return ASLEEP, lane.rest_until
+            end
+            concurrency = 1
+        end
         if concurrency and lane.leased >= concurrency then
             return FULL, 0
         end
         if is_used then
-            local permit = fairness.next_permit(lane.tat, now, policy.rate, policy.burst)
+            local permit = fairness.next_permit(lane.tat, now, policy.step, policy.burst)
             if permit > now then
                 if lane.place ~= ASLEEP or lane.wake ~= permit then
                     lane.throttled = lane.throttled + permit - math.max(now, lane.place == ASLEEP and lane.wake or 0)
@@ -344,8 +353,8 @@ local lanes = part(function(lanes)
             allowed = math.min(allowed, concurrency - lane.leased)
         end
         if policy.rate and allowed > 0 then
-            local tat = fairness.rebase(lane.tat, shard.now, policy.rate, policy.burst)
-            allowed = math.min(allowed, fairness.permits(tat, shard.now, policy.rate, policy.burst))
+            local tat = fairness.rebase(lane.tat, shard.now, policy.step, policy.burst)
+            allowed = math.min(allowed, fairness.permits(tat, shard.now, policy.step, policy.burst))
         end
         return math.max(allowed, 0)
     end
@@ -481,7 +490,7 @@ local lanes = part(function(lanes)
         for _, lane in ipairs(changed) do
             if lane.is_changed then -- and not forgotten since
                 lane.is_changed = false
-                if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0 or lane.lately >= 32 or lane.delayed >= 32 or lane.throttled > 0 then
+                if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0 or lane.lately >= 32 or lane.delayed >= 32 or lane.is_rare then
                     lanes.classify(lane)
                 end
                 local n = #written

@@ -33,6 +33,7 @@ local rules = part(function(rules)
             for n = 1, #FIELDS do
                 policy[FIELDS[n]] = values[n]
             end
+            policy.step = policy.rate and fairness.interval(policy.rate)
             decoded[stored], kinds = policy, kinds + 1
         end
         return policy

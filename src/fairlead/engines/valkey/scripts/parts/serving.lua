@@ -160,8 +160,8 @@ local serving = part(function(serving)
             lane.vt = lane.vt + fairness.stride(take, policy.weight)
         end
         if policy.rate then
-            local tat = fairness.rebase(lane.tat, shard.now, policy.rate, policy.burst)
-            lane.tat = fairness.take_permits(tat, shard.now, policy.rate, take)
+            local tat = fairness.rebase(lane.tat, shard.now, policy.step, policy.burst)
+            lane.tat = fairness.take_permits(tat, shard.now, policy.step, take)
         end
         lane.ready, lane.leased = lane.ready - take, lane.leased + take
         band.delivered = band.delivered + take
@@ -224,7 +224,7 @@ local serving = part(function(serving)
             end
             local got = visit(lane, line.band, room - taken, count_of_lanes)
             taken = taken + got
-            if got > 0 and lanes.allowance(lane, lanes.rule(lane)) > 0 then
+            if got > 0 and lane.ready > 0 and lanes.allowance(lane, lanes.rule(lane)) > 0 then
                 push(line.heap, { lane.vt, lane.number, lane })
             else
                 line.lanes = line.lanes - 1

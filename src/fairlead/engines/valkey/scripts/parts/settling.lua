@@ -138,7 +138,7 @@ local settling = part(function(settling)
     local function give_back_permit(lane, lease)
         local policy = lanes.rule(lane)
         if policy.rate then
-            lane.tat = fairness.return_permits(lane.tat, policy.rate, 1)
+            lane.tat = fairness.return_permits(lane.tat, policy.step, 1)
         end
         gates.give_back_permit(lease.gate)
     end
