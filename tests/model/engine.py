@@ -323,7 +323,7 @@ class Engine(Lanes):
             else:
                 band.carry = 0
         while room > 0 and shares and not call.withheld:
-            step = room if call.startable >= room else call.startable or min(room, STEP)
+            step = room if len(shares) == 1 or call.startable >= room else call.startable or min(room, STEP)
             room -= self._serve_shares(call, pool, step, shares, lines)
 
     def _mix(self, call: Call) -> None:

@@ -66,8 +66,9 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
         "local function part(define) local functions = {} define(functions) return functions end",
         text("fairness"),
         "local told = {} for n = 1, #ARGV, 3 do local rate, tat, now = tonumber(ARGV[n]), tonumber(ARGV[n + 1]), tonumber(ARGV[n + 2])",
-        "told[#told + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', fairness.interval(rate), fairness.permits(tat, now, fairness.interval(rate), 7),",
-        "fairness.next_permit(tat, now, fairness.interval(rate), 3), fairness.stride(7, rate), fairness.stride_of_work(now % 1000003, rate),",
+        "local step = fairness.interval(rate)",
+        "told[#told + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', step, fairness.permits(tat, now, step, 7),",
+        "fairness.next_permit(tat, now, step, 3), fairness.stride(7, rate), fairness.stride_of_work(now % 1000003, rate),",
         "fairness.size_class(now % 100000)) end return told",
     ])  # fmt: skip
     cases = [(rate, tat, now) for rate in (0.03, 0.5, 1.0, 3.0, 7.5, 10_000.0) for now in (1_795_000_000_123_457, 2_200_000_000_999_999)

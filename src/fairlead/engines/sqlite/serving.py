@@ -158,7 +158,7 @@ class _Serving:
             else:
                 band.carry = 0
         while room > 0 and shares and not self.withheld:
-            step = room if self.startable >= room else self.startable or min(room, STEP)
+            step = room if len(shares) == 1 or self.startable >= room else self.startable or min(room, STEP)
             room -= self._serve_shares(pool, step, shares, lines)
 
     def _has_work(self, band: Band) -> bool:

@@ -327,8 +327,8 @@ class Core:
         others: list[tuple[Any, ...]] = []
         others_at: list[int] = []
         for n, settlement in enumerate(settlements):
-            if is_simple and settlement.action == "ack" and not settlement.cost_us and n + 1 not in with_more:
-                simple += (settlement.handle // space.shards, self._fence(shard, settlement.fence))
+            if is_simple and settlement.action == "ack" and n + 1 not in with_more:
+                simple += (settlement.handle // space.shards, self._fence(shard, settlement.fence), settlement.cost_us)
                 simple_at.append(n)
             else:
                 others.append((*self._told(shard, settlement), n + 1))

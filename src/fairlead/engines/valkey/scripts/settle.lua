@@ -1,6 +1,6 @@
 --@ allow-oom
 
--- End leases. ARGV[3]: number and fence of each that is simply acked; ARGV[4]: the other settlements, see settling.lua; ARGV[5]: what is kept
+-- End leases. ARGV[3]: number, fence and cost of each that is simply acked; ARGV[4]: the other settlements, see settling.lua; ARGV[5]: what is kept
 -- of those that end their messages, flat: place in the call, id, milliseconds (what comes last of all); ARGV[6]: "", or the version of the policies that the client
 -- knows, where messages are published with settlements (which are among the others then); ARGV[7]: {position of its settlement, whether its body is
 -- too large} of each, and the messages. Answers {the simple ones that were not acked: position and word}, {one word for each
@@ -22,7 +22,7 @@ if ARGV[6] ~= '' then
         local position, is_too_large = each[1], each[2]
         local settlement, lease = settlements[position], leases[position]
         counted[position] = (counted[position] or 0) + 1
-        if lease and lease.fence == settlement[2] and not lease.gone and ENDS[settlement[3] or 'ack'] then
+        if lease and lease.fence == settlement[2] and not lease.gone and ENDS[settlement[3]] then
             if is_too_large then
                 return { 'too large', n - 1 }
             end
@@ -60,13 +60,14 @@ if #left > 0 or #settlements > 0 then
         is_other[each[10]] = true
         entries[n] = { each[10], each, n, false }
     end
-    for place = 1, #simple / 2 + #settlements do
+    for place = 1, #simple / 3 + #settlements do
         if not is_other[place] then
             places[#places + 1] = place
         end
     end
     for _, n in ipairs(left) do
-        entries[#entries + 1] = { places[n], { simple[2 * n - 1], simple[2 * n] }, n, true }
+        local at = 3 * n - 2
+        entries[#entries + 1] = { places[n], { simple[at], simple[at + 1], 'ack', false, false, false, simple[at + 2] }, n, true }
     end
     table.sort(entries, function(one, other)
         return one[1] < other[1]

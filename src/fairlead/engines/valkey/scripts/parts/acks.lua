@@ -1,17 +1,17 @@
 -- Acks of messages of which nothing is kept but counts, which is most of them.
 
 local acks = part(function(acks)
-    -- `pairs_of`: number and fence of each. Returns the positions of those that need more than that, and the lanes of the others.
-    function acks.settle(pairs_of)
+    -- `triples`: number, fence and cost of each. Returns the positions of those that need more than that, and the lanes of the others.
+    function acks.settle(triples)
         local mids, left, gone, ended = {}, {}, {}, {}
-        for n = 1, #pairs_of, 2 do
-            mids[#mids + 1] = pairs_of[n]
+        for n = 1, #triples, 3 do
+            mids[#mids + 1] = triples[n]
         end
         local found, seen, names, plain_names = read_many(keys.l, mids), {}, {}, {}
         for n = 1, #mids do
             if found[n] then
                 local fence, name, _, _, charge, _, _, _, _, is_gone, quick = values_of(found[n])
-                if quick and not is_gone and charge == 0 and fence == pairs_of[2 * n] then
+                if quick and not is_gone and charge == 0 and fence == triples[3 * n - 1] then
                     names[#names + 1], plain_names[n] = name, name
                 end
             end

@@ -293,7 +293,10 @@ local serving = part(function(serving)
             end
         end
         while room > 0 and #entries > 0 and not calls.withheld do
-            local step = calls.startable >= room and room or calls.startable > 0 and calls.startable or math.min(room, STEP)
+            local step = room
+            if #entries > 1 and calls.startable < room then
+                step = calls.startable > 0 and calls.startable or math.min(room, STEP)
+            end
             room = room - serve_shares(entries, step)
             local left = {}
             for _, entry in ipairs(entries) do

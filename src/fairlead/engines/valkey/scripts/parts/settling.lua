@@ -204,9 +204,7 @@ local settling = part(function(settling)
         return 'acked'
     end
 
-    local ACK = { action = 'ack', cost = 0 }
-
-    -- `settlements`: {number, fence} of a plain ack, else {number, fence, action, delay, reason, error, cost, begun, random}.
+    -- `settlements`: {number, fence, action, delay, reason, error, cost, begun, random} each.
     -- Lanes that are to be placed are added to `ended`.
     function settling.settle_all(settlements, ended)
         local mids, answers, gone_leases, gone_messages = {}, {}, {}, {}
@@ -224,10 +222,8 @@ local settling = part(function(settling)
                 answers[n] = 'lost'
             else
                 seen[each[1]] = true -- the second settlement of one lease is lost
-                local settlement = ACK
-                if each[3] then
-                    settlement = { action = each[3], delay = each[4], reason = each[5], failure = each[6], cost = each[7], begun = each[8], random = each[9] }
-                end
+                local settlement = { action = each[3], delay = each[4], reason = each[5], failure = each[6], cost = each[7], begun = each[8],
+                    random = each[9] }
                 keeping.set_handled(each.is_told and each[1] or nil, each.has_outcome)
                 answers[n] = settle(each[1], lease, settlement, ended, gone_leases, gone_messages)
             end
