@@ -1,7 +1,8 @@
 -- Acks of messages of which nothing is kept but counts, which is most of them.
 
 local acks = part(function(acks)
-    -- `triples`: number, fence and cost of each. Returns the positions of those that need more than that, and the lanes of the others.
+    -- `triples`: number, fence and cost of each. Returns the positions of those that need more than that, and of the others the lanes that are to be placed:
+    -- one that can deliver still can.
     function acks.settle(triples)
         local mids, left, gone, ended = {}, {}, {}, {}
         for n = 1, #triples, 3 do
@@ -25,7 +26,9 @@ local acks = part(function(acks)
                     is_quick, seen[mids[n]] = true, true
                     lane.leased, lane.done = lane.leased - 1, lane.done + 1
                     gone[#gone + 1] = mids[n]
-                    if not ended[lane] then
+                    if lane.place == RUNNABLE then
+                        lanes.touch(lane)
+                    elseif not ended[lane] then
                         ended[lane] = true
                         ended[#ended + 1] = lane
                     end

@@ -458,34 +458,24 @@ local lanes = part(function(lanes)
     local function set_class(lane, name, class)
         if lane[name] ~= class then
             lane[name] = class
-            if class == 0 then
-                call('ZREM', key('top:' .. name), lane.name)
-            else
-                call('ZADD', key('top:' .. name), class, lane.name)
-            end
+            places.set(keys['top:' .. name], lane.name, class > 0 and class)
         end
     end
 
     function lanes.classify(lane, is_gone)
-        local waiting, rate = is_gone and 0 or lanes.waiting(lane), is_gone and 0 or math.max(lane.before, lane.lately)
-        if waiting >= 32 or lane.big > 0 then
-            set_class(lane, 'big', fairness.size_class(waiting))
-        end
+        set_class(lane, 'big', is_gone and 0 or fairness.size_class(lanes.waiting(lane)))
         if is_gone or lane.ready < 32 then
             set_class(lane, 'old', 0)
         elseif lane.old == 0 or lane.head_since then
             set_class(lane, 'old', math.floor((lane.head_since or shard.now) / 8388608))
         end
-        if rate >= 32 or lane.busy > 0 then
-            set_class(lane, 'busy', fairness.size_class(rate))
-        end
-        if lane.throttled > 0 or lane.slow > 0 then
+        set_class(lane, 'busy', is_gone and 0 or fairness.size_class(math.max(lane.before, lane.lately)))
+        if lane.is_rare or lane.slow > 0 then
             set_class(lane, 'slow', is_gone and 0 or fairness.size_class(math.floor(lane.throttled / 10000)))
         end
     end
 
     function lanes.save()
-        places.write()
         local written = {}
         for _, lane in ipairs(changed) do
             if lane.is_changed then -- and not forgotten since
@@ -499,5 +489,6 @@ local lanes = part(function(lanes)
         end
         call_many('HSET', keys.lanes, written, 2)
         changed = {}
+        places.write()
     end
 end)

@@ -1,4 +1,4 @@
--- The indexes of lanes, and the order of their names. What a call changes in them is written together, before anybody reads one: a call of the server
+-- The indexes of lanes, their top lists, and the order of their names. What a call changes in them is written together, before anybody reads one: a call of the server
 -- for each would cost more than all else that is done with most lanes.
 
 local places = part(function(places)
