@@ -237,31 +237,31 @@ Bytes = bytes  # a lane has a field of that name
 class Lane(msgspec.Struct):
     """A lane; field order is that of `lanes.lua`."""
 
-    number: int
-    band: int
+    big: int
+    old: int
+    busy: int
+    slow: int
     place: int
-    wake: int
-    vt: int
-    tat: int
+    number: int
     ready: int
     delayed: int
     parked: int
-    leased: int
+    listed: int
     bytes: int
     published: int
+    latest: Bytes
+    band: int
+    wake: int
+    vt: int
+    tat: int
+    leased: int
     delivered: int
     done: int
     seen: int
     lately: int
     before: int
-    listed: int
     sorted: int
-    big: int
-    old: int
-    busy: int
-    slow: int
     gate: str
-    latest: Bytes
     name: str = ""
     retried: int = 0
     died: int = 0
@@ -286,16 +286,17 @@ class Lane(msgspec.Struct):
 
 IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
 
-_LANE = struct.Struct("<qHBqqqiiiiqqqqqiiiiHIHH")
+_LANES_END = struct.Struct("<HIHHBqiiiiqq")
+_LANES_REST = struct.Struct("<Hqqqiqqqiii")
 _HELD = msgspec.msgpack.Decoder(Held)
 
 
 def read_lane(name: str, stored: bytes) -> Lane:
     """A lane of its record."""
-    gate, at = _counted(stored, _LANE.size)
-    latest, at = _counted(stored, at)
+    latest, rest = _counted(stored, _LANES_END.size)
+    gate, at = _counted(stored, rest + _LANES_REST.size)
     rare = _unpack(stored[at:]) if at < len(stored) else ()
-    values: tuple[Any, ...] = (*_LANE.unpack_from(stored), gate.decode(), latest, name, *rare)
+    values: tuple[Any, ...] = (*_LANES_END.unpack_from(stored), latest, *_LANES_REST.unpack_from(stored, rest), gate.decode(), name, *rare)
     return Lane(*values)
 
 

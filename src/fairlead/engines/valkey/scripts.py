@@ -15,8 +15,8 @@ import re
 from importlib import resources
 
 PARTS = (
-    "shard", "undo", "fairness", "rules", "places", "gates", "crc", "lanes", "plain", "keeping", "messages", "ids", "merging", "signals", "backlog",
-    "putting", "intake", "acks", "settling", "wakes", "housekeeping", "serving", "bells",
+    "shard", "undo", "fairness", "rules", "places", "gates", "crc", "lanes", "ends", "plain", "keeping", "messages", "ids", "merging", "signals",
+    "backlog", "putting", "intake", "acks", "settling", "wakes", "housekeeping", "serving", "bells",
 )  # fmt: skip
 """In the order in which they build upon each other."""
 

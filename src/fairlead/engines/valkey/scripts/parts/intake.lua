@@ -26,6 +26,7 @@ local intake = part(function(intake)
     local function write()
         call_many('HSET', keys.m, written, 2)
         plain.write()
+        ends.write()
         written = {}
     end
 
@@ -39,24 +40,33 @@ local intake = part(function(intake)
     -- `topics`: those of plain messages; `order`: for each message the topic's position, -1 where it is not plain; `stored`: the messages, and
     -- `drafts`: what those say that are not plain.
     function intake.accept_batch(topics, order, stored, drafts)
-        local arrivals, answers, at = {}, {}, {}
+        local arrivals, answers = {}, {}
+        local at = {} -- the lanes by their topics' positions, or their ends
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
         written, stamp = {}, sortable(shard.now)
-        lanes.load(topics)
+        ends.load(topics)
         for n = 1, #order do
             local position, message = order[n], stored[n]
             if position < 0 then
                 write()
+                at = {}
                 answers[n] = putting.accept(drafts[n], arrivals)
             else
                 local size = #message - 3 - unpack_from('>I2', message, 2)
-                local answer = is_limited and refused(topics[position], size)
+                local answer = false
+                if is_limited then
+                    answer, at = refused(topics[position], size), {}
+                end
                 if not answer then
                     local lane, place = at[position], #written
                     if not lane then
-                        lane = lanes.make(topics[position])
-                        lanes.touch(lane)
-                        at[position], arrivals[#arrivals + 1] = lane, lane
+                        lane = ends.use(topics[position])
+                        if not lane then
+                            lane = lanes.make(topics[position])
+                            lanes.touch(lane)
+                            arrivals[#arrivals + 1] = lane
+                        end
+                        at[position] = lane
                     end
                     answer = next_number()
                     written[place + 1], written[place + 2] = answer, message .. stamp

@@ -13,6 +13,8 @@ local DEFAULT_MEAN = SECOND                        -- what a message is taken to
 local RATE_WINDOW = 10 * SECOND
 local PARTITION, BUCKET = '\31', '\30'
 
+local LANE_END = '<I2I4I2I2Bi8i4i4i4i4i8i8I2c0'
+
 local lanes = part(function(lanes)
     local known, changed
 
@@ -22,8 +24,9 @@ local lanes = part(function(lanes)
 
     -- A record is of fixed width as far as it can be, and a lane a table of the 32 fields that need no larger one: both are made for each lane of
     -- each call, and cost more than all that is then done with it. What few lanes have is no field of the others, and stands behind their record.
-    local RECORD = '<i8I2Bi8i8i8i4i4i4i4i8i8i8i8i8i4i4i4i4I2I4I2I2I2c0I2c0'
-    local BEFORE_CLASSES, NO_CLASSES = '<i8I2Bi8i8i8i4i4i4i4i8i8i8i8i8i4i4i4i4', '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
+    -- It begins with its place in the top lists, and all that a message changes which comes to its end, see ends.lua.
+    local RECORD = LANE_END .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
+    local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean' }
     local USUAL = { is_bucket = false, rule = false, is_rare = false }
     for n = 1, #RARE do
@@ -84,9 +87,9 @@ local lanes = part(function(lanes)
 
     local function decode(name, stored)
         local lane, rest = empty(), nil
-        lane.number, lane.band, lane.place, lane.wake, lane.vt, lane.tat, lane.ready, lane.delayed, lane.parked, lane.leased, lane.bytes,
-            lane.published, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted, lane.big, lane.old, lane.busy,
-            lane.slow, lane.gate, lane.latest, rest = unpack_from(RECORD, stored)
+        lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.listed, lane.bytes, lane.published,
+            lane.latest, lane.band, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.sorted,
+            lane.gate, rest = unpack_from(RECORD, stored)
         begin_call(lane, name)
         if rest <= #stored then
             for n, value in ipairs(values_of(string.sub(stored, rest))) do
@@ -106,9 +109,9 @@ local lanes = part(function(lanes)
     end
 
     local function encode(lane)
-        local stored = pack(RECORD, lane.number, lane.band, lane.place, lane.wake, lane.vt, lane.tat, lane.ready, lane.delayed, lane.parked,
-            lane.leased, lane.bytes, lane.published, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted,
-            lane.big, lane.old, lane.busy, lane.slow, #lane.gate, lane.gate, #lane.latest, lane.latest)
+        local stored = pack(RECORD, lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.listed,
+            lane.bytes, lane.published, #lane.latest, lane.latest, lane.band, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen,
+            lane.lately, lane.before, lane.sorted, #lane.gate, lane.gate)
         return lane.is_rare and stored .. rare_of(lane) or stored
     end
 
@@ -122,6 +125,16 @@ local lanes = part(function(lanes)
         return lane
     end
 
+    function lanes.is_known(name)
+        return known[name] ~= nil
+    end
+
+    -- What is stored of it (false: nothing).
+    function lanes.learn(name, stored)
+        known[name] = stored and decode(name, stored)
+        return known[name]
+    end
+
     -- Read several at once.
     function lanes.load(names)
         local wanted = {}
@@ -132,7 +145,7 @@ local lanes = part(function(lanes)
             end
         end
         for n, stored in ipairs(read_many(keys.lanes, wanted)) do
-            known[wanted[n]] = stored and decode(wanted[n], stored)
+            lanes.learn(wanted[n], stored)
         end
     end
 
@@ -419,9 +432,8 @@ local lanes = part(function(lanes)
         for n, member in ipairs(members) do
             names[n] = string.sub(member, 8)
         end
-        local first = struct.size(BEFORE_CLASSES) + 1
         for n, stored in ipairs(read_many(keys.lanes, names)) do
-            if not known[names[n]] and stored and string.sub(stored, first, first + #NO_CLASSES - 1) == NO_CLASSES then
+            if not known[names[n]] and stored and string.sub(stored, 1, #NO_CLASSES) == NO_CLASSES then
                 quiet[#quiet + 1], known[names[n]] = names[n], false
             else
                 others[#others + 1] = lanes.find(names[n]) or nil

@@ -4,7 +4,7 @@
 local plain = part(function(plain)
     local NAMES = 4096
     local names, count, prefix = {}, 0, nil -- of lists, by the lane's number: joining a number to a string is slow
-    local arrivals                          -- lanes with numbers that are in neither yet, `arrived`
+    local arrivals                          -- lanes with more of them than their records have room for, `arrived`
 
     at_begin(function()
         arrivals = {}
@@ -35,6 +35,8 @@ local plain = part(function(plain)
         local mids = lane.arrived
         if mids then
             mids[#mids + 1] = mid
+        elseif #lane.latest < 7 * INLINE then
+            lane.latest = lane.latest .. sortable(mid)
         else
             lane.arrived = { mid }
             arrivals[#arrivals + 1] = lane
@@ -45,20 +47,10 @@ local plain = part(function(plain)
     function plain.write()
         for n = 1, #arrivals do
             local lane = arrivals[n]
-            local mids, latest = lane.arrived, lane.latest
-            if #latest + 7 * #mids <= 7 * INLINE then
-                for place = 1, #mids do
-                    latest = latest .. sortable(mids[place])
-                end
-                lane.latest = latest
-            else
-                if latest ~= '' then
-                    call('RPUSH', list_of(lane), unpack(latest_of(lane, 1, INLINE, {})))
-                end
-                call_many('RPUSH', list_of(lane), mids, 1)
-                lane.listed, lane.latest = lane.listed + #latest / 7 + #mids, ''
-            end
-            lane.arrived = false
+            local mids = lane.arrived
+            call('RPUSH', list_of(lane), unpack(latest_of(lane, 1, INLINE, {})))
+            call_many('RPUSH', list_of(lane), mids, 1)
+            lane.listed, lane.latest, lane.arrived = lane.listed + INLINE + #mids, '', false
         end
         arrivals = {}
     end
