@@ -322,6 +322,7 @@ class Core:
 
     def _settle_in(self, shard: int, settlements: Sequence[Settlement], follow: list[tuple[int, Draft]], now_us: int | None) -> list[bytes]:
         space = self._space
+        shards = space.shards
         with_more = {place for place, _ in follow}
         is_simple = len({settlement.handle for settlement in settlements}) == len(settlements)  # else the first of a lease counts
         simple: list[int] = []
@@ -330,7 +331,8 @@ class Core:
         others_at: list[int] = []
         for n, settlement in enumerate(settlements):
             if is_simple and settlement.action == "ack" and n + 1 not in with_more:
-                simple += (settlement.handle // space.shards, self._fence(shard, settlement.fence), settlement.cost_us)
+                fence, index = divmod(settlement.fence, shards)
+                simple += (settlement.handle // shards, fence if index == shard else -1, settlement.cost_us)
                 simple_at.append(n)
             else:
                 others.append((*self._told(shard, settlement), n + 1))

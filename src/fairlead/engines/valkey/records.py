@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -161,44 +162,44 @@ def leases_of(
     """The deliveries that the script answered; see `serving.lua` for what it tells of them."""
     leases: list[Lease] = []
     more = dict(zip(bodies[::2], bodies[1::2], strict=True)) if bodies else {}
-    place = 0
-    for n in range(0, len(runs), 3):
-        count, deadline = runs[n : n + 2]
-        limited = runs[n + 2] == 1
-        for at in range(place, place + count):
-            handle, number, stored = found[2 * at] * shards + shard, (fence + at) * shards + shard, found[2 * at + 1]
+    pairs = zip(found[::2], found[1::2], strict=True)
+    number = fence * shards + shard
+    for count, deadline, is_limited in zip(runs[::3], runs[1::3], runs[2::3], strict=True):
+        limited = is_limited == 1
+        for mid, stored in itertools.islice(pairs, count):
+            handle = mid * shards + shard
             if stored[0] == _RICH:
-                leases.append(_lease_of(handle, number, nonce, deadline, stored, more.get(at), limited=limited))
-                continue
-            end = 3 + (stored[1] << 8 | stored[2])
-            meta = stored[3:end]
-            topic = _topics.get(meta)
-            if topic is not None:
-                key = own_id = headers = None
+                leases.append(_lease_of(handle, number, nonce, deadline, stored, more.get(len(leases)), limited=limited))
             else:
-                topic, key, own_id, headers = _plain_meta(meta)
-            leases.append(
-                Lease(handle, number, own_id if own_id is not None else f"{nonce}-{handle:x}", topic, stored[end:-7], deadline, 1, 1, key, 0,
-                      headers, int.from_bytes(stored[-7:]), False, None, limited)
-            )  # fmt: skip
-        place += count
+                end = 3 + (stored[1] << 8 | stored[2])
+                meta = stored[3:end]
+                topic, key, own_id, headers = _plain_of_late.get(meta) or _plain_meta(meta)
+                leases.append(
+                    Lease(handle, number, own_id or f"{nonce}-{handle:x}", topic, stored[end:-7], deadline, 1, 1, key, 0, headers,
+                          int.from_bytes(stored[-7:]), False, None, limited)
+                )  # fmt: skip
+            number += shards
     return leases
 
 
 REMEMBERED = 10_000
 """Topics of which this process remembers how they are written: few workers have more at a time."""
 
-_topics: dict[bytes, str] = {}
-"""Of late: what stands in plain records of which there is no more to say than the topic."""
+_PlainMeta = tuple[str, str | None, str | None, dict[str, str] | None]
+
+_plain_of_late: dict[bytes, _PlainMeta] = {}
+"""What stands in plain records of which there is no more to say than the topic."""
 
 
-def _plain_meta(meta: bytes) -> tuple[str, str | None, str | None, dict[str, str] | None]:
+def _plain_meta(meta: bytes) -> _PlainMeta:
+    """Topic, key, id, headers."""
     topic, key, own_id, headers, _ = _PLAIN.decode(meta)
+    found = topic, key, own_id, headers
     if key is None and own_id is None and headers is None:
-        if len(_topics) >= REMEMBERED:
-            _topics.clear()
-        _topics[meta] = topic
-    return topic, key, own_id, headers
+        if len(_plain_of_late) >= REMEMBERED:
+            _plain_of_late.clear()
+        _plain_of_late[meta] = found
+    return found
 
 
 def _lease_of(handle: int, fence: int, nonce: str, deadline: int, stored: bytes, bodies: Any, *, limited: bool) -> Lease:

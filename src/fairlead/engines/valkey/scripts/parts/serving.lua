@@ -88,6 +88,9 @@ local serving = part(function(serving)
         if source.of_lanes then
             local lane = lanes.find(found[at])
             source.at = at + 1
+            if not lane then -- a store that lost something: the doctor counts it
+                return advance(heap, source)
+            end
             push(heap, { lane.vt, lane.number, lane, source })
         else
             source.at = at + 2
