@@ -44,6 +44,7 @@ WAITS = {**KEEPS, NEEDS_HEADER: "2"}
 IDS = [f"i{n}" for n in range(5)]
 MADE = [f"made-{n}" for n in range(1, 30)]
 AGAIN = "again"  # stands for the topic and the id of a message published before
+CROWDS = 2  # in one history: each is looked at after every step
 BASE: dict[str, dict[str, Any]] = {
     "a.1": {"tier": "high", "weight": 7, "serial": "yield"},
     "a.2": {"tier": "high", "weight": 0.5, "dedupe": 1},
@@ -187,6 +188,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.held: list[tuple[Lease, Lease]] = []  # as the engine and as the model handed it out
         self.receipts: list[Receipt] = []  # the model's
+        self.crowds = 0
         self.signalled: set[str] = set()  # those of them that were to wait for signals
         self.busy = BUSY[-1]  # the topic of which most is heard now
         self.steps = 0
@@ -222,6 +224,15 @@ class Histories(RuleBasedStateMachine):
         if not isinstance(receipts, str):
             self.signalled |= {receipt.id for receipt, draft in zip(receipts, batch, strict=True) if NEEDS_HEADER in (draft.headers or {})}
             self.receipts += [receipt for receipt in receipts if receipt.id]
+
+    @precondition(lambda self: self.crowds < CROWDS)
+    @rule(chance=chances)
+    def put_a_crowd(self, chance: random.Random) -> None:
+        """More than a lane's record has room for, than one hand-out gives, than the least size of the top lists."""
+        self.crowds += 1
+        topics = [self.busy, chance.choice(BUSY)]
+        batch = [Draft(chance.choice(topics), b"%d" % n, key=chance.choice([None, None, "k"])) for n in range(chance.choice([15, 18, 40, 90]))]
+        self.twins.call("put", (batch,), (batch,), now_us=self.twins.now)
 
     def again(self, draft: Draft, chance: random.Random) -> Draft:
         """The same once more."""

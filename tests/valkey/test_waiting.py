@@ -161,3 +161,19 @@ def test_a_connection_that_breaks_is_made_again(opened: Opened) -> None:
         assert waiter.answer
         leases = engine.lease(1).leases
         assert engine.settle([Settlement(lease.handle, lease.fence) for lease in leases]) == ["acked"]
+
+
+def test_who_waits_is_rung_before_who_is_busy(opened: Opened) -> None:
+    engine = opened(server().url)
+    ear = engine.arrivals()
+    assert not ear.listen(0.05)
+    waiter = Waiter(engine)
+    listening(engine, 1)
+    engine.put([Draft("a", b"1")])
+    waiter.join(4)
+    assert waiter.answer
+    assert not ear.listen(0.1), "one is enough"
+    engine.put([Draft("b", b"1")])
+    assert ear.listen(4), "nobody waits any more"
+    ear.close()
+    listening(engine, 0, "arrivals:default")

@@ -120,20 +120,24 @@ def test_one_slot_in_ten_is_kept_for_newcomers(monkeypatch: pytest.MonkeyPatch) 
     assert begin(buffer, shelf) == ["quiet.2"]
     shelf.running -= 1
     assert begin(buffer, shelf) == [], "it had its turn; busy may not have the last one either"
-    assert buffer.keep_on() > 0
+    assert buffer.seconds_kept() > 0
     later = time.monotonic() + buffer_module.KEPT_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert buffer.keep_on() == 0, "nobody new has come for a while"
+    assert buffer.seconds_kept() == 0, "nobody new has come for a while"
     assert begin(buffer, shelf) == ["busy"]
     assert sorted(work.lease.topic for work in buffer.drain()) == ["busy"] * 19 + ["quiet.2"]
 
 
-def test_a_topic_that_comes_again_and_again_is_no_newcomer() -> None:
-    """Each time all of it has been begun."""
+@pytest.mark.parametrize(("topics", "messages"), [(1, 30), (20, 4), (3, 1)])
+def test_no_slot_is_kept_where_no_crowd_stands_before_a_newcomer(topics: int, messages: int) -> None:
+    """One topic by itself, many of which a few wait each, and slow handlers, of which nothing is leased ahead."""
     (handler,) = handlers("*")
     buffer = Buffer(10, keeps_all=True)
     box, shelf = Numbered(buffer), buffer.shelf(handler)
-    for _ in range(10):
-        box.add(handler, "only", 0)
-        assert begin(buffer, shelf) == ["only"]
-    assert buffer.kept == 0
+    for _ in range(3):
+        for topic in range(topics):
+            box.add(handler, f"t{topic}", *[0] * messages)
+        shelf.running = 0
+        assert len(begin(buffer, shelf)) == min(10, topics * messages)
+        assert buffer.kept == 0
+        buffer.drain()

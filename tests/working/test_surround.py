@@ -265,7 +265,7 @@ def test_hooks_that_were_behind_by_one_go_on(monkeypatch: pytest.MonkeyPatch) ->
     for lease in leases:
         teller.expect(lease, None)
     teller.told([Settlement(lease.handle, lease.fence) for lease in leases], ["acked"] * 3)
-    assert teller.is_behind()
+    assert teller.asks_to_wait()
     teller.start()
     go_on.set()
     assert resumed.wait(10)

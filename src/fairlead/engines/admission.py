@@ -93,6 +93,8 @@ def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
             f"message to {draft.topic}: the body has {len(draft.body):,} bytes, its policy allows {policy.max_body:,}; "
             "send a reference to it, or raise max_body"
         )
+    if now_us is None and draft.headers is None:
+        return
     if needs(draft):
         return  # its ttl begins when it waits no longer
     ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl

@@ -5,8 +5,8 @@ The engine is fair in what it hands out; this keeps the few milliseconds of work
 turns, one message each, so that what comes of a quiet topic does not stand behind all that was leased of a busy one before it.
 Within a topic it is priority, then hand-out. Whatever is here will be begun: shares and weights are decided by what was leased.
 
-Turns are of no use to a quiet topic whose message comes when a busy one has every slot. So while topics come and go, one slot in ten is kept
-for *newcomers*: topics of which nothing waited here when their message came.
+Turns are of no use to a quiet topic whose message comes when a busy one has every slot. So while a crowd of one topic waits here and others come
+and go, one slot in ten is kept for *newcomers*: topics of which nothing waited here when their message came.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ KEPT_PART = 10
 KEPT_SECONDS = 1.0
 """How long after the last newcomer."""
 
+CROWD = 8
+"""So many of one topic wait here only where handlers are quick and much of it is leased ahead."""
+
 SPARE = 16
 """Messages that wait for a handler which is at its own limit, beyond twice that limit; the others go back."""
 
@@ -32,7 +35,7 @@ SPARE = 16
 class Shelf:
     """One handler's messages, and how many of it run."""
 
-    __slots__ = ("_coming", "_last", "_lines", "_turn", "count", "handler", "most", "newcomers", "round", "running")
+    __slots__ = ("_coming", "_crowd", "_lines", "_turn", "count", "handler", "most", "newcomers", "round", "running")
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
         self.handler = handler
@@ -44,20 +47,15 @@ class Shelf:
         self._lines: dict[str, deque[Work]] = {}
         self._turn: deque[str] = deque()  # topics that have yet to have their turn in this round
         self._coming: deque[str] = deque()  # those that had it
-        self._last = ""  # of which a message came last
+        self._crowd = ""  # the last topic of which a crowd waited
         self.newcomers: dict[str, None] = {}
         """Those that had no turn yet, in the order in which they came."""
 
     def add(self, work: Work) -> bool:
-        """Take it in. Returns whether its topic is a newcomer; one that comes again and again by itself is none."""
+        """Take it in. Returns whether nothing of its topic waited here."""
         topic = work.lease.topic
         line = self._lines.get(topic)
-        is_new = False
         if line is None:
-            if topic != self._last and self._last:
-                self.newcomers[topic] = None
-                is_new = True
-            self._last = topic
             self._lines[topic] = deque((work,))
             self._turn.append(topic)
         elif line[-1].lease.priority >= work.lease.priority:
@@ -66,7 +64,15 @@ class Shelf:
             priority = work.lease.priority
             line.insert(next(n for n, other in enumerate(line) if other.lease.priority < priority), work)
         self.count += 1
-        return is_new
+        if line is None:
+            return True
+        if len(line) >= CROWD:
+            self._crowd = topic
+        return False
+
+    def has_crowd_beside(self, topic: str) -> bool:
+        """Whether some of another topic wait of which a crowd did."""
+        return self._crowd != topic and self._crowd in self._lines
 
     def pop(self) -> Work:
         """The next message of the topic whose turn it is; there must be one."""
@@ -139,13 +145,15 @@ class Buffer:
         if shelf.count == 0:
             shelf.round = max(shelf.round, self._round)  # while it was empty it saved nothing up
             self._filled[work.handler] = shelf
-        if shelf.add(work):
+        topic = work.lease.topic
+        if shelf.add(work) and any(shelf.has_crowd_beside(topic) for shelf in self._filled.values()):
+            shelf.newcomers[topic] = None
             self.kept = self._concurrency // KEPT_PART
             self._kept_until = time.monotonic() + KEPT_SECONDS
         return True
 
-    def keep_on(self) -> float:
-        """For how many seconds from now on slots are kept; with the last of them none is."""
+    def seconds_kept(self) -> float:
+        """For how long slots are kept from now on, if nobody new comes. Keeps none any more when that is over."""
         left = self._kept_until - time.monotonic()
         if left <= 0:
             self.kept = 0

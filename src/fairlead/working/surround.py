@@ -99,8 +99,8 @@ class Teller(threading.Thread):
         self._ended: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
         self._is_awaited = False
 
-    def is_behind(self) -> bool:
-        """Whether nothing more is to be begun before `resume` is called."""
+    def asks_to_wait(self) -> bool:
+        """Whether hooks are so far behind that nothing more is to be begun before `resume` is called, as it will be then."""
         if self._ended.qsize() <= BEHIND:
             return False
         self._is_awaited = True

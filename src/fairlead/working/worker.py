@@ -82,7 +82,7 @@ class Worker:
         self._pause = Pause(embedded=engine.capabilities.embedded)
         self._flush_is_due = False
         self._collect_is_due = False
-        self._keeps = False
+        self._keeps_slots = False
         self._warned_at = -WARN_EVERY
         self._stops = 0
         self._failure: BaseException | None = None
@@ -244,7 +244,7 @@ class Worker:
         most, running, buffer = self._options.concurrency, self._running, self._buffer
         if self._suspects:
             self._try_suspect()
-        if self._teller is not None and self._teller.is_behind():
+        if self._teller is not None and self._teller.asks_to_wait():
             return  # it calls _caught_up
         while True:
             if len(running) < most - buffer.kept and (shelf := buffer.next_shelf()) is not None:
@@ -262,16 +262,16 @@ class Worker:
                 self._begin_batch(shelf, work)
             else:
                 self._begin(shelf, work)
-        if buffer.kept and not self._keeps:
-            self._keeps = True
-            self._loop.call_later(buffer.keep_on(), self._keep_on)
+        if buffer.kept and not self._keeps_slots:
+            self._keeps_slots = True
+            self._loop.call_later(buffer.seconds_kept(), self._look_at_kept)
 
-    def _keep_on(self) -> None:
+    def _look_at_kept(self) -> None:
         """Slots were kept for newcomers: unless there were any since, the others may have them."""
-        if left := self._buffer.keep_on():
-            self._loop.call_later(left, self._keep_on)
+        if left := self._buffer.seconds_kept():
+            self._loop.call_later(left, self._look_at_kept)
         else:
-            self._keeps = False
+            self._keeps_slots = False
             self._dispatch()
 
     def _caught_up(self) -> None:

@@ -73,9 +73,7 @@ class Core:
             return []
         route_of = self._space.book.route
         for draft in drafts:
-            policy = route_of(draft.topic).policy
-            if len(draft.body) > policy.max_body or draft.headers is not None:  # of most there is nothing else to check
-                check_draft(draft, policy, None)
+            check_draft(draft, route_of(draft.topic).policy, None)
         if self._space.shards == 1:
             return self._put_in(0, drafts, now_us)
         receipts: list[Receipt | None] = [None] * len(drafts)

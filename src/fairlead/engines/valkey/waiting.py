@@ -143,9 +143,11 @@ class PoolArrivals:
         self._ear.interrupt()
 
     def close(self) -> None:
-        with contextlib.suppress(EngineUnavailable):
-            self._stand(range(self._space.shards), 0)
-        self._ear.close()
+        try:
+            with contextlib.suppress(EngineUnavailable):
+                self._stand(range(self._space.shards), 0)
+        finally:
+            self._ear.close()
 
 
 def _look_again(space: Namespace) -> float:

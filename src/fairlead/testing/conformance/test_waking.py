@@ -26,20 +26,6 @@ def test_who_is_busy_hears_of_what_comes_to_a_quiet_topic(bench: EngineBench) ->
     bench.put("later", "1")  # nobody listens any more
 
 
-def test_who_waits_is_told_beside_who_is_busy(bench: EngineBench) -> None:
-    ear = bench.engine.arrivals()
-    answers: list[bool] = []
-    waiter = threading.Thread(target=lambda: answers.append(bench.engine.wait(SOON)))
-    try:
-        assert not ear.listen(NOT_YET)
-        waiter.start()
-        bench.put("a", "1")
-        waiter.join(SOON)
-        assert answers == [True]
-    finally:
-        ear.close()
-
-
 def test_another_pool_is_not_told_of(bench: EngineBench) -> None:
     bench.policy("gpu.*", pool="gpu")
     ear = bench.engine.arrivals("gpu")

@@ -55,19 +55,19 @@ local simple, unlike, answers, words = values_of(ARGV[3]), {}, {}, {}
 local left, ended = acks.settle(simple)
 if #left > 0 or #settlements > 0 then
     -- The simple ones that need more are settled in their places among the others, whose tenth value says where they stand in the call.
-    local is_other, places, entries, merged = {}, {}, {}, {}
+    local is_other, positions, entries, merged = {}, {}, {}, {}
     for n, each in ipairs(settlements) do
         is_other[each[10]] = true
         entries[n] = { each[10], each, n, false }
     end
     for place = 1, #simple / 3 + #settlements do
         if not is_other[place] then
-            places[#places + 1] = place
+            positions[#positions + 1] = place
         end
     end
     for _, n in ipairs(left) do
         local at = 3 * n - 2
-        entries[#entries + 1] = { places[n], { simple[at], simple[at + 1], 'ack', false, false, false, simple[at + 2] }, n, true }
+        entries[#entries + 1] = { positions[n], { simple[at], simple[at + 1], 'ack', false, false, false, simple[at + 2] }, n, true }
     end
     table.sort(entries, function(one, other)
         return one[1] < other[1]

@@ -71,11 +71,12 @@ local plain = part(function(plain)
     function plain.take(lane, most)
         local found = {}
         if lane.listed > 0 then
-            found = call('LPOP', list_of(lane), most)
+            found = call('LPOP', list_of(lane), most) or {}
             for n = 1, #found do
                 found[n] = tonumber(found[n])
             end
-            lane.listed = lane.listed - #found
+            -- Fewer than were asked for: that was all, also in a store that lost some of them.
+            lane.listed = #found < most and 0 or lane.listed - #found
         end
         local rest = most - #found
         if rest > 0 and lane.latest ~= '' then

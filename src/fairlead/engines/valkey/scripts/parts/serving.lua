@@ -544,8 +544,10 @@ local serving = part(function(serving)
             local lane = given.lane
             local band = bands[lane.band]
             given.charge = band.by_time and expected_cost(lane, band) or 0
-            local last = given.count > 0 and records[given.first + given.count]
-            lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last, #last - 6) or shard.now
+            if given.wanted > 0 then
+                local last = given.count > 0 and records[given.first + given.count]
+                lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last, #last - 6) or shard.now
+            end
         end
         local runs = out.runs
         for _, each in ipairs(visits) do

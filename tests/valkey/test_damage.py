@@ -1,0 +1,54 @@
+"""A store that lost something (a key deleted by hand, a server without durability): the rest is served, and the doctor mends the counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fairlead.engines.base import FullEngine
+from fairlead.message import Draft, Settlement
+from tests.conformance.forms import server
+
+Opened = Callable[..., FullEngine]
+FORTY = 40
+
+
+def lose_the_list(engine: FullEngine) -> None:
+    server().run("DEL", prefix(engine) + "q:1")
+
+
+def lose_one_of_the_list(engine: FullEngine) -> None:
+    server().run("RPOP", prefix(engine) + "q:1")
+
+
+def lose_the_lane(engine: FullEngine) -> None:
+    server().run("HDEL", prefix(engine) + "lanes", "a")
+
+
+def lose_a_message(engine: FullEngine) -> None:
+    server().run("HDEL", prefix(engine) + "m", "3")
+
+
+def prefix(engine: FullEngine) -> str:
+    return f"fairlead:{{{engine.namespace}/0}}:"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("lose", [lose_the_list, lose_one_of_the_list, lose_the_lane, lose_a_message])
+def test_what_is_lost_holds_up_nobody(opened: Opened, lose: Callable[[FullEngine], None]) -> None:
+    engine = opened(server().url)
+    engine.put([Draft("a", b"%d" % n) for n in range(FORTY)])
+    engine.put([Draft("b", b"1")])
+    lose(engine)
+    served: list[str] = []
+    for _ in range(3):
+        leases = engine.lease(100).leases
+        engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+        served += [lease.topic for lease in leases]
+    assert served.count("b") == 1
+    assert served.count("a") <= FORTY
+    engine.doctor(repair=True)
+    engine.put([Draft("a", b"again"), Draft("c", b"1")])
+    assert {lease.topic for lease in engine.lease(100).leases} >= {"a", "c"}
+    engine.doctor(repair=True)
+    assert [check for check in engine.doctor() if not check.ok] == []
