@@ -56,7 +56,7 @@ ASK_AT = 5
 AHEAD_MOST = 2_000
 
 FOR_ARRIVALS = 4
-"""So many are asked for when something has arrived and there is no room: a quiet topic's message is among the first of them."""
+"""So many are asked for when something has arrived, whatever else there is to do: a quiet topic's message is among the first of them."""
 
 PACE_WINDOW = 0.02
 AWAY_FIRST, AWAY_MOST = 0.05, 5.0
@@ -97,7 +97,6 @@ class Courier(threading.Thread):
         self._keeper = Keeper()
         self._bell = _Bell(engine, options, self.go)
         self._arrivals = _Arrivals(engine, options.pool, self.go)
-        self._has_arrivals = False
         self._pace = 0.0
         self._counted, self._counted_since = 0, time.monotonic()
         self._away = 0.0
@@ -167,21 +166,24 @@ class Courier(threading.Thread):
         self.go.clear()
         if self._bell.take():
             self._ask_again = True
-        if self._arrivals.take():
-            self._has_arrivals = True
 
     def _asks_for(self, ahead: int, ending: int) -> int:
         """How many are to be leased now, where so many leases are about to end."""
-        if not (self._leasing and self._ask_again):
-            return 0
         room = self._options.concurrency + ahead - len(self.held) + ending
-        if room >= max(1, ahead // ASK_AT):
-            return room
-        return max(0, min(FOR_ARRIVALS, room + ahead // 2)) if self._has_arrivals else 0  # what is leased ahead is half as much again, at most
+        return room if self._leasing and self._ask_again and room >= max(1, ahead // ASK_AT) else 0
+
+    def _lease_arrivals(self, ahead: int) -> None:
+        """A few at once where something has arrived, before anything that takes longer; what is leased ahead is then half as much again, at most."""
+        asked = min(FOR_ARRIVALS, self._options.concurrency + ahead + ahead // 2 - len(self.held))
+        if self._arrivals.take() and self._leasing and asked > 0:
+            self._deliver(self._lease(asked), asked)
 
     def _turn(self) -> None:
-        settling, starting = len(self.settlements), len(self.starts)
         ahead = min(AHEAD_MOST, int(self._pace * AHEAD_SECONDS))
+        if self._arrivals.heard:
+            with self._pause.during(FOR_ARRIVALS, self._desk.call_soon):
+                self._lease_arrivals(ahead)
+        settling, starting = len(self.settlements), len(self.starts)
         wanted = self._asks_for(ahead, settling)
         looks = self._keeper.is_due(self.held)
         if not (settling or starting or wanted or looks):
@@ -193,6 +195,7 @@ class Courier(threading.Thread):
                 self._settle(settling)
             if starting:
                 self._start(starting)
+            self._lease_arrivals(ahead)
             asked = self._asks_for(ahead, 0)
             batch = self._lease(asked) if asked else None
         if batch is not None:
@@ -286,7 +289,6 @@ class Courier(threading.Thread):
 
     def _lease(self, count: int) -> Batch:
         options = self._options
-        self._has_arrivals = False
         startable = max(0, options.concurrency - len(self.held))
         return self._engine.lease(count, pool=options.pool, topics=options.topics, startable=startable)
 
@@ -400,7 +402,8 @@ class _Arrivals(threading.Thread):
         self._go = go
         self._busy = threading.Event()
         self._busy_until = 0.0
-        self._heard = False
+        self.heard = False
+        """Something has arrived."""
         self._ended = False
         self._ear: Arrivals | None = None
 
@@ -414,7 +417,7 @@ class _Arrivals(threading.Thread):
 
     def take(self) -> bool:
         """Whether something has arrived since last asked."""
-        heard, self._heard = self._heard, False
+        heard, self.heard = self.heard, False
         return heard
 
     def end(self) -> None:
@@ -456,5 +459,5 @@ class _Arrivals(threading.Thread):
                 self._busy.clear()
                 return
             if ear.listen(left):
-                self._heard = True
+                self.heard = True
                 self._go.set()
