@@ -58,6 +58,10 @@ AHEAD_MOST = 2_000
 FOR_ARRIVALS = 4
 """So many are asked for when something has arrived, whatever else there is to do: a quiet topic's message is among the first of them."""
 
+FREQUENT_SECONDS = 0.05
+AT_ONCE_PART, LEAST_AT_ONCE = 10, 16
+"""While arrivals are frequent, a lease is one part in so many of what is leased ahead, a millisecond's work: they wait for the one under way."""
+
 PACE_WINDOW = 0.02
 AWAY_FIRST, AWAY_MOST = 0.05, 5.0
 """Seconds between attempts to reach an engine that is away."""
@@ -170,7 +174,9 @@ class Courier(threading.Thread):
     def _asks_for(self, ahead: int, ending: int) -> int:
         """How many are to be leased now, where so many leases are about to end."""
         room = self._options.concurrency + ahead - len(self.held) + ending
-        return room if self._leasing and self._ask_again and room >= max(1, ahead // ASK_AT) else 0
+        if not self._leasing or not self._ask_again or room < max(1, ahead // ASK_AT):
+            return 0
+        return min(room, max(LEAST_AT_ONCE, ahead // AT_ONCE_PART)) if self._arrivals.are_frequent else room
 
     def _lease_arrivals(self, ahead: int) -> None:
         """A few at once where something has arrived, before anything that takes longer; what is leased ahead is then half as much again, at most."""
@@ -404,6 +410,7 @@ class _Arrivals(threading.Thread):
         self._busy_until = 0.0
         self.heard = False
         """Something has arrived."""
+        self._heard_at = -FREQUENT_SECONDS
         self._ended = False
         self._ear: Arrivals | None = None
 
@@ -414,6 +421,11 @@ class _Arrivals(threading.Thread):
             self._busy.set()
             if self.ident is None and not self._ended:
                 self.start()
+
+    @property
+    def are_frequent(self) -> bool:
+        """Whether something has arrived just now, so that more will soon."""
+        return time.monotonic() < self._heard_at + FREQUENT_SECONDS
 
     def take(self) -> bool:
         """Whether something has arrived since last asked."""
@@ -460,4 +472,5 @@ class _Arrivals(threading.Thread):
                 return
             if ear.listen(left):
                 self.heard = True
+                self._heard_at = time.monotonic()
                 self._go.set()
