@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import time
 import zlib
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fairlead.engines.base import Arrivals, Ear, Settings
     from fairlead.engines.valkey.namespace import Route
 
-HOUSE = 125
+HOUSE = 60
 """Events, wakes and sweeps that one call of a script brings in at most: the server answers nobody else meanwhile."""
 
 AT_ONCE = 250
@@ -39,8 +40,11 @@ PLAIN_AT_ONCE = 500
 NOT_PLAIN = -1
 """What stands for the lane of a message that the script has to look at by itself."""
 
-LEASED_AT_ONCE = 250
-"""Messages that one call hands out at most: each may be of another lane."""
+LEAST_LEASED, MOST_LEASED = 60, 250
+"""Between these are the messages that one call hands out at most: each may be of another lane, and those of some cost three times what others do."""
+
+LEASE_SECONDS = 0.004
+"""How long such a call may take; it is asked for less where the last took longer, and for more where it took half as long."""
 
 SHARDS_AT_ONCE = 8
 """Shards that one lease asks, once it has something: who waits looks at all of them together, and comes again at once."""
@@ -70,6 +74,7 @@ class Core:
         self._grants = Grants(self._space)
         self._waiting = Waiting(self._space, self._grants)
         self._spread = itertools.count(random.randrange(1 << 16))
+        self._leased_at_once = MOST_LEASED // 2
         self._next_shard = random.randrange(self._space.shards)
 
     # Publishing
@@ -234,19 +239,28 @@ class Core:
         leases: list[Lease] = []
         left = BRING_IN
         while True:
-            room = min(n - len(leases), LEASED_AT_ONCE)
+            room = min(n - len(leases), self._leased_at_once)
             left -= HOUSE
+            began = time.perf_counter()
             now, wake, again, nonce, fence, found, runs, bodies = space.run(
                 "lease", shard, now_us, room, pool, b"" if topics is None else records.pack(list(topics)), startable, int(record_start), HOUSE,
                 int(left <= 0), SOON_US,
             )  # fmt: skip
             if again:
                 continue
+            self._fit(room, time.perf_counter() - began, is_full=len(found) == 2 * room)
             made = records.leases_of(found, runs, bodies, fence, nonce.decode(), space.shards, shard)
             leases += made
             startable -= sum(lease.limited for lease in made)
             if len(found) < 2 * room or len(leases) >= n:
                 return Batch(leases, now, wake if wake >= 0 else None)
+
+    def _fit(self, room: int, seconds: float, *, is_full: bool) -> None:
+        """The server answers nobody else meanwhile: what one call asks for should take it no longer than that."""
+        if seconds > LEASE_SECONDS:
+            self._leased_at_once = max(LEAST_LEASED, room * 3 // 4)
+        elif is_full and seconds < LEASE_SECONDS / 2:
+            self._leased_at_once = min(MOST_LEASED, max(self._leased_at_once, room + room // 4))
 
     # Leases
 
