@@ -249,7 +249,7 @@ def test_a_cancelled_lease_gives_back_what_arrives(app: Fairlead) -> None:
 
     async def main() -> None:
         leasing = asyncio.ensure_future(app.alease(1, wait=5))
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # most likely it waits by then; cancelled sooner, it has to hold too
         leasing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leasing
@@ -258,7 +258,7 @@ def test_a_cancelled_lease_gives_back_what_arrives(app: Fairlead) -> None:
             stats = app.topic("a").stats()
             if stats.delivered and stats.ready:
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # a thread gives it back
         raise AssertionError("it was not given back")
 
     asyncio.run(main())

@@ -105,5 +105,5 @@ increment = app.register_task(Increment())
 @app.task(bind=True)
 def long(self, seconds):
     self.update_state(state="PROGRESS", meta={"done": 5, "total": 10})
-    time.sleep(seconds)
+    time.sleep(seconds)  # the work
     return self.request.id

@@ -53,4 +53,4 @@ def failing(how: str) -> None:
 def endless(file: str) -> None:
     Path(file).write_text(str(os.getpid()))
     while True:
-        time.sleep(1)
+        time.sleep(1)  # work that only a kill ends

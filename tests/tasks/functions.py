@@ -39,7 +39,7 @@ def pid() -> int:
 
 def endless() -> None:
     while True:
-        time.sleep(0.01)
+        time.sleep(0.01)  # work that only a stop ends
 
 
 def did_well(job: Any, _: None, result: Any) -> None:
@@ -51,6 +51,6 @@ def did_badly(job: Any, _: None, kind: type, error: BaseException, trace: Any) -
 
 
 def slow_note(name: str, seconds: float) -> str:
-    time.sleep(seconds)
+    time.sleep(seconds)  # the work
     CALLED.append((name,))
     return name

@@ -351,7 +351,7 @@ app.policy("task.*", lease=1, retries=1000)
 def step(n, by):
     with open(sys.argv[3], "a") as log:
         log.write(f"{n}\\n")
-    time.sleep(0.002)
+    time.sleep(0.002)  # the work: kills should fall into it
     return n + by
 @app.task(name="total")
 def total(numbers):

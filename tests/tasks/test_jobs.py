@@ -260,7 +260,7 @@ def test_progress_is_heard(make_app: MakeApp) -> None:
     async def count(self: Task[..., Any], upto: int) -> int:
         for n in range(1, upto + 1):
             self.update_state(meta={"current": n, "total": upto, "message": f"at {n}"})
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # the work
         return upto
 
     heard: list[Any] = []

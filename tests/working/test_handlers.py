@@ -310,7 +310,7 @@ def test_concurrency_of_worker_and_handler(app: Fairlead) -> None:
         name = message.topic
         running[name] += 1
         most[name] = max(most[name], running[name])
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.002)  # the work
         running[name] -= 1
 
     app.handler("slow", concurrency=2)(handle)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from fairlead.engines.base import ABORT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fairlead.engines.base import Arrivals, Ear
 
@@ -199,59 +199,52 @@ class Doorbell:
             self._send(name)
 
 
-class BellArrivals:
-    """Hears of what comes to a pool: through a datagram socket, or, where there are none, of this process alone."""
+class _Listener:
+    """A datagram socket beside those of the waiters, for other processes, and a pair of sockets by which this one wakes it."""
 
-    def __init__(self, bell: Doorbell, pool: str, folder: str) -> None:
-        self._bell = bell
-        self._pool = pool
+    def __init__(self) -> None:
         self._inner, self._waker = socket.socketpair()
         self._outer: socket.socket | None = None
         self._path = ""
-        self._told = False
         for each in (self._inner, self._waker):
             each.setblocking(False)
-        if folder:
-            name = f"{_pool_mark(pool)}{IS_BUSY}{secrets.token_hex(8)}"
-            outer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            outer.setblocking(False)
-            try:
-                bell.put_up(outer, name)
-            except OSError:  # whoever waits has warned of it
-                outer.close()
-            else:
-                self._outer, self._path = outer, f"{folder}/{name}"
-        bell.busy.append(self)
 
-    def told(self, pool: str) -> None:
-        """Something came, in this process."""
-        if pool == self._pool:
-            self._told = True
-            self.wake()
+    def _put_up(self, bell: Doorbell, folder: str, name: str) -> None:
+        """Raises OSError where that cannot be."""
+        outer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        outer.setblocking(False)
+        try:
+            bell.put_up(outer, name)
+        except OSError:
+            outer.close()
+            raise
+        self._outer, self._path = outer, f"{folder}/{name}"
 
-    def listen(self, timeout: float) -> bool:
+    def _wait(self, timeout: float) -> tuple[bool, bool]:
+        """Whether it was woken, and whether another process has said something."""
         poll = select.poll()
-        for each in filter(None, (self._inner, self._outer)):
-            poll.register(each, select.POLLIN)
+        for each in (self._inner, self._outer):
+            if each is not None:
+                poll.register(each, select.POLLIN)
         ready = {file for file, _ in poll.poll(timeout * 1000)}
-        if self._inner.fileno() in ready:
+        was_woken = self._inner.fileno() in ready
+        if was_woken:
             with contextlib.suppress(BlockingIOError):
                 self._inner.recv(4096)
-        told, self._told = self._told, False
-        if self._outer is not None and self._outer.fileno() in ready:
-            told = True
+        return was_woken, self._outer is not None and self._outer.fileno() in ready
+
+    def _said(self) -> Iterator[bytes]:
+        """What other processes have said."""
+        if self._outer is not None:
             with contextlib.suppress(BlockingIOError):
                 while True:
-                    self._outer.recv(16)
-        return told
+                    yield self._outer.recv(1 << 17)
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):
             self._waker.send(b"!")
 
     def close(self) -> None:
-        with contextlib.suppress(ValueError):
-            self._bell.busy.remove(self)
         for each in (self._inner, self._waker, self._outer):
             if each is not None:
                 each.close()
@@ -261,7 +254,38 @@ class BellArrivals:
                 os.rmdir(os.path.dirname(self._path))
 
 
-class SocketEar:
+class BellArrivals(_Listener):
+    """Hears of what comes to a pool: through a datagram socket, or, where there are none, of this process alone."""
+
+    def __init__(self, bell: Doorbell, pool: str, folder: str) -> None:
+        super().__init__()
+        self._bell = bell
+        self._pool = pool
+        self._told = False
+        if folder:
+            with contextlib.suppress(OSError):  # whoever waits has warned of it
+                self._put_up(bell, folder, f"{_pool_mark(pool)}{IS_BUSY}{secrets.token_hex(8)}")
+        bell.busy.append(self)
+
+    def told(self, pool: str) -> None:
+        """Something came, in this process."""
+        if pool == self._pool:
+            self._told = True
+            self.wake()
+
+    def listen(self, timeout: float) -> bool:
+        _, is_said = self._wait(timeout)
+        told, self._told = self._told, False
+        said = list(self._said()) if is_said else []
+        return told or bool(said)
+
+    def close(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._bell.busy.remove(self)
+        super().close()
+
+
+class SocketEar(_Listener):
     """
     Hears of what is kept: from this process through a list, from others through a datagram socket beside those of the waiters.
 
@@ -269,30 +293,17 @@ class SocketEar:
     """
 
     def __init__(self, bell: Doorbell, folder: str) -> None:
+        super().__init__()
         self._bell = bell
         self._expected: set[str] = set()
-        self._said: deque[str] = deque()
-        self._woken = False
-        self._inner, self._waker = socket.socketpair()
-        self._outer: socket.socket | None = None
+        self._heard: deque[str] = deque()
         self.name = f"{EAR}{secrets.token_hex(8)}"
-        self._path = ""
-        for each in (self._inner, self._waker):
-            each.setblocking(False)
         if folder:
-            self._put_up(folder)
+            try:
+                self._put_up(bell, folder, self.name)
+            except OSError as error:
+                log.warning("%s: nothing can be heard of other processes here (%s); this one looks every second instead", folder, error)
         bell.ears.append(self)
-
-    def _put_up(self, folder: str) -> None:
-        outer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        outer.setblocking(False)
-        try:
-            self._bell.put_up(outer, self.name)
-        except OSError as error:
-            log.warning("%s: nothing can be heard of other processes here (%s); this one looks every second instead", folder, error)
-            outer.close()
-            return
-        self._outer, self._path = outer, f"{folder}/{self.name}"
 
     def expect(self, *ids: str) -> None:
         self._expected.update(ids)
@@ -303,31 +314,19 @@ class SocketEar:
 
     def told(self, ids: Sequence[str]) -> None:
         """Called by whoever keeps something, in this process."""
-        self._said.extend(ids)
+        self._heard.extend(ids)
         self.wake()
 
-    def wake(self) -> None:
-        with contextlib.suppress(OSError):
-            self._waker.send(b"!")
-
     def listen(self, timeout: float) -> list[str] | None:
-        sockets = [self._inner] if self._outer is None else [self._inner, self._outer]
-        poll = select.poll()
-        for each in sockets:
-            poll.register(each, select.POLLIN)
-        ready = {file for file, _ in poll.poll(min(timeout, LOOK_AGAIN) * 1000)}
-        heard: list[str] = []
-        if self._inner.fileno() in ready:
-            with contextlib.suppress(BlockingIOError):
-                self._inner.recv(4096)
-            while self._said:
-                heard.append(self._said.popleft())
-        if self._outer is not None and self._outer.fileno() in ready:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    heard += self._outer.recv(1 << 17).decode(errors="replace").split("\n")
-        if not ready and timeout >= LOOK_AGAIN:
+        was_woken, is_said = self._wait(min(timeout, LOOK_AGAIN))
+        if not (was_woken or is_said) and timeout >= LOOK_AGAIN:
             return None
+        heard: list[str] = []
+        while was_woken and self._heard:
+            heard.append(self._heard.popleft())
+        if is_said:
+            for said in self._said():
+                heard += said.decode(errors="replace").split("\n")
         expected = self._expected
         aborts = ABORT in expected
         return [each for each in heard if each in expected or (aborts and each.startswith(ABORT))]
@@ -335,13 +334,7 @@ class SocketEar:
     def close(self) -> None:
         with contextlib.suppress(ValueError):
             self._bell.ears.remove(self)
-        for each in (self._inner, self._waker, self._outer):
-            if each is not None:
-                each.close()
-        if self._path:
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
-                os.rmdir(os.path.dirname(self._path))
+        super().close()
 
 
 def _folder(path: str) -> str:
