@@ -17,6 +17,7 @@ from fairlead.engines.base import FullEngine
 from fairlead.engines.valkey import fitness
 from fairlead.engines.valkey.address import parse
 from fairlead.engines.valkey.fitness import Facts
+from fairlead.engines.valkey.health import examine
 from fairlead.errors import EngineCorrupt, EngineUnavailable, FairleadError, NoNamespace, SchemaMismatch, UsageError
 from fairlead.message import Draft
 from fairlead.policy import Tier
@@ -224,3 +225,10 @@ def test_the_docs_list_the_rights_of_a_user() -> None:
     text = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     block = text.partition("ACL SETUSER fairlead on >PASSWORD ")[2].partition("```")[0]
     assert block.split() == fitness.acl_rule().split()
+
+
+def test_the_doctor_does_not_wait_for_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody sits before it: it has no more patience than a program that starts."""
+    monkeypatch.setattr("fairlead.engines.valkey.link.PATIENCE", 1e9)
+    with pytest.raises(EngineUnavailable, match="nothing listens there"):
+        examine(f"valkey://127.0.0.1:{free_port()}")

@@ -67,7 +67,8 @@ class Link:
         self._nodes = self._connect()
         try:
             self._confirm = fitness.check(self) if checks else None
-            self._patience = PATIENCE
+            if checks:  # who only asks whether a server is fit is somebody who sits before it
+                self._patience = PATIENCE
         except BaseException:
             self.close()
             raise
