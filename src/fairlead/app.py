@@ -33,7 +33,8 @@ from fairlead.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, Task, TaskDec
 from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from fairlead.twins import twin
 from fairlead.working.handler import Handler, Handlers
-from fairlead.working.options import Options
+from fairlead.working.options import EmbeddedOptions, Options
+from fairlead.working.registry import WorkerRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
@@ -49,8 +50,9 @@ if TYPE_CHECKING:
     from fairlead.tasks.task import AsyncTask
     from fairlead.topic import DeadLetter
     from fairlead.units import Duration
+    from fairlead.working.embedded import EmbeddedWorker
     from fairlead.working.handler import Isolation
-    from fairlead.working.options import Summary
+    from fairlead.working.options import Summary, WorkerOptions
     from fairlead.working.settle import Portable
 
 F = TypeVar("F")
@@ -121,6 +123,7 @@ class Fairlead:
         self.hub = Hub(self._opened)
         """Hears of jobs."""
         self._notes = ThreadPoolExecutor(1, thread_name_prefix="fairlead-notes")
+        self._workers = WorkerRegistry()
         self.eager = False
         """For tests: tasks run where they are called; see `fairlead.testing.eager`."""
 
@@ -182,7 +185,8 @@ class Fairlead:
         return engine
 
     def close(self) -> None:
-        """Let go of the engine; the next use opens it anew. Calls that wait end."""
+        """End this application's workers, then let go of the engine; the next use opens it again. Calls that wait end."""
+        self._workers.end_all("close")
         self.hub.close()
         with self._opening:
             engine, self._engine = self._engine, None
@@ -505,30 +509,39 @@ class Fairlead:
             raise UsageError(f"task: expected a function, got {function!r}; options go by name, like @app.task(topic={function!r})")
         return decorator(function)
 
-    def run_worker(
-        self,
-        *,
-        concurrency: int = 100,
-        burst: bool = False,
-        pool: str = "default",
-        topics: Sequence[str] | None = None,
-        grace: Duration = 30.0,
-        processes: int = 1,
-        reload: bool = False,
-        **unknown: Never,
-    ) -> Summary:
+    def run_worker(self, **options: Unpack[WorkerOptions]) -> Summary:
         """
-        Handle messages until SIGTERM or SIGINT, or with `burst` until nothing is left; returns what was handled.
+        Handle messages until SIGTERM or SIGINT, or with `burst` until nothing is left to run now; returns what was handled.
 
         `concurrency`: most handlers at once. `pool`, `topics`: what to serve; named topics strictly in their order. `grace`: how
-        long running handlers may go on at the end. `processes`: so many whole workers under a supervisor. `reload`: begin
-        anew when a source file changes.
+        long running handlers may go on at the end. `processes`: so many whole workers under a supervisor. `reload`: start again
+        when a source file changes. Raises UsageError where an event loop runs in this thread (see `arun_worker`), and while a
+        worker imports the module that calls it: put the call under `if __name__ == "__main__":`.
         """
         from fairlead.working.run import run_worker  # noqa: PLC0415  # a program that only publishes needs none of it
 
-        options = Options.checked(concurrency, pool, topics, grace, processes, burst=burst, reload=reload)
-        config.refuse_unknown("run_worker", unknown, Options.__struct_fields__)
-        return run_worker(self, options)
+        return run_worker(self, Options.checked("run_worker", {**options}), self._workers)
+
+    async def arun_worker(self, **options: Unpack[EmbeddedOptions]) -> Summary:
+        """
+        Handle messages on the running event loop until cancelled, until `aclose`, or with `burst` until nothing is left to run now.
+
+        Cancelled, it stops in order within `grace`; cancelled again, at once. It never touches signals. Returns what was handled.
+        """
+        return await self._embedded("arun_worker", {**options}).arun()
+
+    def worker(self, **options: Unpack[EmbeddedOptions]) -> EmbeddedWorker:
+        """
+        A worker inside a program that does other things too: `async with app.worker() as worker:` runs it during the block.
+
+        `worker.stop()` ends it from any thread. In a thread of its own: `worker.run()`. It never touches signals.
+        """
+        return self._embedded("worker", {**options})
+
+    def _embedded(self, call: str, options: dict[str, Any]) -> EmbeddedWorker:
+        from fairlead.working.embedded import EmbeddedWorker  # noqa: PLC0415  # as in run_worker
+
+        return EmbeddedWorker(self, Options.checked(call, options, EmbeddedOptions.__optional_keys__), self._workers)
 
     # Jobs
 

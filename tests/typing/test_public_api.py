@@ -111,4 +111,4 @@ if TYPE_CHECKING:
     def too_few(message: Message) -> None: ...
 
     assert_type(app.run_worker(concurrency=5, burst=True, grace="1m"), Summary)
-    app.run_worker(concurency=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.run_worker(concurency=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

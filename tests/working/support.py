@@ -20,7 +20,7 @@ class Running:
 
     def __init__(self, app: Fairlead, **options: object) -> None:
         defaults = {"concurrency": 10, "pool": "default", "topics": None, "grace": 5, "processes": 1, "burst": False, "reload": False}
-        self.worker = Worker(app.engine, app.handlers, Options.checked(**{**defaults, **options}))  # type: ignore[arg-type]
+        self.worker = Worker(app.engine, app.handlers, Options.checked("run_worker", {**defaults, **options}))
         self.summary: Summary | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 

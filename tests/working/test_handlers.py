@@ -357,7 +357,7 @@ def test_bad_handlers(app: Fairlead) -> None:
     with pytest.raises(UsageError, match="no handlers"):
         Fairlead("sqlite://").run_worker(burst=True)
     with pytest.raises(UsageError, match='did you mean "concurrency"'):
-        app.run_worker(concurency=3)  # type: ignore[arg-type]
+        app.run_worker(concurency=3)  # type: ignore[call-arg]
     for bad in ({"concurrency": 0}, {"grace": -1}, {"topics": "a,b"}, {"processes": 0}, {"pool": ""}):
         with pytest.raises(UsageError, match=next(iter(bad))):
             app.run_worker(**bad)

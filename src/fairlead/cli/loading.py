@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fairlead.errors import FairleadError, UsageError
-from fairlead.working.loading import own_lines
+from fairlead.working.loading import importing, own_lines
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -70,7 +70,8 @@ def _import(target: str, name: str) -> ModuleType:
         hint = Path(name).stem if name.endswith(".py") or os.sep in name else "module"
         raise UsageError(f'{target}: expected a module as Python imports it, not a file; write {hint}:app for the "app" in {hint}.py')
     try:
-        return importlib.import_module(name)
+        with importing(name):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise UsageError(f'{target}: there is no module "{error.name}" in {os.getcwd()} or among the installed packages') from error

@@ -19,6 +19,7 @@ from fairlead.tasks.job import Job
 from fairlead.tasks.request import current_request
 from fairlead.tasks.task import Task, TaskOptions
 from fairlead.twins import twin
+from fairlead.working.loading import importing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -341,7 +342,8 @@ def function_of(name: str) -> Any:
     """The function of a name. Raises UsageError."""
     module, _, path = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
+        with importing(module):
+            found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:

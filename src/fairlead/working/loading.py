@@ -1,13 +1,54 @@
-"""Telling what is wrong with a module of the user's that cannot be imported: his own lines, and nothing of how we came there."""
+"""Importing the user's modules: what is refused meanwhile, and what is told when that fails (the user's own lines, nothing of ours)."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import multiprocessing
 import os
+import threading
 import traceback
+from typing import TYPE_CHECKING
+
+from fairlead.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _OTHERS = ("<frozen", os.path.dirname(os.path.dirname(__file__)) + os.sep, os.path.dirname(importlib.__file__) + os.sep)
 """Where frames of an import are that are not the user's: the import system, and this package."""
+
+
+class _Importing(threading.local):
+    """Modules that this thread is importing for a worker."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+
+_importing = _Importing()
+
+
+@contextlib.contextmanager
+def importing(name: str) -> Iterator[None]:
+    """A worker imports the module: code that starts a worker at the module's top level is refused."""
+    _importing.names.append(name)
+    try:
+        yield
+    finally:
+        _importing.names.pop()
+
+
+def refuse_while_importing(call: str) -> None:
+    """Raise UsageError where a worker or a new process is importing the module that makes this call."""
+    # `_inheriting`: multiprocessing runs the program's main module again in a process that it has spawned.
+    is_main_again = getattr(multiprocessing.current_process(), "_inheriting", False)
+    if _importing.names or is_main_again:
+        name = _importing.names[-1] if _importing.names else "the main module"
+        raise UsageError(
+            f"{call}: {name} is being imported by a worker, which runs the handlers itself; put this call, and what the program"
+            ' publishes, under if __name__ == "__main__":'
+        )
 
 
 def own_lines(error: BaseException) -> str:

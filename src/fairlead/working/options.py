@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, TypedDict
+
 import msgspec
 
-from fairlead import arguments, units
+from fairlead import arguments, config, units
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 MOST_CONCURRENCY = 100_000
 MOST_PROCESSES = 1_000
+
+
+class EmbeddedOptions(TypedDict, total=False):
+    """
+    Options of `app.worker` and `app.arun_worker`.
+
+    `concurrency`: most handlers at once (100). `burst`: end when nothing is left to run now. `pool`, `topics`: what to serve; named topics
+    strictly in their order. `grace`: how long running handlers may go on at the end (30 s).
+    """
+
+    concurrency: int
+    burst: bool
+    pool: str
+    topics: Sequence[str] | None
+    grace: units.Duration
+
+
+class WorkerOptions(EmbeddedOptions, total=False):
+    """Options of `app.run_worker`: also several `processes`, and `reload` when the code changes."""
+
+    processes: int
+    reload: bool
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,18 +49,20 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     reload: bool = False
 
     @staticmethod
-    def checked(concurrency: object, pool: object, topics: object, grace: units.Duration, processes: object, *, burst: bool, reload: bool) -> Options:
+    def checked(call: str, given: dict[str, Any], known: frozenset[str] = WorkerOptions.__optional_keys__) -> Options:
         """Check what `run_worker` was given. Raises UsageError, which names the option and what was expected."""
-        call = "run_worker"
-        return Options(
-            concurrency=arguments.whole(call, "concurrency", concurrency, most=MOST_CONCURRENCY),
-            burst=bool(burst),
-            pool=arguments.pool(call, pool),
-            topics=arguments.topics(call, topics),
-            grace=arguments.seconds(call, "grace", grace),
-            processes=arguments.whole(call, "processes", processes, most=MOST_PROCESSES),
-            reload=bool(reload),
-        )
+        config.refuse_unknown(call, given.keys() - known, known)
+        checks: dict[str, Callable[[Any], Any]] = {
+            "concurrency": lambda value: arguments.whole(call, "concurrency", value, most=MOST_CONCURRENCY),
+            "burst": bool,
+            "pool": lambda value: arguments.pool(call, value),
+            "topics": lambda value: arguments.topics(call, value),
+            "grace": lambda value: arguments.seconds(call, "grace", value),
+            "processes": lambda value: arguments.whole(call, "processes", value, most=MOST_PROCESSES),
+            "reload": bool,
+        }
+        checked: dict[str, Any] = {name: checks[name](value) for name, value in given.items()}
+        return Options(**checked)
 
 
 class Summary(msgspec.Struct):

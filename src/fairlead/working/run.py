@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlead.errors import UsageError
+from fairlead.working.embedded import refuse_running_loop
+from fairlead.working.loading import refuse_while_importing
 from fairlead.working.worker import Worker, check_handlers
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
     from fairlead.working.options import Options, Summary
+    from fairlead.working.registry import WorkerRegistry
 
 
-def run_worker(app: Fairlead, options: Options) -> Summary:
+def run_worker(app: Fairlead, options: Options, registry: WorkerRegistry) -> Summary:
     """Handle messages until told to stop."""
+    refuse_while_importing("run_worker")
+    refuse_running_loop("run_worker")
     check_handlers(app.handlers)
     app.install_schedules()
     if options.processes > 1 or options.reload:
@@ -22,4 +27,6 @@ def run_worker(app: Fairlead, options: Options) -> Summary:
         if not app.engine.capabilities.processes:  # opened here, too: what cannot be is told once
             raise UsageError(f"run_worker: {app.url} lives in this process alone; several processes, and reload, need a store that they share")
         return Supervisor(address_of(app), options).run()
-    return Worker(app.engine, app.handlers, options).run()
+    worker = Worker(app.engine, app.handlers, options)
+    with registry.running(worker):
+        return worker.run()

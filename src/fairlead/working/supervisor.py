@@ -23,7 +23,7 @@ import msgspec
 from fairlead.errors import EngineUnavailable, FairleadError, UsageError
 from fairlead.working import logs
 from fairlead.working.executors.processes import obituary
-from fairlead.working.loading import own_files, own_lines
+from fairlead.working.loading import importing, own_files, own_lines
 from fairlead.working.options import Options, Summary
 from fairlead.working.worker import Worker
 
@@ -179,7 +179,8 @@ def work(address: str, options: Options, style: logs.Style, answers: Connection)
     began = time.time()
     try:
         module, _, name = address.partition(":")
-        app: Fairlead = getattr(importlib.import_module(module), name)
+        with importing(module):
+            app: Fairlead = getattr(importlib.import_module(module), name)
         app.install_schedules()
         worker = Worker(app.engine, app.handlers, options)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises

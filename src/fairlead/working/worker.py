@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
@@ -33,7 +34,7 @@ from fairlead.working.surround import Teller, Telling
 from fairlead.working.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from fairlead.engines.base import FullEngine
     from fairlead.message import Lease
@@ -86,6 +87,12 @@ class Worker:
         self._warned_at = -WARN_EVERY
         self._stops = 0
         self._failure: BaseException | None = None
+        self._thread = 0
+        self._owns_loop = False  # whoever owns it ends the tasks that are left
+        self.ended = threading.Event()
+        """Set once it uses the engine no more."""
+        self.stop_seconds = options.grace + 3 * STOP_SECONDS
+        """Longest time from the stop to the end."""
         self._surroundings = handlers.surroundings
         self._teller = Teller(self._surroundings, self._caught_up) if self._surroundings.has_hooks else None
         self._is_watched = self._teller is not None or log.isEnabledFor(logging.DEBUG)
@@ -95,32 +102,67 @@ class Worker:
     def run(self, signals: Sequence[int] = STOP_SIGNALS) -> Summary:
         """Work until told to stop, or with `burst` until nothing is left. Raises what makes working impossible."""
         loop = asyncio.new_event_loop()
+        self._owns_loop = True
         try:
             return loop.run_until_complete(self.arun(signals))
         finally:
             loop.run_until_complete(end_tasks())
             loop.close()
 
-    async def arun(self, signals: Sequence[int] = ()) -> Summary:
-        """As `run`, on the running event loop; `signals` stop it, where this is the main thread."""
+    async def arun(self, signals: Sequence[int] = (), ready: Callable[[], None] | None = None) -> Summary:
+        """
+        As `run`, on the running event loop; `signals` stop it, where this is the main thread. `ready` is called when it has started.
+
+        Cancelled, it stops in order; cancelled again, at once.
+        """
+        self._thread = threading.get_ident()
         self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()  # a stop was asked for, or the last handler has ended
         self._aio = AsyncExecutor(self._finished, self._surroundings)
         self._children = ProcessCaller()
         self._threads = ThreadExecutor(self._options.concurrency, self._call, self._ring, self._pause)
         self._courier = Courier(self._told_engine(), self._options, self, self._pause)
-        aborts = Aborts(self._engine, self.aborted)
-        with self._signals(signals), contextlib.closing(aborts):
-            self._courier.start()
-            aborts.start()
-            signals_.worker_ready.send(self)
-            log.info("worker %d handles messages of pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
-            await self._until(lambda: self._stops > 0)
-            signals_.worker_shutdown.send(self)
-            await self._shut_down()
+        is_cancelled = False
+        try:
+            aborts = await self._loop.run_in_executor(None, Aborts, self._engine, self.aborted)
+            with self._signals(signals), contextlib.closing(aborts):
+                self._courier.start()
+                aborts.start()
+                signals_.worker_ready.send(self)
+                log.info("worker %d handles messages of pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
+                if ready is not None:
+                    ready()
+                try:
+                    await self._until(lambda: self._stops > 0)
+                except asyncio.CancelledError:
+                    is_cancelled = True
+                    self._stops += 1
+                signals_.worker_shutdown.send(self)
+                is_cancelled |= await self._to_the_end(self._shut_down())
+        finally:
+            self.ended.set()
         if self._failure is not None:
             raise self._failure
+        if is_cancelled:
+            raise asyncio.CancelledError
         return self._courier.summary
+
+    async def _to_the_end(self, stopping: Coroutine[Any, Any, None]) -> bool:
+        """Await it also where the caller is cancelled meanwhile, which stops the worker at once. Returns whether that was so."""
+        task = self._loop.create_task(stopping)
+        is_cancelled = False
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                is_cancelled = True
+                self._stop()
+        task.result()
+        return is_cancelled
+
+    def runs_in_this_thread(self) -> bool:
+        """Whether waiting for its end here would block it."""
+        return self._thread == threading.get_ident() and not self.ended.is_set()
 
     def _told_engine(self) -> FullEngine:
         if self._teller is None:
@@ -176,7 +218,7 @@ class Worker:
             await self._loop.run_in_executor(None, self._courier.settle_rest)
         if self._teller is not None:
             await self._loop.run_in_executor(None, self._teller.end, STOP_SECONDS)
-        self._aio.close()
+        await self._aio.close(0 if self._owns_loop else CANCEL_SECONDS)
         self._threads.close()
         self._children.close()
 

@@ -89,11 +89,14 @@ class AsyncExecutor:
         with self._surroundings.around(work.subject()):
             return await work.handler.function(*args, **kwargs)
 
-    def close(self) -> None:
-        """Cancel what still runs."""
+    async def close(self, seconds: float) -> None:
+        """Cancel what still runs, and wait so long at most for it to end."""
         self._ready.clear()
-        for slot in self._slots:
+        slots = list(self._slots)
+        for slot in slots:
             slot.cancel()
+        if slots:
+            await asyncio.wait(slots, timeout=seconds)
 
 
 class _Running:

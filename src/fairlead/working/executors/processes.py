@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairlead.errors import DestinationUnwell, Reject, Retry
 from fairlead.working.limits import SoftTimeLimit
+from fairlead.working.loading import importing
 from fairlead.working.logs import Style
 from fairlead.working.settle import ChildDied, Portable, RemoteFailure, describe, text_of
 
@@ -152,7 +153,8 @@ def _answer(address: str, args: tuple[Any, ...], kwargs: dict[str, Any], soft_ti
 
 def _resolve(address: str) -> Callable[..., Any]:
     module, _, name = address.partition(":")
-    found: Any = importlib.import_module(module)
+    with importing(module):
+        found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
     function: Callable[..., Any] = found

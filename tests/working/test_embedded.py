@@ -1,0 +1,342 @@
+"""A worker inside an async program or a thread: it starts, it stops, it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fairlead import Fairlead, Message, UsageError
+from fairlead.working.loading import importing
+from tests.working.support import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+
+def handling(app: Fairlead, kind: str = "async") -> tuple[list[object], asyncio.Event]:
+    """A handler of "t" that notes what it got."""
+    seen: list[object] = []
+    came = asyncio.Event()
+
+    async def ahandle(message: Message) -> None:
+        seen.append(message.body)
+        came.set()
+
+    def handle(message: Message) -> None:
+        seen.append(message.body)
+        loop.call_soon_threadsafe(came.set)
+
+    loop = asyncio.get_running_loop()
+    app.handler("t")(ahandle if kind == "async" else handle)
+    return seen, came
+
+
+async def _serve(app: Fairlead, kind: str) -> None:
+    seen, came = handling(app, kind)
+    async with app.worker(concurrency=2) as worker:
+        await app.apublish("t", 1)
+        await asyncio.wait_for(came.wait(), 20)
+    assert seen == [1]
+    await app.apublish("t", 2)
+    assert worker is not None
+    assert seen == [1]  # it has ended
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize("kind", ["async", "thread"])
+def test_async_with(app: Fairlead, kind: str) -> None:
+    """It handles messages inside the block, and nothing after it; no task is left on the loop."""
+    asyncio.run(_serve(app, kind))
+
+
+def test_arun_worker_burst(app: Fairlead) -> None:
+    """`arun_worker` with burst returns what was handled."""
+
+    async def main() -> None:
+        seen, _ = handling(app)
+        await app.apublish_many([Message("t", n) for n in range(5)])
+        summary = await app.arun_worker(burst=True)
+        assert (summary.acked, set(seen)) == (5, {0, 1, 2, 3, 4})
+
+    asyncio.run(main())
+
+
+def test_stop_from_another_thread(app: Fairlead) -> None:
+    """`stop` may be called from any thread, also before the worker has started."""
+
+    async def main() -> None:
+        handling(app)
+        worker = app.worker()
+        running = asyncio.create_task(worker.arun())
+        await app.apublish("t")
+        threading.Thread(target=worker.stop).start()
+        await asyncio.wait_for(running, 20)
+        early = app.worker()
+        early.stop()
+        await asyncio.wait_for(early.arun(), 20)
+
+    asyncio.run(main())
+
+
+def test_astop_returns_what_was_handled(app: Fairlead) -> None:
+    """`await worker.astop()` ends it inside the block."""
+
+    async def main() -> None:
+        _, came = handling(app)
+        async with app.worker() as worker:
+            await app.apublish("t")
+            await asyncio.wait_for(came.wait(), 20)
+            assert (await worker.astop()).acked == 1
+
+    asyncio.run(main())
+
+
+def test_cancelling_stops_in_order(app: Fairlead) -> None:
+    """A cancelled `arun_worker` lets the running handler end, and its message is done."""
+
+    async def main() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        @app.handler("t")
+        async def handle(_: Message) -> None:
+            begun.set()
+            await go_on.wait()
+
+        await app.apublish("t")
+        running = asyncio.create_task(app.arun_worker())
+        await asyncio.wait_for(begun.wait(), 20)
+        running.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 20)
+        assert (await app.topic("t").astats()).done == 1
+
+    asyncio.run(main())
+
+
+def test_cancelling_twice_stops_at_once(app: Fairlead) -> None:
+    """The second cancellation does not wait for handlers; their messages go back."""
+
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        @app.handler("t")
+        async def handle(_: Message) -> None:
+            begun.set()
+            await asyncio.sleep(3600)
+
+        await app.apublish("t")
+        running = asyncio.create_task(app.arun_worker(grace="1h"))
+        await asyncio.wait_for(begun.wait(), 20)
+        running.cancel()
+        await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(running, 20)
+        assert (await app.topic("t").astats()).waiting == 1
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_aclose_ends_the_workers_first(app: Fairlead) -> None:
+    """`aclose` stops this application's workers, on this loop and in threads, before the engine is closed."""
+
+    async def main() -> None:
+        _, came = handling(app)
+        here = asyncio.create_task(app.arun_worker())
+        other = app.worker()
+        thread = threading.Thread(target=other.run)
+        thread.start()
+        await app.apublish("t")
+        await asyncio.wait_for(came.wait(), 20)
+        await app.aclose()
+        await asyncio.wait_for(here, 20)
+        thread.join(20)
+        assert not thread.is_alive()
+
+    asyncio.run(main())
+
+
+def test_close_on_the_workers_loop_says_what_to_do(app: Fairlead) -> None:
+    """A blocking close on the worker's own loop would wait for itself."""
+
+    async def main() -> None:
+        handling(app)
+        async with app.worker():
+            with pytest.raises(UsageError, match=r"await app\.aclose\(\)"):
+                app.close()
+
+    asyncio.run(main())
+
+
+def test_two_workers_in_one_process(app: Fairlead) -> None:
+    """Each message is handled by one of them; ending one leaves the other."""
+
+    async def main() -> None:
+        seen, came = handling(app)
+        async with app.worker(concurrency=5):
+            async with app.worker(concurrency=5):
+                await app.apublish_many([Message("t", n) for n in range(200)])
+                assert await app.topic("t").await_done(timeout=20)
+            came.clear()
+            await app.apublish("t", 200)
+            await asyncio.wait_for(came.wait(), 20)
+        assert len(seen) == 201
+
+    asyncio.run(main())
+
+
+def test_no_signal_is_touched(app: Fairlead) -> None:
+    """The program's own handlers of SIGTERM and SIGINT stay, on a loop in the main thread too."""
+
+    async def main() -> None:
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        handling(app)
+        async with app.worker():
+            assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+            assert signal.set_wakeup_fd(-1) == -1
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_cannot_start_raises(tmp_path: Path) -> None:
+    """Without handlers, and with a store that cannot be opened: on entering."""
+
+    async def main() -> None:
+        app = Fairlead(f"sqlite:///{tmp_path}/no/such/folder.db")
+        with pytest.raises(UsageError, match="no handlers"):
+            async with app.worker():
+                pass
+        handling(app)
+        with pytest.raises(Exception, match="does not exist"):
+            async with app.worker():
+                pass
+
+    asyncio.run(main())
+
+
+def test_used_once_and_options(app: Fairlead) -> None:
+    """Wrong options and a second use say what is wrong."""
+
+    async def main() -> None:
+        handling(app)
+        worker = app.worker(burst=True)
+        await worker.arun()
+        with pytest.raises(UsageError, match="used once"):
+            await worker.arun()
+        with pytest.raises(UsageError, match='unknown option "procesess"'):
+            app.worker(procesess=2)  # type: ignore[call-arg]
+        with pytest.raises(UsageError, match='unknown option "processes"'):
+            app.worker(processes=2)  # type: ignore[call-arg]
+
+    asyncio.run(main())
+
+
+def test_run_worker_in_a_running_loop(app: Fairlead) -> None:
+    """One sentence says what to use; no coroutine is left unawaited."""
+
+    async def main() -> None:
+        handling(app)
+        with pytest.raises(UsageError, match=r"use await app\.arun_worker\(\)"):
+            app.run_worker(burst=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("call", ["run_worker", "arun_worker", "worker"])
+def test_while_a_worker_imports_the_module(app: Fairlead, call: str) -> None:
+    """A module that starts a worker at its top level is told where the call belongs."""
+
+    async def main() -> None:
+        if call == "arun_worker":
+            await app.arun_worker()
+        async with app.worker():
+            pass
+
+    app.handler("t")(print)
+    start = app.run_worker if call == "run_worker" else lambda: asyncio.run(main())
+    with importing("shop"), pytest.raises(UsageError, match=r'shop is being imported by a worker.*if __name__ == "__main__":'):
+        start()
+
+
+PROGRAM = """
+from fairlead import Fairlead
+app = Fairlead("sqlite:///work.db")
+app.handler("t")(print)
+app.publish("t", 17)
+app.run_worker(burst=True)
+"""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_the_command_says_where_run_worker_belongs(tmp_path: Path, processes: int) -> None:
+    """`fairlead worker shop:app` of a module that runs a worker itself: one line, exit code 2."""
+    (tmp_path / "shop.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "fairlead", "worker", "shop:app", "--processes", str(processes)]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 2, told.stderr
+    assert 'if __name__ == "__main__":' in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
+def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
+    """A web application's lifespan starts and stops the worker; a route publishes, the handler answers."""
+    applications = pytest.importorskip("starlette.applications")
+    responses, routing = pytest.importorskip("starlette.responses"), pytest.importorskip("starlette.routing")
+    app = Fairlead(f"sqlite:///{tmp_path}/web.db")
+    told: list[object] = []
+    started: list[str] = []
+
+    @app.handler("mail.*")
+    async def mail(message: Message) -> None:
+        told.append(message.body)
+        came.set()
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[None]:
+        async with app.worker():
+            started.append("started")
+            yield
+        started.append("stopped")
+        await app.aclose()
+
+    async def order(_: object) -> object:
+        receipt = await app.apublish("mail.acme", 42)
+        return responses.PlainTextResponse(receipt.id)
+
+    web = applications.Starlette(routes=[routing.Route("/order", order)], lifespan=lifespan)
+
+    async def main() -> None:
+        requests: asyncio.Queue[dict] = asyncio.Queue()
+        answers: asyncio.Queue[dict] = asyncio.Queue()
+        serving = asyncio.create_task(web({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, requests.get, answers.put))
+        await requests.put({"type": "lifespan.startup"})
+        assert (await asyncio.wait_for(answers.get(), 20))["type"] == "lifespan.startup.complete"
+        assert started == ["started"]
+        scope = {"type": "http", "method": "GET", "path": "/order", "headers": [], "query_string": b"", "http_version": "1.1"}
+        await web(scope, requests.get, answers.put)
+        assert (await answers.get())["status"] == 200
+        await asyncio.wait_for(came.wait(), 20)
+        await requests.put({"type": "lifespan.shutdown"})
+        await asyncio.wait_for(serving, 20)
+
+    came = asyncio.Event()
+    asyncio.run(main())
+    assert told == [42]
+    assert started == ["started", "stopped"]
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    yield
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name in ("fairlead-courier", "fairlead-bell", "fairlead-arrivals")])
