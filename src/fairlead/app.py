@@ -23,6 +23,7 @@ from fairlead.producing.bulk import put_all, wait_for_room
 from fairlead.producing.call import batches_of, message_from
 from fairlead.producing.middlewares import Middlewares
 from fairlead.producing.publisher import Publisher
+from fairlead.safetext import redacted
 from fairlead.schedules import book, times
 from fairlead.tasks import carrying, outcomes
 from fairlead.tasks.flow import EndedHandler
@@ -712,7 +713,7 @@ class Fairlead:
     adrop_dead_letters = twin(drop_dead_letters)
 
     def __repr__(self) -> str:
-        return f"<Fairlead {self.url} namespace {self.namespace}>"
+        return f"<Fairlead {redacted(self.url)} namespace {self.namespace}>"
 
 
 def _application(call: str, other: object) -> Fairlead:

@@ -38,7 +38,7 @@ def _url_of_project(path: Path) -> str | None:
         raise UsageError(f"{path}: the engine's URL cannot be read from it ({error}); set FAIRLEAD_URL or mend the file") from error
     url = project.get("tool", {}).get("fairlead", {}).get("url")
     if url is not None and not isinstance(url, str):
-        raise UsageError(f"{path}: expected [tool.fairlead] url to be text, got {url!r}")
+        raise UsageError(f"{path}: expected [tool.fairlead] url to be text, got {type(url).__name__}")
     return url
 
 

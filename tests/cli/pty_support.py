@@ -18,12 +18,12 @@ RUN = "import os, sys; os.login_tty(0); from fairlead.cli import main; main(sys.
 class InTerminal:
     """`fairlead …` with a pseudo-terminal as its input, output and controlling terminal."""
 
-    def __init__(self, *arguments: str, rows: int = 40, columns: int = 120) -> None:
+    def __init__(self, *arguments: str, rows: int = 40, columns: int = 120, run: str = RUN) -> None:
         self._master, self._slave = os.openpty()
         self.resize(rows, columns)
         self.before = self.attributes()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", RUN, *arguments],
+            [sys.executable, "-c", run, *arguments],
             stdin=self._slave, stdout=self._slave, stderr=self._slave, env={**os.environ, "TERM": "xterm-256color"},
         )  # fmt: skip
         self.output = ""

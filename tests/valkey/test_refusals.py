@@ -45,7 +45,7 @@ def refusal(opened: Opened, url: str, **settings: object) -> FairleadError:
         ("valkey://u:secret@localhost?timout=3", 'unknown option "timout"; did you mean "timeout"'),
         ("valkey://u:secret@localhost?shards=3", "shards: expected a power of two"),
         ("valkey://u:secret@localhost?timeout=soon", "timeout: expected seconds"),
-        ("valkey://u:secret@localhost:port", "'port' is no port"),
+        ("valkey://u:secret@localhost:port", "expected a port from 1 to 65535"),
         ("valkey://u:secret@localhost/db", 'expected the number of a database, got "db"'),
         ("valkey+cluster://localhost/3", "a cluster has database 0 only"),
         ("valkey+sentinel://u:secret@localhost", "the name of the master is missing"),

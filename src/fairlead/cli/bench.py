@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 import fairlead
-from fairlead.cli.session import json_option, print_json, table
+from fairlead.cli.session import json_option, print_json, say, table
 
 BATCH = 500
 MESSAGES, TOPICS, DURABILITY = 100_000, 1_000, "fsync"
@@ -65,7 +65,7 @@ def _small(messages: int, topics: int, durability: str, *, as_json: bool) -> Non
     if as_json:
         print_json({"messages": messages, "topics": topics, "durability": durability, "per_second": figures})
     else:
-        click.echo(f"{messages:,} messages over {topics:,} topics, durability {durability}, batches of {BATCH}, the engine alone")
+        say(f"{messages:,} messages over {topics:,} topics, durability {durability}, batches of {BATCH}, the engine alone")
         table(("operation", "messages/s"), [(name, round(number)) for name, number in figures.items()], empty="")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import click
 
-from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, leave, moment, pass_session, print_json, table
+from fairlead.cli.session import STATE_SAYS_NO, Session, confirm, json_option, leave, moment, pass_session, print_json, say, table
 from fairlead.cli.topics import shown
 from fairlead.policy import check_topic
 
@@ -46,12 +48,12 @@ def show(session: Session, message_id: str, *, topic: str | None, as_json: bool)
     if as_json:
         print_json(view)
         return
-    click.echo(f"{view.id} of {view.topic}, dead since {moment(view.died_us)}: {view.reason}")
-    click.echo(f"body: {shown(view.body)}")
+    say(f"{view.id} of {view.topic}, dead since {moment(view.died_us)}: {view.reason}")
+    say(f"body: {shown(view.body)}")
     for entry in view.history:
-        click.echo(f"  {moment(entry['at_us'])}  {entry['what']}")
+        say(f"  {moment(entry['at_us'])}  {entry['what']}")
     if view.error:
-        click.echo(f"\n{view.error.rstrip()}")
+        say("\n" + textwrap.indent(view.error.rstrip(), "  "), lines=True)  # what it says begins no line of ours
 
 
 @dead.command("redrive")
@@ -65,7 +67,7 @@ def redrive(session: Session, ids: tuple[str, ...], *, topic: str | None, everyt
     """Put dead letters back to be tried again: by id, --topic or --all."""
     _check_which(ids, topic, everything=everything)
     number = session.app().redrive(topic, list(ids) or None, rate=rate, limit=limit)
-    click.echo(f"{number:,} redriven")
+    say(f"{number:,} redriven")
     if not number:
         raise SystemExit(STATE_SAYS_NO)
 
@@ -81,9 +83,9 @@ def drop(session: Session, ids: tuple[str, ...], *, topic: str | None, everythin
     """Forget dead letters: by id, --topic or --all."""
     _check_which(ids, topic, everything=everything)
     if not ids and not yes:
-        click.confirm(f"Forget the dead letters of {topic or 'all topics'}?", abort=True)
+        confirm(f"Forget the dead letters of {topic or 'all topics'}?")
     number = session.app().drop_dead_letters(topic, list(ids) or None, limit=limit)
-    click.echo(f"{number:,} dropped")
+    say(f"{number:,} dropped")
     if not number:
         raise SystemExit(STATE_SAYS_NO)
 

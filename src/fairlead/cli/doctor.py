@@ -9,10 +9,11 @@ from importlib.metadata import version
 
 import click
 
-from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, pass_session, print_json
+from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, pass_session, print_json, say
 from fairlead.engines import examine
 from fairlead.engines.base import Check
 from fairlead.errors import NoNamespace
+from fairlead.safetext import redacted, without_passwords
 
 
 @click.command()
@@ -41,7 +42,7 @@ def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_js
         for message in snapshot.get("messages", []):
             message["body"], message["bodies"] = f"{len(message['body'])} bytes", None
         about = {"fairlead": version("fairlead"), "python": sys.version, "sqlite": sqlite3.sqlite_version, "platform": platform.platform()}
-        print_json({"about": about, "url": app.url, "namespace": app.namespace, "checks": checks, "snapshot": snapshot})
+        print_json({"about": about, "url": redacted(app.url), "namespace": app.namespace, "checks": checks, "snapshot": snapshot})
     else:
         _tell(checks, as_json=as_json)
     if not all(check.ok for check in checks):
@@ -53,4 +54,4 @@ def _tell(checks: list[Check], *, as_json: bool) -> None:
         print_json(checks)
         return
     for check in checks:
-        click.echo(f"{'ok  ' if check.ok else 'ILL '} {check.name}: {check.detail}" + (f"; {check.mend}" if check.mend else ""))
+        say(without_passwords(f"{'ok  ' if check.ok else 'ILL '} {check.name}: {check.detail}" + (f"; {check.mend}" if check.mend else "")))

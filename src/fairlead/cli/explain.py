@@ -6,7 +6,7 @@ import time
 
 import click
 
-from fairlead.cli.session import STATE_SAYS_NO, Session, duration, json_option, pass_session, print_json
+from fairlead.cli.session import STATE_SAYS_NO, Session, duration, json_option, pass_session, print_json, say
 
 
 @click.command()
@@ -20,11 +20,11 @@ def explain(session: Session, message_id: str, *, topic: str | None, as_json: bo
     if as_json:
         print_json(told)
     else:
-        click.echo(f"{told.state}" + (f" in {told.topic}" if told.topic else "") + f": {told.reasons[0]}")
+        say(f"{told.state}" + (f" in {told.topic}" if told.topic else "") + f": {told.reasons[0]}")
         for reason in told.reasons[1:]:
-            click.echo(f"  also: {reason}")
+            say(f"  also: {reason}")
         if told.starts_us is not None:
             soon = told.starts_us / 1e6 - time.time()
-            click.echo("  likely to start " + (f"in {duration(soon)}" if soon > 0 else "as soon as a worker is free"))
+            say("  likely to start " + (f"in {duration(soon)}" if soon > 0 else "as soon as a worker is free"))
     if told.state == "unknown":
         raise SystemExit(STATE_SAYS_NO)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fairlead.cli.session import Session, json_option, pass_session, print_json, table
+from fairlead.cli.session import Session, json_option, pass_session, print_json, say, table
 
 
 @click.group()
@@ -38,4 +38,4 @@ def set_gate(session: Session, name: str, *, rate: str | None, burst: int | None
     if rate is None and concurrency is None:
         raise click.UsageError("a gate limits something: give --rate, --concurrency or both")
     session.engine(create=True).gate_set(name, Gate.of(name, rate, burst, concurrency), layer="operator")
-    click.echo(f"gate {name} is set")
+    say(f"gate {name} is set")

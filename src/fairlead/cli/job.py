@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json
+from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json, say
 
 if TYPE_CHECKING:
     from fairlead.tasks.job import Job, JobState
@@ -33,18 +33,18 @@ def show(session: Session, job_id: str, *, topic: str | None, as_json: bool) -> 
     if as_json:
         print_json(state)
         return
-    click.echo(f"{state.status}" + (f" in {state.topic}" if state.topic else ""))
+    say(f"{state.status}" + (f" in {state.topic}" if state.topic else ""))
     for name, value in (("result", state.result), ("said", state.info), ("meta", state.meta or None)):
         if value is not None or (name == "result" and state.status == "success"):
-            click.echo(f"  {name}: {msgspec.json.encode(value, enc_hook=repr).decode()}")
+            say(f"  {name}: {msgspec.json.encode(value, enc_hook=repr).decode()}")
     if state.attempts:
-        click.echo(f"  attempts that failed: {state.attempts}")
+        say(f"  attempts that failed: {state.attempts}")
     if state.finished_at is not None:
-        click.echo(f"  ended: {datetime.fromtimestamp(state.finished_at, UTC).isoformat(' ', 'seconds')}")
+        say(f"  ended: {datetime.fromtimestamp(state.finished_at, UTC).isoformat(' ', 'seconds')}")
     if state.error is not None:
-        click.echo(f"  error: {state.error}")
+        say(f"  error: {state.error}")
     if state.traceback:
-        click.echo("  " + state.traceback.replace("\n", "\n  "))
+        say("  " + state.traceback.replace("\n", "\n  "), lines=True)
 
 
 @job.command()
@@ -71,7 +71,7 @@ def cancel(session: Session, job_id: str, *, topic: str | None) -> None:
     found = _known(session, job_id, topic)
     if not found.cancel():
         leave(f"{job_id} has ended already: {found.status}", STATE_SAYS_NO)
-    click.echo(f"{job_id} is cancelled")
+    say(f"{job_id} is cancelled")
 
 
 @job.command()
@@ -83,7 +83,7 @@ def requeue(session: Session, job_id: str, *, topic: str | None) -> None:
     found = _known(session, job_id, topic)
     if not found.requeue():
         leave(f"{job_id} is no dead letter: {found.status}", STATE_SAYS_NO)
-    click.echo(f"{job_id} waits again")
+    say(f"{job_id} waits again")
 
 
 def _known(session: Session, job_id: str, topic: str | None) -> Job[object]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from fairlead.errors import FairleadError, UsageError
+from fairlead.safetext import escaped, without_passwords
 from fairlead.working.loading import importing, own_lines
 
 if TYPE_CHECKING:
@@ -79,5 +80,5 @@ def _import(target: str, name: str) -> ModuleType:
     except FairleadError as error:
         raise UsageError(f"{target}: importing {name} failed: {error}") from error
     except Exception as error:
-        sys.stderr.write(own_lines(error))
+        sys.stderr.write(escaped(without_passwords(own_lines(error)), lines=True))
         raise UsageError(f"{target}: importing {name} failed: {type(error).__name__}: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fairlead.cli.session import STATE_SAYS_NO, USAGE, Session, failing_well, leave
+from fairlead.cli.session import STATE_SAYS_NO, USAGE, Session, failing_well, leave, say
 
 COMMANDS = {
     "worker": "worker",
@@ -67,7 +67,7 @@ class Commands(click.Group):
             code = super().main(*args, **kwargs)
         except click.UsageError as error:
             if isinstance(error, NO_ARGUMENTS):  # no error, but a question
-                click.echo(error.ctx.get_help() if error.ctx is not None else error.format_message())
+                say(error.ctx.get_help() if error.ctx is not None else error.format_message(), lines=True)
                 sys.exit(USAGE)
             where = error.ctx.command_path if error.ctx is not None else "fairlead"
             leave(f"{error.format_message().rstrip('.')} (see `{where} --help`)", USAGE)
@@ -91,7 +91,7 @@ def main(ctx: click.Context, url: str | None, namespace: str) -> None:
     """
     Fairlead: millions of fair queues.
 
-    Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong call, 3 the store cannot be used.
+    Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong call, 3 the store cannot be used, 70 a defect.
     """
     given = ctx.get_parameter_source("namespace") is not ParameterSource.DEFAULT
     ctx.obj = Session(url, namespace, given)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fairlead.cli.session import Session, json_option, pass_session, print_json
+from fairlead.cli.session import Session, json_option, pass_session, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def migrate(session: Session, source: str, target: str, *, to_namespace: str | N
     with Fairlead(source, namespace=session.namespace, create=False) as old:
         tiers = old.engine.tiers
         with Fairlead(target, namespace=to_namespace or session.namespace, tiers=tiers) as new:
-            counts = move(old.engine, new.engine, lambda text: None if as_json else click.echo(text), wait=wait)
+            counts = move(old.engine, new.engine, lambda text: None if as_json else say(text), wait=wait)
     if as_json:
         print_json(counts)
     if counts["still leased"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fairlead.cli.session import Session, pass_session
+from fairlead.cli.session import Session, pass_session, say
 
 
 @click.command()
@@ -13,7 +13,7 @@ from fairlead.cli.session import Session, pass_session
 def pause(session: Session, pattern: str) -> None:
     """Let the topics of PATTERN accept messages and deliver none."""
     session.engine().policy_set("operator", pattern, {"paused": True})
-    click.echo(f"{pattern} is paused: it accepts and delivers nothing until `fairlead resume {pattern}`")
+    say(f"{pattern} is paused: it accepts and delivers nothing until `fairlead resume {pattern}`")
 
 
 @click.command()
@@ -26,4 +26,4 @@ def resume(session: Session, pattern: str) -> None:
     stem = pattern.removesuffix(".*")
     if engine.policies().resolve(stem if stem != "*" else "x").paused:
         engine.policy_set("operator", pattern, {"paused": False})  # another pattern, or the code, pauses it too
-    click.echo(f"{pattern} delivers again")
+    say(f"{pattern} delivers again")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json, table
+from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json, say, table
 from fairlead.policy import FIELDS
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def set_policy(session: Session, /, pattern: str, *, unset: tuple[str, ...], **o
     if not fields:
         raise click.UsageError("nothing to set; name a setting, like --rate 50/s")
     now = session.engine(create=True).policy_set("operator", pattern, fields)
-    click.echo(f"{pattern}: {_text(now) or 'nothing set'}")
+    say(f"{pattern}: {_text(now) or 'nothing set'}")
 
 
 def _value(name: str, text: str) -> Any:
@@ -112,7 +112,7 @@ def reset(session: Session, pattern: str) -> None:
     """Remove the operator's policy of PATTERN; the code's holds again."""
     if not session.engine().policy_reset("operator", pattern):
         leave(f"policy {pattern}: the operator has set nothing for it", STATE_SAYS_NO)
-    click.echo(f"{pattern}: the operator's settings are removed")
+    say(f"{pattern}: the operator's settings are removed")
 
 
 @policy.command("copy", short_help="Copy policies and gates to another namespace.")
@@ -122,7 +122,7 @@ def copy(session: Session, to_namespace: str) -> None:
     """Copy all policies and gates of this namespace (-n) to another: try in sandbox, bring to online."""
     there = Session(session.url, to_namespace).app(create=True)
     number = session.app().copy_policies(there)
-    click.echo(f"{number:,} policies copied from {session.namespace} to {to_namespace}")
+    say(f"{number:,} policies copied from {session.namespace} to {to_namespace}")
 
 
 @policy.command("diff", short_help="Compare with another namespace.")

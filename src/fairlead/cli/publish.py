@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, pass_session, print_json
+from fairlead.cli.session import STATE_SAYS_NO, Session, complain, json_option, pass_session, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,10 +108,10 @@ def _tell(receipts: list[Receipt], *, as_json: bool, many: bool) -> None:
         print_json(receipts if many else receipts[0])
     elif many:
         outcomes = {name: sum(receipt.outcome == name for receipt in receipts) for name in ("accepted", "merged", "duplicate", "refused")}
-        click.echo(", ".join(f"{number:,} {name}" for name, number in outcomes.items() if number) or "nothing to publish")
+        say(", ".join(f"{number:,} {name}" for name, number in outcomes.items() if number) or "nothing to publish")
     else:
         joined = f" into {receipts[0].joined}" if receipts[0].joined else ""
-        click.echo(f"{receipts[0].id} {receipts[0].outcome}{joined}")
+        say(f"{receipts[0].id} {receipts[0].outcome}{joined}")
     if refused:
-        click.echo(f"fairlead: {refused[0].reason}", err=True)
+        complain(str(refused[0].reason))
         sys.exit(STATE_SAYS_NO)

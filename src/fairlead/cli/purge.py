@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from fairlead.cli.session import Session, pass_session
+from fairlead.cli.session import Session, confirm, pass_session, say
 
 
 @click.command()
@@ -18,6 +18,6 @@ def purge(session: Session, topic: str, *, delete: bool, yes: bool) -> None:
     stats = handle.stats()
     if not yes:
         also = f", {stats.leased:,} leased and {stats.dead:,} dead" if delete else ""
-        click.confirm(f"Remove {stats.waiting:,} waiting{also} messages of {topic}?", abort=True)
+        confirm(f"Remove {stats.waiting:,} waiting{also} messages of {topic}?")
     number = handle.delete() if delete else handle.purge()
-    click.echo(f"{number:,} removed from {topic}")
+    say(f"{number:,} removed from {topic}")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from fairlead.cli.session import Session, json_option, pass_session, print_json, table
+from fairlead.cli.session import Session, json_option, pass_session, print_json, say, table
 
 
 @click.group()
@@ -71,7 +71,7 @@ def add(
     if planned is None:
         raise click.UsageError(f"{name} never fires: {when.text()} is past")
     said = "is scheduled" if is_new else "stands like that already"
-    click.echo(f"{name} {said}: {when.text()}, next at {planned.next_at.isoformat(' ', 'seconds')}")
+    say(f"{name} {said}: {when.text()}, next at {planned.next_at.isoformat(' ', 'seconds')}")
 
 
 @schedules.command()
@@ -83,7 +83,7 @@ def remove(session: Session, name: str) -> None:
 
     _there(session, name)
     book.remove(session.engine(), name)
-    click.echo(f"{name} is removed")
+    say(f"{name} is removed")
 
 
 @schedules.command()
@@ -95,7 +95,7 @@ def pause(session: Session, name: str) -> None:
 
     _there(session, name)
     book.set_paused(session.engine(), name, paused=True)
-    click.echo(f"{name} is paused; `fairlead schedules resume {name}` lets it go on, and what was missed comes as its setting says")
+    say(f"{name} is paused; `fairlead schedules resume {name}` lets it go on, and what was missed comes as its setting says")
 
 
 @schedules.command()
@@ -107,7 +107,7 @@ def resume(session: Session, name: str) -> None:
 
     _there(session, name)
     book.set_paused(session.engine(), name, paused=None)
-    click.echo(f"{name} goes on")
+    say(f"{name} goes on")
 
 
 def _there(session: Session, name: str) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
+import math
+import os
 import sys
+import traceback
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Never
 
@@ -11,6 +15,7 @@ import click
 import msgspec
 
 from fairlead.message import RAW
+from fairlead.safetext import escaped, escaped_json, redacted, without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +23,7 @@ if TYPE_CHECKING:
     from fairlead import Fairlead
     from fairlead.engines.base import FullEngine
 
-STATE_SAYS_NO, USAGE, UNAVAILABLE = 1, 2, 3
+STATE_SAYS_NO, USAGE, UNAVAILABLE, DEFECT = 1, 2, 3, 70
 
 
 class Session(msgspec.Struct):
@@ -57,25 +62,55 @@ def failing_well(run: Callable[..., Any]) -> Callable[..., Any]:
             leave(str(error), STATE_SAYS_NO)
         except FairleadError as error:
             leave(str(error), USAGE)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
         except BrokenPipeError:
             sys.stderr.close()  # whoever read our output has seen enough
             sys.exit(0)
         except KeyboardInterrupt:
             sys.exit(130)
+        except Exception as error:  # noqa: BLE001  # a defect: all that helps to find it, and no password
+            told = "".join(traceback.format_exception(error)).rstrip()
+            click.echo(escaped(without_passwords(_without_own_passwords(told)), lines=True), err=True)
+            sys.exit(DEFECT)
 
     return wrapped
 
 
 def leave(text: str, code: int) -> Never:
     """End the program with one line."""
-    click.echo(f"fairlead: {text}", err=True)
+    complain(text)
     sys.exit(code)
+
+
+def complain(text: str) -> None:
+    """One line on standard error."""
+    click.echo(f"fairlead: {escaped(without_passwords(_without_own_passwords(text)))}", err=True)
+
+
+def say(text: str = "", *, lines: bool = False, **style: Any) -> None:
+    """One line on standard output, or several; what strangers wrote into it is shown and does nothing."""
+    click.secho(escaped(_without_own_passwords(text), lines=lines), **style)
+
+
+def confirm(question: str) -> None:
+    """Ask; anything but yes ends the program."""
+    click.confirm(escaped(_without_own_passwords(question)), abort=True)
+
+
+def _without_own_passwords(text: str) -> str:
+    """What the command was called with is repeated here and there, and may be a URL where something else belongs."""
+    for word in (*sys.argv, os.environ.get("FAIRLEAD_URL", "")):
+        url = word.partition("=")[2] if word.startswith("--") else word
+        if len(url) > 3 and ("://" in url or ("@" in url and ":" in url)):
+            text = text.replace(url, redacted(url))
+    return text
 
 
 def print_json(value: Any) -> None:
     """One JSON document; bodies are in it as the JSON they are, those published as bytes as text."""
-    plain = msgspec.to_builtins(value, builtin_types=(bytes,), enc_hook=str)
-    click.echo(msgspec.json.format(msgspec.json.encode(_readable(plain)), indent=2))
+    plain = msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True, enc_hook=str)
+    click.echo(escaped_json(_without_own_passwords(json.dumps(_readable(plain), indent=2, ensure_ascii=False))))
 
 
 def _readable(value: Any, *, raw: bool = False) -> Any:
@@ -85,22 +120,29 @@ def _readable(value: Any, *, raw: bool = False) -> Any:
         return {name: _readable(each, raw=raw) for name, each in value.items()}
     if isinstance(value, list):
         return [_readable(each, raw=raw) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no word for it
     if not isinstance(value, bytes):
         return value
-    return value.decode(errors="replace") if raw else msgspec.json.decode(value)
+    if not raw:
+        try:
+            return msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass  # not published by us, or its headers lie
+    return value.decode(errors="replace")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) -> None:
     """A table; numbers stand to the right."""
     if not rows:
-        click.echo(empty)
+        say(empty)
         return
     cells = [[_cell(value) for value in row] for row in rows]
     right = [all(isinstance(row[n], (int, float)) or row[n] is None for row in rows) for n in range(len(columns))]
     widths = [max(len(name), *(len(row[n]) for row in cells)) for n, name in enumerate(columns)]
     for line in (list(columns), *cells):
         text = "  ".join(cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(line, widths, right, strict=True))
-        click.echo(text.rstrip())
+        click.echo(_without_own_passwords(text.rstrip()))  # each cell is escaped
 
 
 def _cell(value: Any) -> str:
@@ -112,7 +154,7 @@ def _cell(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:,.1f}"
-    return str(value)
+    return escaped(str(value))
 
 
 def moment(us: int | None) -> str | None:

@@ -11,6 +11,7 @@ import msgspec
 
 from fairlead.cli.session import Session, duration, json_option, pass_session, print_json
 from fairlead.cli.topics import ORDERS
+from fairlead.safetext import escaped, redacted
 
 if TYPE_CHECKING:
     from fairlead import Fairlead, Stats
@@ -53,7 +54,7 @@ class Look(msgspec.Struct):
 
 def look(app: Fairlead, before: Overview, order: str, limit: int) -> Look:
     """Look at everything that is shown."""
-    return Look(app.url, app.namespace, order, before, app.engine.overview(), app.topics(order=order, limit=limit))
+    return Look(escaped(redacted(app.url)), app.namespace, order, before, app.engine.overview(), app.topics(order=order, limit=limit))
 
 
 @click.command(short_help="Throughput, tiers and the top topics, live.")
@@ -126,7 +127,7 @@ def _head(seen: Look, hint: str) -> Any:
 
     now = seen.now
     return Text(
-        f"{seen.url} · {seen.namespace} · {now.topics:,} active topics{f' · {hint}' if hint else ''}\n"
+        f"{seen.url} · {escaped(seen.namespace)} · {now.topics:,} active topics{f' · {hint}' if hint else ''}\n"
         f"in {seen.rate('published'):,.0f}/s · started {seen.rate('delivered'):,.0f}/s · "
         f"done {seen.rate('done'):,.0f}/s · retried {seen.rate('retried'):,.0f}/s\n"
         f"waiting {now.waiting:,} · leased {now.leased:,} · dead {now.dead:,} · merged {now.merged:,} · expired {now.expired:,}"
@@ -144,7 +145,7 @@ def _tiers(seen: Look) -> Any:
         part = f"{count / sum(delivered):.1%}" if sum(delivered) else "-"
         ready = f"{tier.runnable:,}" + ("+" if tier.runnable >= 1000 else "")
         share = tier.share if isinstance(tier.share, str) else f"{tier.share:g}"
-        table.add_row(tier.pool, tier.tier, share, f"{count / seen.seconds:,.0f}", part, ready)
+        table.add_row(_plain_text(tier.pool), _plain_text(tier.tier), share, f"{count / seen.seconds:,.0f}", part, ready)
     return table
 
 
@@ -163,10 +164,18 @@ def _topics(seen: Look, width: int) -> Any:
         table.add_column(name, no_wrap=True)
     for each in seen.topics:
         table.add_row(
-            each.topic, f"{each.waiting:,}", duration(each.oldest_age) or "-", f"{each.leased:,}", f"{each.dead:,}", f"{each.rate_now:,.1f}",
-            duration(each.throttled_us / 1e6) if each.throttled_us else "-", each.tier, each.state,
+            _plain_text(each.topic), f"{each.waiting:,}", duration(each.oldest_age) or "-", f"{each.leased:,}", f"{each.dead:,}",
+            f"{each.rate_now:,.1f}",
+            duration(each.throttled_us / 1e6) if each.throttled_us else "-", _plain_text(each.tier), each.state,
         )  # fmt: skip
     return table
+
+
+def _plain_text(name: str) -> Any:
+    """A name as it is: no markup, no control characters."""
+    from rich.text import Text
+
+    return Text(escaped(name))
 
 
 def _table(title: str) -> Any:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fairlead.cli.loading import load_app
-from fairlead.cli.session import Session, pass_session
+from fairlead.cli.session import Session, pass_session, say
+from fairlead.safetext import redacted
 from fairlead.working.logs import Style
 
 if TYPE_CHECKING:
@@ -40,13 +41,15 @@ def worker(
     named = None if topics is None else [topic.strip() for topic in topics.split(",") if topic.strip()]
     summary = app.run_worker(concurrency=concurrency, processes=processes, pool=pool, topics=named, burst=burst, grace=grace, reload=reload)
     if burst:
-        click.echo(f"{summary.acked:,} done, {summary.retried:,} to be retried, {summary.died:,} dead")
+        say(f"{summary.acked:,} done, {summary.retried:,} to be retried, {summary.died:,} dead")
 
 
 def _refuse_other_store(session: Session, app: Fairlead) -> None:
     """The application names its store and namespace itself; a worker that silently served another would be found out late."""
     if session.url is not None and session.url != app.url:
-        raise click.UsageError(f"the application uses {app.url}, --url or FAIRLEAD_URL says {session.url}; leave it out, or change the application")
+        raise click.UsageError(
+            f"the application uses {redacted(app.url)}, --url or FAIRLEAD_URL says {redacted(session.url)}; leave it out, or change the application"
+        )
     if session.namespace_given and session.namespace != app.namespace:
         raise click.UsageError(
             f"the application lives in {app.namespace}, --namespace says {session.namespace}; leave it out, or change the application"

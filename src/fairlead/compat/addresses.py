@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fairlead.errors import UsageError
+from fairlead.safetext import redacted
 
 log = logging.getLogger("fairlead.compat")
 
@@ -33,7 +34,7 @@ def url_of(said: Any, where: str) -> str | None:
         scheme = said.partition("://")[0].partition("+")[0]
         if scheme not in _KNOWN or "://" not in said:
             raise UsageError(
-                f"{where}: {said.partition('://')[0]}:// is no store of Fairlead's; name a Redis or Valkey (redis://host), a file "
+                f"{where}: {redacted(said)} is no store of Fairlead's; name a Redis or Valkey (redis://host), a file "
                 "(sqlite:///jobs.db), or nothing: then FAIRLEAD_URL counts"
             )
         return said

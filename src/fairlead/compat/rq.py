@@ -24,6 +24,7 @@ from fairlead import config
 from fairlead.app import Fairlead
 from fairlead.compat.addresses import url_of
 from fairlead.errors import FairleadError, UsageError
+from fairlead.safetext import escaped, without_passwords
 from fairlead.tasks.queue import Call, Dependency
 from fairlead.tasks.request import current_request
 
@@ -441,7 +442,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         Worker(said.queues, connection=said.url).work(burst=said.burst, concurrency=said.concurrency)
     except FairleadError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"Error: {escaped(without_passwords(str(error)))}\n")
         return 1
     return 0
 

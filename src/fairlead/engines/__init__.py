@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from fairlead.errors import UsageError
+from fairlead.safetext import redacted
 
 if TYPE_CHECKING:
     from fairlead.engines.base import Check, FullEngine, OpenEngine, Settings
@@ -24,7 +25,8 @@ def open_engine(url: str, settings: Settings) -> FullEngine:
     """
     scheme, separator, _ = url.partition("://")
     if not separator:
-        raise UsageError(f'engine URL {url!r}: a scheme is missing; write "sqlite:///{url or "fairlead.db"}" for a file')
+        path = redacted(url) or "fairlead.db"
+        raise UsageError(f'engine URL {redacted(url)!r}: a scheme is missing; write "sqlite:///{path}" for a file')
     return _opener(scheme, url)(url, settings)
 
 
@@ -56,4 +58,4 @@ def _opener(scheme: str, url: str) -> OpenEngine:
     known = sorted({"sqlite", *VALKEY, *found})
     near = difflib.get_close_matches(scheme, known, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
-    raise UsageError(f'engine URL {url!r}: there is no engine "{scheme}", only {", ".join(known)}{hint}')
+    raise UsageError(f'engine URL {redacted(url)!r}: there is no engine "{scheme}", only {", ".join(known)}{hint}')

@@ -16,6 +16,7 @@ from fairlead import arguments
 from fairlead.engines.base import UNTIL_SIGNALLED_US
 from fairlead.errors import UsageError
 from fairlead.message import Kept, Note
+from fairlead.safetext import escaped
 from fairlead.tasks import outcomes
 from fairlead.tasks.outcomes import ENDS, Outcome, Progress
 from fairlead.tasks.request import current_request
@@ -523,4 +524,4 @@ def progress_line(state: JobState) -> str:
         line = f"{state.id}  [{'#' * done}{'.' * (BAR - done)}] {part:4.0%}  {state.status}"
     if isinstance(about.get("message"), str):
         line += f"  {about['message']}"
-    return f"{line}  {state.error}" if state.error else line
+    return escaped(f"{line}  {state.error}" if state.error else line)

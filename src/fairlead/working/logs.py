@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import textwrap
 import traceback
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.errors import DependencyFailed, DestinationUnwell, Reject, Retry
+from fairlead.safetext import escaped, escaped_json, without_passwords
 from fairlead.working.handler import CURRENT
 
 if TYPE_CHECKING:
@@ -32,6 +35,19 @@ def _about(record: logging.LogRecord) -> dict[str, Any]:
     return {"task": run.task, "message": run.id, "topic": run.topic, "attempt": run.attempt}
 
 
+class TextLines(logging.Formatter):
+    """Lines for people: what strangers wrote into them is shown and does nothing, and no password is in them."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        is_ours = record.name.partition(".")[0] == "fairlead"  # the program's own lines may be several
+        record.message = escaped(without_passwords(record.message), lines=not is_ours)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        told = escaped(without_passwords(super().formatException(ei)), lines=True)
+        return textwrap.indent(told, "  ")  # what an error says begins no line of the log
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line: time, level, logger, event, the error if there is one, and what it is about."""
 
@@ -41,12 +57,15 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "process": record.process,
-            "event": record.getMessage(),
+            "event": without_passwords(record.getMessage()),
             **_about(record),
         }
         if record.exc_info is not None and record.exc_info[0] is not None:
-            line["traceback"] = "".join(traceback.format_exception(*record.exc_info)).rstrip()
-        return msgspec.json.encode(line, enc_hook=str).decode()
+            line["traceback"] = without_passwords("".join(traceback.format_exception(*record.exc_info)).rstrip())
+        try:
+            return escaped_json(msgspec.json.encode(line, enc_hook=str).decode())
+        except UnicodeEncodeError:  # a lone surrogate somewhere
+            return json.dumps(line, default=str)
 
 
 class Style(msgspec.Struct, frozen=True):
@@ -66,7 +85,7 @@ class Style(msgspec.Struct, frozen=True):
     def apply(self) -> None:
         """Write so from now on, unless the program has set up logging itself."""
         handler = logging.StreamHandler()
-        handler.setFormatter(JsonLines() if self.as_json else logging.Formatter(TEXT))
+        handler.setFormatter(JsonLines() if self.as_json else TextLines(TEXT))
         logging.basicConfig(level=self.level, handlers=[handler])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlead.errors import UsageError
+from fairlead.safetext import redacted
 from fairlead.working.embedded import refuse_running_loop
 from fairlead.working.loading import refuse_while_importing
 from fairlead.working.worker import Worker, check_handlers
@@ -25,7 +26,9 @@ def run_worker(app: Fairlead, options: Options, registry: WorkerRegistry) -> Sum
         from fairlead.working.supervisor import Supervisor, address_of  # noqa: PLC0415  # most workers need no supervisor
 
         if not app.engine.capabilities.processes:  # opened here, too: what cannot be is told once
-            raise UsageError(f"run_worker: {app.url} lives in this process alone; several processes, and reload, need a store that they share")
+            raise UsageError(
+                f"run_worker: {redacted(app.url)} lives in this process alone; several processes, and reload, need a store that they share"
+            )
         return Supervisor(address_of(app), options).run()
     worker = Worker(app.engine, app.handlers, options)
     with registry.running(worker):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.errors import EngineUnavailable, FairleadError, UsageError
+from fairlead.safetext import escaped, without_passwords
 from fairlead.working import logs
 from fairlead.working.executors.processes import obituary
 from fairlead.working.loading import importing, own_files, own_lines
@@ -196,7 +197,7 @@ def work(address: str, options: Options, style: logs.Style, answers: Connection)
 
 def _cannot_start(error: Exception, options: Options, began: float) -> int:
     """Tell why, in one line and the user's own; returns the exit code. In development the next change of the code is waited for."""
-    sys.stderr.write("" if isinstance(error, FairleadError) else own_lines(error))
+    sys.stderr.write("" if isinstance(error, FairleadError) else escaped(without_passwords(own_lines(error)), lines=True))
     what = error if isinstance(error, FairleadError) else f"{type(error).__name__}: {error}"
     log.error("the worker cannot start: %s", what)
     if isinstance(error, EngineUnavailable):

@@ -24,6 +24,7 @@ from fairlead.compat.celery.results import AsyncResult, GroupResult
 from fairlead.compat.celery.task import ATTRIBUTES, FOREVER, NO_MEANING, PASSED_OVER, Task
 from fairlead.compat.celery.when import options_of
 from fairlead.errors import UsageError
+from fairlead.safetext import redacted
 from fairlead.signals import Signal
 from fairlead.tasks.canvas import CELERY_NAMES, Signature
 from fairlead.tasks.task import Task as _Task
@@ -114,7 +115,9 @@ class Celery:
             url = url_of(conf.broker_url, "broker_url")
             backend = conf.result_backend
             if backend not in (None, "", "rpc://", "disabled://") and url_of(backend, "result_backend") != url:
-                raise UsageError(f"result_backend: results are kept where the messages are ({conf.broker_url}); leave it out, or name the same")
+                raise UsageError(
+                    f"result_backend: results are kept where the messages are ({redacted(conf.broker_url)}); leave it out, or name the same"
+                )
             expires = conf.result_expires
             kept: dict[str, Any] = {} if expires is None else {"result_ttl": expires, "failure_ttl": expires}
             if self._namespace is not None:

@@ -23,6 +23,7 @@ from fairlead.engines.sqlite.turn import Rules, Turn
 from fairlead.errors import UsageError
 from fairlead.message import Batch
 from fairlead.policy import DEFAULT_TIERS, Tier
+from fairlead.safetext import redacted
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
@@ -56,9 +57,11 @@ def path_of(url: str, namespace: str) -> str | None:
     if rest in ("", "/:memory:"):
         return None
     if rest == "/":
-        raise UsageError(f'engine URL {url!r}: the path is missing; write "sqlite:///fairlead.db" for a file, "sqlite://" for one in memory')
+        raise UsageError(
+            f'engine URL {redacted(url)!r}: the path is missing; write "sqlite:///fairlead.db" for a file, "sqlite://" for one in memory'
+        )
     if not rest.startswith("/"):
-        raise UsageError(f'engine URL {url!r}: a path begins after three slashes; write "sqlite:///{rest}"')
+        raise UsageError(f'engine URL {redacted(url)!r}: a path begins after three slashes; write "sqlite:///{redacted(rest)}"')
     path = Path(rest[1:])
     if namespace == "default":
         return str(path)
@@ -71,7 +74,9 @@ class Core:
     def __init__(self, url: str, settings: Settings) -> None:
         durability = settings.durability or "fsync"
         if durability not in DURABILITIES:
-            raise UsageError(f'engine {url}: durability "{durability}" needs replicas, which a file has not; use "fsync" (the default) or "memory"')
+            raise UsageError(
+                f'engine {redacted(url)}: durability "{durability}" needs replicas, which a file has not; use "fsync" (the default) or "memory"'
+            )
         check_namespace(settings.namespace)
         path = path_of(url, settings.namespace)
         self.url = url

@@ -9,9 +9,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import msgspec
 
 from fairlead.errors import UsageError
+from fairlead.safetext import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from urllib.parse import SplitResult
 
 SCHEMES = (
     "valkey", "redis", "valkeys", "rediss", "unix", "valkey+unix", "redis+unix", "valkey+cluster", "redis+cluster", "valkeys+cluster",
@@ -21,6 +23,7 @@ SCHEMES = (
 
 PORT, SENTINEL_PORT = 6379, 26379
 MOST_SHARDS = 1024
+ENCODE = "write / ? # @ of a password as %2F %3F %23 %40"
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -46,6 +49,9 @@ class Address(msgspec.Struct, frozen=True):
     shards: int | None = None
     sentinel_username: str | None = None
     sentinel_password: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Address {self.name}>"
 
     @property
     def name(self) -> str:
@@ -97,12 +103,12 @@ _OPTIONS: dict[str, tuple[Callable[[str], object], str]] = {
 def parse(url: str) -> Address:
     """Take a URL apart. Raises UsageError, which never tells the password."""
     scheme, _, rest = url.partition("://")
-    safe = f"{scheme}://{rest.rpartition('@')[2]}"
+    safe = redacted(url)
     if scheme not in SCHEMES:
         near = difflib.get_close_matches(scheme, SCHEMES, n=1)
         raise UsageError(f'engine URL {safe!r}: there is no scheme "{scheme}"' + (f'; did you mean "{near[0]}"?' if near else ""))
     kind = scheme.partition("+")[2] or ("unix" if scheme == "unix" else "one")
-    parts = urlsplit(f"x://{rest}")
+    parts = _split(safe, rest)
     credentials, _, hosts = parts.netloc.rpartition("@")
     username, _, password = credentials.partition(":")
     settings: dict[str, object] = {
@@ -129,6 +135,18 @@ def parse(url: str) -> Address:
     return Address(kind, found, **settings)  # type: ignore[arg-type]
 
 
+def _split(safe: str, rest: str) -> SplitResult:
+    """The parts behind the scheme. What does not fit may be a piece of a password: no error repeats it."""
+    try:
+        parts = urlsplit(f"x://{rest}")
+        names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
+    except ValueError:
+        raise UsageError(f"engine URL {safe!r}: its host or its options cannot be read; {ENCODE}") from None
+    if ("@" in parts.path and parts.netloc) or parts.fragment or any("@" in name for name in names):
+        raise UsageError(f"engine URL {safe!r}: an @ stands behind the host; {ENCODE}")
+    return parts
+
+
 def _options(safe: str, query: str) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
@@ -139,8 +157,8 @@ def _options(safe: str, query: str) -> dict[str, object]:
         read, expected = _OPTIONS[name]
         try:
             found[name] = read(text)
-        except (ValueError, KeyError) as error:
-            raise UsageError(f"engine URL {safe!r}: {name}: expected {expected}, got {text!r}") from error
+        except (ValueError, KeyError):
+            raise UsageError(f"engine URL {safe!r}: {name}: expected {expected}, got {text!r}") from None
     return found
 
 
@@ -150,8 +168,8 @@ def _host(safe: str, text: str, usual: int) -> tuple[str, int]:
         host, port = text, str(usual)
     try:
         number = _whole(1, 65_535)(port)
-    except ValueError as error:
-        raise UsageError(f"engine URL {safe!r}: {port!r} is no port") from error
+    except ValueError:
+        raise UsageError(f"engine URL {safe!r}: expected a port from 1 to 65535 behind the host; {ENCODE}") from None
     return host.strip("[]") or "localhost", number
 
 
@@ -160,5 +178,5 @@ def _database(safe: str, where: list[str]) -> int:
         if len(where) > 1:
             raise ValueError
         return _whole(0, 100_000)(where[0])
-    except ValueError as error:
-        raise UsageError(f'engine URL {safe!r}: expected the number of a database, got "{"/".join(where)}"') from error
+    except ValueError:
+        raise UsageError(f'engine URL {safe!r}: expected the number of a database, got "{"/".join(where)}"') from None

@@ -1,0 +1,67 @@
+"""Every command of `fairlead`, and a call of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+
+from fairlead.cli.main import main
+
+CALLS: dict[str, list[list[str]]] = {
+    "worker": [["{program}", "--burst"], ["no_such_module:app"], ["{program}", "--burst", "--processes", "2"]],
+    "publish": [["{topic}", "1", "--key", "{name}"], ["{topic}", "not json"], ["push.*", "1"]],
+    "topics": [[], ["--order", "name"], ["--json"], ["push.{hostile}*"]],
+    "peek": [["{topic}"], ["{topic}", "--json"], ["{hostile}"]],
+    "top": [["--once", "--every", "0.1"], ["--json", "--every", "0.1"]],
+    "policy list": [[], ["--json"]],
+    "policy show": [["{topic}"], ["{topic}", "--why"], ["{topic}", "--json"]],
+    "policy set": [["{topic}", "--rate", "5/s"], ["{topic}", "--rate", "{hostile}"], ["{topic}", "--gate", "g"]],
+    "policy reset": [["{topic}"], ["{hostile}"]],
+    "policy copy": [["other"]],
+    "policy diff": [["other"], ["other", "--json"]],
+    "gate list": [[], ["--json"]],
+    "gate set": [["g", "--rate", "5/s"], ["g"]],
+    "schedules list": [[], ["--json"]],
+    "schedules add": [["nightly", "--every", "1h", "--topic", "push.n"], ["{name}", "--cron", "{hostile}", "--topic", "x"]],
+    "schedules remove": [["{hostile}"]],
+    "schedules pause": [["nightly"]],
+    "schedules resume": [["nightly"]],
+    "job show": [["{id}"], ["{dead}", "--topic", "{topic}"], ["{dead}", "--topic", "{topic}", "--json"]],
+    "job watch": [["{id}", "--timeout", "0.05"], ["{dead}", "--topic", "{topic}", "--timeout", "0.05"]],
+    "job cancel": [["{hostile}"]],
+    "job requeue": [["{hostile}"]],
+    "pause": [["push.paused"], ["{name}"]],
+    "resume": [["push.paused"]],
+    "dead list": [[], ["--json"]],
+    "dead show": [["{dead}", "--topic", "{topic}"], ["{dead}", "--topic", "{topic}", "--json"], ["{hostile}"]],
+    "dead redrive": [["{hostile}"], []],
+    "dead drop": [["{hostile}", "--yes"]],
+    "explain": [["{id}"], ["{dead}", "--topic", "{topic}"], ["{id}", "--json"], ["{hostile}"]],
+    "purge": [["{hostile}", "--yes"], ["push.none", "--yes"]],
+    "doctor": [[], ["--json"], ["--dump"], ["{url}"]],
+    "migrate": [["{url}", "{elsewhere}"], ["{elsewhere}", "{url}"], ["{url}"]],
+    "demo": [["--engine", "{hostile}"]],
+    "bench": [["--messages", "{hostile}"], ["{hostile}"]],
+}
+"""Words in braces are filled in. A command that is not here is called without arguments."""
+
+
+def commands(group: click.Group = main, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command, with the groups that it is in."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, (*before, name))
+        else:
+            yield *before, name
+
+
+def calls(**words: str) -> list[list[str]]:
+    """A few calls of every command, and of one that there is not."""
+    found = [["{hostile}"], ["{url}", "top"], ["policy", "{hostile}"], ["top", "{url}"]]
+    for command in commands():
+        found += [[*command, *call] for call in CALLS.get(" ".join(command), [[]])]
+    return [[word.format_map(words) if "{" in word else word for word in call] for call in found]
