@@ -76,7 +76,11 @@ class Delivery:
         self._settle(Settlement(self.lease.handle, self.lease.fence, "ack"), following)
 
     def retry(self, delay: Duration | None = None, error: str | None = None) -> None:
-        """Try again after the delay (default: the policy's backoff); counts an attempt, the last one makes a dead letter."""
+        """
+        Try again after the delay (default: the policy's backoff); counts an attempt, the last one makes a dead letter.
+
+        Raises UsageError where the topic delivers at most once: the message was finished when it was delivered.
+        """
         delay_us = None if delay is None else _microseconds("retry", delay)
         self._settle(Settlement(self.lease.handle, self.lease.fence, "retry", delay_us=delay_us, error=error))
 
@@ -104,6 +108,11 @@ class Delivery:
         answer = self._engine.settle([settlement], publish={0: publish} if publish else None)[0]
         if answer in ("lost", "gone"):
             raise lease_lost(self.lease, answer)
+        if settlement.action == "retry" and answer == "released":
+            raise UsageError(
+                f"message {self.lease.id} in {self.lease.topic}: retry has no effect with at_most_once: the message was finished "
+                'when it was delivered; use delivery="at_least_once" for messages that may be retried'
+            )
 
     def __repr__(self) -> str:
         return f"<Delivery of {self.id} in {self.topic}, attempt {self.attempt}, fence {self.fence}>"

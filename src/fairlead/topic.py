@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -9,7 +11,7 @@ import msgspec
 
 from fairlead import arguments, codec, units
 from fairlead.engines.base import TopicStats
-from fairlead.errors import BadPolicy
+from fairlead.errors import BadPolicy, UsageError
 from fairlead.message import Message
 from fairlead.twins import twin
 
@@ -18,13 +20,16 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from fairlead.app import Fairlead
-    from fairlead.engines.base import MessageView
+    from fairlead.engines.base import Ear, FullEngine, MessageView
     from fairlead.message import Receipt
     from fairlead.producing.call import PublishOptions
     from fairlead.units import Duration
 
-LOOK_EVERY = 0.05
-"""Seconds between looks at the done cursor."""
+WATCH = 60.0
+"""Seconds for which a wait has the engine notify of the topic's changes; it asks again before they are over."""
+
+COALESCE = 0.02
+"""Seconds between two looks at the cursors of a busy topic: each look covers all notifications of that time."""
 
 REDRIVE_AT_ONCE = 1_000
 """Dead letters that one transaction puts back, where no rate spreads them."""
@@ -159,15 +164,18 @@ class Topic:
         False when the timeout is over first.
         """
         patience = arguments.seconds_or_none("wait_done", "timeout", timeout)
-        engine = self._app.engine
-        last = engine.overview().last_number
-        deadline = None if patience is None else time.monotonic() + patience
-        while min(done for _, done in engine.cursors(self.name).values()) < last:
-            left = LOOK_EVERY if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(left, LOOK_EVERY))
-        return True
+        return _DoneWait(self._app.engine, self.name).run(patience)
+
+    async def await_done(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_done
+        """As `wait_done`, awaited."""
+        patience = arguments.seconds_or_none("await_done", "timeout", timeout)
+        wait = _DoneWait(self._app.engine, self.name)
+        waiting = asyncio.get_running_loop().run_in_executor(self.threads, wait.run, patience)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            wait.stop()
+            raise
 
     def dead_letters(self, limit: int = 50, *, after: int = 0) -> list[DeadLetter]:
         """Its dead letters, oldest first; `after` (a letter's number) pages on."""
@@ -189,13 +197,61 @@ class Topic:
     adelete = twin(delete)
     apeek = twin(peek)
     alookup = twin(lookup)
-    await_done = twin(wait_done)
     adead_letters = twin(dead_letters)
     aredrive = twin(redrive)
     adrop_dead_letters = twin(drop_dead_letters)
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"
+
+
+class _DoneWait:
+    """One wait for the done cursor. The engine notifies it; `stop` ends it from another thread."""
+
+    def __init__(self, engine: FullEngine, topic: str) -> None:
+        self._engine = engine
+        self._topic = topic
+        self._stopped = threading.Event()
+        self._ear: Ear | None = None
+
+    def run(self, timeout: float | None) -> bool:
+        """False when `timeout` seconds are over first, or the wait was stopped."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        last = self._engine.overview().last_number
+        if self._is_done(last):
+            return True
+        if not getattr(self._engine, "runs_by_itself", True):
+            raise UsageError(f"wait_done {self._topic}: nothing runs by itself in a virtual world; call world.run() first")
+        self._ear = self._engine.ear()
+        try:
+            return self._listen(self._ear, last, deadline)
+        finally:
+            self._ear.close()
+
+    def stop(self) -> None:
+        """End the wait."""
+        self._stopped.set()
+        if self._ear is not None:
+            self._ear.wake()
+
+    def _listen(self, ear: Ear, last: int, deadline: float | None) -> bool:
+        renew_at = 0.0
+        while not self._stopped.is_set():
+            now = time.monotonic()
+            if now >= renew_at:
+                ear.expect(*self._engine.watch_topic(self._topic, WATCH))
+                renew_at = now + WATCH / 2
+            if self._is_done(last):
+                return True
+            left = renew_at - now if deadline is None else min(deadline, renew_at) - now
+            if left <= 0 and deadline is not None and now >= deadline:
+                return False
+            if ear.listen(max(left, 0.0)):
+                self._stopped.wait(min(COALESCE, max(left, 0.0)))
+        return False
+
+    def _is_done(self, last: int) -> bool:
+        return min(done for _, done in self._engine.cursors(self._topic).values()) >= last
 
 
 def spacing_us(rate: float | str | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -315,6 +316,59 @@ def test_wait_done(app: Fairlead) -> None:
     threading.Timer(0.1, app.ack_many, (deliveries,)).start()
     threading.Timer(0.02, app.publish, ("w", "later")).start()
     assert topic.wait_done(timeout=10)
+
+
+def test_wait_done_does_not_poll(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks when the engine notifies it, and at once then."""
+    looks: list[float] = []
+    engine = app.engine
+    cursors = engine.cursors
+    monkeypatch.setattr(engine, "cursors", lambda topic: looks.append(time.monotonic()) or cursors(topic))
+    app.publish("w", 1)
+    (delivery,) = app.lease(1)
+    acked: list[float] = []
+
+    def ack() -> None:
+        acked.append(time.monotonic())
+        delivery.ack()
+
+    threading.Timer(0.5, ack).start()
+    assert app.topic("w").wait_done(timeout=30)
+    assert len(looks) < 8
+    assert [look for look in looks if acked[0] - 0.3 < look < acked[0]] == []
+
+
+def test_await_done(app: Fairlead) -> None:
+    """The event loop goes on meanwhile; a cancelled wait holds no thread."""
+    app.publish("w", 1)
+    (delivery,) = app.lease(1)
+
+    async def program() -> None:
+        topic = app.topic("w")
+        assert not await topic.await_done(timeout=0.05)
+        waiting = asyncio.create_task(topic.await_done(timeout=600))
+        await asyncio.sleep(0.05)  # it waits
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        waiting = asyncio.create_task(topic.await_done(timeout=60))
+        await asyncio.sleep(0.01)
+        await delivery.aack()
+        assert await waiting
+
+    began = time.monotonic()
+    asyncio.run(program())
+    app.threads.shutdown(wait=True)
+    assert time.monotonic() - began < 30
+
+
+def test_retry_has_no_effect_at_most_once(app: Fairlead) -> None:
+    app.policy("once", delivery="at_most_once")
+    app.publish("once", 1)
+    (delivery,) = app.lease(1)
+    with pytest.raises(UsageError, match="retry has no effect with at_most_once"):
+        delivery.retry()
+    assert app.topic("once").stats().waiting == 0
 
 
 def test_explain(app: Fairlead) -> None:

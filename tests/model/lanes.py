@@ -246,8 +246,9 @@ class Lanes:
     def _ended(self, message: Message, status: str, reason: str | None = None) -> None:
         """No handler told of its end; where that is wanted, it is kept."""
         if KEEPS_HEADER in (message.headers or {}):
-            told = {"status": status} if reason is None else {"status": status, "reason": reason}
-            self.outcomes[message.id] = msgspec.json.encode(told)
+            why = {} if reason is None else {"reason": reason}
+            outcome = {"status": status, **why, "topic": message.topic, "published_us": message.published}
+            self.outcomes[message.id] = msgspec.json.encode(outcome)
 
     def _bury(self, message: Message, reason: str, error: str | None) -> None:
         self._ended(message, "expired" if reason.startswith("expired") else "dead", reason)

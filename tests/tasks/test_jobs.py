@@ -252,7 +252,7 @@ def test_who_waits_is_called(make_app: MakeApp) -> None:
     assert sorted(called) == [("error", "failure"), ("then", "success")]
 
 
-def test_progress_is_heard(make_app: MakeApp) -> None:
+def test_progress_is_reported(make_app: MakeApp) -> None:
     """By `get`, by whoever watches, on a terminal as a bar; from a coroutine too."""
     app = make_app()
 
@@ -265,9 +265,15 @@ def test_progress_is_heard(make_app: MakeApp) -> None:
 
     heard: list[Any] = []
     with working(app):
-        assert count.delay(5).get(SOON, on_message=lambda state: heard.append(state.info["current"])) == 5
-        assert heard
-        assert heard == sorted(set(heard))
+        assert count.delay(5).get(SOON, on_message=heard.append) == 5
+        steps = [state.info["current"] for state in heard[:-1]]
+        assert steps
+        assert steps == sorted(set(steps))
+        assert {state.status for state in heard[:-1]} == {"progress"}
+        assert (heard[-1].status, heard[-1].result) == ("success", 5)
+        states: list[Any] = []
+        assert asyncio.run(count.delay(3).aget(SOON, on_message=states.append)) == 3
+        assert states[-1].status == "success"
         screen = StringIO()
         assert count.delay(5).follow(SOON, stream=screen).status == "success"
         assert "[##############################] 100%  success" in screen.getvalue()
@@ -275,6 +281,45 @@ def test_progress_is_heard(make_app: MakeApp) -> None:
         job = count.delay(3)
         job.get(SOON)
         assert job.progress == {"current": 3, "total": 3, "message": "at 3"}
+
+
+def test_the_failure_is_the_last_message(make_app: MakeApp) -> None:
+    app = make_app()
+
+    @app.task(bind=True, retries=0)
+    def fail(self: Task[..., Any]) -> None:
+        self.update_state("HALFWAY", meta=1)
+        raise ValueError("broken")
+
+    states: list[Any] = []
+    with working(app):
+        error: object = fail.delay().get(SOON, propagate=False, on_message=states.append)
+    assert isinstance(error, ValueError)
+    assert states[-1].status == "failure"
+    assert "broken" in states[-1].error
+    assert {state.status for state in states[:-1]} <= {"halfway"}
+
+
+@pytest.mark.parametrize("end", ["success", "failure", "expired", "cancelled"])
+def test_a_job_keeps_its_topic_and_publish_time(make_app: MakeApp, end: str) -> None:
+    """Also when only its id is known, and after the message is gone."""
+    app = make_app()
+
+    @app.task(topic="mail.{customer}", retries=0)
+    def mail(customer: str) -> None:
+        if customer == "bad":
+            raise ValueError(customer)
+
+    before = time.time()
+    job = mail.using(ttl=0.001 if end == "expired" else "1h").enqueue("bad" if end == "failure" else "acme")
+    if end == "cancelled":
+        assert job.cancel()
+    with working(app):
+        job.wait(SOON)
+    state = app.job(job.id).state()
+    assert state.status == end
+    assert state.topic == job.topic
+    assert state.published_at == pytest.approx(before, abs=60)
 
 
 def test_a_run_that_was_replaced_says_nothing_more(make_app: MakeApp) -> None:

@@ -62,9 +62,10 @@ def nobody_follows(message_id: str) -> UsageError:
     return UsageError(f"job {message_id}: nobody knows it, or nothing is kept of it; only a job can be waited for whose result is kept")
 
 
-def ended(status: str, reason: str | None = None) -> bytes:
+def ended(status: str, topic: str, published_us: int, reason: str | None = None) -> bytes:
     """The outcome of a message that no handler ended: "expired", "dead" or "cancelled"."""
-    return msgspec.json.encode({"status": status} if reason is None else {"status": status, "reason": reason})
+    why = {} if reason is None else {"reason": reason}
+    return msgspec.json.encode({"status": status, **why, "topic": topic, "published_us": published_us})
 
 
 def needs(draft: Draft) -> int:

@@ -45,6 +45,9 @@ UNTIL_SIGNALLED_US = 7_258_118_400_000_000
 ABORT = "!"
 """What an `Ear` expects that wants to hear of leases that were ended from outside; their messages' ids follow it in what it hears."""
 
+CHANGED = "="
+"""Before the names that `Engine.watch_topic` gives: an `Ear` that expects one is notified when that part of the topic has changed."""
+
 BRING_IN = 1000
 """Most due or expired messages, woken lanes and swept lanes that one call brings in, each."""
 
@@ -361,6 +364,14 @@ class Engine(Protocol):
         Take a message out, whatever it waits for: "cancelled". Of one that is leased the lease ends, and its worker is told: "aborted".
 
         Its outcome is then that it was cancelled. "dead" or "unknown": nothing was changed.
+        """
+        ...
+
+    def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
+        """
+        Notify of changes of a topic, for at most so many seconds: the names to expect with an `ear`, which begin with `CHANGED`.
+
+        Each name is notified after every call that settles, moves or removes one of its messages. Empty: nothing waits or is leased.
         """
         ...
 

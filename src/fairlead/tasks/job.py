@@ -148,6 +148,8 @@ class Job(Generic[R]):
         state = JobState(id=self.id, topic=self.topic, status="unknown", info=noted.about, meta=noted.meta or {})
         if ended is not None:
             state.status, state.finished_at = ended.status, ended.at or None
+            state.topic = self.topic or ended.topic
+            state.published_at = ended.published_us / SECOND if ended.published_us else None
             state.error = ended.reason
             if ended.error is not None:
                 state.error = f"{ended.error.type.rpartition(':')[2]}: {ended.error.message}"
@@ -222,7 +224,8 @@ class Job(Generic[R]):
         What it returned, as the type that the task says; waits for it, at most `timeout`.
 
         Where it failed, its error is raised, as itself where its class is known here, else JobFailed (JobCancelled, JobExpired, JobDead); without
-        `propagate` the error is returned. `on_message` is called with each state that `update_state` brings about. Raises TimeoutError.
+        `propagate` the error is returned. `on_message` is called with each state that `update_state` sets, and with the final
+        one. Raises TimeoutError.
         """
         self._warn_inside()
         seconds = arguments.seconds_or_none("get", "timeout", timeout)
@@ -242,11 +245,9 @@ class Job(Generic[R]):
         if ended is None:
             async with _Timeout(self, seconds):
                 async for kept in self._akept():
-                    if kept.outcome is not None:
-                        ended = outcomes.read(kept.outcome)
+                    ended = self._report(kept, on_message)
+                    if ended is not None:
                         break
-                    if on_message is not None and kept.note is not None:
-                        on_message(self._state_of(kept, None, None))
         assert ended is not None
         return self._outcome_to(ended, propagate=propagate)
 
@@ -274,11 +275,20 @@ class Job(Generic[R]):
         if self._local is not None:
             return self._local
         for kept in self._kept(seconds):
-            if kept.outcome is not None:
-                return outcomes.read(kept.outcome)
-            if on_message is not None and kept.note is not None:
-                on_message(self._state_of(kept, None, None))
+            ended = self._report(kept, on_message)
+            if ended is not None:
+                return ended
         raise AssertionError("it waits until there is one")
+
+    def _report(self, kept: Kept, on_message: Callable[[JobState], object] | None) -> Outcome | None:
+        """Pass the state to `on_message` if there is something to say; returns how the job ended, if it has."""
+        ended = outcomes.read(kept.outcome) if kept.outcome is not None else None
+        if on_message is not None and (ended is not None or kept.note is not None):
+            state = self._state_of(kept, ended, None)
+            if ended is None:
+                state.status = (outcomes.progress(kept.note).state or "started").lower()
+            on_message(state)
+        return ended
 
     def _kept(self, seconds: float | None) -> Iterator[Kept]:
         """What is kept of it: now, and after each change. Raises TimeoutError."""

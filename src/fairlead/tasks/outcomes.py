@@ -8,7 +8,7 @@ import math
 import pickle
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 
@@ -36,7 +36,10 @@ ENDS = (SUCCESS, FAILURE, CANCELLED, EXPIRED, DEAD)
 
 
 class Outcome(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """How a task ended. `pickled`: the result of a task that pickles, base64. `reason`: of ends that the task itself did not tell."""
+    """
+    How a task ended. `pickled`: the result of a task that pickles, base64. `reason`: of ends that the task itself did not tell.
+    `topic`, `published_us`: of its message, which is gone by then.
+    """
 
     status: str
     at: float = 0.0
@@ -44,6 +47,8 @@ class Outcome(msgspec.Struct, omit_defaults=True, kw_only=True):
     pickled: str | None = None
     error: Details | None = None
     reason: str | None = None
+    topic: str | None = None
+    published_us: int = 0
 
 
 class Progress(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -55,14 +60,21 @@ class Progress(msgspec.Struct, omit_defaults=True, kw_only=True):
     at: float = 0.0
 
 
+class Origin(TypedDict, total=False):
+    """Where the message of an `Outcome` came from."""
+
+    topic: str
+    published_us: int
+
+
 _encode = msgspec.json.Encoder(enc_hook=codec.plain).encode
 _outcome = msgspec.json.Decoder(Outcome).decode
 _progress = msgspec.json.Decoder(Progress).decode
 
 
-def success(task: str, serializer: Serializer, returned: Any) -> bytes:
+def success(task: str, serializer: Serializer, returned: Any, **origin: Unpack[Origin]) -> bytes:
     """What is kept of a task that returned. Raises Reject where that cannot be."""
-    made = Outcome(status=SUCCESS, at=time.time())
+    made = Outcome(status=SUCCESS, at=time.time(), **origin)
     try:
         if serializer == "pickle":
             made.pickled = base64.b64encode(pickle.dumps(returned)).decode()
@@ -80,9 +92,9 @@ def success(task: str, serializer: Serializer, returned: Any) -> bytes:
     return kept
 
 
-def failure(details: Details, *, status: str = FAILURE) -> bytes:
+def failure(details: Details, *, status: str = FAILURE, **origin: Unpack[Origin]) -> bytes:
     """What is kept of a task that failed for good."""
-    return _encode(Outcome(status=status, at=time.time(), error=details))
+    return _encode(Outcome(status=status, at=time.time(), error=details, **origin))
 
 
 def read(kept: bytes) -> Outcome:

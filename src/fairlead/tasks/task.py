@@ -179,10 +179,11 @@ class _TaskHandler(Handler):
             self._look_at_retries(lease, settlement, is_in_flow=around is not None)
         if times is None and around is None:
             return super().concluded(lease, returned, error, settlement)
+        origin: outcomes.Origin = {"topic": lease.topic, "published_us": lease.published_us}
         if error is None:
-            kept = returned if isinstance(returned, Portable) else outcomes.success(self.task.name, self.task.serializer, returned)
+            kept = returned if isinstance(returned, Portable) else outcomes.success(self.task.name, self.task.serializer, returned, **origin)
         elif settlement.action in ("retry", "dead"):
-            kept = outcomes.failure(describe(error))
+            kept = outcomes.failure(describe(error), **origin)
         else:
             return ()
         if isinstance(error, DependencyFailed):
@@ -585,7 +586,11 @@ class Task(Generic[P, R]):
     def perform_apart(self, request: Request) -> Portable | None:
         """As `perform`, in a child process: what it returned, as it is kept."""
         returned = self.perform(request)
-        return Portable(outcomes.success(self.name, self.serializer, returned)) if request.is_kept else None
+        if not request.is_kept:
+            return None
+        published_us = round(request.published_at * units.SECOND)
+        outcome = outcomes.success(self.name, self.serializer, returned, topic=request.topic, published_us=published_us)
+        return Portable(outcome)
 
     async def aperform(self, request: Request) -> Any:
         """As `perform`, of a coroutine."""

@@ -42,12 +42,7 @@ class AsyncResult:
     @property
     def info(self) -> Any:
         """What it returned, the error that it failed with, or what `update_state` said."""
-        state = self.job.state()
-        if state.status == outcomes.SUCCESS:
-            return state.result
-        if state.is_over:
-            return self.job.get(0, propagate=False)
-        return state.info
+        return _info(self.job, self.job.state())
 
     result = info
 
@@ -58,7 +53,7 @@ class AsyncResult:
             called = on_message
 
             def told(state: JobState) -> None:
-                called({"task_id": self.id, "status": _word(state), "result": state.info})
+                called({"task_id": self.id, "status": _word(state), "result": _info(self.job, state)})
 
         return self.job.get(timeout, propagate=propagate, on_message=told)
 
@@ -172,6 +167,12 @@ class GroupResult:
 
     def __getitem__(self, place: int) -> Any:
         return self.results[place]
+
+
+def _info(job: Job[Any], state: JobState) -> Any:
+    if state.status == outcomes.SUCCESS:
+        return state.result
+    return job.get(0, propagate=False) if state.is_over else state.info
 
 
 def _word(state: JobState) -> str:

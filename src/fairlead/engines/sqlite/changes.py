@@ -8,8 +8,10 @@ reading one. So the usual small changes have statements of their own.
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from fairlead.engines.base import CHANGED
 from fairlead.engines.classes import AGE_SHIFT, SMALLEST, size_class
 from fairlead.engines.sqlite.rows import LANE_COLUMNS
 from fairlead.engines.sqlite.statements import CLASSES, COUNTS, PLACING, class_mark
@@ -38,6 +40,7 @@ class LaneChanges:
 
     def write(self, turn: Turn) -> None:
         """Write all of them; nothing is changed then."""
+        self._notify_watchers(turn)
         written: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
         inserted: list[tuple[Any, ...]] = []
         self._merge()
@@ -65,6 +68,13 @@ class LaneChanges:
             turn.run_many(name, rows)
         for each in (self.dirty, self.grown, self.shrunk, self.ended):
             each.clear()
+
+    def _notify_watchers(self, turn: Turn) -> None:
+        for lane in chain(self.dirty.values(), self.shrunk.values(), self.ended.values()):
+            if lane.watched_until:
+                turn.told.append(CHANGED + lane.name)
+                if turn.now > lane.watched_until:
+                    lane.watched_until = 0
 
     def _merge(self) -> None:
         """A lane that changed in more than one way is written as a whole."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairlead.engines.admission import check_namespace, different_tiers
-from fairlead.engines.base import BRING_IN, Capabilities, Settings
+from fairlead.engines.base import BRING_IN, CHANGED, Capabilities, Settings
 from fairlead.engines.naming import lane_name
-from fairlead.engines.sqlite import housekeeping, keeping, putting, serving, settling
+from fairlead.engines.sqlite import housekeeping, keeping, putting, serving, settling, views
 from fairlead.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
 from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.statements import SQL
@@ -233,6 +233,14 @@ class Core:
     def follow(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         with self._turn(None, durable=True) as turn:
             return keeping.follow(turn, message_id, topic, follower)
+
+    def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
+        with self._turn(now_us, durable=False) as turn:
+            busy = [lane for lane in views.lanes_of(turn, topic) if lane.waiting or lane.leased]
+            for lane in busy:
+                lane.watched_until = turn.now + round(seconds * SECOND)
+                turn.touch(lane)
+            return [CHANGED + lane.name for lane in busy]
 
     def ear(self) -> Ear:
         return self._bell.ear()

@@ -100,7 +100,8 @@ def ends(turn: Turn, row: Row, topic: str, status: str, reason: str | None = Non
     if row.headers is None or (is_told and handler is not None and handler[1]):
         return
     headers = _headers(row.headers)
-    message_id, outcome, times = messages.id_of(turn, row), ended(status, reason), keeps(headers)
+    message_id, times = messages.id_of(turn, row), keeps(headers)
+    outcome = ended(status, topic, row.published, reason)
     if FLOW_HEADER in headers and not is_told:
         turn.obituaries.append(_obituary(topic, {"id": message_id, "outcome": msgspec.Raw(outcome), "body": msgspec.Raw(row.body)}))
     if times is not None:

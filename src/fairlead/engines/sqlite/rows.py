@@ -60,6 +60,7 @@ class Lane(msgspec.Struct, gc=False):
     rest_step: int = 0  # above 0: the topic rests, or probes
     rest_fence: int = 0
     mean: int = 0
+    watched_until: int = 0  # changes are notified until then, see Engine.watch_topic
 
     stood: tuple[Any, ...] = ()  # what its indexed columns said when it was read
     is_new: bool = False
@@ -91,7 +92,7 @@ class Lane(msgspec.Struct, gc=False):
     def pack(self) -> None:
         """Write `more`."""
         values = (self.retried, self.died, self.merged, self.expired, self.removed, self.throttled, self.rest_until, self.rest_step,
-                  self.rest_fence, self.mean)  # fmt: skip
+                  self.rest_fence, self.mean, self.watched_until)  # fmt: skip
         self.more = msgspec.json.encode(values).decode() if any(values) else None
 
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from fairlead.engines.admission import nobody_follows, topic_in_use, undefined_gate
-from fairlead.engines.naming import LANE_SHAPE
+from fairlead.engines.base import CHANGED
+from fairlead.engines.naming import LANE_SHAPE, lane_name
 from fairlead.engines.valkey import explaining, health, listing, moving, records, views
 from fairlead.engines.valkey.engine import Core
 from fairlead.engines.valkey.namespace import exact_names
 from fairlead.engines.valkey.views import View
 from fairlead.errors import BadPolicy, TopicInUse
 from fairlead.policy import PolicyBook, check_fields, matches
+from fairlead.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,6 +182,18 @@ class ValkeyEngine(Core):
             if isinstance(told, list):
                 return told[0] if told else None
         raise nobody_follows(message_id)
+
+    def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
+        view = self._view(now_us)
+        policy = view.policy(topic)
+        names_by_shard: dict[int, list[str]] = {}
+        for part in range(policy.partitions):
+            name = lane_name(policy, topic, None, part)[0]
+            names_by_shard.setdefault(view.space.shard_of(topic, part), []).append(name)
+        busy: list[bytes] = []
+        for shard, names in names_by_shard.items():
+            busy += self._space.run("watch", shard, now_us, round(seconds * SECOND), records.pack(names))
+        return [CHANGED + name.decode() for name in busy]
 
     # Dead letters
 

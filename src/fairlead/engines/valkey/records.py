@@ -274,6 +274,7 @@ class Lane(msgspec.Struct):
     rest_step: int = 0
     rest_fence: int = 0
     mean: int = 0
+    watched_until: int = 0
 
     @property
     def waiting(self) -> int:

@@ -22,7 +22,7 @@ PARTS = (
 
 FUNCTIONS = (
     "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "gate", "limits", "purge", "delete", "dead", "check", "totals", "send",
-    "receive", "know", "note", "withdraw", "follow", "arrivals",
+    "receive", "know", "note", "withdraw", "follow", "arrivals", "watch",
 )  # fmt: skip
 
 _FOLDER = resources.files("fairlead.engines.valkey") / "scripts"

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from fairlead.engines.base import ABORT, ENDED, FLOW_HEADER, KEEPS_HEADER, NEEDS_HEADER, TASK_HEADER
+from fairlead.engines.base import ABORT, CHANGED, ENDED, FLOW_HEADER, KEEPS_HEADER, NEEDS_HEADER, TASK_HEADER
 from fairlead.errors import BadMessage, UsageError
 from fairlead.message import Draft, Kept, Note, Settlement
 from fairlead.testing.bench import EngineBench
@@ -75,7 +75,9 @@ def test_ends_that_no_handler_told_are_kept_where_it_is_wanted(bench: EngineBenc
     ends = {name: kept(bench, name).outcome or b"" for name in ("expired", "nobody asks", "purged", "dead")}
     assert b'"expired"' in ends["expired"]
     assert ends["nobody asks"] == b""
-    assert ends["purged"] == b'{"status":"cancelled"}'
+    cancelled = msgspec.json.decode(ends["purged"])
+    assert (cancelled["status"], cancelled["topic"]) == ("cancelled", "a")
+    assert cancelled["published_us"] == bench.now
     assert b'"dead"' in ends["dead"]
     assert b"retries used up" in ends["dead"]
     bench.engine.dead_redrive("a", ["dead"], now_us=bench.now)
@@ -92,7 +94,9 @@ def test_what_waits_is_cancelled(bench: EngineBench) -> None:
     for name in ("parked", "delayed", "ready"):
         assert bench.engine.withdraw(name, "a", now_us=bench.now) == "cancelled"
         assert bench.engine.withdraw(name, "a", now_us=bench.now) == "unknown"
-        assert kept(bench, name).outcome == b'{"status":"cancelled"}'
+        outcome = kept(bench, name).outcome
+        assert outcome is not None
+        assert msgspec.json.decode(outcome) == {"status": "cancelled", "topic": "a", "published_us": bench.now}
     assert bench.run() == ["4"], "the next of its key comes forward"
     assert [check for check in bench.engine.doctor() if not check.ok] == []
 
@@ -261,3 +265,50 @@ def test_messages_with_an_end_wake_who_waits(bench: EngineBench) -> None:
         ends = [Settlement(lease.handle, lease.fence) for lease in leases]
         threading.Timer(0.1, bench.engine.settle, [ends], {"publish": {0: [Draft("b", b"2")]}, "now_us": bench.now}).start()
         assert waiting.result(SOON)
+
+
+# Watching a topic
+
+
+@pytest.mark.parametrize("fields", [{}, {"partitions": 4}, {"buckets": 2}, {"serial": "hold"}], ids=str)
+@pytest.mark.parametrize("action", ["ack", "dead", "purge", "delete"])
+def test_changes_of_a_watched_topic_are_notified(bench: EngineBench, fields: dict[str, object], action: str) -> None:
+    """Each settlement or removal; an idle topic has nothing to watch."""
+    bench.policy("t.*", **fields)
+    assert bench.engine.watch_topic("t.a", 60, now_us=bench.now) == []
+    bench.put("t.a", "1", key="k")
+    ear = bench.engine.ear()
+    names = bench.engine.watch_topic("t.a", 60, now_us=bench.now)
+    assert len(names) == 1
+    assert names[0].startswith(CHANGED)
+    ear.expect(*names)
+    while ear.listen(0.2):  # of the subscription itself
+        pass
+    if action == "purge":
+        bench.engine.topic_purge("t.a", now_us=bench.now)
+    elif action == "delete":
+        bench.engine.topic_delete("t.a", now_us=bench.now)
+    else:
+        leases = bench.lease()
+        while ear.listen(0.2):  # of the lease
+            pass
+        bench.settle(leases, action)
+    notified = ear.listen(SOON)
+    assert notified == names * len(notified or ())
+    assert notified
+    ear.close()
+
+
+def test_a_watch_ends(bench: EngineBench) -> None:
+    """What happens after its seconds is notified at most once."""
+    bench.put("a", "1", "2", "3")
+    (name,) = bench.engine.watch_topic("a", 5, now_us=bench.now)
+    bench.later(6)
+    bench.run(1)
+    ear = bench.engine.ear()
+    ear.expect(name)
+    while ear.listen(0.2):
+        pass
+    bench.run(1)
+    assert not ear.listen(0.2)
+    ear.close()

@@ -72,6 +72,9 @@ local function save(is_timed)
     messages.save()
     gates.save()
     lanes.save()
+    for _, name in ipairs(lanes.take_watched()) do
+        keeping.tell('=' .. name)
+    end
     if is_timed or next(rang) ~= nil then
         bells.ring_all(is_timed)
     end

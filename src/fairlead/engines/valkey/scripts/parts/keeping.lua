@@ -82,7 +82,8 @@ local keeping = part(function(keeping)
             return
         end
         local milliseconds = span(record)
-        local told = '{"status":"' .. status .. '"' .. (reason and ',"reason":' .. cjson.encode(reason) or '') .. '}'
+        local told = '{"status":"' .. status .. '"' .. (reason and ',"reason":' .. cjson.encode(reason) or '')
+            .. ',"topic":' .. cjson.encode(record.topic) .. string.format(',"published_us":%.0f}', record.published)
         if not is_told and record.headers and record.headers['fairlead-flow'] then
             tell_of(record.topic, id_of(record), told, '"body":' .. record.body)
         end

@@ -16,10 +16,10 @@ local PARTITION, BUCKET = '\31', '\30'
 local LANE_END = '<I2I4I2I2Bi8i4i4i4i4i8i8I2c0'
 
 local lanes = part(function(lanes)
-    local known, changed
+    local known, changed, watched
 
     at_begin(function()
-        known, changed = {}, {}
+        known, changed, watched = {}, {}, {}
     end)
 
     -- A record is of fixed width as far as it can be, and a lane a table of the 32 fields that need no larger one: both are made for each lane of
@@ -27,7 +27,8 @@ local lanes = part(function(lanes)
     -- It begins with its place in the top lists, and all that a message changes which comes to its end, see ends.lua.
     local RECORD = LANE_END .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
-    local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean' }
+    local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean',
+        'watched_until' }
     local USUAL = { is_bucket = false, rule = false, is_rare = false }
     for n = 1, #RARE do
         USUAL[RARE[n]] = 0
@@ -396,6 +397,9 @@ local lanes = part(function(lanes)
             if lane.big + lane.old + lane.busy + lane.slow > 0 then
                 lanes.classify(lane, true)
             end
+            if lane.is_rare and lane.watched_until > 0 then
+                watched[#watched + 1] = lane.name
+            end
             known[lane.name], lane.is_changed = false, false
         end
         remove_all(names)
@@ -487,11 +491,28 @@ local lanes = part(function(lanes)
         end
     end
 
+    -- Notify watchers of what has changed of a lane, see watch.lua.
+    local function watch(lane)
+        watched[#watched + 1] = lane.name
+        if shard.now > lane.watched_until then
+            lane.watched_until = 0
+        end
+    end
+
+    function lanes.take_watched()
+        local taken = watched
+        watched = {}
+        return taken
+    end
+
     function lanes.save()
         local written = {}
         for _, lane in ipairs(changed) do
             if lane.is_changed then -- and not forgotten since
                 lane.is_changed = false
+                if lane.is_rare and lane.watched_until > 0 then
+                    watch(lane)
+                end
                 if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0 or lane.lately >= 32 or lane.delayed >= 32 or lane.is_rare then
                     lanes.classify(lane)
                 end
