@@ -323,7 +323,12 @@ def test_wait_done_does_not_poll(app: Fairlead, monkeypatch: pytest.MonkeyPatch)
     looks: list[float] = []
     engine = app.engine
     cursors = engine.cursors
-    monkeypatch.setattr(engine, "cursors", lambda topic: looks.append(time.monotonic()) or cursors(topic))
+
+    def counted(topic: str) -> dict[int, tuple[int, int]]:
+        looks.append(time.monotonic())
+        return cursors(topic)
+
+    monkeypatch.setattr(engine, "cursors", counted)
     app.publish("w", 1)
     (delivery,) = app.lease(1)
     acked: list[float] = []

@@ -136,6 +136,44 @@ def test_threads_work_there_too(app: Fairlead) -> None:
     assert len(names) == 50
 
 
+def test_run_all_ends_with_what_the_test_published(app: Fairlead) -> None:
+    """Schedules fire only when asked, the clock does not go on for them, and results outlive their ttl."""
+    fired: list[int] = []
+
+    @app.task
+    def nightly() -> None:
+        fired.append(1)
+
+    @app.task(result_ttl="1s")
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    app.schedule("nightly", nightly, cron="0 3 * * *")
+    with virtual(app, start=START) as world:
+        soon = add.delay(1, 2)
+        late = add.using(delay="2h").enqueue(3, 4)
+        world.run_all()
+        assert fired == []
+        assert world.now < START + timedelta(hours=2, minutes=1)
+        assert (soon.get(), late.get()) == (3, 7)
+        assert soon.status == "success"
+        paused = add.using(topic="held", delay="5h").enqueue(5, 6)
+        app.topic("held").pause()
+        world.run_all()
+        assert world.now < START + timedelta(hours=3), "nothing that waits can become due"
+        with pytest.raises(UsageError, match="it is delayed, and nothing runs by itself"):
+            paused.get()
+        world.later("1d")
+        world.run_all()
+        assert fired == [1], "time that the test let pass is asked for"
+        before = world.now
+        world.run_all(within="2d", schedules=True)
+        assert fired == [1, 1, 1]
+        assert world.now - before <= timedelta(days=2)
+        with pytest.raises(UsageError, match="never published in this world"):
+            app.job("unknown").get()
+
+
 # Eager
 
 

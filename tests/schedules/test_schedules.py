@@ -55,7 +55,7 @@ def test_it_comes_again_and_again(clockwork: Clockwork) -> None:
     assert [(each.name, each.when, each.next_at - START, each.topic) for each in app.schedules()] == [
         ("mail", "cron 5 * * * * (UTC)", timedelta(minutes=5), "mail"), ("ten", "every 600 s", timedelta(minutes=10), "task.tick"),
     ]  # fmt: skip
-    world.run_all(within="35m")
+    world.run_all(within="35m", schedules=True)
     assert clockwork.minutes("ten") == [10, 20, 30]
     (mail,) = world.waiting("mail")
     assert (mail.body, mail.key, mail.priority) == ({"to": "all"}, "k", 3)
@@ -80,7 +80,7 @@ def test_what_was_missed(clockwork: Clockwork, missed: str, expected: list[int])
     world.later("7m")
     world.run()
     assert clockwork.minutes("ten") == found
-    world.run_all(within="3m")
+    world.run_all(within="3m", schedules=True)
     assert clockwork.minutes("ten") == [*found, 140]
 
 
@@ -94,7 +94,7 @@ def test_skip_skips_what_is_late(clockwork: Clockwork) -> None:
     world.run()
     assert clockwork.minutes("skip") == []
     assert clockwork.minutes("one") == [90]
-    world.run_all(within="31m")
+    world.run_all(within="31m", schedules=True)
     assert clockwork.minutes("skip") == [120]
 
 
@@ -130,7 +130,7 @@ def test_it_is_changed(clockwork: Clockwork) -> None:
     (due,) = app.lease(1)
     app.schedule("it", clockwork.tick, every="15m", args=("new",))
     due.release()
-    world.run_all(within="36m")
+    world.run_all(within="36m", schedules=True)
     assert clockwork.minutes("old") == []
     assert clockwork.minutes("new") == [15, 30, 45]
     assert len(app.schedules()) == 1
@@ -141,7 +141,7 @@ def test_once(clockwork: Clockwork) -> None:
     assert world is not None
     app.schedule("party", clockwork.tick, at=START + timedelta(hours=2), args=("party",))
     assert app.add_schedule("past", clockwork.tick, at=START - timedelta(hours=2), args=("past",)) is False
-    world.run_all()
+    world.run_all(schedules=True)
     assert clockwork.minutes("party") == [120]
     assert app.schedules() == []
     world.run()
@@ -153,14 +153,14 @@ def test_a_million_hourly_jobs_do_not_come_at_once(clockwork: Clockwork) -> None
     assert world is not None
     for n in range(60):
         app.add_schedule(f"tenant {n}", clockwork.tick, every="1h", args=(f"{n}",), spread="50m")
-    world.run_all(within="119m")
+    world.run_all(within="119m", schedules=True)
     minutes = sorted(at // timedelta(minutes=1) for _, at in clockwork.seen)
     assert len(minutes) == 60, "each once in its hour"
     assert len(set(minutes)) > 25
     assert (minutes[0], minutes[-1]) >= (60, 90)
     first = dict(clockwork.seen)
     clockwork.seen.clear()
-    world.run_all(within="59m")
+    world.run_all(within="59m", schedules=True)
     assert {name: at + timedelta(hours=1) for name, at in first.items()} == dict(clockwork.seen), "and always at the same minute"
 
 
@@ -174,7 +174,7 @@ def test_handled_twice_it_fires_once(clockwork: Clockwork) -> None:
     (due,) = app.lease(1)
     app.handlers.find(due.lease).function(due.message)  # type: ignore[union-attr]
     due.release()
-    world.run_all(within="11m")
+    world.run_all(within="11m", schedules=True)
     assert clockwork.minutes("ten") == [10, 20]
 
 
@@ -184,12 +184,12 @@ def test_a_full_topic_is_waited_for(clockwork: Clockwork) -> None:
     assert world is not None
     app.policy("task.tick", max_backlog=1, paused=True)
     app.schedule("ten", clockwork.tick, every="10m", args=("ten",))
-    world.run_all(within="5h")
+    world.run_all(within="5h", schedules=True)
     assert app.topic("task.tick").stats().waiting == 1
     assert len(app.schedules()) == 1, "one entry, however long it waits"
     assert app.dead_letters() == []
     app.policy("task.tick", max_backlog=None, paused=None)
-    world.run_all(within="21m")
+    world.run_all(within="21m", schedules=True)
     assert len(clockwork.minutes("ten")) >= 3
     assert clockwork.minutes("ten")[-1] >= 310
 

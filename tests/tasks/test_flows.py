@@ -70,6 +70,7 @@ def test_results_pass_on(make_app: MakeApp) -> None:
         assert chain(t.add.s(1, 1)).enqueue().get(SOON) == 2
         job = (t.add.s(1, 2) | t.add.s(10)).enqueue()
         assert job.get(SOON) == 13
+        assert job.parent is not None
         assert job.parent.get(SOON) == 3
 
 

@@ -534,7 +534,7 @@ def test_jobs_in_the_tests_of_a_program() -> None:
     with virtual(app) as world:
         job = add.using(delay="1h").enqueue(1, 2)
         assert job.status == "delayed"
-        with pytest.raises(UsageError, match=r"it is delayed, and in a virtual world nothing runs by itself; call world\.run\(\) first"):
+        with pytest.raises(UsageError, match=r"it is delayed, and nothing runs by itself in a virtual world; call world\.run\(\) first"):
             job.get()
         world.run_all()
         assert job.get(0) == 3

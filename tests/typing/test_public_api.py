@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, assert_type
 
-from fairlead import Delivery, Fairlead, Job, Message, Receipt, Request, Stats, Summary, Task, Topic
+from fairlead import Delivery, Fairlead, Job, Message, Receipt, Request, Stats, Summary, Task, Topic, chain, chord, group
+from fairlead.tasks.canvas import GroupJob
 
 
 def test_is_for_type_checkers() -> None:
@@ -47,6 +48,19 @@ if TYPE_CHECKING:
     assert_type(plain.apply_async((1,), countdown=5, expires="1h"), Job[float])
     plain.apply_async((1,), countdwn=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     assert_type(plain.map(range(3), priority=1), list[Job[float]])
+
+    # Flows give the handle of their end.
+
+    assert_type((plain.s(1) | mail.s("x")).enqueue(), Job[bool])
+    assert_type(chain(mail.s("acme", "x"), plain.s(), mail.s("x")).enqueue(), Job[bool])
+    assert_type(chain(plain.s(1)).delay(), Job[float])
+    assert_type(group(plain.s(n) for n in range(3)).enqueue(), GroupJob[float])
+    assert_type(group(plain.s(1), plain.s(2)).enqueue().get(timeout=5), list[float])
+    assert_type(chord([plain.s(1), plain.s(2)], mail.s("x")).enqueue(), Job[bool])
+    assert_type(chord([plain.s(1), plain.s(2)])(mail.s("x")), Job[bool])
+    assert_type(plain.chunks([(1,), (2,)], 10).enqueue(), GroupJob[list[float]])
+    plain.s(1) | 5  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
+    chain(plain.s(1), "x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     # A bound task's own first argument is not the caller's.
 

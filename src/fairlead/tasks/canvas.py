@@ -12,7 +12,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 
 import msgspec
 
@@ -27,19 +27,22 @@ from fairlead.tasks.task import CALL_OPTIONS, LATER, Task
 from fairlead.twins import twin
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
     from fairlead.app import Fairlead
     from fairlead.units import Duration
 
 R = TypeVar("R")
+H = TypeVar("H")
+K = TypeVar("K")
+L = TypeVar("L")
 
 CELERY_NAMES = {"countdown": "delay", "eta": "at", "expires": "ttl", "task_id": "id", "queue": "topic"}  # Celery's options by our names
 
 
-class Part(ABC):
-    """Something that can stand in a flow."""
+class Part(ABC, Generic[H]):
+    """Something that can stand in a flow. `H` is the handle that publishing gives: `Job[R]`, or `GroupJob[R]` where a group is last."""
 
     @abstractmethod
     def calls(self) -> Iterator[Signature[Any]]:
@@ -50,10 +53,10 @@ class Part(ABC):
         """Put it into a graph, behind what is there; returns its own ends."""
 
     @abstractmethod
-    def clone(self) -> Part:
+    def clone(self) -> Self:
         """The same once more, to be changed by itself."""
 
-    def __or__(self, other: object) -> Chain:
+    def __or__(self, other: Part[K]) -> Chain[K]:
         """First this one, then that."""
         return Chain([self.clone(), _part(other).clone()])
 
@@ -71,13 +74,13 @@ class Part(ABC):
         """Where blocking calls of coroutines run."""
         return self.app.threads
 
-    def link(self, follower: Part) -> Any:
+    def link(self, follower: L) -> L:
         """Something that follows with its result, but is no part of it: the flow goes on without it. Returns the follower."""
         last = list(self.calls())[-1]
         last.followers.append(_part(follower).clone())
         return follower
 
-    def link_error(self, follower: Signature[Any]) -> Any:
+    def link_error(self, follower: L) -> L:
         """
         A call that is made when this fails for good, with the id of the job, its error in a line and the traceback as arguments (with `si` with its
         own); once for a flow, whichever of its calls failed. Returns the follower.
@@ -89,18 +92,18 @@ class Part(ABC):
             call.errors.append((error_id, follower))
         return follower
 
-    def on_error(self, follower: Signature[Any]) -> Any:
+    def on_error(self, follower: Signature[Any]) -> Self:
         """As `link_error`; returns this."""
         self.link_error(follower)
         return self
 
     # Publishing
 
-    def enqueue(self) -> Any:
+    def enqueue(self) -> H:
         """Publish all of it. Returns the handle of its end: a Job, or a GroupJob where a group is last. Raises what `publish` raises."""
         app = self.app
         if app.eager:
-            return self._given(self.eagerly(()))
+            return cast("H", self._given(self.eagerly(())))
         woven = _Graph()
         ends = self.weave(woven, _Ends([], is_group=False))
         messages = woven.messages()
@@ -108,7 +111,7 @@ class Part(ABC):
         for receipt in app.publish_many(messages, progress=False):
             if receipt.outcome == "refused":
                 raise UsageError(f"a flow: {receipt.topic}: {receipt.reason}; what was published of it waits for what was not")
-        return self._given(woven.handle(ends, jobs))
+        return cast("H", self._given(woven.handle(ends, jobs)))
 
     def _given(self, handle: Any) -> Any:
         return next(self.calls()).task.given(handle)
@@ -119,11 +122,11 @@ class Part(ABC):
     def eagerly(self, before: tuple[Any, ...]) -> Any:
         """Run it here and now, for tests: what it returns, as a handle."""
 
-    def delay(self, *args: Any, **kwargs: Any) -> Any:
+    def delay(self, *args: Any, **kwargs: Any) -> H:
         """Publish it, with these as the first arguments of what begins."""
         return self._with(args, kwargs).enqueue()
 
-    async def adelay(self, *args: Any, **kwargs: Any) -> Any:
+    async def adelay(self, *args: Any, **kwargs: Any) -> H:
         """As `delay`, awaited."""
         return await self._with(args, kwargs).aenqueue()
 
@@ -131,7 +134,7 @@ class Part(ABC):
         """Celery's shorter word for `delay`."""
         return self.delay(*args, **kwargs)
 
-    def apply_async(self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
+    def apply_async(self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any) -> H:
         """As `delay`, with options of a call (those of `using`, and Celery's names) for what begins; `link` and `link_error` hold for all of it."""
         made = self._with(tuple(args), kwargs or {})
         for name in ("link", "link_error"):
@@ -143,7 +146,7 @@ class Part(ABC):
                 call.set(**options)
         return made.enqueue()
 
-    def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
+    def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
         made = self.clone()
         if args or kwargs:
             for call in made.first():
@@ -155,7 +158,7 @@ class Part(ABC):
         """The calls with which it begins."""
 
 
-class Signature(Part, Generic[R]):
+class Signature(Part[Job[R]], Generic[R]):
     """One call of a task, not made yet."""
 
     def __init__(
@@ -166,16 +169,16 @@ class Signature(Part, Generic[R]):
         self.kwargs = kwargs
         self.options = options
         self.immutable = immutable
-        self.followers: list[Part] = []
+        self.followers: list[Part[Any]] = []
         self.errors: list[tuple[str, Signature[Any]]] = []
         self.each = False
 
-    def clone(self) -> Signature[R]:
-        made = Signature(self.task, self.args, dict(self.kwargs), dict(self.options), immutable=self.immutable)
+    def clone(self) -> Self:
+        made = type(self)(self.task, self.args, dict(self.kwargs), dict(self.options), immutable=self.immutable)
         made.followers, made.errors, made.each = [each.clone() for each in self.followers], list(self.errors), self.each
         return made
 
-    def set(self, **options: Any) -> Signature[R]:
+    def set(self, **options: Any) -> Self:
         """Say something of the call: options of `using`, also by Celery's names. Returns it."""
         said = {CELERY_NAMES.get(name, name): value for name, value in options.items() if value is not None}
         self.task._check(said)  # noqa: SLF001  # one module in two files
@@ -199,7 +202,7 @@ class Signature(Part, Generic[R]):
         """Publish the call, and what is linked to it. Returns its handle."""
         if not (self.followers or self.errors or self.each or self.immutable) and not self.task.app.eager:
             return cast("Job[R]", self.task.publish(self.args, self.kwargs, self.options))
-        return cast("Job[R]", super().enqueue())
+        return super().enqueue()
 
     def eagerly(self, before: tuple[Any, ...]) -> Any:
         args = self.args if self.immutable else (*before, *self.args)
@@ -221,16 +224,16 @@ class Signature(Part, Generic[R]):
         return f"{self.task.name}({said})"
 
 
-class Chain(Part):
+class Chain(Part[H]):
     """One after the other, each with the result of the one before."""
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: Sequence[Part[Any]]) -> None:
         if not parts:
             raise UsageError("chain: expected at least one call, like chain(a.s(1), b.s())")
-        self.parts: list[Part] = [inner for part in parts for inner in (part.parts if isinstance(part, Chain) else [part])]
+        self.parts: list[Part[Any]] = [inner for part in parts for inner in (part.parts if isinstance(part, Chain) else [part])]
 
-    def clone(self) -> Chain:
-        return Chain([part.clone() for part in self.parts])
+    def clone(self) -> Self:
+        return type(self)([part.clone() for part in self.parts])
 
     def calls(self) -> Iterator[Signature[Any]]:
         for part in self.parts:
@@ -255,14 +258,14 @@ class Chain(Part):
         return " | ".join(map(repr, self.parts))
 
 
-class Group(Part):
+class Group(Part["GroupJob[R]"], Generic[R]):
     """All at once."""
 
-    def __init__(self, parts: list[Part]) -> None:
-        self.parts: list[Part] = [inner for part in parts for inner in (part.parts if isinstance(part, Group) else [part])]
+    def __init__(self, parts: Sequence[Part[Any]]) -> None:
+        self.parts: list[Part[Any]] = [inner for part in parts for inner in (part.parts if isinstance(part, Group) else [part])]
 
-    def clone(self) -> Group:
-        return Group([part.clone() for part in self.parts])
+    def clone(self) -> Self:
+        return type(self)([part.clone() for part in self.parts])
 
     def calls(self) -> Iterator[Signature[Any]]:
         for part in self.parts:
@@ -277,10 +280,10 @@ class Group(Part):
             ends += part.weave(graph, before).nodes
         return _Ends(ends, is_group=True)
 
-    def eagerly(self, before: tuple[Any, ...]) -> GroupJob:
+    def eagerly(self, before: tuple[Any, ...]) -> GroupJob[R]:
         return GroupJob([part.eagerly(before) for part in self.parts])
 
-    def link(self, follower: Part) -> Any:
+    def link(self, follower: L) -> L:
         """Something that follows each of them."""
         for call in self.calls():
             call.link(follower)
@@ -293,18 +296,30 @@ class Group(Part):
         return f"group({', '.join(map(repr, self.parts))})"
 
 
-def chain(*parts: Part | Iterable[Part]) -> Any:
+@overload
+def chain(*parts: *tuple[*tuple[Part[Any], ...], Part[H]]) -> Part[H]: ...
+@overload
+def chain(*parts: Part[Any] | Iterable[Part[Any]]) -> Part[Any]: ...
+def chain(*parts: Any) -> Part[Any]:  # type: ignore[misc]  # mypy does not see that Any takes an unpacked tuple
     """`a | b | c`: each gets the result of the one before it as its first argument."""
-    made = Chain([part.clone() for part in _parts(parts)])
+    made: Chain[Any] = Chain([part.clone() for part in _parts(parts)])
     return made.parts[0] if len(made.parts) == 1 else made
 
 
-def group(*parts: Part | Iterable[Part]) -> Group:
+@overload
+def group(*parts: Part[Job[R]] | Iterable[Part[Job[R]]]) -> Group[R]: ...
+@overload
+def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]: ...
+def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]:
     """Calls that are made at the same time; behind a part of a chain each gets its result."""
     return Group([part.clone() for part in _parts(parts)])
 
 
-def chord(header: Iterable[Part] | Group, body: Part | None = None) -> Any:
+@overload
+def chord(header: Iterable[Part[Any]] | Group[Any], body: Part[H]) -> Chain[H]: ...
+@overload
+def chord(header: Iterable[Part[Any]] | Group[Any], body: None = None) -> Callable[[Part[H]], H]: ...
+def chord(header: Iterable[Part[Any]] | Group[Any], body: Part[Any] | None = None) -> Chain[Any] | Callable[[Part[Any]], Any]:
     """A group, and a call with the list of all results once they are there; without `body` a function that takes it."""
     made = header.clone() if isinstance(header, Group) else group(*header)
     if body is None:
@@ -312,10 +327,10 @@ def chord(header: Iterable[Part] | Group, body: Part | None = None) -> Any:
     return Chain([made, _part(body).clone()])
 
 
-def chunks(task: Task[..., Any], items: Iterable[Sequence[Any]], size: int) -> Group:
+def chunks(task: Task[..., R], items: Iterable[Sequence[Any]], size: int) -> Group[list[R]]:
     """See `Task.chunks`."""
     stream = iter(items)
-    made: list[Part] = []
+    made: list[Part[Any]] = []
     while page := list(islice(stream, size)):
         made.append(over(task, page))
     return Group(made)
@@ -331,7 +346,7 @@ def over(task: Task[..., Any], items: Iterable[Sequence[Any]]) -> Signature[Any]
     return call
 
 
-class GroupJob:
+class GroupJob(Generic[R]):
     """The handle of a group: those of its members, in their order."""
 
     def __init__(self, jobs: list[Any], before: tuple[Job[Any], ...] = ()) -> None:
@@ -352,7 +367,7 @@ class GroupJob:
         """Celery's word for `jobs`."""
         return self.jobs
 
-    def get(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[Any]:
+    def get(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:
         """What they returned, in their order; waits for all, at most `timeout`. The first failure is raised. Raises TimeoutError."""
         seconds = arguments.seconds_or_none("get", "timeout", timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -360,12 +375,12 @@ class GroupJob:
 
     join = get
 
-    async def aget(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[Any]:  # noqa: ASYNC109  # as in get
+    async def aget(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:  # noqa: ASYNC109  # as in get
         """As `get`, awaited; so is `await group_job`."""
         async with asyncio.timeout(arguments.seconds_or_none("aget", "timeout", timeout)):
             return list(await asyncio.gather(*(job.aget(propagate=propagate) for job in self.jobs)))
 
-    def __await__(self) -> Generator[Any, None, list[Any]]:
+    def __await__(self) -> Generator[Any, None, list[R]]:
         return self.aget().__await__()
 
     def wait(self, timeout: Duration | None = None) -> bool:
@@ -498,13 +513,13 @@ def _follower(error_id: str, call: Signature[Any]) -> Follower:
     return Follower(topic, str(said.get("id")), body, dict(said.get("headers") or {}), said.get("key"))
 
 
-def _part(said: object) -> Part:
+def _part(said: object) -> Part[Any]:
     if not isinstance(said, Part):
         raise UsageError(f"a flow: expected a call that is not made yet, like add.s(1, 2), or a chain or group of such, got {said!r:.80}")
     return said
 
 
-def _parts(said: Iterable[Any]) -> list[Part]:
+def _parts(said: Iterable[Any]) -> list[Part[Any]]:
     listed: list[Any] = []
     for each in said:
         if isinstance(each, Part):

@@ -42,6 +42,13 @@ R = TypeVar("R")
 _STATES = {"ready": "pending", "parked": "pending", "delayed": "delayed", "leased": "started", "dead": "dead"}
 """Of messages, as those of jobs."""
 
+_RUN = "call world.run() first, or world.run_all() to let the clock go on"
+_HINTS = {
+    "unknown": "it was never published in this world, or was deleted: results do not expire here",
+    "dead": "see app.dead_letters() for its reason",
+}
+"""What to do about a job that a test waits for in vain, by its status."""
+
 NOTES_LAST = 86_400
 """Seconds for which what is noted of a job is kept."""
 
@@ -314,7 +321,8 @@ class Job(Generic[R]):
 
     def _check_that_it_can_end(self) -> None:
         if not getattr(self.app.engine, "runs_by_itself", True):
-            raise UsageError(f"job {self.id}: it is {self.status}, and in a virtual world nothing runs by itself; call world.run() first")
+            status = self.status
+            raise UsageError(f"job {self.id}: it is {status}, and nothing runs by itself in a virtual world; {_HINTS.get(status, _RUN)}")
 
     async def _akept(self) -> AsyncIterator[Kept]:
         loop = asyncio.get_running_loop()

@@ -295,7 +295,7 @@ class Task(Generic[P, R]):
 
         return Signature(self, tuple(args), kwargs or {}, {}, immutable=immutable).set(**options)
 
-    def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group:
+    def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group[list[R]]:
         """
         Calls for many items, each of which holds arguments, `size` of them in one message: a group whose results are lists of as many.
         """

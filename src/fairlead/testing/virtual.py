@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 from contextlib import contextmanager
@@ -14,21 +15,30 @@ import msgspec
 
 from fairlead import units
 from fairlead.engines import open_engine
+from fairlead.engines.base import KEEPS_HEADER
 from fairlead.errors import UsageError
+from fairlead.schedules import book
 from fairlead.working.options import Options, Summary
 from fairlead.working.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fairlead.app import Fairlead
     from fairlead.engines.base import FullEngine, Settings
-    from fairlead.message import Message
+    from fairlead.message import Draft, Message, Note, Receipt, Settlement
+    from fairlead.topic import Stats
     from fairlead.units import Duration
     from fairlead.working.work import Work
 
 MOST_ROUNDS = 100_000
 """Times that the clock may be moved by one `run_all`: a task that calls itself again and again would never end."""
+
+MOST_SCHEDULES = 10_000
+"""Schedules that `run_all` looks at."""
+
+KEPT_FOR = 10 * 365 * 86_400
+"""Seconds for which results are kept."""
 
 
 @contextmanager
@@ -37,7 +47,7 @@ def virtual(app: Fairlead, *, start: datetime | None = None) -> Iterator[World]:
     All that the application does in the block, it does in memory, in a world with a clock of its own.
 
     `start`: what the clock says (default: now). Policies, gates, tiers, handlers and tasks are the application's; its real store is not touched.
-    Backoffs are as long as they can be, so that a test is the same each time.
+    Backoffs are as long as they can be, so that a test is the same each time. Results are kept, however far the clock goes.
     """
     clock = _Clock(units.moment(start) if start is not None else units.moment(datetime.now(UTC)))
 
@@ -97,41 +107,72 @@ class World:
             raise worker.errors[0]
         return summary
 
-    def run_all(self, *, within: Duration = "7d", raising: bool = False, pool: str = "default") -> Summary:
+    def run_all(self, *, within: Duration = "7d", raising: bool = False, pool: str = "default", schedules: bool = False) -> Summary:
         """
-        Handle everything: as `run`, then the clock goes on to when something is due again, until nothing waits any more.
+        Handle everything: as `run`, then move the clock to when something is due, until nothing waits.
 
-        What is paused stays, and what is due only after `within`. Raises UsageError where it does not end.
+        What is paused stays, and what is due after `within`. With `schedules` they fire as the clock passes their times, up to `within`;
+        otherwise only what was due at the call fires. Raises UsageError where it does not end.
         """
         until = self._clock.now_us + units.microseconds(within)
-        total = Summary()
-        for _ in range(MOST_ROUNDS):
-            done = self.run(raising=raising, pool=pool)
-            for name in Summary.__struct_fields__:
-                setattr(total, name, getattr(total, name) + getattr(done, name))
-            wake = self._engine.tick()
-            if not self._engine.overview().waiting or wake is None or wake > until:
-                return total
-            self._clock.now_us = max(wake, self._clock.now_us + 1)
-        raise UsageError(f"run_all: the clock was moved {MOST_ROUNDS:,} times and something waits still; does a task call itself?")
+        total = self.run(raising=raising, pool=pool)
+        with contextlib.nullcontext() if schedules else self._held_schedules():
+            for _ in range(MOST_ROUNDS):
+                wake = self._engine.tick()
+                if wake is None or wake > until or not self._can_go_on(wake, pool, schedules=schedules):
+                    return total
+                self._clock.now_us = max(wake, self._clock.now_us + 1)
+                total = _sum(total, self.run(raising=raising, pool=pool))
+        raise UsageError(f"run_all: the clock was moved {MOST_ROUNDS:,} times and something still waits; does a task call itself?")
+
+    @contextmanager
+    def _held_schedules(self) -> Iterator[None]:
+        pattern = book.PREFIX + "*"
+        self._engine.policy_set("operator", pattern, {"paused": True})
+        try:
+            yield
+        finally:
+            self._engine.policy_set("operator", pattern, {"paused": None})
+
+    def _can_go_on(self, wake: int, pool: str, *, schedules: bool) -> bool:
+        """Whether the clock may go on to `wake`: not for schedules that are held."""
+        waiting = self._engine.overview().waiting
+        if schedules or not waiting:
+            return waiting > 0
+        held = {units.moment(entry.next_at) for entry in book.planned(self._engine, MOST_SCHEDULES)}
+        return waiting > len(held) and (wake not in held or self._has_others(pool))
+
+    def _has_others(self, pool: str) -> bool:
+        """Whether something waits that the clock may make due, schedules aside."""
+        return any(
+            topic.waiting and topic.pool == pool and topic.state != "paused" and not topic.topic.startswith(book.PREFIX) for topic in self._topics()
+        )
 
     async def arun(self, *, raising: bool = False, pool: str = "default") -> Summary:
         """As `run`, from a coroutine: handlers run in another thread, on a loop of their own."""
         return await asyncio.get_running_loop().run_in_executor(None, partial(self.run, raising=raising, pool=pool))
 
-    async def arun_all(self, *, within: Duration = "7d", raising: bool = False, pool: str = "default") -> Summary:
+    async def arun_all(self, *, within: Duration = "7d", raising: bool = False, pool: str = "default", schedules: bool = False) -> Summary:
         """As `run_all`, from a coroutine."""
-        return await asyncio.get_running_loop().run_in_executor(None, partial(self.run_all, within=within, raising=raising, pool=pool))
+        call = partial(self.run_all, within=within, raising=raising, pool=pool, schedules=schedules)
+        return await asyncio.get_running_loop().run_in_executor(None, call)
 
     def waiting(self, pattern: str = "*") -> list[Message]:
         """The messages that wait in the topics of a pattern, also the delayed, in the order of their topics, then of their turn."""
         found: list[Message] = []
-        after = ""
-        while topics := self._app.topics(pattern=pattern, limit=100, after=after or None):
-            for topic in topics:
-                found += self._app.topic(topic.topic).peek(max(1, topic.waiting)) if topic.waiting else []
-            after = topics[-1].topic
+        for topic in self._topics(pattern):
+            found += self._app.topic(topic.topic).peek(topic.waiting) if topic.waiting else []
         return found
+
+    def _topics(self, pattern: str = "*") -> Iterator[Stats]:
+        after: str | None = None
+        while topics := self._app.topics(pattern=pattern, limit=100, after=after):
+            yield from topics
+            after = topics[-1].topic
+
+
+def _sum(one: Summary, other: Summary) -> Summary:
+    return Summary(*(getattr(one, name) + getattr(other, name) for name in Summary.__struct_fields__))
 
 
 class _Clock:
@@ -171,6 +212,19 @@ class _Clocked:
 
         return told
 
+    # Results outlive the clock: `run_all` goes on for days, and a test reads them after it.
+
+    def put(self, drafts: Sequence[Draft], **options: Any) -> list[Receipt]:
+        return self._told(self._own.put, changes=True)([_kept_for_long(draft) for draft in drafts], **options)  # type: ignore[no-any-return]
+
+    def settle(self, settlements: Sequence[Settlement], *, publish: Mapping[int, Sequence[Draft]] | None = None, **options: Any) -> list[str]:
+        following = {n: [_kept_for_long(draft) for draft in drafts] for n, drafts in (publish or {}).items()}
+        return self._told(self._own.settle, changes=True)(settlements, publish=following, **options)  # type: ignore[no-any-return]
+
+    def note(self, notes: Sequence[Note], **options: Any) -> list[bool]:
+        kept = [msgspec.structs.replace(each, keep_us=KEPT_FOR * units.SECOND) for each in notes]
+        return self._told(self._own.note, changes=True)(kept, **options)  # type: ignore[no-any-return]
+
     def wait(self, timeout: float, *, pool: str = "default", topics: object = None) -> bool:
         del pool, topics
         with self._changed:
@@ -182,6 +236,12 @@ class _Clocked:
         with self._changed:
             self._changes += 1
             self._changed.notify_all()
+
+
+def _kept_for_long(draft: Draft) -> Draft:
+    if draft.headers is None or KEEPS_HEADER not in draft.headers:
+        return draft
+    return msgspec.structs.replace(draft, headers={**draft.headers, KEEPS_HEADER: f"{KEPT_FOR},{KEPT_FOR}"})
 
 
 class _NothingLater:

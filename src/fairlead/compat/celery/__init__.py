@@ -14,6 +14,8 @@ Its worker: `fairlead worker tasks:app`. What it has and what it has not, name b
 
 from __future__ import annotations
 
+from typing import Any
+
 from fairlead import signals
 from fairlead.compat.celery.application import Celery
 from fairlead.compat.celery.current import current_app, current_task, shared_task, signature
@@ -30,10 +32,16 @@ from fairlead.compat.celery.errors import (
 from fairlead.compat.celery.results import AsyncResult, EagerResult, GroupResult
 from fairlead.compat.celery.task import Task
 from fairlead.compat.celery.when import crontab, schedule, solar
-from fairlead.tasks.canvas import Signature, chain, chord, group
+from fairlead.tasks import canvas
+from fairlead.tasks.canvas import Signature
 from fairlead.tasks.carrying import get_task_logger
 
 subtask = signature
+
+# Their handles are AsyncResult and GroupResult here, which the types of these functions do not know.
+chain: Any = canvas.chain
+chord: Any = canvas.chord
+group: Any = canvas.group
 
 __all__ = [
     "AsyncResult",

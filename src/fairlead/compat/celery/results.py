@@ -123,7 +123,7 @@ EagerResult = AsyncResult
 class GroupResult:
     """The handle of a group, in Celery's words."""
 
-    def __init__(self, jobs: GroupJob, app: Celery) -> None:
+    def __init__(self, jobs: GroupJob[Any], app: Celery) -> None:
         self.jobs = jobs
         self.app = app
         self.results = [job if isinstance(job, (AsyncResult, GroupResult)) else AsyncResult(job, app) for job in jobs]

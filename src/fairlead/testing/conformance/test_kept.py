@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pytest
@@ -272,7 +273,7 @@ def test_messages_with_an_end_wake_who_waits(bench: EngineBench) -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"partitions": 4}, {"buckets": 2}, {"serial": "hold"}], ids=str)
 @pytest.mark.parametrize("action", ["ack", "dead", "purge", "delete"])
-def test_changes_of_a_watched_topic_are_notified(bench: EngineBench, fields: dict[str, object], action: str) -> None:
+def test_changes_of_a_watched_topic_are_notified(bench: EngineBench, fields: dict[str, Any], action: str) -> None:
     """Each settlement or removal; an idle topic has nothing to watch."""
     bench.policy("t.*", **fields)
     assert bench.engine.watch_topic("t.a", 60, now_us=bench.now) == []
