@@ -276,8 +276,10 @@ class Model(Engine):
         states = Counter(self._state_for_people(message) for message in mine)
         standing = next((lane for lane in lanes if lane.place != "idle"), None)
         leased = sum(map(self._leased, own)) if policy.buckets is None else states["leased"]
+        backs_off = [lane.rest_until for lane in lanes if lane.rest_step and lane.rest_until > now]
         return TopicStats(
-            topic, waiting=states["ready"] + states["delayed"] + states["parked"], ready=states["ready"], delayed=states["delayed"],
+            topic, backs_off_until_us=max(backs_off, default=None),
+            waiting=states["ready"] + states["delayed"] + states["parked"], ready=states["ready"], delayed=states["delayed"],
             parked=states["parked"], leased=leased, dead=states["dead"], bytes=size_of([one for one in mine if one.state == "waiting"]),
             oldest_us=min((one.since for one in mine if self._state_for_people(one) == "ready"), default=None),
             state=standing.place if standing else "idle", wake_us=standing.wake if standing else None, pool=policy.pool, tier=policy.tier,

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import logging
 import threading
+import time
 
 import pytest
 
@@ -25,6 +26,26 @@ def test_a_burst_handles_everything_and_ends(app: Fairlead) -> None:
     summary = app.run_worker(burst=True)
     assert sorted(seen) == list(range(3000))
     assert summary.acked == 3000
+
+
+def test_a_burst_ends_when_nothing_is_left_to_run_now(app: Fairlead) -> None:
+    """Topics that back off or are paused, delays and schedules hold up no burst; a rate does: what it holds back could run now."""
+    app.policy("slow", rate="20/s", burst=1)
+
+    @app.handler("*")
+    async def handle(message: Message) -> None:
+        if message.topic == "unwell":
+            raise DestinationUnwell(retry_after="1h")
+
+    app.schedule("nightly", Message("nightly"), every="1d")
+    app.topic("paused").pause()
+    for topic in ("unwell", "unwell", "paused", "slow", "slow", "slow"):
+        app.publish(topic)
+    app.publish("later", delay="1h")
+    began = time.monotonic()
+    assert app.run_worker(burst=True, concurrency=1).acked == 3
+    assert time.monotonic() - began < 20
+    assert app.topic("unwell").stats().waiting == 2
 
 
 def test_the_most_specific_pattern_wins(app: Fairlead) -> None:

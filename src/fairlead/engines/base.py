@@ -109,6 +109,7 @@ class TopicStats(msgspec.Struct, gc=False):
     oldest_us: int | None = None
     state: str = "idle"  # runnable | asleep (rate, rest) | full (concurrency) | at_gate | paused | idle
     wake_us: int | None = None
+    backs_off_until_us: int | None = None  # its destination was unavailable
     pool: str = "default"
     tier: str = "mid"
     published: int = 0

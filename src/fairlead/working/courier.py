@@ -336,10 +336,14 @@ class Courier(threading.Thread):
         self._bell.listen(seconds)
 
     def _anything_ready(self) -> bool:
-        """Whether something is ready that a rate, a gate or a concurrency holds back now; what is delayed or paused is not."""
+        """Whether a rate, a gate or a concurrency holds something back that could run now. Delays, pauses and back-offs hold up no burst."""
         options = self._options
         return any(
-            topic.ready and topic.state != "paused" and topic.pool == options.pool and (options.topics is None or topic.topic in options.topics)
+            topic.ready
+            and topic.state != "paused"
+            and topic.backs_off_until_us is None
+            and topic.pool == options.pool
+            and (options.topics is None or topic.topic in options.topics)
             for topic in self._engine.topic_list(order="backlog", limit=BURST_LOOK)
         )
 

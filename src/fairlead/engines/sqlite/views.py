@@ -87,6 +87,8 @@ def topic_stats(turn: Turn, topic: str) -> TopicStats:
     policy = turn.rules.of(topic)
     stats = TopicStats(topic, pool=policy.pool, tier=policy.tier)
     for lane in lanes_of(turn, topic):
+        if lane.rest_step and lane.rest_until > turn.now:
+            stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.rest_until)
         if lane.topic is None:
             _add_place(stats, lane)
         else:

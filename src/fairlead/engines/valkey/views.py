@@ -173,6 +173,8 @@ def topic_stats(view: View, topic: str) -> TopicStats:
     policy = view.policy(topic)
     stats = TopicStats(topic, pool=policy.pool, tier=policy.tier)
     for shard, lane in lanes_of(view, topic):
+        if lane.rest_step and lane.rest_until > view.now:
+            stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.rest_until)
         if stats.state == "idle":
             stats.state, stats.wake_us = _PLACES[lane.place], lane.wake if lane.place == ASLEEP else None
         if policy.buckets is None:

@@ -166,6 +166,19 @@ def test_limited_topics_are_taken_only_as_far_as_they_can_be_started(bench: Engi
     assert Counter(lease.topic for lease in bench.lease(50, startable=2))["limited"] == 2
 
 
+def test_a_topic_says_until_when_it_backs_off(bench: EngineBench) -> None:
+    """In its own figures and in lists; no longer once the time is over."""
+    bench.put("a", "1", "2")
+    bench.put("b", "1")
+    bench.settle(bench.lease(topics=["a"])[:1], "rest", delay_us=30 * SECOND)
+    until = bench.now + 30 * SECOND
+    assert bench.engine.topic_stats("a", now_us=bench.now).backs_off_until_us == until
+    told = {stats.topic: stats.backs_off_until_us for stats in bench.engine.topic_list(order="backlog", now_us=bench.now)}
+    assert told == {"a": until, "b": None}
+    bench.later(31)
+    assert bench.engine.topic_stats("a", now_us=bench.now).backs_off_until_us is None
+
+
 def test_a_topic_whose_destination_is_unwell_rests_and_probes(bench: EngineBench) -> None:
     """No attempt is counted; the rest doubles with each failing probe; a success ends it."""
     bench.put("a", *map(str, range(5)))
