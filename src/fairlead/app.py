@@ -387,6 +387,7 @@ class Fairlead:
         if order not in ORDERS:
             raise UsageError(f"topics: expected order to be one of {', '.join(ORDERS)}, got {order!r}")
         arguments.whole("topics", "limit", limit)
+        after = None if after is None else arguments.name("topics", "after", after)
         found = self.engine.topic_list(order=order, pattern=check_pattern(pattern), limit=limit, after=after)
         now_us = self.engine.overview().now_us
         return [stats_of(one, now_us) for one in found]
@@ -402,6 +403,7 @@ class Fairlead:
     def dead_letters(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[DeadLetter]:
         """Dead letters of a topic or of all, oldest first; `after` (a letter's number) pages on."""
         arguments.whole("dead_letters", "limit", limit)
+        arguments.whole("dead_letters", "after", after, least=0)
         return [dead_letter_of(number, view) for number, view in self.engine.dead_list(_topic(topic), limit=limit, after=after)]
 
     def redrive(
@@ -619,19 +621,20 @@ class Fairlead:
 
     def schedules(self, *, limit: int = 1000, after: str | None = None) -> list[Planned]:
         """Schedules of the store by name, at most `limit`, from behind `after` on: when they fire, when next, whether they are paused."""
+        after = None if after is None else arguments.name("schedules", "after", after)
         return book.planned(self.engine, arguments.whole("schedules", "limit", limit), after)
 
     def remove_schedule(self, name: str) -> bool:
         """It fires no more; False: there is none. One of the code comes back with the next worker: remove it there too."""
-        return book.remove(self.engine, name)
+        return book.remove(self.engine, arguments.name("remove_schedule", "the name", name))
 
     def pause_schedule(self, name: str) -> None:
         """It fires when it is resumed, as its `missed` says."""
-        book.set_paused(self.engine, name, paused=True)
+        book.set_paused(self.engine, arguments.name("pause_schedule", "the name", name), paused=True)
 
     def resume_schedule(self, name: str) -> None:
         """It goes on."""
-        book.set_paused(self.engine, name, paused=None)
+        book.set_paused(self.engine, arguments.name("resume_schedule", "the name", name), paused=None)
 
     def install_schedules(self) -> None:
         """What a worker does when it starts: see `schedule`."""

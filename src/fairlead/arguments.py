@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fairlead import units
 from fairlead.errors import UsageError
-from fairlead.policy import check_topic
+from fairlead.policy import check_topic, is_unicode
 
 if TYPE_CHECKING:
     from fairlead.units import Duration
@@ -21,7 +21,7 @@ def whole(call: str, option: str, value: object, *, least: int = 1, most: int = 
             span = f"from {least:,} to {most:,}"
         else:
             span = "above 0" if least == 1 else f"of at least {least:,}"
-        raise UsageError(f"{call}: expected {option} to be a whole number {span}, got {value!r}")
+        raise UsageError(f"{call}: expected {option} to be a whole number {span}, got {value!r:.80}")
     return value
 
 
@@ -32,7 +32,7 @@ def seconds(call: str, option: str, value: Duration) -> float:
     except ValueError as error:
         raise UsageError(f"{call}: {option}: {error}") from error
     if span < 0:
-        raise UsageError(f"{call}: expected {option} to be at least 0, got {value!r}")
+        raise UsageError(f"{call}: expected {option} to be at least 0, got {value!r:.80}")
     return span
 
 
@@ -49,7 +49,13 @@ def texts(call: str, option: str, value: object) -> list[str]:
     for each in found:
         if not isinstance(each, str):
             raise UsageError(f"{call}: expected {option} to be a list of text, in it is {each!r:.80}")
+        _check_unicode(call, option, each)
     return found
+
+
+def _check_unicode(call: str, what: str, value: str) -> None:
+    if not value.isascii() and not is_unicode(value):
+        raise UsageError(f"{call}: expected {what} to be valid Unicode, got {value!r:.80}")
 
 
 def topics(call: str, value: object) -> list[str] | None:
@@ -60,7 +66,7 @@ def topics(call: str, value: object) -> list[str] | None:
     if not found:
         raise UsageError(f"{call}: expected topics to name at least one; leave it out to serve all")
     for name in found:
-        if name.endswith("*"):
+        if "*" in name:
             raise UsageError(f"{call}: expected topics to be names, got the pattern {name!r}; a pool serves many topics")
         try:
             check_topic(name)
@@ -72,7 +78,8 @@ def topics(call: str, value: object) -> list[str] | None:
 def pool(call: str, value: object) -> str:
     """A pool's name. Raises UsageError."""
     if not isinstance(value, str) or not value:
-        raise UsageError(f"{call}: expected pool to be a name, got {value!r}")
+        raise UsageError(f"{call}: expected pool to be a name, got {value!r:.80}")
+    _check_unicode(call, "pool", value)
     return value
 
 
@@ -80,4 +87,5 @@ def name(call: str, what: str, value: object) -> str:
     """Some text. Raises UsageError."""
     if not isinstance(value, str) or not value:
         raise UsageError(f"{call}: expected {what} to be text, got {value!r:.80}")
+    _check_unicode(call, what, value)
     return value

@@ -7,26 +7,28 @@ Bodies on their way in and out: JSON by msgspec, bytes as they are; and the chec
 from __future__ import annotations
 
 import math
-import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead import units
+from fairlead import headers as control
+from fairlead import texts, units
 from fairlead.errors import BadMessage
 from fairlead.message import RAW, Draft, Lease, Message
-from fairlead.policy import MAX_KEY_BYTES, MAX_TOPIC_BYTES, check_topic
+from fairlead.policy import CONTROL, MAX_KEY_BYTES, MAX_TOPIC_BYTES, check_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from fairlead.message import Settlement
 
 MAX_ID_CHARACTERS = 255
 MAX_PRIORITY = 100
 MAX_HEADERS_BYTES = 32 * 1024
 """Of all headers of a message, names and values."""
 CONTENT_TYPE = "content-type"
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+MAX_DELAY_US = units.MAX_SECONDS * units.SECOND
 
 
 def plain(value: Any) -> Any:
@@ -45,7 +47,7 @@ def encode(body: Any, topic: str) -> bytes:
     """A body as JSON. Raises BadMessage, which names the part of the body that JSON cannot hold."""
     try:
         encoded = _encode(body)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except Exception as error:  # a model of the user's own runs its code here
         raise BadMessage(f"message to {topic}: {_fault(body, error)}") from error
     # msgspec writes NaN and infinity as null; only a body with a null in it has to be looked through for them.
     if b"null" in encoded:
@@ -61,9 +63,9 @@ def _fault(body: Any, error: Exception) -> str:
         for path, value in _leaves(body, "body"):
             try:
                 _encode(value)
-            except (TypeError, ValueError, OverflowError) as fault:
-                return f"{path} is of type {type(value).__name__}, which JSON cannot hold ({fault}); convert it first"
-    return f"the body cannot be written as JSON ({error}); convert it first"
+            except Exception as fault:  # noqa: BLE001
+                return f"{path} is of type {type(value).__name__}, which JSON cannot hold ({texts.of(fault)}); convert it first"
+    return f"the body cannot be written as JSON ({texts.of(error)}); convert it first"
 
 
 def _leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -87,7 +89,7 @@ def decode(body: bytes, headers: Mapping[str, str] | None) -> Any:
         return body
     try:
         return _decode(body)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # also text that is not UTF-8
         raise BadMessage(f"the body is not JSON ({error}); publish bytes with the header {CONTENT_TYPE}: {RAW}") from error
 
 
@@ -117,7 +119,7 @@ def draft(message: Message) -> Draft:
     """Check and encode a message. Raises BadMessage, which names the topic, the option and what was expected."""
     topic = message.topic
     plain = isinstance(topic, str) and topic.isascii() and topic.isprintable() and 0 < len(topic) <= MAX_TOPIC_BYTES
-    if not plain or topic[-1] == "*":
+    if not plain or "*" in topic:
         check_topic(topic)
     body, headers = message.body, message.headers
     if headers is not None:
@@ -143,21 +145,43 @@ def draft(message: Message) -> Draft:
     return made
 
 
+def checked(settlement: Settlement) -> Settlement:
+    """
+    The settlement, as an engine can store it: the one place where texts of handlers and callers become storable.
+
+    Lone surrogates are escaped, texts and delays are cut to their bounds; the texts say so themselves.
+    """
+    if settlement.reason is not None:
+        settlement.reason = texts.clean(settlement.reason, texts.MAX_REASON)
+    if settlement.error is not None:
+        settlement.error = texts.clean(settlement.error, texts.MAX_ERROR)
+    if settlement.delay_us is not None:
+        settlement.delay_us = min(max(settlement.delay_us, 0), MAX_DELAY_US)
+    return settlement
+
+
 def _check_headers(topic: str, headers: object) -> None:
     if not isinstance(headers, dict):
-        raise BadMessage(f"message to {topic}: expected headers to be a dict of text by name, got {headers!r}")
+        raise BadMessage(f"message to {topic}: expected headers to be a dict of text by name, got {headers!r:.80}")
+    size = 0
+    is_controlled = False
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise BadMessage(f"message to {topic}: expected the header {name!r} to be text, got {value!r}")
-    if sum(len(name) + len(value) for name, value in headers.items()) > MAX_HEADERS_BYTES // 4:  # else they fit, whatever the letters
-        size = sum(len(_utf8(topic, f"header {name}", name + value)) for name, value in headers.items())
-        if size > MAX_HEADERS_BYTES:
-            raise BadMessage(f"message to {topic}: its headers have {size:,} bytes, at most {MAX_HEADERS_BYTES:,} are allowed; put it into the body")
+            raise BadMessage(f"message to {topic}: expected the header {name!r:.80} to be text, got {value!r:.80}")
+        if name.isascii() and value.isascii():
+            size += len(name) + len(value)
+        else:
+            size += len(_utf8(topic, "name of a header", name)) + len(_utf8(topic, f"header {name:.80}", value))
+        is_controlled = is_controlled or name.startswith(control.OWN_PREFIX)
+    if size > MAX_HEADERS_BYTES:
+        raise BadMessage(f"message to {topic}: its headers have {size:,} bytes, at most {MAX_HEADERS_BYTES:,} are allowed; put it into the body")
+    if is_controlled:
+        control.check(topic, headers)
 
 
 def _check_key(topic: str, key: object) -> str:
     if not isinstance(key, str) or not key:
-        raise BadMessage(f"message to {topic}: expected key to be text, got {key!r}")
+        raise BadMessage(f"message to {topic}: expected key to be text, got {key!r:.80}")
     if len(_utf8(topic, "key", key)) > MAX_KEY_BYTES:
         raise BadMessage(f"message to {topic}: the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes; shorten or hash it")
     return key
@@ -165,12 +189,12 @@ def _check_key(topic: str, key: object) -> str:
 
 def _check_priority(topic: str, priority: object) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise BadMessage(f"message to {topic}: expected priority to be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r}")
+        raise BadMessage(f"message to {topic}: expected priority to be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r:.80}")
     return priority
 
 
 def _check_id(topic: str, message_id: object) -> str:
-    if not isinstance(message_id, str) or not 0 < len(message_id) <= MAX_ID_CHARACTERS or _CONTROL.search(message_id):
+    if not isinstance(message_id, str) or not 0 < len(message_id) <= MAX_ID_CHARACTERS or CONTROL.search(message_id):
         raise BadMessage(
             f"message to {topic}: expected id to be 1 to {MAX_ID_CHARACTERS} characters without control characters, got {message_id!r:.80}"
         )
@@ -182,7 +206,7 @@ def _utf8(topic: str, what: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise BadMessage(f"message to {topic}: the {what} {text!r} is not valid Unicode ({error.reason})") from error
+        raise BadMessage(f"message to {topic}: the {what} {text!r:.80} is not valid Unicode ({error.reason})") from error
 
 
 def _set_times(made: Draft, message: Message) -> None:
@@ -196,9 +220,11 @@ def _set_times(made: Draft, message: Message) -> None:
                 raise ValueError(f"expected a delay of at least 0, got {message.delay!r}")
         if message.at is not None:
             made.at_us = units.moment(message.at)
+            if made.at_us > (time.time() + units.MAX_SECONDS) * units.SECOND:
+                raise ValueError(f"expected at to be at most 100 years from now, got {message.at!r:.80}")
         if message.ttl is not None:
             made.ttl_us = units.microseconds(message.ttl)
             if made.ttl_us <= 0:
                 raise ValueError(f"expected a ttl above 0, got {message.ttl!r}")
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, OSError) as error:
         raise BadMessage(f"message to {topic}: {error}") from error

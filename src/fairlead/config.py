@@ -94,8 +94,8 @@ def _backlog(value: int | str | None) -> tuple[int | None, int | None]:
             return None, units.size(value)
     except ValueError as error:
         raise UsageError(f"max_backlog: {error}") from error
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UsageError(f'max_backlog: expected a count above 0 or a size like "10GB", got {value!r}')
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= units.MAX_BYTES:
+        raise UsageError(f'max_backlog: expected a count above 0 or a size like "10GB", got {value!r:.80}')
     return value, None
 
 

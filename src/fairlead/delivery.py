@@ -79,13 +79,16 @@ class Delivery:
         """
         Try again after the delay (default: the policy's backoff); counts an attempt, the last one makes a dead letter.
 
-        Raises UsageError where the topic delivers at most once: the message was finished when it was delivered.
+        `error` is kept with the message, cut after 4,000 characters. Raises BadMessage for a delay that cannot be, and
+        UsageError where the topic delivers at most once: the message was finished when it was delivered.
         """
         delay_us = None if delay is None else _microseconds("retry", delay)
+        _check_text("retry", "error", error)
         self._settle(Settlement(self.lease.handle, self.lease.fence, "retry", delay_us=delay_us, error=error))
 
     def dead(self, reason: str = "rejected by the consumer") -> None:
-        """Never try again: a dead letter with this reason."""
+        """Never try again: a dead letter with this reason, cut after 1,000 characters."""
+        _check_text("dead", "reason", reason)
         self._settle(Settlement(self.lease.handle, self.lease.fence, "dead", reason=reason))
 
     def release(self, *, begun: bool = True) -> None:
@@ -105,7 +108,7 @@ class Delivery:
     aextend = twin(extend)
 
     def _settle(self, settlement: Settlement, publish: Sequence[Draft] = ()) -> None:
-        answer = self._engine.settle([settlement], publish={0: publish} if publish else None)[0]
+        answer = self._engine.settle([codec.checked(settlement)], publish={0: publish} if publish else None)[0]
         if answer in ("lost", "gone"):
             raise lease_lost(self.lease, answer)
         if settlement.action == "retry" and answer == "released":
@@ -135,11 +138,16 @@ def _messages(publish: Iterable[Message]) -> list[Message]:
     return found
 
 
+def _check_text(call: str, what: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{call}: expected {what} to be text, got {value!r:.80}")
+
+
 def _microseconds(call: str, duration: Duration) -> int:
     try:
         number = units.microseconds(duration)
         if number < 0:
-            raise ValueError(f"expected a duration of at least 0, got {duration!r}")
+            raise ValueError(f"expected a duration of at least 0, got {duration!r:.80}")
     except (ValueError, OverflowError) as error:
         raise BadMessage(f"{call}: {error}") from error
     return number

@@ -17,7 +17,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     A message, as it is published and as a handler gets it.
 
-    `topic`: any name, dotted by habit, at most 255 bytes, no control characters.
+    `topic`: any name, dotted by habit, at most 255 bytes, no control characters, no `*`.
     `body`: anything that JSON can hold, or bytes, which travel as they are.
     `key`: what messages about the same thing share (serial processing, partitions, merging).
     `priority`: -100 … 100, larger first. `delay` (a duration) or `at` (an aware datetime or Unix seconds) say when it is due.

@@ -27,12 +27,14 @@ MAX_TOPIC_BYTES = 255
 MAX_KEY_BYTES = 512
 MAX_PARTITIONS = 1024
 MAX_BUCKETS = 65_536
+MAX_FACTOR = 1000
 WEIGHTS = (0.01, 1000.0)
 DEFAULT_TIERS: dict[str, float | str] = {"high": 6, "mid": 3, "low": 1}
 FOREVER = -1
 """How `dedupe` is kept when it is for ever."""
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Control characters, those of 8 bits (C1) too: a terminal obeys both."""
 
 
 class Tier(msgspec.Struct, frozen=True):
@@ -75,7 +77,10 @@ class Backoff(msgspec.Struct, frozen=True):
     def delay_us(self, attempt: int, random: float) -> int:
         """The delay after failure number `attempt` (from 1); `random` in 0 … 1 is used where there is jitter."""
         exponent = min(attempt - 1, 200)
-        delay = min(self.base * self.factor**exponent, self.cap)
+        try:
+            delay = min(self.base * self.factor**exponent, self.cap)
+        except OverflowError:
+            delay = self.cap if self.base else 0.0
         return round(delay * (random if self.jitter else 1.0) * units.SECOND)
 
 
@@ -164,9 +169,18 @@ def _flag(value: Any) -> bool:
 
 
 def _word(value: Any) -> str:
-    if not isinstance(value, str) or not value or len(value) > 100 or _CONTROL.search(value):
+    if not isinstance(value, str) or not value or len(value) > 100 or CONTROL.search(value) or not is_unicode(value):
         raise _expected("a name of 1 to 100 characters without control characters")(value)
     return value
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the text can be encoded: lone surrogates cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _duration(low: float = 0.0, *, zero: bool = False) -> Callable[[Any], float]:
@@ -223,8 +237,8 @@ def _backoff(value: Any) -> Any:
     else:
         fixed = _duration(zero=True)(value)
         backoff = Backoff(base=fixed, factor=1.0, cap=max(fixed, 0.0), jitter=False)
-    if backoff.base < 0 or backoff.factor < 1 or backoff.cap < 0:
-        raise _expected("base and cap of at least 0 and a factor of at least 1")(value)
+    if not (0 <= backoff.base <= units.MAX_SECONDS and 1 <= backoff.factor <= MAX_FACTOR and 0 <= backoff.cap <= units.MAX_SECONDS):  # nor NaN
+        raise _expected(f"base and cap from 0 to 100 years and a factor from 1 to {MAX_FACTOR:,}")(value)
     return msgspec.to_builtins(backoff)
 
 
@@ -267,8 +281,8 @@ def check_topic(name: str) -> str:
     """Return the topic's name if it can be one; raises BadMessage."""
     if not isinstance(name, str) or not name:
         raise BadMessage(f"topic: expected a name, got {name!r}")
-    if _CONTROL.search(name):
-        raise BadMessage(f"topic {name!r}: control characters are not allowed in a topic's name; remove them")
+    if CONTROL.search(name):
+        raise BadMessage(f"topic {name!r:.80}: control characters are not allowed in a topic's name; remove them")
     if len(name) > MAX_TOPIC_BYTES or len(name.encode(errors="replace")) > MAX_TOPIC_BYTES:
         raise BadMessage(f"topic {name[:40]!r}…: the name has {len(name)} characters, at most {MAX_TOPIC_BYTES} bytes are allowed")
     try:
@@ -277,6 +291,8 @@ def check_topic(name: str) -> str:
         raise BadMessage(f"topic {name!r}: the name is not valid Unicode ({error.reason})") from error
     if name == "*" or name.endswith(".*"):
         raise BadMessage(f"topic {name!r}: this is a pattern; messages go to topics")
+    if "*" in name:  # no policy could name it, so it could not be paused
+        raise BadMessage(f'topic {name!r}: "*" stands for many topics in patterns; a topic\'s own name has none')
     return name
 
 
@@ -286,11 +302,11 @@ def check_pattern(pattern: str) -> str:
         return pattern
     stem = pattern[:-2] if isinstance(pattern, str) and pattern.endswith(".*") else pattern
     if isinstance(stem, str) and "*" in stem:
-        raise BadPolicy(f'policy {pattern!r}: "*" may only stand alone or at the end of a dotted prefix, like "push.*"')
+        raise BadPolicy(f'policy {pattern!r:.80}: "*" may only stand alone or at the end of a dotted prefix, like "push.*"')
     try:
         check_topic(stem)
     except BadMessage as error:
-        raise BadPolicy(f"policy {pattern!r}: {error}") from error
+        raise BadPolicy(f"policy {pattern!r:.80}: {error}") from error
     return pattern
 
 
@@ -312,7 +328,7 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
             continue
         try:
             checked[name] = FIELDS[name][0](value)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise BadPolicy(f"policy {pattern}: {name}: {error}") from error
     if checked.get("buckets") is not None and not (pattern == "*" or pattern.endswith(".*")):
         raise BadPolicy(f'policy {pattern}: buckets fold many topics together; set them on a pattern like "{pattern}.*"')

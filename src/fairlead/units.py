@@ -12,6 +12,16 @@ SECOND = 1_000_000
 FOREVER = 1 << 62
 """A time that never comes."""
 
+MAX_SECONDS = 100 * 365 * 86_400
+"""Longest duration that anything may have: 100 years. What is larger is a mistake, and would overflow where it is stored."""
+
+MAX_MOMENT = 253_402_300_799
+"""Largest Unix time in seconds: the end of the year 9999."""
+
+MAX_BYTES = 1 << 60
+MAX_TEXT = 100
+"""Characters of a duration, rate or size that is written as text."""
+
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
@@ -24,26 +34,35 @@ Duration = float | int | str | timedelta
 
 
 def seconds(value: Duration) -> float:
-    """Read a duration; raises ValueError with what was expected."""
+    """Read a duration of at most 100 years; raises ValueError with what was expected."""
     if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise ValueError(f'expected seconds, a timedelta or text like "10m", got {value!r}')
-        return float(value)
-    if isinstance(value, str):
-        text = value.strip().lower()
-        try:
-            return float(text) if text not in {"nan", "inf", "-inf", "infinity"} else _bad_duration(value)
-        except ValueError:
-            parts = _DURATION.findall(text)
-            if parts and _DURATION.sub("", text).strip() == "":
-                return sum(float(number) * _UNITS[unit] for number, unit in parts)
-    return _bad_duration(value)
+        number: float = value.total_seconds()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = value
+    elif isinstance(value, str) and len(value) <= MAX_TEXT:
+        number = _read_duration(value)
+    else:
+        raise _bad_duration(value)
+    if isinstance(number, float) and not math.isfinite(number):
+        raise _bad_duration(value)
+    if not -MAX_SECONDS <= number <= MAX_SECONDS:
+        raise ValueError(f"expected a duration of at most 100 years, got {value!r:.80}")
+    return float(number)
 
 
-def _bad_duration(value: object) -> float:
-    raise ValueError(f'expected seconds, a timedelta or text like "10m" or "1h30m", got {value!r}')
+def _read_duration(value: str) -> float:
+    text = value.strip().lower()
+    try:
+        return float(text)
+    except ValueError:
+        parts = _DURATION.findall(text)
+        if parts and _DURATION.sub("", text).strip() == "":
+            return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    raise _bad_duration(value)
+
+
+def _bad_duration(value: object) -> ValueError:
+    return ValueError(f'expected seconds, a timedelta or text like "10m" or "1h30m", got {value!r:.80}')
 
 
 def microseconds(value: Duration) -> int:
@@ -58,37 +77,43 @@ def moment(value: datetime | float | int) -> int:
             raise ValueError(f"expected a datetime with a time zone, got {value!r}")
         return round(value.timestamp() * SECOND)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not -MAX_MOMENT <= value <= MAX_MOMENT:  # nor NaN
+            raise ValueError(f"expected a Unix time in seconds before the year 10000, got {value!r:.80}")
         return round(value * SECOND)
-    raise ValueError(f"expected an aware datetime or a Unix time in seconds, got {value!r}")
+    raise ValueError(f"expected an aware datetime or a Unix time in seconds, got {value!r:.80}")
 
 
 def rate(value: float | int | str) -> float:
     """Deliveries per second, from a number or text like `"50/s"`, `"600/m"`, `"100/10s"`."""
     number = value
     if isinstance(value, str):
-        match = _RATE.match(value.strip().lower())
-        if match:
-            count, span, unit = match.groups()
-            short = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "day": "d"}
-            number = float(count) / (float(span or 1) * _UNITS[short.get(unit, unit)])
-        else:
-            try:
-                number = float(value)
-            except ValueError:
-                number = -1.0
+        number = _read_rate(value.strip().lower()) if len(value) <= MAX_TEXT else -1.0
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= 1_000_000:
-        raise ValueError(f'expected a number above 0 (at most 1,000,000) or text like "50/s" or "600/m", got {value!r}')
+        raise ValueError(f'expected a number above 0 (at most 1,000,000) or text like "50/s" or "600/m", got {value!r:.80}')
     return float(number)
+
+
+def _read_rate(text: str) -> float:
+    match = _RATE.match(text)
+    try:
+        if match is None:
+            return float(text)
+        count, span, unit = match.groups()
+        short = {"sec": "s", "second": "s", "min": "m", "minute": "m", "hour": "h", "day": "d"}
+        return float(count) / (float(span or 1) * _UNITS[short.get(unit, unit)])
+    except (ValueError, ZeroDivisionError):
+        return -1.0
 
 
 def size(value: int | str) -> int:
     """Bytes, from an integer or text like `"10GB"` or `"1MiB"`."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_BYTES:
         return value
-    match = _SIZE.match(value.strip()) if isinstance(value, str) else None
-    if match is None or float(match[1]) <= 0:
-        raise ValueError(f'expected a number of bytes above 0 or text like "10GB", got {value!r}')
-    return int(float(match[1]) * _SIZES[match[2].lower()])
+    match = _SIZE.match(value.strip()) if isinstance(value, str) and len(value) <= MAX_TEXT else None
+    number = float(match[1]) * _SIZES[match[2].lower()] if match is not None else 0.0
+    if not 1 <= number <= MAX_BYTES:
+        raise ValueError(f'expected a number of bytes above 0 or text like "10GB", got {value!r:.80}')
+    return int(number)
 
 
 def is_size(value: object) -> bool:

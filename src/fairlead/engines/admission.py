@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fairlead.engines.base import KEEPS_HEADER, NEEDS_HEADER
+from fairlead import headers as control
+from fairlead.engines.base import NEEDS_HEADER
 from fairlead.errors import BadMessage, UsageError
 from fairlead.units import SECOND
 
@@ -25,14 +26,13 @@ HISTORY = 20
 LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
 """How long an idle lane is remembered, by what its tier is fair by."""
 
+MAX_NAMESPACE_BYTES = 100
+
 STEP = 16
 """What is handed out ahead of what the caller can start goes in steps of this size, so that tiers end at nearly their shares."""
 
 DEFAULT_MEAN_US = SECOND
 """What a message is taken to cost in a tier that is fair by time, before anything is known."""
-
-MOST_SIGNALS = 100_000
-"""For which one message can wait."""
 
 RETRIES_USED_UP = "retries used up: "
 """Why a letter is dead; what failed last follows."""
@@ -47,14 +47,8 @@ REFUSED = "the handler refused it"
 
 def keeps(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
     """For how many microseconds a message's end is kept, after an ack and after any other end; None: not at all."""
-    said = headers.get(KEEPS_HEADER) if headers is not None else None
-    if said is None:
-        return None
-    done, _, otherwise = said.partition(",")
-    try:
-        return int(done) * SECOND, int(otherwise or done) * SECOND
-    except ValueError:  # of another program
-        return None
+    said = control.keeps(headers)
+    return None if said is None else (max(1, said[0] * SECOND), max(1, said[1] * SECOND))
 
 
 def nobody_follows(message_id: str) -> UsageError:
@@ -70,12 +64,10 @@ def ended(status: str, topic: str, published_us: int, reason: str | None = None)
 
 def needs(draft: Draft) -> int:
     """For how many signals a message waits. Raises BadMessage."""
-    said = draft.headers.get(NEEDS_HEADER) if draft.headers is not None else None
-    if said is None:
+    if draft.headers is None or NEEDS_HEADER not in draft.headers:
         return 0
-    if not said.isascii() or not said.isdecimal() or not 0 < int(said) <= MOST_SIGNALS:
-        raise BadMessage(f"message to {draft.topic}: the header {NEEDS_HEADER} is a number from 1 to {MOST_SIGNALS:,}, got {said!r:.40}")
-    return int(said)
+    control.check(draft.topic, {NEEDS_HEADER: draft.headers[NEEDS_HEADER]})
+    return control.needs(draft.headers)
 
 
 def explicit_due(draft: Draft, now_us: int) -> int | None:
@@ -135,8 +127,10 @@ def undefined_gate(pattern: str, gate: str) -> str:
 
 def check_namespace(name: str) -> None:
     """Raises UsageError for a name that no namespace can have."""
-    if not name or not all(sign.isalnum() or sign in "-_" for sign in name):
-        raise UsageError(f"namespace {name!r}: use letters, digits, - and _ only")
+    if not isinstance(name, str) or not name or not all(sign.isalnum() or sign in "-_" for sign in name):
+        raise UsageError(f"namespace {name!r:.80}: use letters, digits, - and _ only")
+    if len(name.encode()) > MAX_NAMESPACE_BYTES:  # it is a part of the name of a file
+        raise UsageError(f"namespace {name[:40]!r}…: the name has {len(name.encode())} bytes, at most {MAX_NAMESPACE_BYTES} are allowed")
 
 
 def different_tiers(namespace: str, stored: Mapping[str, Tier], asked: Mapping[str, Tier]) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
+from fairlead import headers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -21,13 +23,13 @@ if TYPE_CHECKING:
 
 Durability = Literal["memory", "fsync", "replicated"]
 
-KEEPS_HEADER = "fairlead-keeps"
+KEEPS_HEADER = headers.KEEPS
 """Of a message whose end is to be kept under its id: for how many seconds after an ack, and after any other end, like "600,86400"."""
 
-NEEDS_HEADER = "fairlead-needs"
+NEEDS_HEADER = headers.NEEDS
 """Of a message that waits for signals (`Draft.signal`): how many. It is delayed until then; their bodies come behind its own."""
 
-FLOW_HEADER = "fairlead-flow"
+FLOW_HEADER = headers.FLOW
 """Of a message (its body is JSON) of whose end others wait to hear: where no handler told it, a message `ENDED` is put into its topic with it."""
 
 ENDED = "fairlead.ended"
@@ -36,7 +38,7 @@ The task header of such a message: {"id", "outcome", "body": that of the one tha
 a body.
 """
 
-TASK_HEADER = "fairlead-task"
+TASK_HEADER = headers.TASK
 """Names the task whose call a message is."""
 
 UNTIL_SIGNALLED_US = 7_258_118_400_000_000

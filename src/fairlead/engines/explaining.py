@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from fairlead import headers as control
 from fairlead.engines import fairness
-from fairlead.engines.base import NEEDS_HEADER, UNTIL_SIGNALLED_US, Explanation
+from fairlead.engines.base import UNTIL_SIGNALLED_US, Explanation
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def waiting(facts: Facts) -> Explanation:
         told.reasons.append("the topic is paused; resume it")
     is_deferred = view.state == "delayed" and view.since_us == UNTIL_SIGNALLED_US
     if is_deferred:
-        needed = int((view.headers or {}).get(NEEDS_HEADER, "1"))
+        needed = control.needs(view.headers) or 1
         told.reasons.append(f"it waits for {needed - len(view.bodies or [view.body]) + 1:,} of {needed:,} jobs before it")
     elif view.state == "delayed":
         told.reasons.append(f"it is due in {_in(now, view.since_us)}")

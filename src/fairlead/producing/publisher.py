@@ -13,7 +13,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from fairlead.errors import BadMessage
+from fairlead import texts
+from fairlead.errors import BadMessage, EngineUnavailable, FairleadError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,17 @@ class _Entry:
             self.future.set_exception(self.error)
         else:
             self.future.set_result(self.receipts)
+
+
+def _error_of(entry: _Entry, error: Exception) -> Exception:
+    """What the caller gets whose messages the engine did not take: always one of the library's own errors."""
+    if isinstance(error, FairleadError):
+        return error
+    first = entry.drafts[0].topic if entry.drafts else ""
+    which = f"message to {first}" if len(entry.drafts) == 1 else f"one of {len(entry.drafts):,} messages (the first to {first})"
+    made = BadMessage(f"{which}: the store cannot hold it ({texts.type_name(type(error))}: {texts.of(error, 200)}); nothing was stored, change it")
+    made.__cause__ = error
+    return made
 
 
 class _Group:
@@ -152,21 +164,33 @@ class Publisher:
     def _commit(self, entries: list[_Entry]) -> None:
         try:
             receipts = self._put([draft for entry in entries for draft in entry.drafts])
-        except BadMessage as error:
-            if len(entries) == 1:
-                entries[0].error = error
-                return
-            # Nothing was changed; one caller's bad message is not the others' business.
-            for entry in entries:
-                self._commit([entry])
-        except BaseException as error:  # noqa: BLE001  # every caller is told what happened to its messages
+        except EngineUnavailable as error:  # every caller is told what happened to its messages
             for entry in entries:
                 entry.error = error
+        except Exception as error:  # noqa: BLE001  # a driver may raise anything for what it cannot store
+            if len(entries) == 1:
+                entries[0].error = _error_of(entries[0], error)
+            elif getattr(error, "applied", False) is None:
+                self._commit_unclear(entries, error)
+            else:
+                # Nothing was changed. One caller's bad message must not fail the others.
+                for entry in entries:
+                    self._commit([entry])
+        except BaseException as error:  # noqa: BLE001  # the thread that commits is interrupted
+            self._commit_unclear(entries, error)
+            entries[0].error = error
         else:
             position = 0
             for entry in entries:
                 entry.receipts = receipts[position : position + len(entry.drafts)]
                 position += len(entry.drafts)
+
+    @staticmethod
+    def _commit_unclear(entries: list[_Entry], error: BaseException) -> None:
+        """A part of a commit may have been stored: to repeat it would publish that part twice."""
+        text = f"publishing was interrupted ({texts.of(error, 200)}), perhaps after the message was stored; publish the same ids again"
+        for entry in entries:
+            entry.error = EngineUnavailable(text, applied=None)
 
     async def aput(self, drafts: list[Draft]) -> list[Receipt]:
         """As `put`, awaited; what coroutines publish in one turn of their loop becomes one group."""

@@ -130,8 +130,8 @@ class Planned(msgspec.Struct, frozen=True):
 
 def made(name: str, when: Every | Cron | Sun | Once, message: Message, *, missed: str = "one", spread_us: int = 0) -> Schedule:
     """Check a schedule. Raises UsageError, BadMessage."""
-    if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 150 or "@" in name:
-        raise UsageError(f'schedule: expected a name without "@", of 150 characters at most, got {name!r:.80}')
+    if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 150 or "@" in name or "*" in name:
+        raise UsageError(f'schedule: expected a name without "@" and "*", of 150 characters at most, got {name!r:.80}')
     if missed not in MISSED:
         raise UsageError(f"schedule {name}: expected missed to be one of {', '.join(MISSED)}, got {missed!r}")
     if message.at is not None or message.delay is not None or message.id is not None or message.at_front:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 import msgspec
 
 from fairlead import arguments
-from fairlead.engines.admission import MOST_SIGNALS
 from fairlead.engines.base import FLOW_HEADER, NEEDS_HEADER
 from fairlead.errors import UsageError
+from fairlead.headers import MOST_SIGNALS
 from fairlead.message import Message
 from fairlead.tasks.flow import Flow, Follower, Target
 from fairlead.tasks.job import Job

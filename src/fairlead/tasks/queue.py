@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import msgspec
 
-from fairlead import arguments, config
+from fairlead import arguments, config, texts
+from fairlead import headers as control
 from fairlead.engines.base import FLOW_HEADER, NEEDS_HEADER
 from fairlead.errors import HandlerSignal, Retry, UsageError
 from fairlead.message import Message
@@ -37,7 +38,7 @@ log = logging.getLogger("fairlead.task")
 PREFIX, PREFIX_APART = "call:", "call!"
 """How the task header begins of a function by its name; the second in a child process."""
 
-ON_SUCCESS, ON_FAILURE, DESCRIPTION, RETRY_DELAY = "on-success", "on-failure", "description", "retry-delay"
+ON_SUCCESS, ON_FAILURE, DESCRIPTION, RETRY_DELAY = "on-success", "on-failure", "description", control.RETRY_DELAY
 """Headers of such a call."""
 
 LISTED = 1_000
@@ -252,7 +253,7 @@ class Queue:
 
     def fetch_job(self, job_id: str) -> Job[Any] | None:
         """One of its jobs; None where nobody knows it."""
-        job: Job[Any] = Job(self.app, job_id, self.name)
+        job: Job[Any] = Job(self.app, arguments.name("fetch_job", "the id", job_id), self.name)
         return job if job.status != "unknown" else None
 
     def is_empty(self) -> bool:
@@ -292,11 +293,10 @@ class NamedTask(Task[..., Any]):
     def _verdict(self, request: Request, error: Exception) -> Exception:
         """A failure is tried again after what its call says."""
         said = super()._verdict(request, error)
-        delays = request.headers.get(RETRY_DELAY)
+        delays = control.retry_delays(request.headers)
         if said is not error or isinstance(error, HandlerSignal) or delays is None:
             return said
-        listed = delays.split(",")
-        return Retry(str(error), delay=float(listed[min(request.retries, len(listed) - 1)]))
+        return Retry(texts.of(error), delay=delays[min(request.retries, len(delays) - 1)])
 
 
 def named_task(app: Fairlead, name: str) -> NamedTask:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fairlead import headers as control
 from fairlead import units
 from fairlead.engines.base import FLOW_HEADER, KEEPS_HEADER
 from fairlead.tasks.flow import Signal  # noqa: TC001  # msgspec reads it
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 PARENT_HEADER, ROOT_HEADER = "fairlead-parent", "fairlead-root"
 """The task that made the call, and the first of all: where a task calls another."""
 
-ETA_HEADER, RETRIES_HEADER = "fairlead-eta", "fairlead-retries"
+ETA_HEADER, RETRIES_HEADER = "fairlead-eta", control.RETRIES
 """What was said at the call: when it was to begin, and how often it may be tried again."""
 
-OWN_PREFIX = "fairlead-"
+OWN_PREFIX = control.OWN_PREFIX
 """What begins so is between us and ourselves."""
 
 
@@ -77,7 +78,6 @@ def request_of(
 ) -> Request:
     """The run that a lease asks for."""
     headers = lease.headers or {}
-    retries = headers.get(RETRIES_HEADER, "")
     return Request(
         id=lease.id,
         task=task,
@@ -93,7 +93,7 @@ def request_of(
         parent_id=headers.get(PARENT_HEADER),
         root_id=headers.get(ROOT_HEADER, lease.id),
         eta=headers.get(ETA_HEADER),
-        retries_limit=int(retries) if retries.isdecimal() else None,
+        retries_limit=control.retries(headers),
         before=tuple(before),
         handle=lease.handle,
         fence=lease.fence,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec
 import msgspec
 
 from fairlead import arguments, codec, config, signals, units
+from fairlead import headers as control
 from fairlead.engines.admission import RETRIES_USED_UP, keeps
 from fairlead.engines.base import KEEPS_HEADER, TASK_HEADER
-from fairlead.errors import BadMessage, DependencyFailed, DestinationUnwell, Reject, Retry, UsageError
+from fairlead.errors import BadMessage, DependencyFailed, DestinationUnwell, EngineUnavailable, Reject, Retry, UsageError
 from fairlead.message import Lease, Message, Receipt
 from fairlead.policy import Backoff
 from fairlead.tasks import flow, outcomes, serializers
@@ -198,10 +200,11 @@ class _TaskHandler(Handler):
 
     def _look_at_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
         """A failure is final where its call allows no more retries; in a flow also where the policy does not: what follows is told with it."""
-        said = (lease.headers or {}).get(RETRIES_HEADER, "")
-        limit = int(said) if said.isdecimal() else sys.maxsize
+        said = control.retries(lease.headers)
+        limit = said if said is not None else sys.maxsize
         if is_in_flow:
-            limit = min(limit, self.task.app.engine.policy_of(lease.topic).retries)
+            with contextlib.suppress(EngineUnavailable):  # the engine tells what follows of its end then
+                limit = min(limit, self.task.app.engine.policy_of(lease.topic).retries)
         if lease.attempt > limit:
             what = settlement.reason or (settlement.error or "failed").partition("\n")[0]
             settlement.action, settlement.reason = "dead", RETRIES_USED_UP + what

@@ -7,7 +7,7 @@ import logging
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
-from fairlead import arguments, codec
+from fairlead import arguments, codec, headers
 from fairlead.engines.base import TASK_HEADER
 from fairlead.errors import BadPolicy, Reject, UnknownHandler, UsageError
 from fairlead.policy import check_pattern
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fairlead.worker")
 
-TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER = "fairlead-time-limit", "fairlead-soft-time-limit"
+TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER = headers.TIME_LIMIT, headers.SOFT_TIME_LIMIT
 """Limits of one call instead of its handler's: seconds."""
 
 CURRENT: ContextVar[Any] = ContextVar("fairlead_run")

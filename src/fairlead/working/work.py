@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fairlead import codec
+from fairlead import headers as control
 from fairlead.errors import Reject
 from fairlead.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
 
@@ -74,7 +75,8 @@ class Work:
         handler, headers = self.handler, self.lease.headers
         if headers is None or self.parts is not None:
             return handler.time_limit, handler.soft_time_limit
-        return _seconds(headers.get(TIME_LIMIT_HEADER), handler.time_limit), _seconds(headers.get(SOFT_TIME_LIMIT_HEADER), handler.soft_time_limit)
+        limit, soft = control.seconds(headers.get(TIME_LIMIT_HEADER)), control.seconds(headers.get(SOFT_TIME_LIMIT_HEADER))
+        return handler.time_limit if limit is None else limit, handler.soft_time_limit if soft is None else soft
 
     def is_gone(self) -> bool:
         """Whether it is not to be begun any more: its end is decided, or its lease ran out and somebody else has it."""
@@ -109,13 +111,6 @@ class Work:
             )
             return [(part, wrong) for part in self.parts]
         return list(zip(self.parts, returned, strict=True))
-
-
-def _seconds(said: str | None, otherwise: float | None) -> float | None:
-    try:
-        return float(said) if said is not None else otherwise
-    except ValueError:  # of another program
-        return otherwise
 
 
 def _is_outcome(value: object) -> bool:

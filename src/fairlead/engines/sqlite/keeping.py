@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fairlead import headers as control
 from fairlead.engines.admission import ended, keeps, nobody_follows
-from fairlead.engines.base import ABORT, ENDED, FLOW_HEADER, NEEDS_HEADER, TASK_HEADER, UNTIL_SIGNALLED_US
+from fairlead.engines.base import ABORT, ENDED, FLOW_HEADER, TASK_HEADER, UNTIL_SIGNALLED_US
 from fairlead.engines.naming import made_number
 from fairlead.engines.sqlite import messages, settling, views
 from fairlead.engines.sqlite.rows import DEAD, DELAYED, Held
@@ -161,7 +162,7 @@ def signal(turn: Turn, draft: Draft) -> tuple[Receipt, Lane | None]:
     lane = turn.lane(row.lane)
     if messages.topic_of(row, lane) != draft.topic or not turn.run("came_once", row.mid, draft.signal):
         return duplicate, None
-    needed = int(_headers(row.headers or "{}").get(NEEDS_HEADER, "0"))
+    needed = control.needs(_headers(row.headers or "{}"))
     turn.run("part_insert", row.mid, row.parts + 1, draft.body)
     row.parts += 1
     if draft.signal and row.parts < needed:

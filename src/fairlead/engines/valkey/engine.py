@@ -84,7 +84,8 @@ class Core:
             return []
         route_of = self._space.book.route
         for draft in drafts:
-            check_draft(draft, route_of(draft.topic).policy, None)
+            # A delay can be compared with the ttl without the server's clock: better here, before a part of the call is done.
+            check_draft(draft, route_of(draft.topic).policy, 0 if draft.delay_us and draft.at_us is None else None)
         if self._space.shards == 1:
             return self._put_in(0, drafts, now_us)
         receipts: list[Receipt | None] = [None] * len(drafts)
@@ -499,6 +500,10 @@ def _part_of_it(*, is_first: bool) -> Iterator[None]:
     except EngineUnavailable as error:
         if not is_first:
             error.applied = None
+        raise
+    except BadMessage as error:
+        if not is_first:
+            error.applied = None  # type: ignore[attr-defined]  # whoever commits for several looks at it
         raise
 
 

@@ -54,12 +54,16 @@ local keeping = part(function(keeping)
         end
     end
 
+    local MAX_SECONDS, MAX_DIGITS = 3153600000, 19 -- headers.py has the same bounds
+
     -- For how many milliseconds the end of a message is kept that no handler told; nil: not at all.
     local function span(record)
         local said = record.headers and record.headers['fairlead-keeps']
-        local done, otherwise = string.match(said or '', '^(%d+),?(%d*)$')
-        local seconds = tonumber(otherwise) or tonumber(done)
-        return seconds and math.max(1, seconds * 1000)
+        local done, comma, otherwise = string.match(said or '', '^(%d+)(,?)(%d*)$')
+        if not done or #done > MAX_DIGITS or #otherwise > MAX_DIGITS or (comma == '' and otherwise ~= '') then
+            return nil
+        end
+        return math.max(1, math.min(tonumber(otherwise) or tonumber(done), MAX_SECONDS) * 1000)
     end
 
     local function id_of(record)

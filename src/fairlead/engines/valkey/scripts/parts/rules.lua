@@ -78,7 +78,7 @@ local rules = part(function(rules)
 
     function rules.backoff(policy, attempts, random)
         local base, factor, cap, jitter = unpack(policy.backoff)
-        local delay = math.min(base * factor ^ math.min(attempts - 1, 200), cap)
+        local delay = base == 0 and 0 or math.min(base * factor ^ math.min(attempts - 1, 200), cap) -- else infinity times 0
         return round(delay * (jitter and random or 1) * 1000000)
     end
 end)

@@ -25,7 +25,7 @@ local signals = part(function(signals)
         messages.resize(lane, record, #draft.body)
         messages.touch(record)
         lanes.touch(lane)
-        if draft.signal == 0 or record.parts >= tonumber(record.headers['fairlead-needs']) then
+        if draft.signal == 0 or record.parts >= (tonumber(record.headers and record.headers['fairlead-needs']) or 1) then
             local policy = rules.of(record.topic)
             messages.end_waiting(lane, record)
             record.since = shard.now

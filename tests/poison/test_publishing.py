@@ -1,0 +1,188 @@
+"""What cannot be published is a clear error at its own caller, and nobody else's publish fails with it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from fairlead import BadMessage, Fairlead, Message, UsageError
+
+LONE = "\udcff"
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"headers": {"h": "\ud800"}}, "not valid Unicode"),
+    ({"headers": {"\ud800": "v"}}, "not valid Unicode"),
+    ({"headers": {"h": "x" * 40_000}}, "at most 32,768"),
+    ({"ttl": 1e15}, "at most 100 years"),
+    ({"delay": 1e15}, "at most 100 years"),
+    ({"delay": 10**400}, "at most 100 years"),
+    ({"delay": float("nan")}, "expected seconds"),
+    ({"delay": "1e400"}, "expected seconds"),
+    ({"delay": -1}, "at least 0"),
+    ({"at": 1e15}, "year 10000"),
+    ({"at": 2e10}, "100 years from now"),
+    ({"at": float("nan")}, "Unix time"),
+    ({"at": 10**400}, "Unix time"),
+    ({"priority": 10**400}, "priority"),
+    ({"key": LONE}, "not valid Unicode"),
+    ({"id": LONE}, "not valid Unicode"),
+    ({"id": "a\x9bb"}, "control characters"),
+    ({"headers": {"fairlead-keeps": "9999999999999"}}, "fairlead-keeps"),
+    ({"headers": {"fairlead-keeps": "9" * 10_000}}, "fairlead-keeps"),
+    ({"headers": {"fairlead-keeps": "-1"}}, "fairlead-keeps"),
+    ({"headers": {"fairlead-needs": "9" * 5000}}, "fairlead-needs"),
+    ({"headers": {"fairlead-needs": "x"}}, "fairlead-needs"),
+    ({"headers": {"fairlead-time-limit": "nan"}}, "fairlead-time-limit"),
+    ({"headers": {"fairlead-soft-time-limit": "-1"}}, "fairlead-soft-time-limit"),
+    ({"headers": {"fairlead-retries": "9" * 5000}}, "fairlead-retries"),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), BAD_OPTIONS, ids=lambda value: str(value)[:40])
+def test_options_that_cannot_be_are_refused_before_the_engine_sees_them(app: Fairlead, options: dict[str, Any], told: str) -> None:
+    """Each way to publish says the same, in the library's own words."""
+    with pytest.raises(BadMessage, match=told):
+        app.publish("t", 1, **options)
+    with pytest.raises(BadMessage, match=told):
+        app.publish_many([Message("t", 1, **options)])
+    with pytest.raises(BadMessage, match=told):
+        asyncio.run(app.apublish("t", 1, **options))
+    if "delay" not in options and "at" not in options:
+        app.publish("parent")
+        (delivery,) = app.lease()
+        with pytest.raises(BadMessage, match=told):
+            delivery.ack(publish=[Message("t", 1, **options)])
+        delivery.ack()
+    assert app.topic("t").stats().published == 0
+
+
+@pytest.mark.parametrize("name", ["*x", "a*b", "a.*", "*", "a\x85b", "a\x9b", LONE, "x" * 256, "é" * 200, ""])
+def test_a_topic_that_no_policy_could_name_is_refused(app: Fairlead, name: str) -> None:
+    """Every topic that is accepted can be paused and given a policy."""
+    with pytest.raises(BadMessage):
+        app.publish(name)
+    with pytest.raises(UsageError):
+        app.topic(name)
+
+
+def test_one_producers_mistake_fails_no_other_publish(app: Fairlead) -> None:
+    """Threads that share commits with one that publishes nonsense: it gets its errors, they get their receipts."""
+    ends = threading.Event()
+    failed: list[BaseException] = []
+    accepted = [0] * 4
+
+    def publish(place: int) -> None:
+        while not ends.is_set():
+            try:
+                accepted[place] += app.publish("good", place).outcome == "accepted"
+            except BaseException as error:
+                failed.append(error)
+                return
+
+    threads = [threading.Thread(target=publish, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        for options, _told in BAD_OPTIONS:
+            with pytest.raises(BadMessage):
+                app.publish("bad", **options)
+    ends.set()
+    for thread in threads:
+        thread.join(30)
+    assert failed == []
+    assert app.topic("good").stats().published == sum(accepted) > 0
+    assert app.topic("bad").stats().published == 0
+
+
+def test_what_only_the_engine_finds_fails_its_own_publish_alone(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that is missing is no harm to others: the group is committed one by one, and the caller gets the library's error."""
+    from fairlead import codec
+
+    monkeypatch.setattr(codec, "_check_headers", lambda *_: None)
+    bad = {"headers": {"h": "\ud800"}}
+
+    async def main() -> list[Any]:
+        good = [app.apublish("good", n) for n in range(20)]
+        return await asyncio.gather(*good, app.apublish("bad", **bad), *(app.apublish("good", n) for n in range(20)), return_exceptions=True)
+
+    answers = asyncio.run(main())
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    assert [type(error) for error in errors] == [BadMessage]
+    assert "message to bad: the store cannot hold it (UnicodeEncodeError" in str(errors[0])
+    assert app.topic("good").stats().waiting == 40
+    assert app.topic("bad").stats().waiting == 0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda app: app.lookup("t", [LONE]),
+        lambda app: app.explain(LONE),
+        lambda app: app.explain("m", LONE),
+        lambda app: app.job(LONE),
+        lambda app: app.queue("q").fetch_job(LONE),
+        lambda app: app.dead_letters(after=None),
+        lambda app: app.dead_letters(after="x"),
+        lambda app: app.dead_letters(after=b""),
+        lambda app: app.dead_letters(after=10**30),
+        lambda app: app.drop_dead_letters(None, [LONE]),
+        lambda app: app.redrive(None, [LONE]),
+        lambda app: app.topics(after=LONE),
+        lambda app: app.topics(after=3),
+        lambda app: app.schedules(after=LONE),
+        lambda app: app.remove_schedule(LONE),
+        lambda app: app.pause_schedule(LONE),
+        lambda app: app.add_schedule("a*b", Message("t"), every=10),
+        lambda app: app.lease(1, pool=LONE),
+        lambda app: app.lease(1, topics=[LONE]),
+        lambda app: app.lease(1, topics=["a*b"]),
+        lambda app: app.lease(1, wait=1e15),
+        lambda app: app.policy("t", lease=10**400),
+        lambda app: app.policy("t", pool=LONE),
+        lambda app: app.policy("t", rate="5/0s"),
+        lambda app: app.policy("t", rate=10**400),
+        lambda app: app.policy("t", max_body=10**400),
+        lambda app: app.policy("t", max_backlog="9" * 50 + "GB"),
+        lambda app: app.policy("t", backoff={"base": float("nan")}),
+        lambda app: app.policy("t", backoff={"factor": 1e9}),
+        lambda app: app.gate(LONE, rate=1),
+        lambda app: app.copy_policies(Fairlead(app.url, namespace="n" * 200)),
+        lambda app: Fairlead(app.url, max_backlog=10**400),
+    ],
+)
+def test_arguments_that_cannot_be_are_the_librarys_errors(app: Fairlead, call: Any) -> None:
+    """No error of an engine, of an encoder or of Python's arithmetic comes through."""
+    with pytest.raises(UsageError):
+        call(app)
+
+
+def test_settling_by_hand_with_nonsense(app: Fairlead) -> None:
+    """A delay that cannot be is refused where it is said, with the lease kept; text that cannot be stored is escaped and cut."""
+    for n in range(3):
+        app.publish("t", n)
+    first, second, third = app.lease(3)
+    for delay in (1e15, float("nan"), float("inf"), 10**400, -1, "soon"):
+        with pytest.raises(BadMessage):
+            first.retry(delay=delay)  # type: ignore[arg-type]
+        with pytest.raises(BadMessage):
+            first.extend(delay)  # type: ignore[arg-type]
+    with pytest.raises(UsageError):
+        first.dead(reason=3)  # type: ignore[arg-type]
+    first.dead(f"no such file: {LONE}")
+    second.dead("x" * 1_000_000)
+    third.retry(error=LONE)
+    letters = {letter.message.body: letter for letter in app.topic("t").dead_letters()}
+    assert letters[0].reason == r"no such file: \udcff [escaped: it was not valid Unicode]"
+    assert letters[1].reason.endswith("… [cut: 1,000,000 characters]")
+    assert len(letters[1].reason) == 1_000
+
+
+def test_impossible_backoffs_from_an_older_version_do_not_stop_a_retry() -> None:
+    """A factor that overflows gives the cap."""
+    from fairlead import Backoff
+
+    assert Backoff(base=1, factor=1e6, cap=60, jitter=False).delay_us(200, 1.0) == 60_000_000
+    assert Backoff(base=0, factor=1e6, cap=60, jitter=False).delay_us(200, 1.0) == 0
