@@ -102,7 +102,7 @@ def test_what_only_the_engine_finds_fails_its_own_publish_alone(app: Fairlead, m
     from fairlead import codec
 
     monkeypatch.setattr(codec, "_check_headers", lambda *_: None)
-    bad = {"headers": {"h": "\ud800"}}
+    bad: dict[str, Any] = {"headers": {"h": "\ud800"}}
 
     async def main() -> list[Any]:
         good = [app.apublish("good", n) for n in range(20)]
@@ -166,9 +166,9 @@ def test_settling_by_hand_with_nonsense(app: Fairlead) -> None:
     first, second, third = app.lease(3)
     for delay in (1e15, float("nan"), float("inf"), 10**400, -1, "soon"):
         with pytest.raises(BadMessage):
-            first.retry(delay=delay)  # type: ignore[arg-type]
+            first.retry(delay=delay)
         with pytest.raises(BadMessage):
-            first.extend(delay)  # type: ignore[arg-type]
+            first.extend(delay)
     with pytest.raises(UsageError):
         first.dead(reason=3)  # type: ignore[arg-type]
     first.dead(f"no such file: {LONE}")
