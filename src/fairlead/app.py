@@ -13,6 +13,8 @@ from collections.abc import AsyncIterable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 
+import msgspec
+
 from fairlead import arguments, codec, config, namespaces, units
 from fairlead.delivery import Delivery, lease_lost
 from fairlead.engines import open_engine
@@ -104,6 +106,8 @@ class Fairlead:
             namespace=namespace, tiers=tiers, durability=durability, max_backlog=max_backlog, on_full=on_full, create=create
         )
         self._url = None if url is None else arguments.name("Fairlead", "url", url)
+        self._chosen_url: str | None = None
+        self._options_of_store: tuple[str | None, str | None] = (None, None)
         self._gates: dict[str, Gate] = {}
         self._policies: dict[str, dict[str, Any]] = {}
         self._opening = threading.RLock()
@@ -132,10 +136,31 @@ class Fairlead:
 
     @property
     def url(self) -> str:
-        """The engine's URL."""
-        if self._url is None:
-            self._url = config.default_url()
-        return self._url
+        """The engine's URL, with its password if it has one."""
+        if self._chosen_url is None:
+            self._chosen_url = self._options_of_store[0] or self._url or config.default_url()
+        return self._chosen_url
+
+    @property
+    def store(self) -> config.StoreChoice:
+        """The store that is used, what named it, and what was passed over for it."""
+        return config.choose_store(self._options_of_store[0], self._url)
+
+    def use_store(self, url: str | None = None, namespace: str | None = None) -> None:
+        """Use another store or namespace than the code names, as `fairlead worker --url … --namespace …` does. None leaves it."""
+        if (url, namespace) == (None, None):
+            return
+        self.close()  # importing the code may have used it
+        if url is not None:
+            arguments.name("use_store", "url", url)
+        if namespace is not None:
+            self._settings = msgspec.structs.replace(self._settings, namespace=config.check_namespace(namespace))
+        self._options_of_store, self._chosen_url = (url, namespace), None
+
+    @property
+    def store_options(self) -> tuple[str | None, str | None]:
+        """What `use_store` was given; the processes of a worker use the same."""
+        return self._options_of_store
 
     @property
     def namespace(self) -> str:

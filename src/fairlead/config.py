@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from fairlead import units
 from fairlead.engines.base import Settings
 from fairlead.errors import BadPolicy, UsageError
 from fairlead.policy import Tier
+from fairlead.safetext import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,9 +27,49 @@ DURABILITIES = ("memory", "fsync", "replicated")
 ON_FULL = ("refuse", "block", "drop_oldest")
 
 
+class StoreChoice(msgspec.Struct, frozen=True):
+    """The store that is used, what named it, and what else names a different one: (what, URL), in order."""
+
+    url: str
+    source: str
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{redacted(self.url)} ({self.source})"
+        if self.passed_over:
+            text += "; passed over: " + ", ".join(f"{redacted(url)} ({source})" for source, url in self.passed_over)
+        return text
+
+
 def default_url() -> str:
     """`$FAIRLEAD_URL`, else `[tool.fairlead] url` in ./pyproject.toml, else `sqlite:///fairlead.db`."""
     return os.environ.get("FAIRLEAD_URL") or _url_of_project(Path("pyproject.toml")) or DEFAULT_URL
+
+
+def choose_store(option: str | None, argument: str | None) -> StoreChoice:
+    """The store by the one order: the command line's option, else the argument in the code, else environment, project, default."""
+    named = [
+        ("option --url", option),
+        ("argument in the code", argument),
+        ("environment FAIRLEAD_URL", os.environ.get("FAIRLEAD_URL") or None),
+    ]
+    chosen = next((url for _, url in named if url is not None), None)
+    try:
+        named.append(("pyproject.toml [tool.fairlead] url", _url_of_project(Path("pyproject.toml"))))
+    except UsageError:
+        if chosen is None:  # else it is not needed
+            raise
+    named.append(("default", DEFAULT_URL))
+    there = [(source, url) for source, url in named if url is not None]
+    (source, url), *others = there
+    return StoreChoice(url, source, tuple(other for other in others[:-1] if other[1] != url))
+
+
+def check_namespace(namespace: str) -> str:
+    """Return the namespace's name if it can be one. Raises UsageError."""
+    if not isinstance(namespace, str) or not namespace or not namespace.isprintable():
+        raise UsageError(f"namespace: expected a name, got {namespace!r}")
+    return namespace
 
 
 def _url_of_project(path: Path) -> str | None:
@@ -52,8 +95,7 @@ def settings(
     create: bool,
 ) -> Settings:
     """Check what `Fairlead(…)` was given. Raises UsageError or BadPolicy, which name the option and what was expected."""
-    if not isinstance(namespace, str) or not namespace or not namespace.isprintable():
-        raise UsageError(f"namespace: expected a name, got {namespace!r}")
+    check_namespace(namespace)
     if durability is not None and durability not in DURABILITIES:
         raise UsageError(f"durability: expected one of {', '.join(DURABILITIES)}, got {durability!r}")
     if on_full not in ON_FULL:

@@ -39,6 +39,7 @@ CALLS: dict[str, list[list[str]]] = {
     "dead drop": [["{hostile}", "--yes"]],
     "explain": [["{id}"], ["{dead}", "--topic", "{topic}"], ["{id}", "--json"], ["{hostile}"]],
     "purge": [["{hostile}", "--yes"], ["push.none", "--yes"]],
+    "config show": [[], ["--json"]],
     "doctor": [[], ["--json"], ["--dump"], ["{url}"]],
     "migrate": [["{url}", "{elsewhere}"], ["{elsewhere}", "{url}"], ["{url}"]],
     "demo": [["--engine", "{hostile}"]],

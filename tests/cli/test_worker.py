@@ -96,8 +96,6 @@ def test_what_cannot_be_served_is_told_once(tmp_path: Path, processes: str, sour
     [
         (("worker", "shop:app", "--topics", ""), "topics"),
         (("worker", "shop:app", "--topics", "push.*"), "pattern"),
-        (("--namespace", "online", "worker", "shop:app"), "lives in default, --namespace says online"),
-        (("--url", "sqlite:///other.db", "worker", "shop:app"), "the application uses sqlite:///work.db"),
         (("worker", "shop:app", "--grace", "soon"), "grace"),
         (("worker", "shop:app", "--processes", "0"), "--processes"),
     ],

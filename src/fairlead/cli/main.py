@@ -9,7 +9,6 @@ from importlib.metadata import version
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from fairlead.cli.session import STATE_SAYS_NO, USAGE, Session, failing_well, leave, say
 
@@ -29,6 +28,7 @@ COMMANDS = {
     "explain": "explain",
     "purge": "purge",
     "doctor": "doctor",
+    "config": "config",
     "migrate": "migrate",
     "demo": "demo",
     "bench": "bench",
@@ -37,6 +37,37 @@ COMMANDS = {
 
 NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)]))
 """How newer versions of click say that a group was called without a command; older ones print its help themselves."""
+
+
+url_option = click.option(
+    "-u", "--url", help="The store, like sqlite:///fairlead.db. Default: the application's, $FAIRLEAD_URL, pyproject.toml, fairlead.db."
+)
+namespace_option = click.option("-n", "--namespace", help="A separate set of topics and policies in the store. [default: default]")
+
+
+def with_store_options(command: click.Command) -> click.Command:
+    """The command with --url and --namespace of its own: they work before and after its name."""
+    if not any(parameter.name == "store_url" for parameter in command.params):
+        command.params += [
+            click.Option(["-u", "--url", "store_url"], help="As before the command.", expose_value=False, callback=_set_url),
+            click.Option(["-n", "--namespace", "store_namespace"], help="As before the command.", expose_value=False, callback=_set_namespace),
+        ]
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            with_store_options(each)
+    return command
+
+
+def _set_url(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    session = ctx.find_object(Session)
+    if value is not None and session is not None:
+        session.url = value
+
+
+def _set_namespace(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    session = ctx.find_object(Session)
+    if value is not None and session is not None:
+        session.namespace, session.namespace_given = value, True
 
 
 class Commands(click.Group):
@@ -50,7 +81,7 @@ class Commands(click.Group):
         if module is None:
             return None
         command: click.Command = getattr(importlib.import_module(f"fairlead.cli.{module}"), cmd_name)
-        return command
+        return with_store_options(command)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         try:
@@ -83,15 +114,14 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("-u", "--url", envvar="FAIRLEAD_URL", help="The store, like sqlite:///fairlead.db. Default: $FAIRLEAD_URL, then pyproject.toml.")
-@click.option("-n", "--namespace", default="default", show_default=True, help="Which of the store's worlds.")
+@url_option
+@namespace_option
 @click.version_option(version("fairlead"), "--version", prog_name="fairlead")
 @click.pass_context
-def main(ctx: click.Context, url: str | None, namespace: str) -> None:
+def main(ctx: click.Context, url: str | None, namespace: str | None) -> None:
     """
     Fairlead: millions of fair queues.
 
     Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong call, 3 the store cannot be used, 70 a defect.
     """
-    given = ctx.get_parameter_source("namespace") is not ParameterSource.DEFAULT
-    ctx.obj = Session(url, namespace, given)
+    ctx.obj = Session(url, namespace or "default", namespace is not None)

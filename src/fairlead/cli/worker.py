@@ -9,11 +9,12 @@ import click
 
 from fairlead.cli.loading import load_app
 from fairlead.cli.session import Session, pass_session, say
-from fairlead.safetext import redacted
 from fairlead.working.logs import Style
 
 if TYPE_CHECKING:
     from fairlead import Fairlead
+
+log = logging.getLogger("fairlead.worker")
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -37,20 +38,16 @@ def worker(
     """Handle the messages of an application's topics until SIGTERM or Ctrl-C."""
     Style(logging.getLevelNamesMapping()[log_level.upper()], log_json).apply()
     app = load_app(target)
-    _refuse_other_store(session, app)
+    _use_store(session, app)
     named = None if topics is None else [topic.strip() for topic in topics.split(",") if topic.strip()]
     summary = app.run_worker(concurrency=concurrency, processes=processes, pool=pool, topics=named, burst=burst, grace=grace, reload=reload)
     if burst:
         say(f"{summary.acked:,} done, {summary.retried:,} to be retried, {summary.died:,} dead")
 
 
-def _refuse_other_store(session: Session, app: Fairlead) -> None:
-    """The application names its store and namespace itself; a worker that silently served another would be found out late."""
-    if session.url is not None and session.url != app.url:
-        raise click.UsageError(
-            f"the application uses {redacted(app.url)}, --url or FAIRLEAD_URL says {redacted(session.url)}; leave it out, or change the application"
-        )
-    if session.namespace_given and session.namespace != app.namespace:
-        raise click.UsageError(
-            f"the application lives in {app.namespace}, --namespace says {session.namespace}; leave it out, or change the application"
-        )
+def _use_store(session: Session, app: Fairlead) -> None:
+    """The options stand above the code; what they pass over is told."""
+    namespace = session.namespace if session.namespace_given and session.namespace != app.namespace else None
+    if namespace is not None:
+        log.warning("namespace: %s (option --namespace); passed over: %s (argument in the code)", namespace, app.namespace)
+    app.use_store(session.url, namespace)

@@ -47,6 +47,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 30.0
     processes: int = 1
     reload: bool = False
+    store: tuple[str | None, str | None] = (None, None)
+    """URL and namespace, where the command line names others than the code."""
 
     @staticmethod
     def checked(call: str, given: dict[str, Any], known: frozenset[str] = WorkerOptions.__optional_keys__) -> Options:

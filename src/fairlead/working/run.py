@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from fairlead.errors import UsageError
 from fairlead.safetext import redacted
 from fairlead.working.embedded import refuse_running_loop
 from fairlead.working.loading import refuse_while_importing
 from fairlead.working.worker import Worker, check_handlers
+
+log = logging.getLogger("fairlead.worker")
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
@@ -21,6 +26,8 @@ def run_worker(app: Fairlead, options: Options, registry: WorkerRegistry) -> Sum
     refuse_while_importing("run_worker")
     refuse_running_loop("run_worker")
     check_handlers(app.handlers)
+    if app.store.passed_over:
+        log.warning("store: %s", app.store)
     app.install_schedules()
     if options.processes > 1 or options.reload:
         from fairlead.working.supervisor import Supervisor, address_of  # noqa: PLC0415  # most workers need no supervisor
@@ -29,7 +36,7 @@ def run_worker(app: Fairlead, options: Options, registry: WorkerRegistry) -> Sum
             raise UsageError(
                 f"run_worker: {redacted(app.url)} lives in this process alone; several processes, and reload, need a store that they share"
             )
-        return Supervisor(address_of(app), options).run()
+        return Supervisor(address_of(app), msgspec.structs.replace(options, store=app.store_options)).run()
     worker = Worker(app.engine, app.handlers, options)
     with registry.running(worker):
         return worker.run()

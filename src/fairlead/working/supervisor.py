@@ -63,6 +63,7 @@ class Supervisor:
     """Keeps `processes` workers running until told to stop, or until all have ended by themselves."""
 
     def __init__(self, address: str, options: Options) -> None:
+        """`options.store` is what the application was told to use instead of what its code names."""
         self._address = address
         self._options = options
         self._places = [_Place(number, address, options) for number in range(options.processes)]
@@ -182,6 +183,7 @@ def work(address: str, options: Options, style: logs.Style, answers: Connection)
         module, _, name = address.partition(":")
         with importing(module):
             app: Fairlead = getattr(importlib.import_module(module), name)
+        app.use_store(*options.store)
         app.install_schedules()
         worker = Worker(app.engine, app.handlers, options)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises

@@ -1,0 +1,98 @@
+"""Which store a command uses: one order, before and after the command, and what differs is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from fairlead import Fairlead
+from fairlead.cli import main
+from tests.cli.test_worker import run as run_apart
+
+PROGRAM = """
+from fairlead import Fairlead
+app = Fairlead({argument})
+
+@app.handler("push.*")
+def push(message):
+    print("handled", message.body, flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FAIRLEAD_URL", raising=False)
+
+
+def call(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_options_before_and_after_the_command(short: bool) -> None:
+    """-u and -n mean the same before a command, after it, and after a subcommand; the last one counts."""
+    url, namespace = ("-u", "-n") if short else ("--url", "--namespace")
+    store = [url, "sqlite:///s.db", namespace, "apart"]
+    call("publish", "push.a", "1", *store)
+    for command in (["topics"], ["peek", "push.a"]):
+        assert "push.a" in call(*store, *command, "--json")
+        assert "push.a" in call(*command, *store, "--json")
+    call("policy", "set", "push.a", "--rate", "5/s", *store)
+    assert "push.a" in call(*store, "policy", "list")
+    assert "push.a" in call("policy", *store, "list")
+    assert "push.a" in call("-u", "sqlite:///none.db", "topics", *store)
+    call("topics", url, "sqlite:///none.db", code=3)
+
+
+def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Option, argument, environment, project, default; each names what it passes over."""
+    assert Fairlead().store.source == "default"
+    assert not Fairlead().store.passed_over
+    (tmp_path / "pyproject.toml").write_text('[tool.fairlead]\nurl = "sqlite:///project.db"\n')
+    assert Fairlead().url == "sqlite:///project.db"
+    monkeypatch.setenv("FAIRLEAD_URL", "valkey://:secret@host")
+    app = Fairlead("sqlite:///code.db")
+    assert str(app.store) == (
+        "sqlite:///code.db (argument in the code); passed over: valkey://***@host (environment FAIRLEAD_URL), "
+        "sqlite:///project.db (pyproject.toml [tool.fairlead] url)"
+    )
+    app.use_store("sqlite:///option.db", "apart")
+    assert (app.url, app.namespace, app.store.source) == ("sqlite:///option.db", "apart", "option --url")
+    assert len(app.store.passed_over) == 3
+    assert Fairlead().url == "valkey://:secret@host"
+    text = call("config", "show")
+    assert "valkey://***@host (environment FAIRLEAD_URL)" in text
+    assert "passed over: sqlite:///project.db" in text
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_the_option_stands_above_the_code(tmp_path: Path, processes: str) -> None:
+    """A worker serves the store and namespace that the command line names, in all its processes, and says what it passes over."""
+    (tmp_path / "shop.py").write_text(PROGRAM.format(argument="'sqlite:///code.db'"))
+    call("publish", "push.a", "17", "-u", "sqlite:///option.db", "-n", "apart")
+    done = run_apart(tmp_path, "worker", "shop:app", "--burst", "--processes", processes, "-u", "sqlite:///option.db", "-n", "apart")
+    assert done.returncode == 0, done.stderr
+    assert "handled 17" in done.stdout
+    assert "store: sqlite:///option.db (option --url); passed over: sqlite:///code.db (argument in the code)" in done.stderr
+    assert "namespace: apart (option --namespace); passed over: default" in done.stderr
+
+
+def test_the_environment_does_not_end_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the code names a store, the environment's is passed over with a warning that hides its password."""
+    (tmp_path / "pyproject.toml").write_text('[tool.fairlead]\nurl = "valkey://:secret@host"\n')
+    (tmp_path / "shop.py").write_text(PROGRAM.format(argument="'sqlite:///code.db'"))
+    call("publish", "push.a", "17", "-u", "sqlite:///code.db")
+    done = run_apart(tmp_path, "worker", "shop", "--burst")
+    assert "handled 17" in done.stdout
+    assert "store: sqlite:///code.db (argument in the code); passed over: valkey://***@host (pyproject.toml" in done.stderr
+
+
+def test_the_readme_program_and_the_commands_share_a_store(tmp_path: Path) -> None:
+    """Ten lines without a URL, and `topics`, use the same file."""
+    Fairlead().publish("push.acme", 1)
+    assert "push.acme" in call("topics")
