@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.common import RESULTS, options, place, size
 
-BENCHES = ("engine", "endtoend", "publish", "topics", "limited", "backlog", "lifetime", "fairness", "rates", "latency", "peers", "tasks")
+BENCHES = ("engine", "endtoend", "publish", "topics", "limited", "backlog", "lifetime", "fairness", "rates", "latency", "top", "peers", "tasks")
 ON_SERVERS = ("waiting", "scale")
 """What only servers have to show."""
 
@@ -33,6 +33,7 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     *(("shares", {"": f"share of {tier}"}, "furthest off in any 2,000, points", 1.0, False) for tier in ("high", "mid", "low")),
     ("rates", {}, "most beyond the limit in any window", 1.0, False),
     ("latency", {"after a pause of": "3 ms"}, "p50 ms", 5.0, False),
+    ("top", {"topics": "many"}, "median ms", 2.0, False),
     ("idle", {}, "idle worker, % of a core", 1.0, False),
 )
 
@@ -40,6 +41,7 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
 SERVER_TARGETS: dict[tuple[str, str], float] = {
     ("publish", "1 thread, one at a time"): 8_000,
     ("latency", "3 ms"): 1.0,
+    ("top", "many"): 5.0,
 }
 """Where a server's differs: by table, and what the rows are picked by."""
 

@@ -18,6 +18,7 @@ import msgspec
 from fairlead import arguments, codec, config, namespaces, units
 from fairlead.delivery import Delivery, lease_lost
 from fairlead.engines import open_engine
+from fairlead.engines.listing import ORDERS
 from fairlead.errors import BacklogFull, BadMessage, UsageError
 from fairlead.message import Message, Settlement
 from fairlead.policy import FIELDS, Gate, check_fields, check_pattern, check_topic
@@ -71,7 +72,6 @@ THREADS = 64
 
 HANDLER_OPTIONS = ("concurrency", "isolation", "batch", "time_limit", "soft_time_limit")
 TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base", *RETRY_OPTIONS)
-ORDERS = ("name", "backlog", "age", "rate", "throttled")
 
 
 class Fairlead:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from fairlead.cli.session import Session, duration, json_option, pass_session, print_json
-from fairlead.cli.topics import ORDERS
+from fairlead.engines.listing import ORDERS
 from fairlead.safetext import escaped, redacted
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import Any
 import click
 
 from fairlead.cli.session import Session, duration, json_option, moment, pass_session, print_json, table
+from fairlead.engines.listing import ORDERS
 from fairlead.policy import check_topic
-
-ORDERS = ("name", "backlog", "age", "rate", "throttled")
 
 
 @click.command()

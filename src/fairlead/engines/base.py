@@ -464,7 +464,8 @@ class Desk(Protocol):
         Topics by "name" (paged by `after`), or the top by "backlog", "age", "rate" or "throttled".
 
         The top-N come from indexes by size class (about 10 % apart), so that the cost does not grow with the number of
-        topics; with a pattern, among the first 1,000 of that order.
+        topics. Up to 1,000 lanes, all are compared; among more, the first 250 of that order (five times `limit`, if that
+        is more); with a pattern, those of the first 1,000 that it covers. Of topics in buckets, the first 250 by name.
         """
         ...
 

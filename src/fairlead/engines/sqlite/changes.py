@@ -116,6 +116,8 @@ def _classify(lane: Lane, now: int) -> None:
         lane.old = None
     elif lane.old is None:
         lane.old = now >> AGE_SHIFT
+    counted = max(lane.before, lane.lately)
+    lane.busy = size_class(counted) if counted >= SMALLEST else None
     if lane.throttled >= SECOND:
         lane.slow = size_class(lane.throttled // 10_000)
 

@@ -2,22 +2,114 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairlead.engines import classes, listing
+from fairlead.engines.listing import CANDIDATES, FEW, Candidate
 from fairlead.engines.naming import BUCKET, PARTITION
 from fairlead.engines.sqlite import views
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from fairlead.engines.base import TopicStats
-    from fairlead.engines.sqlite.rows import Lane
     from fairlead.engines.sqlite.turn import Turn
 
-_INDEX = {"backlog": "lanes_big", "age": "lanes_old", "rate": "lanes_busy", "throttled": "lanes_slow"}
 _NAMES = ("lane_name_next", "folded_topic_next", "dead_topic_next")
 _LAST = "\U0010ffff"
+
+# Each statement names its index and is cut before anything is joined: SQLite's planner would
+# rather sort a million lanes than trust a partial index of which it knows nothing.
+
+_LISTED = """
+SELECT l.lane, l.name, l.rule, {columns}
+  FROM (SELECT lane AS number FROM lane INDEXED BY lane_{index} WHERE {index} IS NOT NULL
+         ORDER BY {index} {way} LIMIT ?1) first
+ CROSS JOIN lane l ON l.lane = first.number
+ WHERE (l.name >= ?3 AND l.name < ?4) OR l.name < ?5
+ LIMIT ?2"""
+
+_NAMED = """
+SELECT l.lane, l.name, l.rule, {columns} FROM lane l WHERE l.name >= ?2 AND l.name < ?3 LIMIT ?1"""
+
+_FOLDED = """
+WITH RECURSIVE found (topic) AS (
+    SELECT (SELECT topic FROM message WHERE topic > ?1 AND topic < ?2 ORDER BY topic LIMIT 1)
+    UNION ALL
+    SELECT (SELECT topic FROM message WHERE topic > found.topic AND topic < ?2 ORDER BY topic LIMIT 1)
+      FROM found WHERE found.topic IS NOT NULL
+     LIMIT ?3
+)
+SELECT found.topic, (
+    SELECT {worth} FROM (
+        SELECT m.since FROM message m
+         WHERE m.topic = found.topic AND ({states})
+         LIMIT ?4))
+  FROM found WHERE found.topic IS NOT NULL"""
+
+
+class _Order:
+    """
+    How a top list is found.
+
+    `index`: the column of `lane` with the size classes, and its index; `columns`: what of a lane is read, and
+    `worth`: what that comes to. `folded`: of a topic in a bucket, the aggregate over its messages' `since`, and
+    which messages count; None: nothing is counted by topic there.
+    """
+
+    def __init__(
+        self,
+        index: str,
+        way: str,
+        columns: str,
+        worth: Callable[..., float | None],
+        folded: tuple[str, str] | None = None,
+    ) -> None:
+        self.listed = _LISTED.format(index=index, way=way, columns=columns)
+        self.named = _NAMED.format(columns=columns)
+        self.folded = _FOLDED.format(worth=folded[0], states=folded[1]) if folded is not None else None
+        self.worth = worth
+
+
+_READY = """m.state = 0 AND EXISTS (
+    SELECT 1 FROM ready r
+     WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
+       AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END)"""
+"""A message that is neither aside nor leased: leases are not indexed by message."""
+
+_FRONT = ", ".join(
+    f"(SELECT {column} FROM ready r WHERE r.lane = l.lane ORDER BY {order} LIMIT 1)"
+    for column, order in (("r.rank", "r.rank"), ("r.pos", "r.rank, r.pos"), ("r.rank", "r.rank DESC"))
+)
+
+
+def _as_it_is(_turn: Turn, _lane: int, number: int) -> float:
+    return number
+
+
+def _rate(turn: Turn, _lane: int, *counted: int) -> float:
+    return classes.rate(turn.now, *counted)
+
+
+def _age(turn: Turn, lane: int, *front: int | None) -> float:
+    oldest = views.oldest_behind(turn, lane, *front)
+    return turn.now - oldest + 1 if oldest is not None else 0
+
+
+ORDERS = {
+    "backlog": _Order(
+        "big", "DESC", "l.ready + l.delayed + l.parked", _as_it_is,
+        folded=("count(*)", f"m.state IN (1, 2) OR {_READY}"),
+    ),
+    "age": _Order("old", "ASC", _FRONT, _age, folded=("min(since)", _READY)),
+    "rate": _Order(
+        "busy", "DESC", "l.seen, l.lately, l.before", _rate
+    ),
+    "throttled": _Order(
+        "slow", "DESC", "coalesce(json_extract(l.more, '$[5]'), 0)", _as_it_is
+    ),
+}  # fmt: skip
+"""By the names of `fairlead.engines.listing.MEASURES`."""
 
 
 def topics(turn: Turn, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
@@ -30,11 +122,11 @@ class _Topics:
         self._turn = turn
         self.now_us = turn.now
 
-    def stats(self, topic: str) -> TopicStats:
-        return views.topic_stats(self._turn, topic)
+    def stats(self, topics: Sequence[str]) -> list[TopicStats]:
+        return views.many_stats(self._turn, topics)
 
     def has_something(self, topic: str) -> bool:
-        stats = self.stats(topic)
+        stats = views.topic_stats(self._turn, topic)
         own = (lane.topic == topic for lane in views.lanes_of(self._turn, topic))
         return bool(stats.waiting or stats.leased or stats.dead or any(own))
 
@@ -52,24 +144,41 @@ class _Topics:
             at = after + PARTITION + _LAST
         return None
 
-    def candidates(self, order: str, pattern: str) -> Iterator[tuple[str, float]]:
-        for lane in self._lanes(order, pattern):
-            worth = self._worth(order, lane)
-            for topic in views.topics_in(self._turn, lane):
-                yield topic, worth
+    def candidates(self, order: str, pattern: str, most: int) -> Iterator[Candidate]:
+        entry = ORDERS[order]
+        folded: set[str | None] = set()
+        for lane, name, rule, *columns in self._lanes(entry, pattern, most):
+            if name.startswith(BUCKET):
+                folded.add(listing.common_prefix(pattern, rule))
+                continue
+            worth = entry.worth(self._turn, lane, *columns) or 0
+            yield Candidate(rule or name, worth, is_exact=rule is None)
+        for prefix in folded:
+            if prefix is not None:
+                yield from self._folded(order, entry, prefix)
 
-    def _worth(self, order: str, lane: Lane) -> float:
-        if order == "backlog":
-            return lane.waiting
-        if order == "age":
-            oldest = views.oldest_in(self._turn, lane)
-            return self.now_us - oldest + 1 if oldest is not None else 0.0
-        return classes.rate(self.now_us, lane.seen, lane.lately, lane.before) if order == "rate" else lane.throttled
-
-    def _lanes(self, order: str, pattern: str) -> list[Lane]:
-        turn = self._turn
-        if turn.shard.lanes <= listing.FEW:
-            return views.all_lanes(turn)
+    def _lanes(self, entry: _Order, pattern: str, most: int) -> list[tuple[Any, ...]]:
+        """All, where there are few. Else the first of the index; where it is short, others of the pattern."""
         prefix = pattern.removesuffix("*")
-        rows = turn.all(_INDEX[order], prefix, prefix + _LAST, listing.FEW) or turn.all("lanes_all", listing.FEW)
-        return [turn.keep(row) for row in rows]
+        if self._turn.shard.lanes <= FEW:
+            found = self._read(entry.named, FEW, prefix, prefix + _LAST)
+            return found if not prefix else found + self._read(entry.named, FEW, BUCKET, BUCKET + _LAST)
+        looked_at = most if pattern == "*" else max(FEW, most)
+        found = self._read(entry.listed, looked_at, most, prefix, prefix + _LAST, BUCKET + _LAST)
+        if len(found) < most:
+            found += self._read(entry.named, most - len(found), BUCKET, BUCKET + _LAST)
+            found += self._read(entry.named, most - len(found), prefix or PARTITION, prefix + _LAST)
+        return list({row[0]: row for row in found}.values())
+
+    def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._turn.connection.execute(statement, values).fetchall()
+
+    def _folded(self, order: str, entry: _Order, prefix: str) -> Iterator[Candidate]:
+        """The first topics in buckets."""
+        if entry.folded is None:
+            return
+        for topic, worth in self._read(entry.folded, prefix, prefix + _LAST, CANDIDATES, FEW):
+            found = worth or 0
+            if order == "age":
+                found = self.now_us - worth + 1 if worth is not None else 0
+            yield Candidate(topic, found, is_exact=found != FEW)

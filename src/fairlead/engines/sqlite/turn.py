@@ -15,7 +15,7 @@ import msgspec
 
 from fairlead.engines import fairness
 from fairlead.engines.admission import LINGER_US
-from fairlead.engines.classes import WINDOW_US, size_class
+from fairlead.engines.classes import WINDOW_US
 from fairlead.engines.sqlite.changes import LaneChanges
 from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE, Band, Lane
@@ -490,7 +490,6 @@ class Turn:
         if elapsed >= WINDOW_US:
             lane.before = lane.lately if elapsed < 2 * WINDOW_US else 0
             lane.lately, lane.seen = 0, self.now
-            lane.busy = size_class(lane.before)
         lane.lately += taken
         lane.delivered += taken
         self.shard.delivered += taken

@@ -13,7 +13,7 @@ from fairlead.engines.sqlite import messages
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Held, Lane, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from fairlead.engines.sqlite.turn import GateState, Turn
 
@@ -41,11 +41,21 @@ class Leased:
 
 def lanes_of(turn: Turn, topic: str) -> list[Lane]:
     """A topic's lanes as they are (a folded topic: its bucket's)."""
-    policy = turn.rules.of(topic)
-    names = [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
+    names = _lane_names(turn, topic)
     turn.load_names(names)
-    found = (turn.find_lane(name) for name in names)
-    return [lane for lane in found if lane is not None]
+    return _known_lanes(turn, names)
+
+
+def _lane_names(turn: Turn, topic: str) -> list[str]:
+    policy = turn.rules.of(topic)
+    return [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
+
+
+def _known_lanes(turn: Turn, names: Iterable[str]) -> list[Lane]:
+    return [lane for name in names if (lane := turn.find_lane(name)) is not None]
+
+
+_as_list = msgspec.json.Encoder().encode
 
 
 def lanes_under(turn: Turn, pattern: str) -> Iterator[Lane]:
@@ -84,19 +94,31 @@ def holds(turn: Turn, lane: Lane, topic: str) -> tuple[int, int]:
 
 def topic_stats(turn: Turn, topic: str) -> TopicStats:
     """What a topic holds and did; without its cursors."""
+    return many_stats(turn, [topic])[0]
+
+
+def many_stats(turn: Turn, topics: Sequence[str]) -> list[TopicStats]:
+    """Several topics: their lanes, heads and dead letters are read together."""
+    names = {topic: _lane_names(turn, topic) for topic in topics}
+    turn.load_names(name for own in names.values() for name in own)
+    lanes = {topic: _known_lanes(turn, own) for topic, own in names.items()}
+    oldest = oldest_of(turn, [lane.lane for own in lanes.values() for lane in own if lane.ready and lane.topic is not None])
+    dead = dict(turn.all("dead_counts", _as_list(topics)))
+    return [_stats(turn, topic, lanes[topic], oldest, dead[topic]) for topic in topics]
+
+
+def _stats(turn: Turn, topic: str, lanes: list[Lane], oldest: Mapping[int, int], dead: int) -> TopicStats:
     policy = turn.rules.of(topic)
-    stats = TopicStats(topic, pool=policy.pool, tier=policy.tier)
-    for lane in lanes_of(turn, topic):
+    stats = TopicStats(topic, pool=policy.pool, tier=policy.tier, dead=dead)
+    for lane in lanes:
         if lane.rest_step and lane.rest_until > turn.now:
             stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.rest_until)
-        if lane.topic is None:
-            _add_place(stats, lane)
-        else:
-            _add_lane(turn, stats, lane)
+        _add_place(stats, lane)
+        if lane.topic is not None:
+            _add_lane(turn, stats, lane, oldest.get(lane.lane))
     if policy.buckets is not None:
         _count_folded(turn, stats)
     stats.waiting = stats.ready + stats.delayed + stats.parked
-    stats.dead = turn.one("dead_count", topic)[0]
     return stats
 
 
@@ -106,23 +128,26 @@ def _add_place(stats: TopicStats, lane: Lane) -> None:
         stats.wake_us = lane.wake if lane.place == ASLEEP else None
 
 
-def _add_lane(turn: Turn, stats: TopicStats, lane: Lane) -> None:
-    _add_place(stats, lane)
+def _add_lane(turn: Turn, stats: TopicStats, lane: Lane, oldest: int | None) -> None:
     for name in _SUMMED:
         setattr(stats, name, getattr(stats, name) + getattr(lane, name))
     stats.throttled_us += lane.throttled
     stats.rate_now += classes.rate(turn.now, lane.seen, lane.lately, lane.before)
-    oldest = oldest_in(turn, lane)
     if oldest is not None:
         stats.oldest_us = oldest if stats.oldest_us is None else min(stats.oldest_us, oldest)
 
 
-def oldest_in(turn: Turn, lane: Lane) -> int | None:
-    """The since of the oldest ready message of a lane."""
-    if not lane.ready:
-        return None
-    ranks = _ranks(turn, "ready_next_rank", lane.lane)
-    oldest = [turn.one("ready_oldest" if rank & 1 else "ready_oldest_at_front", lane.lane, rank) for rank in ranks]
+def oldest_of(turn: Turn, lanes: Sequence[int]) -> dict[int, int]:
+    """The since of the oldest ready message of each of these lanes that has one."""
+    return {lane: since for lane, *front in turn.all("lane_fronts", _as_list(lanes)) if (since := oldest_behind(turn, lane, *front)) is not None}
+
+
+def oldest_behind(turn: Turn, lane: int, first_rank: int | None, pos: int | None, last_rank: int | None) -> int | None:
+    """The same from a lane's front, see `lane_fronts`; most lanes have one rank, whose first message is the oldest."""
+    if first_rank == last_rank and (first_rank is None or first_rank & 1):
+        return pos
+    ranks = _ranks(turn, "ready_next_rank", lane)
+    oldest = [turn.one("ready_oldest" if rank & 1 else "ready_oldest_at_front", lane, rank) for rank in ranks]
     return min((since for (since,) in oldest), default=None)
 
 

@@ -2,21 +2,73 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fairlead.engines import classes, listing
+from fairlead.engines.listing import CANDIDATES, FEW, Candidate
 from fairlead.engines.naming import BUCKET, PARTITION
-from fairlead.engines.valkey import views
-from fairlead.engines.valkey.views import LAST_NAME
+from fairlead.engines.valkey import records, views
+from fairlead.engines.valkey.views import LAST_NAME, together
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from fairlead.engines.base import TopicStats
     from fairlead.engines.valkey.records import Lane
-    from fairlead.engines.valkey.views import View
+    from fairlead.engines.valkey.views import Command, Reads, View
 
-_INDEX = {"backlog": "top:big", "age": "top:old", "rate": "top:busy", "throttled": "top:slow"}
+
+class _Order(NamedTuple):
+    """
+    How a top list is found.
+
+    `key`: the sorted set of lanes by size class; `is_falling`: the largest first; `worth`: what a lane comes to;
+    `folded`: what a topic in a bucket comes to, None: nothing is counted by topic there.
+    """
+
+    key: str
+    is_falling: bool
+    worth: Callable[[int, Lane], Reads[float]]
+    folded: Callable[[int, str], Reads[float]] | None = None
+
+
+def _backlog(_now: int, lane: Lane) -> Reads[float]:
+    yield from ()
+    return lane.waiting
+
+
+def _rate(now: int, lane: Lane) -> Reads[float]:
+    yield from ()
+    return classes.rate(now, lane.seen, lane.lately, lane.before)
+
+
+def _throttled(_now: int, lane: Lane) -> Reads[float]:
+    yield from ()
+    return lane.throttled
+
+
+def _age(now: int, lane: Lane) -> Reads[float]:
+    oldest = yield from views.oldest_in(lane)
+    return now - oldest + 1 if oldest is not None else 0
+
+
+def _folded_backlog(_now: int, topic: str) -> Reads[float]:
+    everything, leased = yield [("ZCARD", f"t:{topic}"), ("ZLEXCOUNT", f"t:{topic}", b"[l", b"(m")]
+    return int(everything) - int(leased)
+
+
+def _folded_age(now: int, topic: str) -> Reads[float]:
+    oldest = min((yield from views.oldest_folded(topic)), default=None)
+    return now - oldest + 1 if oldest is not None else 0
+
+
+ORDERS = {
+    "backlog": _Order("top:big", True, _backlog, _folded_backlog),
+    "age": _Order("top:old", False, _age, _folded_age),
+    "rate": _Order("top:busy", True, _rate),
+    "throttled": _Order("top:slow", True, _throttled),
+}
+"""By the names of `fairlead.engines.listing.MEASURES`."""
 
 
 def topics(view: View, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
@@ -29,11 +81,11 @@ class _Topics:
         self._view = view
         self.now_us = view.now
 
-    def stats(self, topic: str) -> TopicStats:
-        return views.topic_stats(self._view, topic)
+    def stats(self, topics: Sequence[str]) -> list[TopicStats]:
+        return views.many_stats(self._view, topics)
 
     def has_something(self, topic: str) -> bool:
-        stats = self.stats(topic)
+        stats = views.topic_stats(self._view, topic)
         own = (views.topic_of_lane(lane.name) == topic for _, lane in views.lanes_of(self._view, topic))
         return bool(stats.waiting or stats.leased or stats.dead or any(own))
 
@@ -54,47 +106,58 @@ class _Topics:
             at = (after + PARTITION).encode() + LAST_NAME
         return None
 
-    def candidates(self, order: str, pattern: str) -> Iterator[tuple[str, float]]:
-        for shard, lane in self._lanes(order, pattern):
-            worth = self._worth(order, shard, lane)
-            for topic in self._topics_in(shard, lane):
-                yield topic, worth
+    def candidates(self, order: str, pattern: str, most: int) -> Iterator[Candidate]:
+        entry, view = ORDERS[order], self._view
+        lanes = list(self._lanes(entry, pattern, most))
+        own = [(shard, lane, topic) for shard, lane in lanes if (topic := views.topic_of_lane(lane.name)) is not None]
+        worths = together(view, [(shard, entry.worth(view.now, lane)) for shard, lane, _ in own])
+        for (_, lane, topic), worth in zip(own, worths, strict=True):
+            yield Candidate(topic, worth, is_exact=lane.name == topic)
+        buckets = {(shard, listing.common_prefix(pattern, pattern_of_bucket(lane.name))) for shard, lane in lanes if lane.name.startswith(BUCKET)}
+        if entry.folded is not None:
+            names = [(shard, topic) for shard, prefix in buckets if prefix is not None for topic in self._folded(shard, prefix)]
+            worths = together(view, [(shard, entry.folded(view.now, topic)) for shard, topic in names])
+            yield from (Candidate(topic, worth, is_exact=True) for (_, topic), worth in zip(names, worths, strict=True))
 
-    def _worth(self, order: str, shard: int, lane: Lane) -> float:
-        if order == "backlog":
-            return lane.waiting
-        if order == "age":
-            oldest = views.oldest_in(self._view, shard, lane)
-            return self.now_us - oldest + 1 if oldest is not None else 0.0
-        return classes.rate(self.now_us, lane.seen, lane.lately, lane.before) if order == "rate" else lane.throttled
-
-    def _lanes(self, order: str, pattern: str) -> Iterator[tuple[int, Lane]]:
-        if sum(counters.lanes for counters in self._view.counters) <= listing.FEW:
-            yield from views.all_lanes(self._view)
+    def _lanes(self, entry: _Order, pattern: str, most: int) -> Iterator[tuple[int, Lane]]:
+        """All, where there are few. Else the first of the index; where it is short, others of the pattern."""
+        view = self._view
+        if sum(counters.lanes for counters in view.counters) <= FEW:
+            yield from views.all_lanes(view)
             return
         prefix = "" if pattern == "*" else pattern.removesuffix("*")
-        for shard in range(self._view.space.shards):
-            names = self._listed(shard, order)
-            for name in names:
-                if name.startswith((prefix, BUCKET)) and (lane := views.read_lane(self._view, shard, name)) is not None:
-                    yield shard, lane
+        wanted = [(shard, name) for shard in range(view.space.shards) for name in self._listed(shard, entry, prefix, most)]
+        for (shard, name), stored in zip(wanted, views.read_stored(view, wanted), strict=True):
+            if stored is not None:
+                yield shard, records.read_lane(name, stored)
 
-    def _listed(self, shard: int, order: str) -> list[str]:
-        """The first of an index; where it is short, lanes that may be as old or as large are the first of those that wait for their turn."""
+    def _listed(self, shard: int, entry: _Order, prefix: str, most: int) -> list[str]:
+        """
+        Names of lanes: the first of the index, and where these are too few, buckets, the first of those
+        that wait for their turn, and of all that begin with the prefix.
+        """
         space = self._view.space
-        found = space.read(shard, "ZRANGE", _INDEX[order], 0, listing.FEW - 1, *(() if order == "age" else ("REV",)))
-        names = [name.decode() for name in found]
-        for band in range(1, len(self._view.counters[shard].bands) + 1):
-            if len(names) < listing.FEW:
-                members = space.read(shard, "ZRANGE", f"run:{band}", 0, listing.FEW - len(names) - 1)
-                names += [member[7:].decode() for member in members]
-        return list(dict.fromkeys(names))
+        looked_at = max(FEW, most) if prefix else most
+        names = [name.decode() for name in space.read(shard, "ZRANGE", entry.key, 0, looked_at - 1, *(("REV",) if entry.is_falling else ()))]
+        names = [name for name in names if name.startswith((prefix, BUCKET))][:most]
+        if len(names) < most:
+            after, before = (prefix or PARTITION).encode(), prefix.encode() + LAST_NAME
+            bucket = BUCKET.encode()
+            runnable: list[Command] = [("ZRANGE", f"run:{band}", 0, looked_at - 1) for band in range(1, len(self._view.counters[shard].bands) + 1)]
+            first, named, *bands = space.read_many(shard, [
+                ("ZRANGE", "names", b"[" + bucket, b"[" + bucket + LAST_NAME, "BYLEX", "LIMIT", 0, most),
+                ("ZRANGE", "names", b"[" + after, b"[" + before, "BYLEX", "LIMIT", 0, most), *runnable,
+            ])  # fmt: skip
+            waiting = [name for members in bands for member in members if (name := member[7:].decode()).startswith(prefix)]
+            names = list(dict.fromkeys([*names, *(name.decode() for name in first), *waiting, *(name.decode() for name in named)]))[:most]
+        return names
 
-    def _topics_in(self, shard: int, lane: Lane) -> list[str]:
-        """The topics whose messages are in a lane."""
-        topic = views.topic_of_lane(lane.name)
-        if topic is not None:
-            return [topic]
-        pattern = lane.name[1:].partition(PARTITION)[0].removesuffix("*").encode()
-        folded = self._view.space.read(shard, "ZRANGE", "folded", b"[" + pattern, b"(" + pattern + LAST_NAME, "BYLEX", "LIMIT", 0, listing.FEW)
-        return [name.decode() for name in folded]
+    def _folded(self, shard: int, prefix: str) -> list[str]:
+        """The first topics in buckets."""
+        first, end = b"[" + prefix.encode() if prefix else b"-", b"(" + prefix.encode() + LAST_NAME
+        return [name.decode() for name in self._view.space.read(shard, "ZRANGE", "folded", first, end, "BYLEX", "LIMIT", 0, CANDIDATES)]
+
+
+def pattern_of_bucket(name: str) -> str:
+    """Whose topics are in it."""
+    return name[1:].partition(PARTITION)[0]

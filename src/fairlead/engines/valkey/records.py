@@ -281,6 +281,11 @@ class Lane(msgspec.Struct):
         return self.ready + self.delayed + self.parked
 
     @property
+    def first_of_latest(self) -> int | None:
+        """The number of the first plain message that is not in the lane's list."""
+        return int.from_bytes(self.latest[:7]) if self.latest else None
+
+    @property
     def latest_plain(self) -> list[int]:
         """The numbers of its last plain messages; the others are in its list."""
         return [int.from_bytes(self.latest[at : at + 7]) for at in range(0, len(self.latest), 7)]

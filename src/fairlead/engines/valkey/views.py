@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairlead.engines import classes, fairness
 from fairlead.engines.base import MessageView, Overview, TierStats, TopicStats
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from fairlead.engines.valkey.namespace import Namespace
     from fairlead.policy import Resolved
+
+T = TypeVar("T")
 
 COUNTED = 1000
 """Lanes are counted up to here for people; more is "1,000+"."""
@@ -47,6 +50,44 @@ class View:
         return self.space.book.route(topic).policy
 
 
+# Reading together
+
+Command = tuple[Any, ...]
+Reads = Generator[list[Command], list[Any], T]
+"""What reads in steps: it yields the commands of a step, is sent their answers, and returns what it found."""
+
+
+def together(view: View, works: Sequence[tuple[int, Reads[T]]]) -> list[T]:
+    """Run all of these at once, each on its shard: a step of all is one round trip to a shard."""
+    found: dict[int, T] = {}
+    answers: dict[int, list[Any] | None] = dict.fromkeys(range(len(works)))
+    while answers:
+        wanted: dict[int, list[tuple[int, list[Command]]]] = {}
+        for n, answer in answers.items():
+            shard, work = works[n]
+            try:
+                wanted.setdefault(shard, []).append((n, work.send(answer)))  # type: ignore[arg-type]  # None: it begins
+            except StopIteration as end:
+                found[n] = end.value
+        answers = {}
+        for shard, asked in wanted.items():
+            read = iter(_read_merged(view, shard, [command for _, commands in asked for command in commands]))
+            answers |= {n: [next(read) for _ in commands] for n, commands in asked}
+    return [found[n] for n in range(len(works))]
+
+
+def _read_merged(view: View, shard: int, commands: Sequence[Command]) -> list[Any]:
+    """Fields of the same hash are read by one command: many commands cost more than many fields."""
+    merged: dict[Any, list[Any]] = {}
+    for name, key, *fields in commands:
+        if name == "HMGET":
+            merged.setdefault(key, []).extend(fields)
+    others = [command for command in commands if command[0] != "HMGET"]
+    read = iter(view.space.read_many(shard, [*(("HMGET", key, *fields) for key, fields in merged.items()), *others]))
+    pages = {key: iter(next(read)) for key in merged}
+    return [[next(pages[key]) for _ in fields] if name == "HMGET" else next(read) for name, key, *fields in commands]
+
+
 # Lanes
 
 
@@ -57,14 +98,30 @@ def topic_of_lane(name: str) -> str | None:
 
 def lanes_of(view: View, topic: str) -> list[tuple[int, Lane]]:
     """A topic's lanes as they are (a folded topic: its bucket), with their shards."""
-    policy = view.policy(topic)
-    found = []
-    for part in range(policy.partitions):
-        shard = view.space.shard_of(topic, part)
-        lane = read_lane(view, shard, lane_name(policy, topic, None, part)[0])
-        if lane is not None:
-            found.append((shard, lane))
+    return lanes_of_many(view, [topic])[topic]
+
+
+def lanes_of_many(view: View, topics: Sequence[str]) -> dict[str, list[tuple[int, Lane]]]:
+    """The lanes of each of these topics."""
+    wanted = []
+    for topic in topics:
+        policy = view.policy(topic)
+        wanted += [(topic, view.space.shard_of(topic, part), lane_name(policy, topic, None, part)[0]) for part in range(policy.partitions)]
+    found: dict[str, list[tuple[int, Lane]]] = {topic: [] for topic in topics}
+    stored = read_stored(view, [(shard, name) for _, shard, name in wanted])
+    for (topic, shard, name), each in zip(wanted, stored, strict=True):
+        if each is not None:
+            found[topic].append((shard, records.read_lane(name, each)))
     return found
+
+
+def read_stored(view: View, wanted: Sequence[tuple[int, str]]) -> list[bytes | None]:
+    """The records of lanes by shard and name, of a shard in one command."""
+    names: dict[int, list[str]] = {}
+    for shard, name in wanted:
+        names.setdefault(shard, []).append(name)
+    read = {shard: iter(view.space.read(shard, "HMGET", "lanes", *those)) for shard, those in names.items()}
+    return [next(read[shard]) for shard, _ in wanted]
 
 
 def read_lane(view: View, shard: int, name: str) -> Lane | None:
@@ -91,18 +148,27 @@ def held_in(view: View, shard: int) -> Iterator[tuple[int, Held]]:
 # Members of sorted sets: state, rank, place, number, handle, see `scripts/parts/messages.lua`
 
 
-def _ranks(view: View, shard: int, name: str, prefix: bytes = b"") -> Iterator[bytes]:
+def _rank_heads(name: str, prefix: bytes = b"") -> Reads[list[bytes]]:
     """What members begin with, up to their rank, by skipping from one to the next."""
     after, before = (b"[" + prefix if prefix else b"-"), (b"(" + prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"+")
-    while page := view.space.read(shard, "ZRANGE", name, after, before, "BYLEX", "LIMIT", 0, 1):
-        head = page[0][: len(prefix) + 2]
-        yield head
-        after = b"(" + head + b"\xff" * 22
+    heads = []
+    while page := (yield [("ZRANGE", name, after, before, "BYLEX", "LIMIT", 0, 1)])[0]:
+        heads.append(page[0][: len(prefix) + 2])
+        after = b"(" + heads[-1] + b"\xff" * 22
+    return heads
+
+
+def _ranks(view: View, shard: int, name: str, prefix: bytes = b"") -> list[bytes]:
+    return together(view, [(shard, _rank_heads(name, prefix))])[0]
 
 
 def _under(view: View, shard: int, name: str, head: bytes, start: int, count: int) -> list[bytes]:
-    found: list[bytes] = view.space.read(shard, "ZRANGE", name, b"[" + head, b"[" + head + b"\xff" * 22, "BYLEX", "LIMIT", start, count)
+    found: list[bytes] = view.space.read(shard, *_page_under(name, head, start, count))
     return found
+
+
+def _page_under(name: str, head: bytes, start: int, count: int) -> Command:
+    return ("ZRANGE", name, b"[" + head, b"[" + head + b"\xff" * 22, "BYLEX", "LIMIT", start, count)
 
 
 def _priority(head: bytes) -> int:
@@ -146,23 +212,40 @@ def _aside(view: View, shard: int, name: str, state: bytes, most: int) -> list[R
     return sorted(read_records(view, shard, _mids(members)), key=_by_age)[:most]
 
 
-def oldest_in(view: View, shard: int, lane: Lane) -> int | None:
+def oldest_in(lane: Lane) -> Reads[int | None]:
     """The since of the oldest ready message of a lane."""
     if not lane.ready:
         return None
-    found = [record.since for record in read_records(view, shard, plain_mids(view, shard, lane, 1))]
+    first = lane.first_of_latest
+    if lane.listed:
+        listed = (yield [("LRANGE", f"q:{lane.number}", 0, 0)])[0]
+        first = int(listed[0]) if listed else first  # they were taken since the record was read
+    found = [] if first is None else (yield from _sinces([first]))
     if lane.sorted:
-        found += _oldest(view, shard, f"z:{lane.number}", b"")
+        found += yield from _oldest(f"z:{lane.number}", b"")
     return min(found, default=None)
 
 
-def _oldest(view: View, shard: int, name: str, prefix: bytes) -> list[int]:
+def _sinces(mids: Sequence[int]) -> Reads[list[int]]:
+    """When these messages began to wait."""
+    if not mids:
+        return []
+    stored = (yield [("HMGET", "m", *mids)])[0]
+    return [records.read_record(0, each).since for each in stored if each is not None]
+
+
+def _oldest(name: str, prefix: bytes) -> Reads[list[int]]:
     """Of each rank; those that go to the front are not in the order of their age, and of so many the first count."""
-    found = []
-    for head in _ranks(view, shard, name, prefix):
-        is_front = head[-1] % 2 == 0
-        found += [record.since for record in read_records(view, shard, _mids(_under(view, shard, name, head, 0, COUNTED if is_front else 1)))]
-    return found
+    heads = yield from _rank_heads(name, prefix)
+    if not heads:
+        return []
+    pages = yield [_page_under(name, head, 0, 1 if head[-1] % 2 else COUNTED) for head in heads]
+    return (yield from _sinces(_mids(member for page in pages for member in page)))
+
+
+def oldest_folded(topic: str) -> Reads[list[int]]:
+    """The oldest ready messages of a topic in a bucket, of each rank one."""
+    return _oldest(f"t:{topic}", b"r")
 
 
 # Topics
@@ -170,42 +253,58 @@ def _oldest(view: View, shard: int, name: str, prefix: bytes) -> list[int]:
 
 def topic_stats(view: View, topic: str) -> TopicStats:
     """What a topic holds and did; without its cursors."""
+    return many_stats(view, [topic])[0]
+
+
+def many_stats(view: View, topics: Sequence[str]) -> list[TopicStats]:
+    """Several topics, in a few round trips together."""
+    space = view.space
+    lanes = lanes_of_many(view, topics)
+    letters = [(shard, _number(("ZCARD", f"dead:{topic}")), topic) for topic in topics for shard in space.shards_of(topic)]
+    dead = dict.fromkeys(topics, 0)
+    for (_, _, topic), count in zip(letters, together(view, [(shard, work) for shard, work, _ in letters]), strict=True):
+        dead[topic] += count
+    found = {topic: _begun(view, topic, lanes[topic], dead[topic]) for topic in topics}
+    own = [(found[topic], shard, lane) for topic in topics for shard, lane in lanes[topic] if topic_of_lane(lane.name) is not None]
+    for (stats, _, _), oldest in zip(own, together(view, [(shard, oldest_in(lane)) for _, shard, lane in own]), strict=True):
+        if oldest is not None:
+            stats.oldest_us = oldest if stats.oldest_us is None else min(stats.oldest_us, oldest)
+    together(view, [(space.shards_of(topic)[0], _count_folded(found[topic])) for topic in topics if view.policy(topic).buckets is not None])
+    for stats in found.values():
+        stats.waiting = stats.ready + stats.delayed + stats.parked
+    return [found[topic] for topic in topics]
+
+
+def _number(command: Command) -> Reads[int]:
+    return int((yield [command])[0])
+
+
+def _begun(view: View, topic: str, lanes: Iterable[tuple[int, Lane]], dead: int) -> TopicStats:
+    """What the records of its lanes say."""
     policy = view.policy(topic)
-    stats = TopicStats(topic, pool=policy.pool, tier=policy.tier)
-    for shard, lane in lanes_of(view, topic):
+    stats = TopicStats(topic, pool=policy.pool, tier=policy.tier, dead=dead)
+    for _, lane in lanes:
         if lane.rest_step and lane.rest_until > view.now:
             stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.rest_until)
         if stats.state == "idle":
             stats.state, stats.wake_us = _PLACES[lane.place], lane.wake if lane.place == ASLEEP else None
-        if policy.buckets is None:
-            _add_lane(view, stats, shard, lane)
-    if policy.buckets is not None:
-        _count_folded(view, stats)
-    stats.waiting = stats.ready + stats.delayed + stats.parked
-    stats.dead = sum(view.space.read(shard, "ZCARD", f"dead:{topic}") for shard in view.space.shards_of(topic))
+        if topic_of_lane(lane.name) is not None:
+            for name in _SUMMED:
+                setattr(stats, name, getattr(stats, name) + getattr(lane, name))
+            stats.throttled_us += lane.throttled
+            stats.rate_now += classes.rate(view.now, lane.seen, lane.lately, lane.before)
     return stats
 
 
-def _add_lane(view: View, stats: TopicStats, shard: int, lane: Lane) -> None:
-    for name in _SUMMED:
-        setattr(stats, name, getattr(stats, name) + getattr(lane, name))
-    stats.throttled_us += lane.throttled
-    stats.rate_now += classes.rate(view.now, lane.seen, lane.lately, lane.before)
-    oldest = oldest_in(view, shard, lane)
-    if oldest is not None:
-        stats.oldest_us = oldest if stats.oldest_us is None else min(stats.oldest_us, oldest)
-
-
-def _count_folded(view: View, stats: TopicStats) -> None:
-    (shard,) = view.space.shards_of(stats.topic)
+def _count_folded(stats: TopicStats) -> Reads[None]:
     name = f"t:{stats.topic}"
     letters = {"ready": b"r", "delayed": b"d", "parked": b"p", "leased": b"l"}
-    counted = [("ZLEXCOUNT", name, b"[" + letter, b"(" + bytes([letter[0] + 1])) for letter in letters.values()]
-    *counts, size = view.space.read_many(shard, [*counted, ("HGET", "folded_bytes", stats.topic)])
+    counted: list[Command] = [("ZLEXCOUNT", name, b"[" + letter, b"(" + bytes([letter[0] + 1])) for letter in letters.values()]
+    *counts, size = yield [*counted, ("HGET", "folded_bytes", stats.topic)]
     for field, count in zip(letters, counts, strict=True):
         setattr(stats, field, count)
     stats.bytes = int(size or 0)
-    stats.oldest_us = min(_oldest(view, shard, name, b"r"), default=None)
+    stats.oldest_us = min((yield from _oldest(name, b"r")), default=None)
 
 
 # Cursors

@@ -3,18 +3,6 @@
 -- name: lanes_all
 SELECT {lane} FROM lane l ORDER BY l.lane LIMIT ?;
 
--- name: lanes_big
-SELECT {lane} FROM lane l WHERE l.big IS NOT NULL AND l.name >= ?1 AND l.name < ?2 ORDER BY l.big DESC LIMIT ?3;
-
--- name: lanes_old
-SELECT {lane} FROM lane l WHERE l.old IS NOT NULL AND l.name >= ?1 AND l.name < ?2 ORDER BY l.old LIMIT ?3;
-
--- name: lanes_busy
-SELECT {lane} FROM lane l WHERE l.busy IS NOT NULL AND l.name >= ?1 AND l.name < ?2 ORDER BY l.busy DESC LIMIT ?3;
-
--- name: lanes_slow
-SELECT {lane} FROM lane l WHERE l.slow IS NOT NULL AND l.name >= ?1 AND l.name < ?2 ORDER BY l.slow DESC LIMIT ?3;
-
 -- name: lane_name_next
 SELECT name FROM lane WHERE name > ? ORDER BY name LIMIT 1;
 
@@ -26,6 +14,16 @@ SELECT topic FROM dead WHERE topic > ? ORDER BY topic LIMIT 1;
 
 -- name: dead_count
 SELECT count(*) FROM dead WHERE topic = ?;
+
+-- name: lane_fronts
+-- Of each lane: its first rank, the place of the first message in it, and its last rank.
+SELECT l.value, (SELECT rank FROM ready WHERE lane = l.value ORDER BY rank LIMIT 1),
+       (SELECT pos FROM ready WHERE lane = l.value ORDER BY rank, pos LIMIT 1),
+       (SELECT rank FROM ready WHERE lane = l.value ORDER BY rank DESC LIMIT 1)
+  FROM json_each(?) l;
+
+-- name: dead_counts
+SELECT t.value, (SELECT count(*) FROM dead WHERE topic = t.value) FROM json_each(?) t;
 
 -- name: dead_list
 SELECT no, mid, topic, died, until, reason, error FROM dead WHERE no > ? ORDER BY no LIMIT ?;
@@ -62,7 +60,12 @@ SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3
           CASE WHEN m.state = 0 AND m.rank & 1 = 0 THEN -m.seq ELSE m.since END, m.seq LIMIT ?;
 
 -- name: folded_counts
-SELECT m.state, EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone), count(*),
+-- By state, and whether it is leased: then it has left its place in `ready`. Leases are not indexed by message.
+SELECT m.state,
+       m.state = 0 AND NOT EXISTS (SELECT 1 FROM ready r
+                                    WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
+                                      AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END),
+       count(*),
        sum(length(m.body) + CASE WHEN m.parts THEN (SELECT sum(length(p.body)) FROM part p WHERE p.mid = m.mid) ELSE 0 END), min(m.since)
   FROM message m WHERE m.topic = ? AND m.state < 3 GROUP BY 1, 2;
 

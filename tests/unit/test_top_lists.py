@@ -1,0 +1,80 @@
+"""What the top lists cost: no engine looks at all topics, or asks once for each."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from fairlead.engines import listing, open_engine
+from fairlead.engines.base import Settings
+from fairlead.engines.sqlite import listing as sqlite_listing
+from fairlead.engines.sqlite.statements import SQL
+from fairlead.engines.valkey import listing as valkey_listing
+from fairlead.engines.valkey.link import Link
+from fairlead.message import Draft
+from tests.conformance.forms import server
+
+ALLOWED = ("SCAN first", "SCAN found", "SCAN CONSTANT ROW", "SCAN (subquery", "VIRTUAL TABLE")
+"""What is scanned without harm: what was cut before, and lists that the call brings along."""
+
+STATS = ("lane_fronts", "dead_counts", "lanes_by_name", "folded_counts")
+
+
+@pytest.fixture(scope="module", params=["as it is", "analyzed"])
+def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+    """A store with 1,200 topics; the plans must not depend on what the planner knows of it."""
+    path = tmp_path_factory.mktemp("top") / "q.db"
+    engine = open_engine(f"sqlite:///{path}", Settings(durability="memory"))
+    engine.put([Draft(f"t.{n % 1200}", b"x") for n in range(2400)])
+    engine.close()
+    connection = sqlite3.connect(path)
+    if request.param == "analyzed":
+        connection.execute("ANALYZE")
+    yield connection
+    connection.close()
+
+
+def statements() -> dict[str, str]:
+    found = {name: SQL[name] for name in STATS}
+    for order, entry in sqlite_listing.ORDERS.items():
+        found |= {f"{order}, {kind}": text for kind in ("listed", "named", "folded") if (text := getattr(entry, kind))}
+    return found
+
+
+@pytest.mark.parametrize("name", statements())
+def test_no_statement_of_a_top_list_scans_or_sorts(file: sqlite3.Connection, name: str) -> None:
+    values = ("[]",) if name in STATS else (10, 10, "a", "b", "c")
+    text = statements()[name]
+    plan = [row[3] for row in file.execute(f"EXPLAIN QUERY PLAN {text}", values[: sqlite3_parameters(text)])]
+    assert plan
+    for step in plan:
+        assert not step.startswith("SCAN") or any(each in step for each in ALLOWED), plan
+        assert "TEMP B-TREE FOR ORDER BY" not in step, plan
+
+
+def sqlite3_parameters(text: str) -> int:
+    numbered = [n for n in range(1, 6) if f"?{n}" in text]
+    return max(numbered, default=text.count("?"))
+
+
+def test_every_engine_knows_every_order() -> None:
+    assert set(sqlite_listing.ORDERS) == set(valkey_listing.ORDERS) == set(listing.MEASURES)
+    assert listing.ORDERS[1:] == tuple(listing.MEASURES)
+
+
+@pytest.mark.parametrize("order", listing.MEASURES)
+def test_valkey_is_asked_a_few_times_whatever_the_number_of_topics(order: str, tmp_path: Path) -> None:
+    """At 1,200 topics each list takes as many round trips as at 2,400, and few."""
+    counted = []
+    engine = open_engine(server().url, Settings(namespace=f"top-{order}"))
+    for first in (0, 1200):
+        engine.put([Draft(f"t.{n}", b"x") for n in range(first, first + 1200) for _ in range(1 + n // 2390)])
+        with mock.patch.object(Link, "read", autospec=True, side_effect=Link.read) as read:
+            engine.topic_list(order=order, limit=20)
+        counted.append(read.call_count)
+    engine.close()
+    assert counted[0] == counted[1] <= 12
