@@ -121,7 +121,7 @@ class Settlement(msgspec.Struct, gc=False):
 
     `action`: `"ack"`, `"retry"` (counts an attempt; `delay_us` or the policy's backoff), `"dead"` (with `reason`),
     `"release"` (no attempt counted; `begun=False` also gives the rate permit back), `"rest"` (release, and the topic
-    rests for `delay_us`, or 1 s doubling to 5 min), `"unhandled"` (release with a delay of 5 s … 5 min; dead after an hour).
+    rests for `delay_us`, or 1 s doubling to 5 min), `"unhandled"` (release with a delay of 5 s … 5 min; dead after the policy's `on_unhandled`).
     `cost_us`: the handler's time, for tiers that are fair by time.
     `outcome`: what is kept of the message under its id for `keep_us`, written in the same step, if this ends the message (acked, died).
     """

@@ -99,6 +99,7 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     ttl: int | None = None
     on_expiry: str = "dead"
     dead_ttl: int = 14 * 86_400 * units.SECOND
+    on_unhandled: int | None = None
     serial: str | None = None
     gate: str | None = None
     merge: str | None = None
@@ -254,6 +255,7 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "backoff": (_backoff, "delay between attempts: a Backoff, its fields, or a fixed duration; default 1 s … 1 h, jitter"),
     "ttl": (_duration(), "how long a message may wait; default for ever"),
     "on_expiry": (_choice("dead", "drop"), "what becomes of an expired message; default dead"),
+    "on_unhandled": (_duration(), "how long a message may wait for a handler before it is a dead letter; default: it waits"),
     "dead_ttl": (_duration(), "how long dead letters are kept; default 14 days"),
     "serial": (_serial, 'one at a time per key, in order: "hold" (also true) or "yield"'),
     "gate": (_word, "the name of a limit that many topics share"),
@@ -274,7 +276,7 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 """Every setting: how it is read, and what it means."""
 
-_TO_MICROSECONDS = ("lease", "ttl", "dead_ttl", "window", "max_wait")
+_TO_MICROSECONDS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_wait")
 
 
 def check_topic(name: str) -> str:

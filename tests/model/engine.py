@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from fairlead.engines import fairness
-from fairlead.engines.base import BRING_IN, REST_FIRST_US, REST_MOST_US, UNHANDLED_DEAD_US, UNHANDLED_FIRST_US, UNHANDLED_MOST_US, UNTIL_SIGNALLED_US
+from fairlead.engines.base import BRING_IN, REST_FIRST_US, REST_MOST_US, UNHANDLED_FIRST_US, UNHANDLED_MOST_US, UNTIL_SIGNALLED_US
 from fairlead.errors import BacklogFull, BadMessage
 from fairlead.message import Batch, Draft, Lease, Receipt, Settlement
 from fairlead.policy import Resolved
@@ -617,8 +617,9 @@ class Engine(Lanes):
     def _unhandled(self, message: Message) -> str:
         if message.unhandled_from is None:
             message.unhandled_from = self.now
-        if self.now - message.unhandled_from >= UNHANDLED_DEAD_US:
-            reason = "no handler: no worker has had a handler for it for an hour"
+        longest = self.book.resolve(message.topic).on_unhandled
+        if longest is not None and self.now - message.unhandled_from >= longest:
+            reason = "no handler: no worker had a handler for it within on_unhandled"
             self._note(message, reason, None)
             return self._die(message, reason, None)
         delay = min(UNHANDLED_FIRST_US << min(message.unhandled_times, 16), UNHANDLED_MOST_US)

@@ -69,6 +69,7 @@ FIELDS: dict[str, list[Any]] = {
     "ttl": [2, 20],
     "on_expiry": ["drop", "dead"],
     "dead_ttl": [5],
+    "on_unhandled": [3, 20],
     "serial": ["hold", "yield"],
     "gate": ["g", "h"],
     "merge": ["first", "last", "all"],

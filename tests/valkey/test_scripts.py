@@ -51,7 +51,7 @@ def test_numbers() -> None:
     seconds = {"SECOND": 1_000_000}
     told = [(("settling", "REST_FIRST"), base.REST_FIRST_US), (("settling", "REST_MOST"), base.REST_MOST_US),
             (("settling", "UNHANDLED_FIRST"), base.UNHANDLED_FIRST_US), (("settling", "UNHANDLED_MOST"), base.UNHANDLED_MOST_US),
-            (("settling", "UNHANDLED_DEAD"), base.UNHANDLED_DEAD_US), (("messages", "STICKY"), base.STICKY_US),
+            (("messages", "STICKY"), base.STICKY_US),
             (("lanes", "LINGER"), admission.LINGER_US["messages"]), (("lanes", "LINGER_BY_TIME"), admission.LINGER_US["time"]),
             (("lanes", "DEFAULT_MEAN"), admission.DEFAULT_MEAN_US), (("lanes", "RATE_WINDOW"), classes.WINDOW_US)]  # fmt: skip
     for where, value in told:

@@ -133,6 +133,17 @@ def test_whatever_a_handler_raises_is_a_failure_of_its_message(app: Fairlead, er
     assert dead[0].reason.startswith("retries used up")
 
 
+def test_one_warning_for_each_kind_without_a_handler(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+    """However many messages and topics there are, and however many kinds."""
+    app.handler("mail.*")(print)
+    app.publish_many([Message(f"push.{n}") for n in range(300)] + [Message(f"single-{n}") for n in range(300)])
+    assert app.run_worker(burst=True).released == 600
+    warnings = [record.getMessage() for record in caplog.records if "no handler here" in record.getMessage()]
+    assert sum("for push.*:" in line for line in warnings) == 1
+    assert len(warnings) <= 101
+    assert {stats.delayed for stats in app.topics(limit=1000)} == {1}
+
+
 def test_the_error_text_tells_where(app: Fairlead) -> None:
     """Type, message and the innermost lines of the traceback are kept."""
     app.policy("bad", retries=0)
@@ -255,7 +266,7 @@ def test_no_handler_here(app: Fairlead, caplog: pytest.LogCaptureFixture) -> Non
     app.run_worker(burst=True)
     stats = app.topic("unknown").stats()
     assert (stats.delayed, stats.dead) == (1, 0)
-    assert "nothing handles it" in caplog.text
+    assert "no handler here for" in caplog.text
 
 
 @pytest.mark.parametrize("raised", [False, True])

@@ -40,7 +40,7 @@ RETRIES_USED_UP = "retries used up: "
 STARTED_AND_LOST = "lease ran out after its start was recorded"
 DROPPED = "dropped: the backlog was full"
 EXPIRED = "expired: its ttl ended before it was handed out"
-NO_HANDLER = "no handler: no worker has had a handler for it for an hour"
+NO_HANDLER = "no handler: no worker had a handler for it within on_unhandled"
 REFUSED = "the handler refused it"
 """Why a letter is dead."""
 

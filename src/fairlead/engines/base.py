@@ -56,7 +56,7 @@ BRING_IN = 1000
 REST_FIRST_US, REST_MOST_US = 1_000_000, 300_000_000
 """A topic's rest without a Retry-After: one second, doubled up to five minutes."""
 
-UNHANDLED_FIRST_US, UNHANDLED_MOST_US, UNHANDLED_DEAD_US = 5_000_000, 300_000_000, 3_600_000_000
+UNHANDLED_FIRST_US, UNHANDLED_MOST_US = 5_000_000, 300_000_000
 """A message for which a worker has no handler: 5 s, doubled up to 5 min; dead an hour after the first time."""
 
 STICKY_US = 24 * 3_600_000_000

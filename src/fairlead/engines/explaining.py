@@ -47,6 +47,8 @@ class Facts(msgspec.Struct, kw_only=True):
     busy_with: str | None = None
     """Who has its serial key, where it is parked."""
     gate: GateFacts | None = None
+    unhandled_us: int | None = None
+    """When a worker first had no handler for it."""
 
 
 def absent(message_id: str, topic: str | None, *, finished: bool) -> Explanation:
@@ -80,6 +82,11 @@ def waiting(facts: Facts) -> Explanation:
     if is_deferred:
         needed = control.needs(view.headers) or 1
         told.reasons.append(f"it waits for {needed - len(view.bodies or [view.body]) + 1:,} of {needed:,} jobs before it")
+    elif view.state == "delayed" and facts.unhandled_us is not None:
+        told.reasons.append(f"{_no_handler(facts)}; a worker gets it again in {_in(now, view.since_us)}; start one that has a handler")
+        starts = view.since_us
+    elif facts.unhandled_us is not None:
+        told.reasons.append(_no_handler(facts))
     elif view.state == "delayed":
         told.reasons.append(f"it is due in {_in(now, view.since_us)}")
         starts = view.since_us
@@ -96,6 +103,13 @@ def waiting(facts: Facts) -> Explanation:
     if not policy.paused and view.state != "parked" and not is_deferred and later is not None:
         told.starts_us = max(starts, later) + _time_ahead(facts)
     return told
+
+
+def _no_handler(facts: Facts) -> str:
+    longest = facts.policy.on_unhandled
+    first = facts.unhandled_us or facts.now_us
+    end = f" (a dead letter after {_duration(longest)})" if longest is not None else ""
+    return f"no worker that got it had a handler for it, for {_duration(facts.now_us - first)} now{end}"
 
 
 def _limits(facts: Facts, told: Explanation) -> int | None:

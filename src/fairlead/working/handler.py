@@ -116,7 +116,7 @@ def _limit(where: str, option: str, value: Duration | None) -> float | None:
     return limit
 
 
-def kind_of(message: Message) -> str:
+def kind_of(message: Message | Lease) -> str:
     """What a message is one of, among few: the task that it names, else the pattern one above its topic."""
     task = (message.headers or {}).get(TASK_HEADER)
     if task is not None:

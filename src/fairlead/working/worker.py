@@ -31,6 +31,7 @@ from fairlead.working.limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from fairlead.working.pause import Pause
 from fairlead.working.settle import give_back, judge, nonsense
 from fairlead.working.surround import Teller, Telling
+from fairlead.working.unhandled import UnhandledWarnings
 from fairlead.working.work import Work
 
 if TYPE_CHECKING:
@@ -51,9 +52,6 @@ PUT_OFF_US = 1_000_000
 
 TRIAL_SECONDS = 1.0
 """How long a suspect runs before the next one is begun beside it."""
-
-WARN_EVERY = 60.0
-"""Seconds between warnings about messages that nothing handles."""
 
 CANCEL_SECONDS = 2.0
 """How long cancelled tasks may take to end when the worker does."""
@@ -84,7 +82,7 @@ class Worker:
         self._flush_is_due = False
         self._collect_is_due = False
         self._keeps_slots = False
-        self._warned_at = -WARN_EVERY
+        self._unhandled = UnhandledWarnings()
         self._stops = 0
         self._failure: BaseException | None = None
         self._thread = 0
@@ -273,11 +271,7 @@ class Worker:
         self._dispatch()
 
     def _put_back_unhandled(self, leases: list[Lease]) -> None:
-        now = time.monotonic()
-        if now - self._warned_at >= WARN_EVERY:
-            self._warned_at = now
-            first = leases[0]
-            log.warning("message %s in %s: nothing handles it here; it goes back, and is dead after an hour", first.id, first.topic)
+        self._unhandled.warn(leases)
         for lease in leases:
             self._settle(Settlement(lease.handle, lease.fence, "unhandled"))
 

@@ -44,6 +44,7 @@ def _facts(turn: Turn, row: Row, view: MessageView) -> Facts:
         ahead=turn.one("ready_before", lane.lane, row.rank, row.pos, row.seq, COUNTED)[0] if row.state != DELAYED else 0,
         lanes_before=turn.one("lanes_before", lane.band, lane.vt, lane.lane, COUNTED)[0] if is_runnable else 0,
         busy_with=_busy_with(turn, lane, row) if row.state == PARKED else None, gate=_gate(turn, policy),
+        unhandled_us=(turn.one("note_read", row.mid) or (None,))[0],
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairlead.engines.base import Check
-from fairlead.engines.checks import disagreement, finding
+from fairlead.engines.checks import disagreement, finding, unhandled
 from fairlead.engines.naming import lane_name
 from fairlead.engines.sqlite import messages, views
 from fairlead.engines.sqlite.rows import DEAD, LEASES_END, READY, Lane
@@ -35,6 +35,7 @@ def check_parts(turn: Turn, *, repair: bool) -> list[Check]:
         _leases_without_end(turn, repair=repair),
         _lane_counts(turn, repair=repair),
         _totals(turn, repair=repair),
+        unhandled(turn.one("check_unhandled")[0]),
     ]
     if repair:
         for lane in views.all_lanes(turn):

@@ -234,7 +234,7 @@ def come_back(turn: Turn, lane: Lane, held: Held, row: Row, settlement: Settleme
         _die(turn, lane, row, settlement.reason or REFUSED, settlement.error)
         return "died"
     if action == "unhandled":
-        return _unhandled(turn, lane, row)
+        return _unhandled(turn, lane, row, topic)
     delay = settlement.delay_us or 0
     if action == "rest":
         _rest(turn, lane, held, settlement.delay_us)
@@ -274,10 +274,11 @@ def _die(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None, *, no
         messages.free_key(turn, lane, row.line, row.mid)
 
 
-def _unhandled(turn: Turn, lane: Lane, row: Row) -> str:
+def _unhandled(turn: Turn, lane: Lane, row: Row, topic: str) -> str:
     first, tries, history = turn.one("note_read", row.mid) or (None, 0, "[]")
     first = first if first is not None else turn.now
-    if turn.now - first >= base.UNHANDLED_DEAD_US:
+    longest = turn.rules.of(topic).on_unhandled
+    if longest is not None and turn.now - first >= longest:
         _die(turn, lane, row, NO_HANDLER, None)
         return "died"
     delay = min(base.UNHANDLED_FIRST_US << min(tries, 16), base.UNHANDLED_MOST_US)

@@ -39,6 +39,7 @@ def _facts(view: View, shard: int, record: Record, told: MessageView, lane: Lane
         rest_until_us=lane.rest_until, tat=lane.tat, rate_now=classes.rate(view.now, lane.seen, lane.lately, lane.before), tier=tier,
         ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0, lanes_before=min(before, COUNTED),
         busy_with=_busy_with(view, shard, record) if told.state == "parked" else None, gate=_gate(view, shard, policy),
+        unhandled_us=record.unhandled_from or None,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from fairlead.engines.base import Check
-from fairlead.engines.checks import DISAGREEMENTS, disagreement, finding
+from fairlead.engines.checks import DISAGREEMENTS, disagreement, finding, unhandled
 from fairlead.engines.valkey import fitness, records
 from fairlead.engines.valkey.link import Link
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fairlead.engines.valkey.namespace import Namespace
 
 _FOUND = ("counts", "order", "messages", "leases")
+_HELD = ("waiting", "bytes", "leased", "unhandled")
 
 
 def check(space: Namespace, *, repair: bool) -> list[Check]:
@@ -22,7 +23,7 @@ def check(space: Namespace, *, repair: bool) -> list[Check]:
     for shard in range(space.shards):
         found += _check_shard(space, shard, repair=repair)
     checks = [*check_server(space), _rules(space, repair=repair)]
-    return checks + [disagreement(name, found[name], repair=repair) for name in DISAGREEMENTS]
+    return [*checks, *(disagreement(name, found[name], repair=repair) for name in DISAGREEMENTS), unhandled(found["unhandled"])]
 
 
 def examine(url: str) -> list[Check]:
@@ -69,11 +70,12 @@ def _check_shard(space: Namespace, shard: int, *, repair: bool) -> Counter[str]:
         while True:
             cursor, *counts = space.run("check", shard, 0, what, cursor, int(repair))
             found.update(dict(zip(_FOUND, counts, strict=False)))
-            held.update(dict(zip(("waiting", "bytes", "leased"), counts[len(_FOUND) :], strict=True)))
+            held.update(dict(zip(_HELD, counts[len(_FOUND) :], strict=True)))
             if int(cursor) == 0:
                 break
-    if repair and found.total():
+    if repair and found.total():  # what waits for a handler is counted below
         return found + _check_shard(space, shard, repair=False)  # the totals, now that the rest is right
+    found["unhandled"] += held["unhandled"]
     found["totals"] += _totals(space, shard, before, held, repair=repair)
     return found
 

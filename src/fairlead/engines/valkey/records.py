@@ -49,7 +49,7 @@ def rule_record(policy: Resolved, shards: int = 1) -> bytes:
         policy.on_expiry == "drop", policy.dead_ttl, policy.serial or False, policy.gate or False, policy.merge or False, policy.merge_limit,
         policy.window or False, policy.debounce, policy.max_wait or False, policy.edge == "leading", policy.dedupe or False,
         _part(policy.max_backlog, spread), _part(policy.max_backlog_bytes, spread), policy.on_full, policy.partitions, policy.buckets or False,
-        policy.buckets_pattern or False, policy.delivery == "at_most_once", policy.paused, policy.limited,
+        policy.buckets_pattern or False, policy.delivery == "at_most_once", policy.paused, policy.limited, policy.on_unhandled or False,
     )  # fmt: skip
 
 

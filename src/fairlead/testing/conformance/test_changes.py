@@ -136,6 +136,17 @@ def dead_ttl(bench: EngineBench) -> None:
     assert bench.engine.dead_list() == []
 
 
+def on_unhandled(bench: EngineBench) -> None:
+    """It counts from the first time that a worker had no handler."""
+    bench.put("a", "1")
+    bench.settle(bench.lease(), "unhandled")
+    bench.policy("a", on_unhandled="1h")
+    bench.later(3_600)
+    assert bench.settle(bench.lease(), "unhandled") == ["died"]
+    ((_, letter),) = bench.engine.dead_list()
+    assert letter.reason == "no handler: no worker had a handler for it within on_unhandled"
+
+
 def serial(bench: EngineBench) -> None:
     """It was decided at publish: who stands in line stays there, newcomers do as the policy says now."""
     bench.policy("a", serial=True)
@@ -270,8 +281,8 @@ def delivery(bench: EngineBench) -> None:
 CHANGES: dict[str, Callable[[EngineBench], None]] = {
     change.__name__: change
     for change in (
-        rate, burst, concurrency, weight, tier, pool, lease, retries, backoff, ttl, on_expiry, dead_ttl, serial, gate, merge, merge_limit, window,
-        debounce, max_wait, edge, max_body, dedupe, max_backlog, on_full, partitions, buckets, delivery, paused,
+        rate, burst, concurrency, weight, tier, pool, lease, retries, backoff, ttl, on_expiry, dead_ttl, on_unhandled, serial, gate, merge,
+        merge_limit, window, debounce, max_wait, edge, max_body, dedupe, max_backlog, on_full, partitions, buckets, delivery, paused,
     )
 }  # fmt: skip
 

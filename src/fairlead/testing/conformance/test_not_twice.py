@@ -209,3 +209,22 @@ def test_a_redriven_message_lives_from_when_it_is_due(bench: EngineBench) -> Non
     assert bench.run() == ["1"]
     bench.later(120)
     assert bench.run() == ["2"]
+
+
+def test_a_message_without_a_handler_waits_and_says_so(bench: EngineBench) -> None:
+    """It comes again after 5 s to 5 min, no attempt is counted, it never dies by itself; explain and the doctor tell."""
+    (receipt,) = bench.put("a", "1")
+    for delay in (5, 10, 20, 40, 80, 160, 300, 300):
+        (lease,) = bench.lease()
+        assert lease.attempt == 1
+        assert bench.settle([lease], "unhandled") == ["released"]
+        bench.later(delay - 0.001)
+        assert bench.lease() == []
+        bench.later(0.001)
+    (lease,) = bench.lease()
+    bench.settle([lease], "unhandled")
+    (reason,) = bench.engine.explain(receipt.id, "a", now_us=bench.now).reasons
+    assert reason.startswith("no worker that got it had a handler for it, for 15.2 min now; a worker gets it again in 5.0 min")
+    (told,) = [check for check in bench.engine.doctor() if check.name == "handlers"]
+    assert told.ok
+    assert told.detail.startswith("1 message waits for a handler")

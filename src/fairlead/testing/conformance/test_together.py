@@ -112,7 +112,8 @@ def test_a_redrive_finds_the_topic_where_it_is_now(bench: EngineBench) -> None:
 
 
 def test_a_redriven_message_has_not_been_without_a_handler(bench: EngineBench) -> None:
-    """The hour begins anew."""
+    """The time begins again."""
+    bench.policy("a", on_unhandled="1h")
     bench.put("a", "1")
     bench.settle(bench.lease(), "unhandled")
     bench.later(3_700)

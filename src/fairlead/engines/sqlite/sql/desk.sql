@@ -148,6 +148,9 @@ SELECT m.mid FROM message m
 SELECT l.fence FROM lease l
  WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.kind = 1 AND l.fence BETWEEN e.a AND e.b) LIMIT ?;
 
+-- name: check_unhandled
+SELECT count(*) FROM note n JOIN message m ON m.mid = n.mid WHERE n.unhandled IS NOT NULL AND m.state <> 3;
+
 -- name: check_totals
 SELECT (SELECT coalesce(sum(ready + delayed + parked), 0) FROM lane), (SELECT coalesce(sum(bytes), 0) FROM lane),
        (SELECT count(*) FROM lease WHERE NOT gone), (SELECT count(*) FROM dead), (SELECT count(*) FROM lane);

@@ -2,10 +2,10 @@
 
 -- What the doctor looks at, one page of it: ARGV[3]: "lanes", "messages" or "leases"; [4]: where the page begins; [5]: "1" to mend.
 -- Answers {where the next page begins, how many lanes counted wrongly, entries without their message, messages that stood nowhere, leases that nothing
--- would take back, and what the lanes hold: waiting, bytes, leased}.
+-- would take back, what the lanes hold: waiting, bytes, leased; and how many wait for a handler}.
 
 local what, cursor, mends = ARGV[3], ARGV[4], ARGV[5] == '1'
-local wrong_counts, orphans, lost, endless, waiting, bytes, leased = 0, 0, 0, 0, 0, 0, 0
+local wrong_counts, orphans, lost, endless, waiting, bytes, leased, unhandled = 0, 0, 0, 0, 0, 0, 0, 0
 local LOOKED_AT = 1000 -- entries of one lane
 local FEW_LEASES = 5000
 
@@ -112,6 +112,9 @@ elseif what == 'messages' then
     local found = page('HSCAN', keys.m)
     for n = 1, #found, 2 do
         local record = messages.take(tonumber(found[n]), found[n + 1])
+        if record.state ~= DEAD and record.unhandled_from > 0 then
+            unhandled = unhandled + 1
+        end
         if not stands(record) then
             lost = lost + 1
             if mends and record.state == DEAD then
@@ -148,4 +151,4 @@ end
 if mends then
     save()
 end
-return { cursor, wrong_counts, orphans, lost, endless, waiting, bytes, leased }
+return { cursor, wrong_counts, orphans, lost, endless, waiting, bytes, leased, unhandled }

@@ -20,7 +20,7 @@ local REASONS = {
     full = 'dropped: the backlog was full',
     expired = 'expired: its ttl ended before it was handed out',
     refused = 'the handler refused it',
-    unhandled = 'no handler: no worker has had a handler for it for an hour',
+    unhandled = 'no handler: no worker had a handler for it within on_unhandled',
     started = 'lease ran out after its start was recorded',
     retries = 'retries used up: ',
 }

@@ -5,7 +5,7 @@ local rules = part(function(rules)
     local FIELDS = {
         'rate', 'burst', 'concurrency', 'weight', 'tier', 'pool', 'lease', 'retries', 'backoff', 'ttl', 'drop_expired', 'dead_ttl', 'serial',
         'gate', 'merge', 'merge_limit', 'window', 'debounce', 'max_wait', 'leading', 'dedupe', 'max_backlog', 'max_backlog_bytes', 'on_full',
-        'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited',
+        'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled',
     }
     local KINDS = 1000
     local by_name, by_stem, overridden

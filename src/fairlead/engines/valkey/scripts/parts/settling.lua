@@ -4,7 +4,7 @@ local settling = part(function(settling)
     local REST_FIRST, REST_MOST = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
     local REST_LEAST = 54 -- bytes behind fence and lane: a hash whose values have 64 or less is a list while it is small, which is slow to look into
-    local UNHANDLED_FIRST, UNHANDLED_MOST, UNHANDLED_DEAD = 5 * SECOND, 300 * SECOND, 3600 * SECOND
+    local UNHANDLED_FIRST, UNHANDLED_MOST = 5 * SECOND, 300 * SECOND
 
     -- `empty`: at most once, the message is gone already; `line`: the serial key that it keeps then; `quick`: of the message nothing is kept but counts.
     function settling.decode(stored)
@@ -110,7 +110,8 @@ local settling = part(function(settling)
         if record.unhandled_from == 0 then
             record.unhandled_from = shard.now
         end
-        if shard.now - record.unhandled_from >= UNHANDLED_DEAD then
+        local longest = rules.of(record.topic).on_unhandled
+        if longest and shard.now - record.unhandled_from >= longest then
             messages.note(record, REASONS.unhandled)
             return die(lane, record, REASONS.unhandled)
         end
