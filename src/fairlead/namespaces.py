@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fairlead.policy import Gate
+from fairlead.policy import Gate, own_rows
 
 if TYPE_CHECKING:
-    from fairlead.engines.base import FullEngine
+    from collections.abc import Iterable, Iterator
+
+    from fairlead.engines.base import Desk, FullEngine
+
+_Row = TypeVar("_Row")
+
+PAGE = 1000
+"""Policies that are read or set by one call."""
 
 Difference = tuple[str, str, str, Any, Any]
 """Layer (or "gate"), pattern (or the gate's name), field, here, there; None: not set."""
@@ -17,10 +25,31 @@ def copy(here: FullEngine, there: FullEngine) -> int:
     """Set every gate and policy of one namespace in another; returns how many policies."""
     for gate in here.gate_list():
         there.gate_set(gate["name"], Gate(gate["rate"], gate["burst"], gate["concurrency"]))
-    rows = here.policies().rows()
-    for layer, pattern, fields in rows:
-        there.policy_set("operator" if layer == "operator" else "code", pattern, fields)
-    return len(rows)
+    return set_policies(there, every_policy(here))
+
+
+def every_policy(engine: Desk) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(layer, pattern, fields) of all patterns, sorted, then of all topics with a policy of their own, page by page."""
+    yield from engine.policies().rows()
+    after: str | None = ""
+    while after is not None:
+        page, after = engine.policy_own_list(after, PAGE)
+        yield from sorted(own_rows(page), key=lambda row: row[0])  # the code's first: what an operator set may need it
+
+
+def set_policies(engine: Desk, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> int:
+    """Set these in their layers, in batches; returns how many."""
+    count = 0
+    for layer, run in groupby(rows, key=lambda row: row[0]):
+        for batch in _batches(run):
+            engine.policy_set_many("operator" if layer == "operator" else "code", [(pattern, fields) for _, pattern, fields in batch])
+            count += len(batch)
+    return count
+
+
+def _batches(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
+    while batch := list(islice(rows, PAGE)):
+        yield batch
 
 
 def compare(here: FullEngine, there: FullEngine) -> list[Difference]:
@@ -31,6 +60,6 @@ def compare(here: FullEngine, there: FullEngine) -> list[Difference]:
 
 
 def _settings(engine: FullEngine) -> dict[tuple[str, str, str], Any]:
-    fields = {(layer, pattern, name): value for layer, pattern, row in engine.policies().rows() for name, value in row.items()}
+    fields = {(layer, pattern, name): value for layer, pattern, row in every_policy(engine) for name, value in row.items()}
     gates = {("gate", gate["name"], name): gate[name] for gate in engine.gate_list() for name in ("rate", "burst", "concurrency")}
     return fields | gates

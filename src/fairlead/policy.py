@@ -18,7 +18,7 @@ from fairlead import units
 from fairlead.errors import BadMessage, BadPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Layer = Literal["code", "operator"]
 """Who set a policy. The operator's layer stands above the code's."""
@@ -352,76 +352,132 @@ def matches(pattern: str, topic: str) -> bool:
     return pattern in ("*", topic) or (pattern.endswith(".*") and topic.startswith(pattern[:-1]))
 
 
+Layers = dict[str, dict[str, Any]]
+"""What is set for one pattern or topic: fields by layer."""
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a policy of this name covers many topics; else the name is that of one topic."""
+    return name == "*" or name.endswith(".*")
+
+
+def change_layers(layers: Layers, layer: str, fields: Mapping[str, Any]) -> Layers:
+    """The layers after these checked fields were set in one of them; None removes a field."""
+    now = {name: value for name, value in {**layers.get(layer, {}), **fields}.items() if value is not None}
+    others = {name: values for name, values in layers.items() if name != layer}
+    return {**others, layer: now} if now else others
+
+
+def own_rows(page: Iterable[tuple[str, Layers]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(layer, topic, fields) of topics with what they set."""
+    for topic, layers in page:
+        for layer in sorted(layers):
+            yield layer, topic, layers[layer]
+
+
 class PolicyBook:
     """
-    All policies of a namespace, and what they come to for a topic.
+    The policies of a namespace's patterns, and what they come to for a topic.
 
     Topics that are covered by the same patterns share one `Resolved`, so a million topics cost a few look-ups each
-    and no memory.
+    and no memory. The policy of one exact topic is kept elsewhere, by the engine: `own_of` looks it up.
+    A book may hold policies of exact topics too; it treats them alike.
     """
 
-    def __init__(self, tiers: Mapping[str, Tier] | None = None) -> None:
+    def __init__(self, tiers: Mapping[str, Tier] | None = None, own_of: Callable[[str], Layers] | None = None) -> None:
         self.tiers = dict(tiers) if tiers else {name: Tier.of(share) for name, share in DEFAULT_TIERS.items()}
-        self._layers: dict[str, dict[str, dict[str, Any]]] = {"operator": {}, "code": {}}
+        self._layers: dict[str, Layers] = {}
+        self._own_of = own_of
         self._resolved: dict[tuple[str, ...], Resolved] = {}
 
-    def load(self, rows: list[tuple[str, str, dict[str, Any]]]) -> None:
+    def load(self, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
         """Replace everything by (layer, pattern, fields) rows, as they were checked before."""
-        self._layers = {"operator": {}, "code": {}}
+        self._layers = {}
         for layer, pattern, fields in rows:
-            self._layers[layer][pattern] = fields
+            self._layers.setdefault(pattern, {})[layer] = fields
         self._resolved.clear()
 
     def put(self, layer: str, pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Set checked fields (None removes one); returns what the pattern now sets in that layer."""
-        now = {**self._layers[layer].get(pattern, {}), **fields}
-        now = {name: value for name, value in now.items() if value is not None}
-        if now:
-            self._layers[layer][pattern] = now
+        layers = change_layers(self._layers.get(pattern, {}), layer, fields)
+        if layers:
+            self._layers[pattern] = layers
         else:
-            self._layers[layer].pop(pattern, None)
+            self._layers.pop(pattern, None)
         self._resolved.clear()
-        return now
+        return layers.get(layer, {})
 
     def rows(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """Every (layer, pattern, fields), sorted."""
-        return [(layer, pattern, dict(fields)) for layer in ("code", "operator")
-                for pattern, fields in sorted(self._layers[layer].items())]  # fmt: skip
+        """Every (layer, pattern, fields) that the book holds, sorted."""
+        found = [(layer, pattern, dict(fields)) for pattern, layers in self._layers.items() for layer, fields in layers.items()]
+        return sorted(found, key=lambda row: row[:2])
+
+    def layers(self, pattern: str) -> Layers:
+        """What the book holds for exactly this pattern or topic."""
+        return self._layers.get(pattern, {})
+
+    def names_under(self, pattern: str) -> list[str]:
+        """The patterns and topics in the book that this pattern covers, itself included."""
+        return sorted({pattern, *(name for name in self._layers if matches(pattern, name))})
 
     def covering(self, topic: str) -> tuple[str, ...]:
         """The patterns with a policy that cover the topic, the most specific first."""
-        operator, code = self._layers["operator"], self._layers["code"]
-        if not operator and not code:
+        if not self._layers:
             return ()
-        return tuple(pattern for pattern in prefixes(topic) if pattern in operator or pattern in code)
+        return tuple(pattern for pattern in prefixes(topic) if pattern in self._layers)
 
     def resolve(self, topic: str) -> Resolved:
-        """What holds for a topic. Raises BadPolicy where the fields are impossible together."""
+        """
+        What holds for a topic.
+
+        Where a pattern's change left fields of an exact topic without what they need, these have no effect (see
+        `docs/behaviour.md`, "Changes"). Raises BadPolicy only where the tier does not exist.
+        """
+        own = self._own_of(topic) if self._own_of is not None else None
+        if own:
+            return self.resolve_own(topic, own)
         covering = self.covering(topic)
         found = self._resolved.get(covering)
         if found is None:
-            found = self._resolved[covering] = self._build(covering)
+            found = self._resolved[covering] = self._build(self._merge(self._sets(covering)), own_name=bool(covering) and not is_pattern(covering[0]))
         return found
+
+    def resolve_own(self, topic: str, own: Layers) -> Resolved:
+        """What holds for a topic that has these settings of its own; the caller keeps the answer."""
+        return self._build(self._merge(self._sets_with(topic, own)), own_name=True)
+
+    def check(self, name: str, own: Layers | None = None) -> Resolved:
+        """What holds for a pattern, or for a topic with these settings. Raises BadPolicy where its fields are impossible together."""
+        sets = self._sets_with(name, own) if own else self._sets(self.covering(name))
+        merged = self._merge(sets)
+        own_name = bool(sets) and not is_pattern(sets[0][0])
+        policy = self._build(merged, own_name=own_name)
+        self._check_together(name, policy, merged, own_name=own_name)
+        return policy
 
     def why(self, topic: str) -> dict[str, tuple[Any, str, str]]:
         """For each field that somebody set: its value, layer and pattern."""
-        return self._merge(self.covering(topic))
+        own = self._own_of(topic) if self._own_of is not None else None
+        return self._merge(self._sets_with(topic, own) if own else self._sets(self.covering(topic)))
 
-    def has_own(self, topic: str) -> bool:
-        """Whether a policy names exactly this topic."""
-        return topic in self._layers["operator"] or topic in self._layers["code"]
+    def _sets(self, covering: Iterable[str]) -> list[tuple[str, Layers]]:
+        return [(pattern, self._layers[pattern]) for pattern in covering]
 
-    def _merge(self, covering: tuple[str, ...]) -> dict[str, tuple[Any, str, str]]:
+    def _sets_with(self, topic: str, own: Layers) -> list[tuple[str, Layers]]:
+        return [(topic, own), *self._sets(pattern for pattern in self.covering(topic) if pattern != topic)]
+
+    @staticmethod
+    def _merge(sets: list[tuple[str, Layers]]) -> dict[str, tuple[Any, str, str]]:
         merged: dict[str, tuple[Any, str, str]] = {}
         for layer in ("operator", "code"):
-            for pattern in covering:
-                for name, value in self._layers[layer].get(pattern, {}).items():
+            for pattern, layers in sets:
+                for name, value in layers.get(layer, {}).items():
                     merged.setdefault(name, (value, layer, pattern))
         return merged
 
-    def _build(self, covering: tuple[str, ...]) -> Resolved:
-        merged = self._merge(covering)
+    def _build(self, merged: dict[str, tuple[Any, str, str]], *, own_name: bool) -> Resolved:
         values: dict[str, Any] = {name: value for name, (value, _, _) in merged.items()}
+        _drop_what_has_no_effect(values)
         for name in _TO_MICROSECONDS:
             if name in values:
                 values[name] = max(1, round(values[name] * units.SECOND))
@@ -432,38 +488,55 @@ class PolicyBook:
             values["dedupe"] = FOREVER if kept == "forever" else max(1, round(kept * units.SECOND))
         if isinstance(values.get("max_backlog"), str):
             values["max_backlog_bytes"] = units.size(values.pop("max_backlog"))
-        own_name = bool(covering) and not (covering[0] == "*" or covering[0].endswith(".*"))
         if "buckets" in values:
             if own_name:
                 del values["buckets"]
             else:
                 values["buckets_pattern"] = merged["buckets"][2]
         resolved = Resolved(**values)
-        self._check_together(covering, resolved, merged)
+        if resolved.tier not in self.tiers:
+            where = f"policy {merged['tier'][2]}: " if "tier" in merged else ""
+            raise BadPolicy(f'{where}tier "{resolved.tier}" does not exist; the namespace has {", ".join(self.tiers)}')
         return resolved
 
-    def _check_together(self, covering: tuple[str, ...], policy: Resolved, merged: dict[str, tuple[Any, str, str]]) -> None:
-        def refuse(name: str, text: str) -> BadPolicy:
-            pattern = merged[name][2] if name in merged else covering[0]
-            return BadPolicy(f"policy {pattern}: {text}")
+    @staticmethod
+    def _check_together(name: str, policy: Resolved, merged: dict[str, tuple[Any, str, str]], *, own_name: bool) -> None:
+        values = {field: value for field, (value, _, _) in merged.items()}
 
-        if policy.tier not in self.tiers:
-            raise refuse("tier", f'tier "{policy.tier}" does not exist; the namespace has {", ".join(self.tiers)}')
-        if policy.concurrency is not None and policy.concurrency < policy.partitions:
-            raise refuse("concurrency", f"concurrency {policy.concurrency} is less than partitions {policy.partitions}; "
+        def refuse(field: str, text: str) -> BadPolicy:
+            return BadPolicy(f"policy {merged[field][2] if field in merged else name}: {text}")
+
+        if values.get("concurrency") is not None and values["concurrency"] < policy.partitions:
+            raise refuse("concurrency", f"concurrency {values['concurrency']} is less than partitions {policy.partitions}; "
                          "each partition needs at least one")  # fmt: skip
-        if policy.buckets is not None and policy.partitions > 1:
+        if "buckets" in values and not own_name and policy.partitions > 1:
             raise refuse("buckets", "buckets and partitions cannot be combined; remove one of them")
-        needs = {"window": "merge", "debounce": "window", "max_wait": "debounce", "merge_limit": "merge", "burst": "rate"}
-        for name, needed in needs.items():
-            if name in merged and merged[name][0] is not False and not getattr(policy, needed):
-                raise refuse(name, f'"{name}" has no meaning without "{needed}"; set both')
-        if policy.edge == "leading" and not policy.window:
+        for field, needed in _NEEDS.items():
+            if field in values and values[field] is not False and not values.get(needed):
+                raise refuse(field, f'"{field}" has no meaning without "{needed}"; set both')
+        if values.get("edge") == "leading" and not values.get("window"):
             raise refuse("edge", '"edge" has no meaning without "window"; set both')
-        if policy.edge == "leading" and policy.debounce:
+        if values.get("edge") == "leading" and values.get("debounce"):
             raise refuse("edge", 'edge="leading" and debounce contradict each other; remove one of them')
-        if policy.delivery == "at_most_once" and policy.serial == "yield":
+        if values.get("delivery") == "at_most_once" and values.get("serial") == "yield":
             raise refuse("serial", 'serial="yield" is about retries, and at_most_once has none; use "hold"')
+
+
+_NEEDS = {"window": "merge", "debounce": "window", "max_wait": "debounce", "merge_limit": "merge", "burst": "rate"}
+"""Fields that mean nothing without another."""
+
+
+def _drop_what_has_no_effect(values: dict[str, Any]) -> None:
+    """Make fields fit together that were set one after the other: each such set was possible when it was made."""
+    for field, needed in _NEEDS.items():
+        if field in values and not values.get(needed):
+            del values[field]
+    if values.get("edge") == "leading" and (not values.get("window") or values.get("debounce")):
+        del values["edge"]
+    if values.get("delivery") == "at_most_once" and values.get("serial") == "yield":
+        values["serial"] = "hold"
+    if "concurrency" in values:
+        values["concurrency"] = max(values["concurrency"], values.get("partitions", 1))
 
 
 class Gate(msgspec.Struct, frozen=True):

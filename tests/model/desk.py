@@ -11,7 +11,7 @@ import msgspec
 from fairlead.engines import fairness
 from fairlead.engines.base import KEEPS_HEADER, Explanation, MessageView, Overview, TierStats, TopicStats
 from fairlead.errors import BadPolicy, TopicInUse, UsageError
-from fairlead.policy import Gate, Layer, PolicyBook, Resolved, check_fields, check_pattern, matches
+from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved, check_fields, check_pattern, is_pattern, matches
 from tests.model.engine import Engine
 from tests.model.things import COUNTERS, Band, GateState, Lane, Message, rate_now, shape, size_of, spread_by
 
@@ -22,7 +22,16 @@ class Model(Engine):
     # Policies and gates
 
     def policies(self) -> PolicyBook:
-        return self._copy_of_book()
+        book = PolicyBook(self.tiers, self.policy_own)
+        book.load(row for row in self.book.rows() if is_pattern(row[1]))
+        return book
+
+    def policy_own(self, topic: str) -> Layers:
+        return {} if is_pattern(topic) else self.book.layers(topic)
+
+    def policy_own_list(self, after: str = "", limit: int = 1000) -> tuple[list[tuple[str, Layers]], str | None]:
+        names = sorted({name for _, name, _ in self.book.rows() if not is_pattern(name) and name > after})[:limit]
+        return [(name, self.book.layers(name)) for name in names], names[-1] if len(names) == limit else None
 
     def _copy_of_book(self) -> PolicyBook:
         book = PolicyBook(self.tiers)
@@ -33,10 +42,13 @@ class Model(Engine):
         return self.book.resolve(topic)
 
     def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
-        checked = check_fields(pattern, fields)
-        if checked.get("gate") is not None and checked["gate"] not in self.gates:
+        return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
+
+    def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+        checked = [(pattern, check_fields(pattern, fields)) for pattern, fields in changes]
+        if any(fields.get("gate") is not None and fields["gate"] not in self.gates for _, fields in checked):
             raise BadPolicy("the gate is not defined")
-        return self._change_policy(layer, pattern, checked, now_us)
+        return [self._change_policy(layer, pattern, fields, now_us) for pattern, fields in checked]
 
     def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
         there = [fields for where, name, fields in self.book.rows() if (where, name) == (layer, pattern)]
@@ -47,17 +59,17 @@ class Model(Engine):
         return bool(there)
 
     def _change_policy(self, layer: Layer, pattern: str, fields: Mapping[str, Any], now_us: int | None) -> dict[str, Any]:
-        """The new book has to resolve everywhere, and must not take a topic's messages out of their lanes; then lanes are placed anew."""
+        """The pattern and those under it have to be possible, and no topic's messages may be taken out of their lanes; then lanes are placed."""
         book = self._copy_of_book()
         now = book.put(layer, pattern, fields)
-        for name in {pattern, *(name for _, name, _ in book.rows() if matches(pattern, name))}:
-            book.resolve(name)
+        for name in book.names_under(pattern):
+            if is_pattern(name) or name == pattern:
+                book.check(name)
         for topic in self._topics_in_use():
             if matches(pattern, topic) and shape(book.resolve(topic)) != shape(self.book.resolve(topic)):
                 raise TopicInUse("partitions and buckets change only while a topic is empty")
         self.book, self.now = book, self._time(now_us)
-        is_topic = not (pattern == "*" or pattern.endswith(".*"))
-        for lane in self._lanes_of(pattern) if is_topic else self._lanes_under(pattern):
+        for lane in self._lanes_under(pattern) if is_pattern(pattern) else self._lanes_of(pattern):
             self._place(lane)
         return now
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import sqlite3
@@ -18,6 +19,7 @@ import pytest
 
 from fairlead.engines import open_engine
 from fairlead.engines.base import FullEngine, Settings
+from fairlead.engines.sqlite import store
 from fairlead.errors import EngineCorrupt, EngineUnavailable, FairleadError, SchemaMismatch, UsageError
 from fairlead.message import Draft, Settlement
 from fairlead.policy import Tier
@@ -39,6 +41,28 @@ def test_what_was_published_is_there_after_opening_anew(tmp_path: Path) -> None:
     assert (lease.id, lease.body, lease.key, lease.priority, lease.headers) == ("mine", b"\x00\xff", "k", 7, {"h": "v"})
     assert again.policy_of("a").rate == 5
     again.close()
+
+
+def test_an_exact_policy_makes_no_other_process_read_policies_again(tmp_path: Path) -> None:
+    """The version that others look at stays; what it costs in statements does not grow with their number."""
+    with closing(engine_at(tmp_path / "q.db")) as first, closing(engine_at(tmp_path / "q.db")) as other:
+        first.policy_set("code", "t.*", {"retries": 1})
+        first.put([Draft("t.1", b"1")])
+        other.lease(1)
+        read: list[str] = []
+        other._store.connection.set_trace_callback(read.append)  # type: ignore[attr-defined]
+        first.policy_set("code", "t.1", {"paused": True})
+        first.policy_set_many("code", [(f"t.{n}", {"rate": 5}) for n in range(2, 1000)])
+        first.put([Draft("t.1", b"2")])
+        assert other.lease(1).leases == []
+        assert [statement for statement in read if "FROM policy" in statement] == []
+        sets = []
+        for topic in ("t.5", "t.new"):
+            made: list[str] = []
+            first._store.connection.set_trace_callback(made.append)  # type: ignore[attr-defined]
+            first.policy_set("code", topic, {"rate": 6})
+            sets.append(len(made))
+        assert max(sets) < 20
 
 
 def test_namespaces_are_worlds_apart(tmp_path: Path) -> None:
@@ -70,15 +94,51 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
         engine_at(path)
 
 
+def make_layout(path: Path, layout: int, *statements: str) -> None:
+    """A file as it was at that layout, with what the statements put into it."""
+    folder = Path(store.__file__).parent / "migrations"
+    with closing(sqlite3.connect(path, isolation_level=None)) as raw:
+        for number in range(1, layout + 1):
+            raw.executescript(next(folder.glob(f"{number:04d}_*.sql")).read_text(encoding="utf-8"))
+        raw.execute("INSERT INTO shard (one, nonce) VALUES (1, 'zzzzzz')")
+        raw.execute(f"PRAGMA application_id = {store.APPLICATION_ID}")
+        raw.execute(f"PRAGMA user_version = {layout}")
+        for statement in statements:
+            raw.executescript(statement)
+
+
+ONE_MESSAGE = """
+    INSERT INTO band (band, pool, tier) VALUES (1, 'default', 'mid');
+    INSERT INTO lane (lane, name, band, place, vt, tat, ready, delayed, parked, leased, bytes, published, delivered, done, seen, lately, before)
+        VALUES (1, 'a', 1, 1, 0, 0, 1, 0, 0, 0, 4, 1, 0, 0, 0, 0, 0);
+    INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body) VALUES (1, 1, 0, 1, 1, 1, 1, 0, 0, CAST('kept' AS BLOB));
+    INSERT INTO ready (lane, rank, pos, seq, mid) VALUES (1, 1, 1, 1, 1);
+    UPDATE shard SET seq = 1, waiting = 1, bytes = 4, published = 1, lanes = 1;
+"""
+"""In the topic a."""
+
+
+def test_policies_of_an_older_layout_are_kept(tmp_path: Path) -> None:
+    """Those of exact topics become rows of their own; a lane that is there already follows them."""
+    path = tmp_path / "q.db"
+    rows = [("code", "a", {"retries": 2}), ("code", "b", {"rate": 5.0}), ("code", "t.*", {"weight": 2.0}), ("operator", "a", {"paused": True})]
+    policies = [f"INSERT INTO policy VALUES ('{layer}', '{pattern}', '{json.dumps(fields)}')" for layer, pattern, fields in rows]
+    make_layout(path, 2, ONE_MESSAGE, *policies)
+    with closing(engine_at(path)) as engine:
+        assert engine.policies().rows() == [rows[2]]
+        assert engine.policy_own_list() == ([("a", {"code": {"retries": 2}, "operator": {"paused": True}}), ("b", {"code": {"rate": 5.0}})], None)
+        assert engine.snapshot()["policies"] == rows
+        assert (engine.policy_of("a").paused, engine.policy_of("a").retries, engine.policy_of("b").rate) == (True, 2, 5.0)
+        engine.policy_set("code", "a", {"weight": 3})
+        assert engine.lease(1).leases == []
+        engine.policy_reset("operator", "a")
+        assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
+
+
 def test_an_older_layout_is_brought_up(tmp_path: Path) -> None:
     """With all that it holds."""
     path = tmp_path / "q.db"
-    with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
-        engine.put([Draft("a", b"kept")])
-    with closing(sqlite3.connect(path)) as raw:
-        for table in ("kept", "came", "follower"):
-            raw.execute(f"DROP TABLE {table}")
-        raw.execute("PRAGMA user_version = 1")
+    make_layout(path, 1, ONE_MESSAGE)
     with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
         (lease,) = engine.lease(1).leases
         assert lease.body == b"kept"

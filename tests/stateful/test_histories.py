@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fairlead.engines.base import KEEPS_HEADER, NEEDS_HEADER
 from fairlead.message import Draft, Lease, Receipt, Settlement
-from fairlead.policy import Gate
+from fairlead.policy import Gate, own_rows
 from fairlead.units import SECOND
 from tests.conformance.conftest import ENGINES
 from tests.stateful.twins import START, Twins, handles
@@ -474,7 +474,8 @@ class Histories(RuleBasedStateMachine):
 
 def drain(twins: Twins) -> None:
     engine = twins.engine
-    for layer, pattern, fields in engine.policies().rows():
+    own, _ = engine.policy_own_list()
+    for layer, pattern, fields in [*engine.policies().rows(), *own_rows(own)]:
         if "paused" in fields:
             engine.policy_set(layer, pattern, {"paused": False}, now_us=twins.now)
     for _ in range(3_000):

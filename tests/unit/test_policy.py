@@ -71,9 +71,9 @@ def test_an_impossible_setting_is_refused_with_its_name(fields: dict[str, object
     ],
 )
 def test_settings_that_are_impossible_together_are_refused(fields: dict[str, object]) -> None:
-    """When the policy is resolved."""
+    """When the policy is checked."""
     with pytest.raises(BadPolicy):
-        book(("code", "a", fields)).resolve("a")
+        book(("code", "a", fields)).check("a")
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "a\x00", "x" * 256, "é" * 200, "push.*", "*", "\ud800"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fairlead.cli.session import Session, json_option, pass_session, print_json, say
+from fairlead.namespaces import every_policy, set_policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,9 +54,7 @@ def move(old: FullEngine, new: FullEngine, tell: Callable[[str], None], *, wait:
     for name, layer, gate in old.gate_layers():
         new.gate_set(name, gate, layer=layer)
         counts["gates"] += 1
-    for where, pattern, fields in old.policies().rows():
-        new.policy_set("operator" if where == "operator" else "code", pattern, fields)
-        counts["policies"] += 1
+    counts["policies"] = set_policies(new, every_policy(old))
     tell(f"{counts['policies']:,} policies, {counts['gates']:,} gates")
     page: list[tuple[str, str, int | None]] = []
     for known in old.finished_ids():

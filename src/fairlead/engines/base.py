@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fairlead.message import Batch, Draft, Kept, Note, Receipt, Settlement
-    from fairlead.policy import Gate, Layer, PolicyBook, Resolved, Tier
+    from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved, Tier
 
 Durability = Literal["memory", "fsync", "replicated"]
 
@@ -425,7 +425,11 @@ class Desk(Protocol):
     tiers: dict[str, Tier]
 
     def policies(self) -> PolicyBook:
-        """The namespace's policies as they are now (a book of the caller's own)."""
+        """
+        The policies of the namespace's patterns as they are now, in a book of the caller's own.
+
+        The book's `rows` have the patterns only; for a topic it looks up the topic's own policy too.
+        """
         ...
 
     def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
@@ -434,6 +438,27 @@ class Desk(Protocol):
 
         One topic changes in the same call, a pattern by a bounded sweep that `tick` and `lease` carry on.
         Raises BadPolicy; TopicInUse where `partitions` or `buckets` of a topic that is not empty would change.
+        """
+        ...
+
+    def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+        """
+        Set fields of many patterns or topics; returns what each sets now in that layer.
+
+        What a policy of one exact topic costs does not depend on how many there are; no other process reloads anything for it.
+        A call is one batch, to be kept at some 1,000; one that fails for a bad field or an undefined gate has changed nothing.
+        """
+        ...
+
+    def policy_own(self, topic: str) -> Layers:
+        """What is set for exactly this topic, by layer."""
+        ...
+
+    def policy_own_list(self, after: str = "", limit: int = 1000) -> tuple[list[tuple[str, Layers]], str | None]:
+        """
+        Topics with a policy of their own, about `limit` of them, and where the next page begins (None: this was the last).
+
+        Each topic comes once; in which order is the engine's business. One that is set meanwhile may come or not.
         """
         ...
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fairlead.engines.sqlite.turn import Turn
 
 _PLACED = len(PLACING)
-if LANE_COLUMNS[3:] != PLACING + COUNTS + CLASSES:
+if LANE_COLUMNS[4:] != PLACING + COUNTS + CLASSES:
     raise AssertionError("the columns of a lane stand in the order in which they are written")
 
 
@@ -93,7 +93,7 @@ def _inserted(lane: Lane, now: int) -> tuple[Any, ...]:
     lane.stood = lane.standing()
     standing = [value or 0 for value in lane.stood]
     rule = 0 if lane.rule == lane.name else lane.rule
-    return (lane.lane, lane.name, rule, *standing[:_PLACED], *lane.counts(), *standing[_PLACED:])
+    return (lane.lane, lane.name, rule, lane.own, *standing[:_PLACED], *lane.counts(), *standing[_PLACED:])
 
 
 def _whole(lane: Lane, now: int, written: defaultdict[str, list[tuple[Any, ...]]]) -> None:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.engines.admission import topic_in_use, undefined_gate
-from fairlead.engines.base import BRING_IN, Check, Explanation, MessageView, Overview, Parcel, TierStats, TopicStats
-from fairlead.engines.naming import LANE_SHAPE
-from fairlead.engines.sqlite import explaining, health, housekeeping, listing, moving, purging, views
+from fairlead.engines.base import Check, Explanation, MessageView, Overview, Parcel, TierStats, TopicStats
+from fairlead.engines.sqlite import explaining, health, listing, moving, policies, purging, views
 from fairlead.engines.sqlite.engine import Core, _clock
 from fairlead.engines.sqlite.rows import Row
 from fairlead.engines.sqlite.turn import Turn
-from fairlead.errors import BadPolicy, TopicInUse
-from fairlead.policy import Gate, PolicyBook, check_fields, matches
+from fairlead.policy import Gate, PolicyBook, check_fields, check_pattern, own_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from fairlead.policy import Layer, Resolved
+    from fairlead.policy import Layer, Layers, Resolved
 
 COUNTED = 1000
 """Lanes are counted up to here for people; more is "1,000+"."""
@@ -39,70 +35,41 @@ class SqliteEngine(Core):
 
     def policies(self) -> PolicyBook:
         with self._view() as turn:
-            book = PolicyBook(self.tiers)
+            book = PolicyBook(self.tiers, self.policy_own)
             book.load(turn.rules.book.rows())
             return book
 
     def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
-        checked = check_fields(pattern, fields)
+        return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
+
+    def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+        checked = [(pattern, check_fields(pattern, fields)) for pattern, fields in changes]
+        if not checked:
+            return []
         with self._turn(now_us, durable=True) as turn:
-            gate = checked.get("gate")
-            if gate is not None and turn.gate(gate) is None:
-                raise BadPolicy(undefined_gate(pattern, gate))
-            return self._change(turn, layer, pattern, lambda book: book.put(layer, pattern, checked))
+            return policies.change(turn, layer, checked)
 
     def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
+        check_pattern(pattern)
         with self._turn(now_us, durable=True) as turn:
-            there = next((dict(fields) for where, name, fields in turn.rules.book.rows() if (where, name) == (layer, pattern)), None)
+            there = policies.layers_of(turn, pattern).get(layer)
             if there is None:
                 return False
-            self._change(turn, layer, pattern, lambda book: book.put(layer, pattern, dict.fromkeys(there)))
+            policies.change(turn, layer, [(pattern, dict.fromkeys(there))])
             return True
 
-    def _change(self, turn: Turn, layer: str, pattern: str, change: Callable[[PolicyBook], dict[str, Any]]) -> dict[str, Any]:
-        rules = turn.rules
-        before = PolicyBook(self.tiers)
-        before.load(rules.book.rows())
-        now = change(rules.book)
-        rules.changed()
-        for each in {pattern, *(name for _, name, _ in rules.book.rows() if matches(pattern, name))}:
-            rules.book.resolve(each)  # raises where the fields are impossible together
-        self._refuse_moves(turn, pattern, before)
-        if now:
-            turn.run("policy_write", layer, pattern, json.dumps(now))
-        else:
-            turn.run("policy_delete", layer, pattern)
-        turn.shard.policy_version += 1
-        rules.version = turn.shard.policy_version
-        if pattern == "*" or pattern.endswith(".*"):
-            turn.run("sweep_begin", pattern)
-            housekeeping.sweep(turn, BRING_IN)
-        else:
-            for lane in views.lanes_of(turn, pattern):
-                turn.place(lane)
-        return now
+    def policy_own(self, topic: str) -> Layers:
+        with self._view() as turn:
+            return turn.own_layers(turn.own_of(topic))
 
-    def _refuse_moves(self, turn: Turn, pattern: str, before: PolicyBook) -> None:
-        """Messages that wait in a lane stay there: where a topic's lanes would change, it has to be empty."""
-        rules = turn.rules
-        if all(
-            getattr(before.resolve(name), field) == getattr(rules.of(name), field)
-            for name in {pattern, *(name for _, name, _ in rules.book.rows() if matches(pattern, name))}
-            for field in LANE_SHAPE
-        ):
-            return
-        for lane in views.lanes_under(turn, pattern):
-            for topic in views.topics_in(turn, lane):
-                waiting, leased = views.holds(turn, lane, topic)
-                if not matches(pattern, topic) or not (waiting or leased):
-                    continue
-                old, new = before.resolve(topic), rules.of(topic)
-                if any(getattr(old, field) != getattr(new, field) for field in LANE_SHAPE):
-                    raise TopicInUse(topic_in_use(pattern, topic, waiting, leased))
+    def policy_own_list(self, after: str = "", limit: int = 1000) -> tuple[list[tuple[str, Layers]], str | None]:
+        with self._view() as turn:
+            found = policies.page(turn, after, limit)
+            return found, found[-1][0] if len(found) == limit else None
 
     def policy_of(self, topic: str) -> Resolved:
         with self._view() as turn:
-            return turn.rules.of(topic)
+            return turn.policy(topic)
 
     # Gates
 
@@ -267,7 +234,7 @@ class SqliteEngine(Core):
                 "topics": {name: msgspec.structs.asdict(views.topic_stats(turn, name)) for name in names},
                 "messages": [msgspec.structs.asdict(view) for view in found],
                 "gates": _gates(turn),
-                "policies": turn.rules.book.rows(),
+                "policies": sorted([*turn.rules.book.rows(), *own_rows(policies.page(turn, "", 1 << 60))], key=lambda row: row[:2]),
             }
 
 

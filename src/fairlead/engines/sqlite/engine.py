@@ -292,7 +292,7 @@ class Core:
         if topics is None:
             return any(band.pool == pool and turn.one("band_has_work", band.band, band.band)[0] for band in turn.bands.values())
         for topic in topics:
-            policy = turn.rules.of(topic)
+            policy = turn.policy(topic)
             names = {lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)}
             turn.load_names(names)
             for name in names:

@@ -79,7 +79,7 @@ def _take_in_again(turn: Turn, mid: int) -> None:
         return
     if known is None:
         topic = row.topic or "fairlead.recovered"
-        policy = turn.rules.of(topic)
+        policy = turn.policy(topic)
         name, rule = lane_name(policy, topic, None, row.seq)
         row.lane = turn.make_lane(name, rule).lane
     lane = turn.lane(row.lane)

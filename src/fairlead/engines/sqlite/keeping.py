@@ -176,7 +176,7 @@ def signal(turn: Turn, draft: Draft) -> tuple[Receipt, Lane | None]:
     messages.end_waiting(turn, lane, row)
     turn.run("came_delete", row.mid)
     row.since = turn.now
-    ttl = turn.rules.of(draft.topic).ttl
+    ttl = turn.policy(draft.topic).ttl
     row.expires = turn.now + ttl if ttl is not None else None
     messages.begin_waiting(turn, lane, row)
     messages.save(turn, row)

@@ -30,6 +30,8 @@ class Memory:
         self.bands: dict[int, Band] = {}
         self.lanes: dict[int, Lane] = {}
         self.names: dict[str, Lane] = {}
+        self.own: dict[str, int] = {}
+        """By topic: the number of its own policy (0: none) where it has no lane that says so."""
         self.handed: dict[int, tuple[int, int]] = {}
         """By fence: message and lane of leases that need nothing but to be deleted when they are acked."""
         self._version = -1
@@ -48,6 +50,8 @@ class Memory:
         if len(self.lanes) > MOST_LANES:
             for number in list(islice(self.lanes, len(self.lanes) - MOST_LANES // 2)):
                 del self.names[self.lanes.pop(number).name]
+        if len(self.own) > MOST_LANES:
+            self.own = {}
         if len(self.handed) > MOST_LEASES:
             for fence in list(islice(self.handed, MOST_LEASES // 2)):
                 del self.handed[fence]
@@ -58,6 +62,7 @@ class Memory:
         self.bands = {}
         self.lanes = {}
         self.names = {}
+        self.own = {}
         self._version = self._commits = -1
 
     def keep(self, lane: Lane) -> None:

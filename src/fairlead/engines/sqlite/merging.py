@@ -138,7 +138,7 @@ def rejoin(turn: Turn, lane: Lane, row: Row) -> None:
     other = waiting_one(turn, lane, row.mkey)
     if other is None or other.mid == row.mid:
         return
-    policy = turn.rules.of(messages.topic_of(row, lane))
+    policy = turn.policy(messages.topic_of(row, lane))
     if policy.merge == "all" and row.parts + other.parts + 2 > policy.merge_limit:
         row.mkey = None  # the later one goes on collecting; this one no longer does
         return

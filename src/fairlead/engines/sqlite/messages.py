@@ -193,7 +193,7 @@ def finish_ids(turn: Turn, row: Row, topic: str, *, keep: bool) -> None:
     """
     The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`, or a day where they are sticky).
     """
-    window = _window(turn.rules.of(topic).dedupe, sticky=bool(row.sticky)) if keep else 0
+    window = _window(turn.policy(topic).dedupe, sticky=bool(row.sticky)) if keep else 0
     ids = [(row.id or made_id(turn.shard.nonce, row.mid), topic)] if row.id is not None or window else []
     if row.joined:
         ids += turn.all("idents_joined", row.mid)
@@ -227,7 +227,7 @@ def remove(turn: Turn, row: Row) -> None:
 def bury(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None) -> None:
     """The message, which neither waits nor is leased any more, becomes a dead letter."""
     topic = topic_of(row, lane)
-    until = turn.now + turn.rules.of(topic).dead_ttl
+    until = turn.now + turn.policy(topic).dead_ttl
     row.state = DEAD
     row.lane = 0  # lanes come and go; a dead letter belongs to its topic
     save(turn, row)
@@ -242,7 +242,7 @@ def expire(turn: Turn, lane: Lane, row: Row) -> None:
     topic = topic_of(row, lane)
     lane.expired += 1
     turn.shard.expired += 1
-    if turn.rules.of(topic).on_expiry == "drop":
+    if turn.policy(topic).on_expiry == "drop":
         keeping.ends(turn, row, topic, "expired", EXPIRED)
         finish_ids(turn, row, topic, keep=False)
         remove(turn, row)

@@ -97,7 +97,7 @@ def receive(turn: Turn, parcels: Sequence[Parcel]) -> list[str]:
 
 
 def _receive(turn: Turn, parcel: Parcel) -> Lane:
-    policy, mid = turn.rules.of(parcel.topic), turn.next_seq()
+    policy, mid = turn.policy(parcel.topic), turn.next_seq()
     mkey = merge_key(Draft(parcel.topic, parcel.bodies[0], key=parcel.key)) if parcel.merges else None
     spread_by = parcel.key.encode() if parcel.key is not None else parcel.bodies[0] if parcel.merges else None
     lane = turn.make_lane(*lane_name(policy, parcel.topic, spread_by, mid))
@@ -134,7 +134,7 @@ def _receive(turn: Turn, parcel: Parcel) -> Lane:
 def _bury(turn: Turn, lane: Lane, row: Row, death: tuple[int, int, str, str | None]) -> None:
     died, until, reason, error = death
     messages.bury(turn, lane, row, reason, error)
-    turn.run("event_delete", turn.now + turn.rules.of(messages.topic_of(row, lane)).dead_ttl, RETENTION_ENDS, row.mid)
+    turn.run("event_delete", turn.now + turn.policy(messages.topic_of(row, lane)).dead_ttl, RETENTION_ENDS, row.mid)
     turn.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
     turn.run("dead_set", died, until, row.mid)
 

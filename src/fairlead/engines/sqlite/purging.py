@@ -35,7 +35,7 @@ def purge(turn: Turn, topic: str, last: int) -> int:
 
 
 def _waiting(turn: Turn, topic: str) -> list[tuple[Lane, Row]]:
-    if turn.rules.of(topic).buckets is not None:
+    if turn.policy(topic).buckets is not None:
         rows = [Row(*row) for row in turn.all("folded_list", topic, PAGE)]
         return [(turn.lane(row.lane), row) for row in rows]
     found: list[tuple[Lane, Row]] = []
@@ -115,7 +115,7 @@ def redrive(turn: Turn, topic: str | None, ids: Sequence[str] | None, limit: int
 
 
 def _put_back(turn: Turn, row: Row, topic: str, since: int) -> Lane:
-    policy = turn.rules.of(topic)
+    policy = turn.policy(topic)
     row.seq = turn.next_seq()
     row.since = since
     row.attempts = row.suspect = 0

@@ -26,8 +26,7 @@ _dumps = msgspec.json.Encoder().encode
 
 def put(turn: Turn, drafts: Sequence[Draft]) -> list[Receipt]:
     """Take messages in, in their order. Raises BadMessage before anything is changed."""
-    rules = turn.rules
-    policies = [rules.of(draft.topic) for draft in drafts]
+    policies = turn.policies([draft.topic for draft in drafts])
     for draft, policy in zip(drafts, policies, strict=True):
         check_draft(draft, policy, turn.now)
     simple = [policy.partitions == 1 and policy.buckets is None for policy in policies]

@@ -27,6 +27,7 @@ class Lane(msgspec.Struct, gc=False):
     lane: int
     name: str
     rule: str
+    own: int
     band: int
     place: int = IDLE
     wake: int | None = None

@@ -257,7 +257,7 @@ class _Serving:
         """Strictly in the order named."""
         turn = self.turn
         for topic in topics:
-            policy = turn.rules.of(topic)
+            policy = turn.policy(topic)
             names = [lane_name(policy, topic, None, n)[0] for n in range(max(policy.partitions, 1))]
             turn.load_names(names)
             for name in names:

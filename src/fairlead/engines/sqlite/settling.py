@@ -246,7 +246,7 @@ def come_back(turn: Turn, lane: Lane, held: Held, row: Row, settlement: Settleme
 
 
 def _retry(turn: Turn, lane: Lane, row: Row, settlement: Settlement, topic: str) -> str:
-    policy = turn.rules.of(topic)
+    policy = turn.policy(topic)
     row.attempts += 1
     what = settlement.reason or "failed"
     messages.note_trouble(turn, row, what, settlement.error)
@@ -277,7 +277,7 @@ def _die(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None, *, no
 def _unhandled(turn: Turn, lane: Lane, row: Row, topic: str) -> str:
     first, tries, history = turn.one("note_read", row.mid) or (None, 0, "[]")
     first = first if first is not None else turn.now
-    longest = turn.rules.of(topic).on_unhandled
+    longest = turn.policy(topic).on_unhandled
     if longest is not None and turn.now - first >= longest:
         _die(turn, lane, row, NO_HANDLER, None)
         return "died"
@@ -361,7 +361,7 @@ def _suspect(turn: Turn, lane: Lane, held: Held, row: Row) -> None:
     if held.started:
         row.attempts += 1
         messages.note_trouble(turn, row, STARTED_AND_LOST, None)
-        if row.attempts > turn.rules.of(messages.topic_of(row, lane)).retries:
+        if row.attempts > turn.policy(messages.topic_of(row, lane)).retries:
             _die(turn, lane, row, STARTED_AND_LOST, None, noted=True)
             return
     wait_again(turn, lane, row, None)

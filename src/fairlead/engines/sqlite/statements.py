@@ -45,7 +45,7 @@ PLACING = ("band", "place", "wake", "vt", "gate")
 """Columns of `lane` that indexes stand on, besides the size classes."""
 
 CLASSES = ("big", "old", "busy", "slow")
-COUNTS = tuple(name for name in LANE_COLUMNS if name not in {"lane", "name", "rule", *PLACING, *CLASSES})
+COUNTS = tuple(name for name in LANE_COLUMNS if name not in {"lane", "name", "rule", "own", *PLACING, *CLASSES})
 
 SQL = _load()
 """Every statement by name."""

@@ -16,6 +16,7 @@ import msgspec
 from fairlead.engines import fairness
 from fairlead.engines.admission import LINGER_US
 from fairlead.engines.classes import WINDOW_US
+from fairlead.engines.naming import BUCKET
 from fairlead.engines.sqlite.changes import LaneChanges
 from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE, Band, Lane
@@ -27,9 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from fairlead.message import Draft
+    from fairlead.policy import Layers
 
 MOST_RESOLVED = 200_000
 """Topics whose policy is kept at hand."""
+
+MOST_SETS = 20_000
+"""Different sets of topics' own policies that are kept at hand."""
 
 INSERTED_AT_ONCE = (64, 8)
 """Rows in one INSERT, the larger first."""
@@ -58,6 +63,7 @@ class Shard(msgspec.Struct, gc=False):
     expired: int
     removed: int
     lanes: int
+    own: int
 
 
 class GateState(msgspec.Struct, gc=False):
@@ -112,18 +118,23 @@ class Rules:
         self.random = random
         self.version = -1
         self.book = PolicyBook(tiers)
+        self._resolved: dict[tuple[tuple[str, ...], int], Resolved] = {}
         self.max_backlog: int | None = None
         self.max_backlog_bytes: int | None = None
         self.on_full = "refuse"
         self._by_topic = _ByTopic(self.book)
         self.of: Callable[[str], Resolved] = self._by_topic.__getitem__
-        """What holds for a topic (or the pattern of a bucket)."""
+        """What holds for a topic without a policy of its own (or for the pattern of a bucket)."""
+        self.owned: dict[tuple[str, int], Resolved] = {}
+        """What holds for a topic that has one, by the topic and the number of its set."""
+        self.sets: dict[int, Layers] = {}
+        """What the numbers mean."""
 
     def refresh(self, connection: sqlite3.Connection, version: int) -> None:
         if version != self.version:
             rows = connection.execute(SQL["policies"]).fetchall()
             self.book.load([(layer, pattern, json.loads(fields)) for layer, pattern, fields in rows])
-            self._by_topic.clear()
+            self.changed()
             self.version = version
 
     @property
@@ -134,10 +145,35 @@ class Rules:
     def changed(self) -> None:
         """The book was changed: what was resolved before no longer holds."""
         self._by_topic.clear()
+        self.owned.clear()
+        self._resolved.clear()
+
+    def resolve_own(self, topic: str, own: int, layers: Layers) -> Resolved:
+        """What holds for a topic with this set of its own."""
+        if len(self.owned) >= MOST_RESOLVED:
+            self.owned.clear()
+        found = self.owned[topic, own] = self._shared(self.book.covering(topic), topic, own, layers)
+        return found
+
+    def _shared(self, covering: tuple[str, ...], topic: str, own: int, layers: Layers) -> Resolved:
+        """Topics with equal sets under the same patterns share one."""
+        found = self._resolved.get((covering, own))
+        if found is None:
+            if len(self._resolved) >= MOST_SETS:
+                self._resolved.clear()
+            found = self._resolved[covering, own] = self.book.resolve_own(topic, layers)
+        return found
+
+    def know_set(self, own: int, layers: Layers) -> None:
+        """Remember what a number means."""
+        if len(self.sets) >= MOST_SETS:
+            self.sets.clear()
+        self.sets[own] = layers
 
     def forget(self) -> None:
         """Read the policies anew next time: a change was rolled back, or is being made."""
         self.version = -1
+        self.sets.clear()
 
 
 class _ByTopic(dict[str, Resolved]):
@@ -214,8 +250,64 @@ class Turn:
         self.shard.seq += 1
         return self.shard.seq
 
+    # Policies
+
     def rule(self, lane: Lane) -> Resolved:
-        return self.rules.of(lane.rule)
+        """What holds for a lane."""
+        return self._owned(lane.rule, lane.own) if lane.own else self.rules.of(lane.rule)
+
+    def policy(self, topic: str) -> Resolved:
+        """What holds for a topic."""
+        if self.shard.own and (own := self.own_of(topic)):
+            return self._owned(topic, own)
+        return self.rules.of(topic)
+
+    def policies(self, topics: Sequence[str]) -> list[Resolved]:
+        """What holds for each of them."""
+        if not self.shard.own:
+            return list(map(self.rules.of, topics))
+        self.load_own(dict.fromkeys(topics))
+        return list(map(self.policy, topics))
+
+    def _owned(self, topic: str, own: int) -> Resolved:
+        found = self.rules.owned.get((topic, own))
+        return found if found is not None else self.rules.resolve_own(topic, own, self.own_layers(own))
+
+    def own_of(self, topic: str) -> int:
+        """The number of the topic's own policy; 0: it has none."""
+        memory = self.memory
+        lane = memory.names.get(topic)
+        if lane is not None:
+            return lane.own
+        found = memory.own.get(topic)
+        if found is None:
+            row = self.one("own_read", topic)
+            found = memory.own[topic] = row[0] if row is not None else 0
+        return found
+
+    def load_own(self, topics: Iterable[str]) -> None:
+        """Read the lanes of these topics, and the policies of their own, all in three statements."""
+        topics = list(topics)
+        self.load_names(topics)
+        memory = self.memory
+        wanted = [topic for topic in topics if topic not in memory.names and topic not in memory.own]
+        if wanted:
+            memory.own.update(dict.fromkeys(wanted, 0))
+            memory.own.update(self.all("own_read_many", _dumps(wanted)))
+        numbers = {self.own_of(topic) for topic in topics} - self.rules.sets.keys() - {0}
+        if numbers:
+            for number, layers in self.all("own_sets_read", _dumps(list(numbers))):
+                self.rules.know_set(number, json.loads(layers))
+
+    def own_layers(self, own: int) -> Layers:
+        """What a number means; 0: nothing."""
+        if not own:
+            return {}
+        found = self.rules.sets.get(own)
+        if found is None:
+            found = json.loads(self.one("own_set_read", own)[0])
+            self.rules.know_set(own, found)
+        return found
 
     # Lanes
 
@@ -278,9 +370,10 @@ class Turn:
         if self._last_lane is None:
             self._last_lane = self.one("lane_last")[0] or 0
         self._last_lane += 1
-        policy = self.rules.of(rule)
+        own = self.own_of(rule) if self.shard.own and name[0] != BUCKET else 0
+        policy = self._owned(rule, own) if own else self.rules.of(rule)
         band = self.band(policy.pool, policy.tier)
-        lane = Lane(self._last_lane, name, rule, band.band, vt=band.vt, seen=self.now, is_new=True)
+        lane = Lane(self._last_lane, name, rule, own, band.band, vt=band.vt, seen=self.now, is_new=True)
         self.memory.keep(lane)
         self._changes.dirty[lane.lane] = lane
         self.shard.lanes += 1
@@ -350,7 +443,7 @@ class Turn:
     def place(self, lane: Lane) -> None:
         """Put the lane where it belongs now; the rule of docs/behaviour.md, "Placing"."""
         self._changes.dirty[lane.lane] = lane
-        policy = self.rules.of(lane.rule)
+        policy = self.rule(lane)
         band = self.bands[lane.band]
         if band.pool != policy.pool or band.tier != policy.tier:
             band = self._move(lane, policy)
@@ -474,7 +567,7 @@ class Turn:
         s.now = self.now
         self.run(
             "shard_write", s.seq, s.fence, self.now, s.policy_version, s.waiting, s.bytes, s.leased, s.dead, s.published, s.delivered,
-            s.done, s.retried, s.died, s.merged, s.expired, s.removed, s.lanes,
+            s.done, s.retried, s.died, s.merged, s.expired, s.removed, s.lanes, s.own,
         )  # fmt: skip
 
     def flush_what_went_down(self) -> None:

@@ -47,7 +47,7 @@ def lanes_of(turn: Turn, topic: str) -> list[Lane]:
 
 
 def _lane_names(turn: Turn, topic: str) -> list[str]:
-    policy = turn.rules.of(topic)
+    policy = turn.policy(topic)
     return [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
 
 
@@ -108,7 +108,7 @@ def many_stats(turn: Turn, topics: Sequence[str]) -> list[TopicStats]:
 
 
 def _stats(turn: Turn, topic: str, lanes: list[Lane], oldest: Mapping[int, int], dead: int) -> TopicStats:
-    policy = turn.rules.of(topic)
+    policy = turn.policy(topic)
     stats = TopicStats(topic, pool=policy.pool, tier=policy.tier, dead=dead)
     for lane in lanes:
         if lane.rest_step and lane.rest_until > turn.now:
@@ -278,7 +278,7 @@ def _view(turn: Turn, row: Row, topic: str, state: str) -> MessageView:
 
 def peek(turn: Turn, topic: str, limit: int) -> list[MessageView]:
     """Ready ones in order, then the parked, then the delayed by due time."""
-    policy = turn.rules.of(topic)
+    policy = turn.policy(topic)
     rows: list[Row] = []
     if policy.buckets is not None:
         rows = [Row(*row) for row in turn.all("folded_list", topic, limit)]

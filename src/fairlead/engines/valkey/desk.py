@@ -15,14 +15,14 @@ from fairlead.engines.valkey.engine import Core
 from fairlead.engines.valkey.namespace import exact_names
 from fairlead.engines.valkey.views import View
 from fairlead.errors import BadPolicy, TopicInUse
-from fairlead.policy import PolicyBook, check_fields, matches
+from fairlead.policy import PolicyBook, check_fields, is_pattern
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fairlead.engines.base import Check, Explanation, MessageView, Overview, Parcel, TopicStats
-    from fairlead.policy import Gate, Layer, Resolved
+    from fairlead.policy import Gate, Layer, Layers, Resolved
 
 PAGE = 250
 """Messages that one call of a script takes away or puts back."""
@@ -38,9 +38,31 @@ class ValkeyEngine(Core):
 
     def policies(self) -> PolicyBook:
         self._space.reload()
+        book = PolicyBook(self.tiers, self.policy_own)
+        book.load(row for row in self._space.book.policies.rows() if is_pattern(row[1]))
+        return book
+
+    def policy_own(self, topic: str) -> Layers:
+        self._space.reload()
+        return {} if is_pattern(topic) else self._space.book.policies.layers(topic)
+
+    def policy_own_list(self, after: str = "", limit: int = 1000) -> tuple[list[tuple[str, Layers]], str | None]:
+        self._space.reload()
+        book = self._space.book.policies
+        names = sorted({name for _, name, _ in book.rows() if not is_pattern(name) and name > after})[:limit]
+        return [(name, book.layers(name)) for name in names], names[-1] if len(names) == limit else None
+
+    def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+        self._space.reload()
         book = PolicyBook(self.tiers)
         book.load(self._space.book.policies.rows())
-        return book
+        for pattern, fields in changes:
+            checked = check_fields(pattern, fields)
+            if checked.get("gate") is not None and not self._space.read(0, "HEXISTS", "gates", checked["gate"]):
+                raise BadPolicy(undefined_gate(pattern, checked["gate"]))
+            book.put(layer, pattern, checked)
+            book.check(pattern)
+        return [self.policy_set(layer, pattern, fields, now_us=now_us) for pattern, fields in changes]
 
     def policy_of(self, topic: str) -> Resolved:
         self._space.reload()
@@ -54,7 +76,8 @@ class ValkeyEngine(Core):
         return self._change(layer, pattern, lambda book: book.put(layer, pattern, checked), now_us)
 
     def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
-        there = next((fields for where, name, fields in self.policies().rows() if (where, name) == (layer, pattern)), None)
+        self._space.reload()
+        there = self._space.book.policies.layers(pattern).get(layer)
         if there is None:
             for shard in range(self._space.shards):
                 self._space.run("keep", shard, now_us, records.pack([]), b"", repeatable=True)  # nothing but the clock goes on
@@ -65,13 +88,15 @@ class ValkeyEngine(Core):
     def _change(self, layer: str, pattern: str, change: Callable[[PolicyBook], dict[str, Any]], now_us: int | None) -> dict[str, Any]:
         """Again, where another process has changed something meanwhile."""
         while True:
-            before = self.policies()
+            self._space.reload()
+            before = PolicyBook(self.tiers)
+            before.load(self._space.book.policies.rows())
             version = self._space.book.version
             after = PolicyBook(self.tiers)
             after.load(before.rows())
             now = change(after)
-            names = {pattern, *(name for _, name, _ in after.rows() if matches(pattern, name))}
-            resolved = {name: after.resolve(name) for name in sorted(names)}  # raises where the fields are impossible together
+            names = after.names_under(pattern)
+            resolved = {name: after.check(name) if is_pattern(name) or name == pattern else after.resolve(name) for name in names}
             moves = any(getattr(before.resolve(name), field) != getattr(resolved[name], field) for name in names for field in LANE_SHAPE)
             if self._write(f"{layer}:{pattern}", pattern, version, now, after, resolved, now_us, moves=moves):
                 self._space.book.load(version + 1, after.rows())
@@ -282,5 +307,5 @@ class ValkeyEngine(Core):
             "topics": {name: msgspec.structs.asdict(views.topic_stats(view, name)) for name in names},
             "messages": [msgspec.structs.asdict(each) for each in found],
             "gates": views.gates(view),
-            "policies": self.policies().rows(),
+            "policies": self._space.book.policies.rows(),
         }

@@ -2,12 +2,12 @@
 
 -- name: shard_read
 SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered, done, retried, died, merged,
-       expired, removed, lanes
+       expired, removed, lanes, own
   FROM shard;
 
 -- name: shard_write
 UPDATE shard SET seq = ?, fence = ?, now = ?, policy_version = ?, waiting = ?, bytes = ?, leased = ?, dead = ?, published = ?,
-       delivered = ?, done = ?, retried = ?, died = ?, merged = ?, expired = ?, removed = ?, lanes = ?;
+       delivered = ?, done = ?, retried = ?, died = ?, merged = ?, expired = ?, removed = ?, lanes = ?, own = ?;
 
 -- name: lane_last
 SELECT max(lane) FROM lane;
@@ -118,6 +118,42 @@ INSERT INTO policy (layer, pattern, fields) VALUES (?, ?, ?) ON CONFLICT (layer,
 
 -- name: policy_delete
 DELETE FROM policy WHERE layer = ? AND pattern = ?;
+
+-- name: own_read
+SELECT own FROM own_policy WHERE topic = ?;
+
+-- name: own_read_many
+SELECT p.topic, p.own FROM json_each(?) j CROSS JOIN own_policy p ON p.topic = j.value;
+
+-- name: own_page
+SELECT p.topic, s.layers FROM own_policy p JOIN own_set s ON s.no = p.own WHERE p.topic > ? ORDER BY p.topic LIMIT ?;
+
+-- name: own_write
+INSERT INTO own_policy (topic, own) VALUES (?, ?) ON CONFLICT (topic) DO UPDATE SET own = excluded.own;
+
+-- name: own_delete
+DELETE FROM own_policy WHERE topic = ?;
+
+-- name: lane_own
+UPDATE lane SET own = ? WHERE lane = ?;
+
+-- name: own_set_read
+SELECT layers FROM own_set WHERE no = ?;
+
+-- name: own_sets_read
+SELECT s.no, s.layers FROM json_each(?) j CROSS JOIN own_set s ON s.no = j.value;
+
+-- name: own_set_find
+SELECT no FROM own_set WHERE layers = ?;
+
+-- name: own_set_insert
+INSERT INTO own_set (layers, uses) VALUES (?, 0) RETURNING no;
+
+-- name: own_set_use
+UPDATE own_set SET uses = uses + ? WHERE no = ?;
+
+-- name: own_set_forget
+DELETE FROM own_set WHERE no = ? AND uses <= 0;
 
 -- name: sweep_begin
 INSERT INTO sweep (pattern, after) VALUES (?, '') ON CONFLICT (pattern) DO UPDATE SET after = '';
