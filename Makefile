@@ -40,6 +40,8 @@ fmt: $(READY) ## format and mend what ruff can
 
 bench: $(READY) ## every figure of the README, beside the peers (a while); ENGINE=valkey
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r bench/requirements.txt
+	@if command -v npm >/dev/null 2>&1; then npm install --prefix bench/node --no-package-lock --no-audit --no-fund --loglevel=error; \
+	else echo "the peers on Node are left out: they need npm"; fi
 	$(BIN)/python -m bench.all --engine $(ENGINE) $(ARGS)
 
 bench-smoke: $(READY) ## each benchmark once, small: they still run

@@ -228,10 +228,10 @@ def _cell(value: Any) -> str:
 
 
 @contextmanager
-def worker(command: Sequence[str], path: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker of some library, run by this Python in a folder, silent; ended with the block."""
+def worker(command: Sequence[str], path: Path, environment: dict[str, str], program: str = sys.executable) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker of some library, run by this Python (or another program) in a folder, silent; ended with the block."""
     quiet = subprocess.DEVNULL
-    running = subprocess.Popen([sys.executable, *command], cwd=path, env=environment, stdout=quiet, stderr=quiet)
+    running = subprocess.Popen([program, *command], cwd=path, env=environment, stdout=quiet, stderr=quiet)
     try:
         yield running
     finally:

