@@ -46,12 +46,11 @@ if TYPE_CHECKING:
 
     from fairlead.engines.base import Durability, Explanation, FullEngine, Settings
     from fairlead.message import Draft, Receipt
-    from fairlead.policy import Tier
+    from fairlead.policy import PolicyOptions, Tier
     from fairlead.producing.call import PublishOptions
     from fairlead.schedules.book import Planned, Schedule
     from fairlead.tasks.request import Request
-    from fairlead.tasks.serializers import Serializer
-    from fairlead.tasks.task import AsyncTask
+    from fairlead.tasks.task import AsyncTask, TaskKeywords
     from fairlead.topic import DeadLetter
     from fairlead.units import Duration
     from fairlead.working.embedded import EmbeddedWorker
@@ -227,7 +226,7 @@ class Fairlead:
 
     # Settings
 
-    def policy(self, pattern: str, /, **fields: Any) -> None:
+    def policy(self, pattern: str, /, **fields: Unpack[PolicyOptions]) -> None:
         """
         Set fields of the policy of a topic or of all topics under a dotted prefix (`"push.*"`); None removes one.
 
@@ -487,7 +486,7 @@ class Fairlead:
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     @overload
-    def task(self, function: None = None, /, *, bind: Literal[True], **options: Any) -> BoundTaskDecorator: ...
+    def task(self, function: None = None, /, *, bind: Literal[True], **options: Unpack[TaskKeywords]) -> BoundTaskDecorator: ...
 
     @overload
     def task(
@@ -495,22 +494,8 @@ class Fairlead:
         function: None = None,
         /,
         *,
-        topic: str | None = None,
-        name: str | None = None,
-        key: str | None = None,
-        id: str | None = None,
         bind: Literal[False] = False,
-        serializer: Serializer = "json",
-        base: type[Task[Any, Any]] | None = None,
-        autoretry_for: tuple[type[BaseException], ...] | None = None,
-        dont_autoretry_for: tuple[type[BaseException], ...] = (),
-        isolation: Isolation | None = None,
-        time_limit: Duration | None = None,
-        soft_time_limit: Duration | None = None,
-        ignore_result: bool = False,
-        result_ttl: Duration | None = None,
-        failure_ttl: Duration | None = None,
-        **policy: Any,
+        **options: Unpack[TaskKeywords],
     ) -> TaskDecorator: ...
 
     def task(self, function: Callable[P, Any] | None = None, /, *, base: type[Task[Any, Any]] | None = None, **options: Any) -> Any:

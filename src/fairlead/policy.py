@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 
@@ -275,6 +275,45 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "paused": (_flag, "accepts, and delivers nothing"),
 }
 """Every setting: how it is read, and what it means."""
+
+
+class PolicyOptions(TypedDict, total=False):
+    """
+    The settings as keyword arguments of `policy` and `@task`, for type checkers; the same as `FIELDS`, which explains them.
+
+    None removes a setting.
+    """
+
+    rate: float | str | None
+    burst: int | None
+    concurrency: int | None
+    weight: float | None
+    tier: str | None
+    pool: str | None
+    lease: units.Duration | None
+    retries: int | None
+    backoff: Backoff | dict[str, Any] | units.Duration | None
+    ttl: units.Duration | None
+    on_expiry: Literal["dead", "drop"] | None
+    dead_ttl: units.Duration | None
+    on_unhandled: units.Duration | None
+    serial: Literal["hold", "yield"] | bool | None
+    gate: str | None
+    merge: Literal["first", "last", "all"] | None
+    merge_limit: int | None
+    window: units.Duration | None
+    debounce: bool | None
+    max_wait: units.Duration | None
+    edge: Literal["trailing", "leading"] | None
+    max_body: int | str | None
+    dedupe: units.Duration | None
+    max_backlog: int | str | None
+    on_full: Literal["refuse", "block", "drop_oldest"] | None
+    partitions: int | None
+    buckets: int | None
+    delivery: Literal["at_least_once", "at_most_once"] | None
+    paused: bool | None
+
 
 _TO_MICROSECONDS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_wait")
 

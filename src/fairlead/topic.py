@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fairlead.app import Fairlead
     from fairlead.engines.base import Ear, FullEngine, MessageView
     from fairlead.message import Receipt
+    from fairlead.policy import PolicyOptions
     from fairlead.producing.call import PublishOptions
     from fairlead.units import Duration
 
@@ -120,7 +121,7 @@ class Topic:
         engine = self._app.engine
         return stats_of(engine.topic_stats(self.name), engine.overview().now_us)
 
-    def policy(self, /, **fields: Any) -> dict[str, Any]:
+    def policy(self, /, **fields: Unpack[PolicyOptions]) -> dict[str, Any]:
         """
         Set the policy of exactly this topic. Returns what now holds for it and was set by somebody, by field.
 

@@ -113,7 +113,7 @@ def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
 def test_bad_policies(app: Fairlead, fields: dict[str, object], told: str) -> None:
     """An impossible policy is refused at the call, also before the engine is open."""
     with pytest.raises(BadPolicy, match=told):
-        app.policy("push.*", **fields)
+        app.policy("push.*", **fields)  # type: ignore[arg-type]
     with pytest.raises(BadPolicy, match="gate g"):
         app.gate("g", rate=-5)
 
@@ -473,7 +473,7 @@ def test_bad_tasks(app: Fairlead) -> None:
     with pytest.raises(UsageError, match='"client"'):
         app.task(topic="mail.{client}")(mail)
     with pytest.raises(UsageError, match='did you mean "rate"'):
-        app.task(topic="mail.{customer}", raet=5)
+        app.task(topic="mail.{customer}", raet=5)  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="policy fields need"):
         app.task(topic="{customer}", name="x", rate=5)(mail)
     app.task(name="mail")(mail)

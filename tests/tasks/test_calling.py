@@ -265,7 +265,7 @@ def test_celerys_names_of_the_backoff(app: Fairlead) -> None:
     with pytest.raises(UsageError, match='"retries" and "max_retries" say the same'):
         app.task(topic="c", retries=1, max_retries=2)(one.function)
     with pytest.raises(UsageError, match='did you mean "retry_backoff"'):
-        app.task(topic="c", retry_backof=2)
+        app.task(topic="c", retry_backof=2)  # type: ignore[call-overload]
 
 
 # Classes of one's own

@@ -30,6 +30,18 @@ if TYPE_CHECKING:
     @app.task(topic="mail.{customer}", rate="10/s", time_limit="1m")
     async def mail(customer: str, template: str) -> bool: ...
 
+    app.task(rte="1/s")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    app.task(concurrency="4")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+
+    # Settings of policies are known by name and type.
+
+    app.policy("push.*", rate="50/s", concurrency=4, merge="last", lease="1m", backoff={"base": 1}, paused=None)
+    app.topic("push.a").policy(weight=2, serial=True)
+    app.policy("push.*", rte="1/s")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    app.policy("push.*", concurrency="4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.policy("push.*", merge="lst")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    app.topic("push.a").policy(rte="1/s")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
     assert_type(plain(1, text="x"), float)
     assert_type(plain.delay(1, text="x"), Job[float])
     assert_type(plain.delay(1).get(timeout=5), float)

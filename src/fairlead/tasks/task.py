@@ -23,7 +23,7 @@ from fairlead.engines.admission import RETRIES_USED_UP, keeps
 from fairlead.engines.base import KEEPS_HEADER, TASK_HEADER
 from fairlead.errors import BadMessage, DependencyFailed, DestinationUnwell, EngineUnavailable, Reject, Retry, UsageError
 from fairlead.message import Lease, Message, Receipt
-from fairlead.policy import Backoff
+from fairlead.policy import Backoff, PolicyOptions
 from fairlead.tasks import flow, outcomes, serializers
 from fairlead.tasks.binding import Binding
 from fairlead.tasks.job import Job
@@ -102,6 +102,30 @@ class TaskOptions(msgspec.Struct, kw_only=True):
     ignore_result: bool = False
     result_ttl: Duration | None = None
     failure_ttl: Duration | None = None
+
+
+class TaskKeywords(PolicyOptions, total=False):
+    """The options of `@app.task` for type checkers: those of `TaskOptions`, of the policy, and Celery's names of some."""
+
+    topic: str | None
+    name: str | None
+    key: str | None
+    id: str | None
+    base: type[Task[Any, Any]] | None
+    serializer: Serializer
+    autoretry_for: tuple[type[BaseException], ...] | None
+    dont_autoretry_for: tuple[type[BaseException], ...]
+    isolation: Isolation | None
+    time_limit: Duration | None
+    soft_time_limit: Duration | None
+    ignore_result: bool
+    result_ttl: Duration | None
+    failure_ttl: Duration | None
+    max_retries: int | None
+    default_retry_delay: Duration | None
+    retry_backoff: bool | int
+    retry_backoff_max: Duration | None
+    retry_jitter: bool
 
 
 RETRY_OPTIONS = ("max_retries", "default_retry_delay", "retry_backoff", "retry_backoff_max", "retry_jitter")

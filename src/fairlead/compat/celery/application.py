@@ -178,7 +178,7 @@ class Celery:
             "soft_time_limit": own["soft_time_limit"] or conf.task_soft_time_limit,
         }
         made_of = TaskOptions(topic=topic, name=name, bind=bind, serializer=own["serializer"], ignore_result=bool(ignores), **limits)
-        fairlead.policy(topic, retries=FOREVER, **({"rate": _rate(rate)} if rate else {}))
+        fairlead.policy(topic, retries=FOREVER, **({"rate": _rate(rate)} if rate else {}))  # type: ignore[arg-type]
         kind = type(base.__name__, (base,), {"celery": self})
         if isinstance(getattr(function, "__self__", None), Task):  # a class of one's own, registered
             task: Task = function.__self__  # type: ignore[attr-defined]
