@@ -271,7 +271,7 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "on_full": (_choice("refuse", "block", "drop_oldest"), "what happens at max_backlog; default refuse"),
     "partitions": (_partitions, "lanes the topic is spread over by CRC32 of the key; a power of two; default 1"),
     "buckets": (_integer(1, MAX_BUCKETS), "lanes that the topics of the pattern are folded into, by CRC32 of their name"),
-    "delivery": (_choice("at_least_once", "at_most_once"), "at_most_once: acked at hand-out; default at_least_once"),
+    "delivery": (_choice("at_least_once", "at_most_once"), "at_most_once: acked when it is delivered, never tried again; default at_least_once"),
     "paused": (_flag, "accepts, and delivers nothing"),
 }
 """Every setting: how it is read, and what it means."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_type_hints
 
+import click
 import pytest
 
 from fairlead import Fairlead
+from fairlead.app import TASK_OPTIONS
+from fairlead.cli.settings import Flag, option_type, span, value_of, words
+from fairlead.policy import FIELDS, PolicyOptions
+from fairlead.tasks.task import TaskKeywords
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +41,72 @@ def test_an_impossible_policy(fairlead: Command, arguments: tuple[str, ...]) -> 
     result = fairlead("policy", "set", "push.*", *arguments, code=2)
     assert result.stderr.startswith("fairlead: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_show_speaks_of_units_and_of_who_set_what(fairlead: Command) -> None:
+    """Durations, rates and sizes as people write them, the layer and pattern of each; JSON has seconds."""
+    with Fairlead(fairlead.url) as app:
+        app.policy("push.*", rate="30/m", lease="90s", backoff="5s", max_backlog="10GB", dead_ttl="14d")
+        app.publish("push.acme", 1)
+    fairlead("policy", "set", "push.acme", "--serial", "hold", "--paused", "no", "--merge", "all", "--merge-limit", "5000", "--dedupe", "1h30m")
+    shown = {line.split("  ")[0]: line for line in fairlead("policy", "show", "push.acme").stdout.splitlines()}
+    for name, value, source in (
+        ("rate", "30/min", "code push.*"), ("lease", "1 min 30 s", "code push.*"), ("backoff", "5 s", "code push.*"),
+        ("max_backlog", "10 GB", "code push.*"), ("dead_ttl", "14 d", "code push.*"), ("serial", "hold", "operator push.acme"),
+        ("paused", "no", "operator push.acme"), ("merge_limit", "5,000", "operator push.acme"), ("dedupe", "1 h 30 min", "operator push.acme"),
+        ("retries", "16", "default"), ("max_body", "1 MiB", "default"),
+    ):  # fmt: skip
+        assert [part.strip() for part in shown[name].split("  ") if part] == [name, value, source]
+    assert "retries" not in fairlead("policy", "show", "push.acme", "--set").stdout
+    policy = fairlead.json("policy", "show", "push.acme")["policy"]
+    assert (policy["lease"], policy["dead_ttl"], policy["dedupe"], policy["rate"]) == (90, 14 * 86_400, 5400, 0.5)
+    assert "lease 1 min 30 s" in fairlead("policy", "list").stdout
+
+
+def test_backoff_in_words() -> None:
+    """What a default and a mapping mean."""
+    assert words("backoff", {"base": 1.0, "factor": 2.0, "cap": 3600.0, "jitter": True}) == (
+        "1 s, times 2 at each attempt, at most 1 h; drawn between 0 and that"
+    )
+    assert words("backoff", {"base": 5.0, "factor": 1.0, "cap": 5.0, "jitter": False}) == "5 s"
+    assert [span(each) for each in (0, 0.25, 1, 90, 3600, 1209600, 90061.5)] == [
+        "0 s",
+        "250 ms",
+        "1 s",
+        "1 min 30 s",
+        "1 h",
+        "14 d",
+        "1 d 1 h 1 min 1.5 s",
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS))
+def test_set_knows_the_choices(name: str) -> None:
+    """Choices and kinds of the options are those that the settings take."""
+    kind = option_type(get_type_hints(PolicyOptions)[name])
+    read = FIELDS[name][0]
+    if isinstance(kind, click.Choice):
+        for choice in kind.choices:
+            read(value_of(name, choice))
+        with pytest.raises(ValueError, match="expected"):
+            read("no such choice")
+    elif isinstance(kind, Flag):
+        assert read(kind.convert("yes", None, None)) is True
+    else:
+        with pytest.raises((ValueError, TypeError)):
+            read(object())
+
+
+def test_a_wrong_choice_is_told(fairlead: Command) -> None:
+    """Before anything is asked of the store, with the choices."""
+    assert "'first', 'last', 'all'" in fairlead("policy", "set", "a", "--merge", "lst", code=2).stderr
+    assert "expected yes or no" in fairlead("policy", "set", "a", "--paused", "maybe", code=2).stderr
+
+
+def test_the_types_are_those_of_the_settings() -> None:
+    """`PolicyOptions` names what `FIELDS` reads, no more and no less."""
+    assert set(PolicyOptions.__optional_keys__) == set(FIELDS)
+    assert set(TaskKeywords.__optional_keys__) == {*FIELDS, *TASK_OPTIONS} - {"bind"}
 
 
 def test_copy_and_compare_namespaces(fairlead: Command) -> None:

@@ -56,7 +56,14 @@ def show(session: Session, message_id: str, *, topic: str | None, as_json: bool)
         say("\n" + textwrap.indent(view.error.rstrip(), "  "), lines=True)  # what it says begins no line of ours
 
 
-@dead.command("redrive")
+EXAMPLES = """\b
+Examples:
+  fairlead dead redrive 18a7d2e-7
+  fairlead dead redrive --topic push.acme --rate 10/s
+"""
+
+
+@dead.command("redrive", epilog=EXAMPLES)
 @click.argument("ids", nargs=-1)
 @_topic_option
 @click.option("--all", "everything", is_flag=True, help="All there are.")

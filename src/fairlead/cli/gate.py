@@ -28,7 +28,7 @@ def list_gates(session: Session, *, as_json: bool) -> None:
 @gate.command("set")
 @click.argument("name")
 @click.option("--rate", help="Deliveries per second: 100, 100/s, 600/m.")
-@click.option("--burst", type=int, help="Deliveries at once after a rest.")
+@click.option("--burst", type=int, help="Deliveries at once after a pause; default: the larger of 1 and a twentieth of the rate.")
 @click.option("--concurrency", type=int, help="Most leases at once.")
 @pass_session
 def set_gate(session: Session, name: str, *, rate: str | None, burst: int | None, concurrency: int | None) -> None:

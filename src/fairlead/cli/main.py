@@ -113,7 +113,19 @@ class Commands(click.Group):
         return super().invoke(ctx)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+EPILOG = """\b
+Examples:
+  fairlead publish push.acme '{"order": 42}'
+  fairlead worker shop:app
+  fairlead top
+
+\b
+Completion of words in the shell, for bash, zsh or fish:
+  eval "$(_FAIRLEAD_COMPLETE=bash_source fairlead)"
+"""
+
+
+@click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @url_option
 @namespace_option
 @click.version_option(version("fairlead"), "--version", prog_name="fairlead")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json, say, table
+from fairlead.cli.settings import in_seconds, setting_options, size, value_of, words
 from fairlead.policy import FIELDS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-NUMBERS = ("burst", "concurrency", "retries", "merge_limit", "partitions", "buckets")
+EXAMPLES = """\b
+Examples:
+  fairlead policy set 'push.*' --rate 50/s --concurrency 10
+  fairlead policy set push.acme --weight 2 --lease 2m --dead-ttl 30d
+  fairlead policy set 'push.*' --unset rate
+"""
 
 
 @click.group()
@@ -33,76 +36,45 @@ def list_policies(session: Session, *, as_json: bool) -> None:
     table(("layer", "pattern", "settings"), [(layer, pattern, _text(fields)) for layer, pattern, fields in rows], empty="no policies are set")
 
 
-@policy.command("show")
+@policy.command("show", epilog="Example: fairlead policy show push.acme --set")
 @click.argument("topic")
-@click.option("--why", is_flag=True, help="Which layer and pattern each setting comes from.")
+@click.option("--set", "only_set", is_flag=True, help="Only what somebody has set, without the defaults.")
+@click.option("--why", is_flag=True, hidden=True, expose_value=False, help="Always shown.")
 @json_option
 @pass_session
-def show(session: Session, topic: str, *, why: bool, as_json: bool) -> None:
-    """What holds for TOPIC."""
+def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None:
+    """What holds for TOPIC, and which layer and pattern set it. With --json durations are seconds."""
     book = session.engine().policies()
     reasons = book.why(topic)
     resolved = msgspec.to_builtins(book.resolve(topic))
+    values = {name: in_seconds(name, resolved.get(name)) for name in (*FIELDS, "max_backlog_bytes")}
     if as_json:
         sources = {name: {"layer": layer, "pattern": pattern} for name, (_, layer, pattern) in reasons.items()}
-        print_json({"topic": topic, "policy": resolved, "why": sources})
+        print_json({"topic": topic, "policy": values, "why": sources})
         return
+    if values["max_backlog"] is None and values["max_backlog_bytes"] is not None:
+        values["max_backlog"] = size(values["max_backlog_bytes"])
     rows = []
     for name in FIELDS:
-        value, layer, pattern = reasons.get(name, (None, "default", ""))
-        shown = value if layer != "default" else _default(resolved.get(name))
-        rows.append((name, shown, f"{layer} {pattern}".strip()) if why else (name, shown))
-    table(("setting", "value", "from") if why else ("setting", "value"), [tuple(map(str, row)) for row in rows], empty="")
+        _, layer, pattern = reasons.get(name, (None, "default", ""))
+        if layer != "default" or not only_set:
+            rows.append((name, words(name, values[name]), f"{layer} {pattern}".strip()))
+    table(("setting", "value", "set by"), rows, empty=f"nobody has set anything for {topic}")
 
 
-def _default(value: Any) -> str:
-    return "-" if value is None else str(value)
-
-
-def _settings(command: Callable[..., None]) -> Callable[..., None]:
-    """An option for every setting there is."""
-    for name, (_, meaning) in reversed(FIELDS.items()):
-        command = click.option(f"--{name.replace('_', '-')}", name, help=meaning[0].upper() + meaning[1:] + ".")(command)
-    return command
-
-
-@policy.command("set", short_help="Set an operator's policy of PATTERN.")
+@policy.command("set", short_help="Set an operator's policy of PATTERN.", epilog=EXAMPLES)
 @click.argument("pattern")
-@_settings
+@setting_options
 @click.option("--unset", multiple=True, metavar="SETTING", help="No longer set this one; may be given again.")
 @pass_session
-def set_policy(session: Session, /, pattern: str, *, unset: tuple[str, ...], **options: str | None) -> None:
+def set_policy(session: Session, /, pattern: str, *, unset: tuple[str, ...], **options: Any) -> None:
     """Set an operator's policy of PATTERN: it stands above the code's, and acts on what waits already."""
-    fields = {name: _value(name, text) for name, text in options.items() if text is not None}
+    fields = {name: value_of(name, text) for name, text in options.items() if text is not None}
     fields.update(dict.fromkeys(unset))
     if not fields:
         raise click.UsageError("nothing to set; name a setting, like --rate 50/s")
     now = session.engine(create=True).policy_set("operator", pattern, fields)
     say(f"{pattern}: {_text(now) or 'nothing set'}")
-
-
-def _value(name: str, text: str) -> Any:
-    if name in NUMBERS and text.lstrip("-").isdigit():
-        return int(text)
-    if name == "max_backlog" and text.isdigit():
-        return int(text)
-    if name == "max_body" and text.isdigit():
-        return int(text)
-    if name == "weight":
-        try:
-            return float(text)
-        except ValueError:
-            return text
-    if name in ("paused", "debounce"):
-        return {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}.get(text.lower(), text)
-    if name == "serial" and text.lower() == "true":
-        return True
-    if name == "backoff" and text.startswith("{"):
-        try:
-            return msgspec.json.decode(text)
-        except msgspec.DecodeError as error:
-            raise click.BadParameter(f"not JSON: {error}", param_hint="--backoff") from error
-    return text
 
 
 @policy.command("reset", short_help="Remove the operator's policy of PATTERN.")
@@ -142,4 +114,4 @@ def diff(session: Session, other_namespace: str, *, as_json: bool) -> None:
 
 
 def _text(fields: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in fields.items())
+    return ", ".join(f"{name} {words(name, value)}" for name, value in fields.items())

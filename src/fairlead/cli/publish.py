@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from fairlead import Receipt
 
 
-@click.command()
+EXAMPLES = """\b
+Examples:
+  fairlead publish push.acme '{"order": 42}' --priority 5
+  fairlead publish mail.acme '{"template": "welcome"}' --delay 1h
+  cat orders.jsonl | fairlead publish push.acme --lines
+"""
+
+
+@click.command(epilog=EXAMPLES)
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option("--key", help="What messages about the same thing share.")

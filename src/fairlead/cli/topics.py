@@ -11,7 +11,14 @@ from fairlead.engines.listing import ORDERS
 from fairlead.policy import check_topic
 
 
-@click.command()
+EXAMPLES = """\b
+Examples:
+  fairlead topics                           the largest backlogs
+  fairlead topics 'push.*' --order age --limit 5
+"""
+
+
+@click.command(epilog=EXAMPLES)
 @click.argument("pattern", default="*")
 @click.option("--order", type=click.Choice(ORDERS), default="backlog", show_default=True)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)

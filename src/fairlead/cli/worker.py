@@ -19,8 +19,16 @@ log = logging.getLogger("fairlead.worker")
 LEVELS = ("debug", "info", "warning", "error")
 
 
-@click.command(short_help="Handle the messages of an application.")
-@click.argument("target", metavar="MODULE:APP")
+EXAMPLES = """\b
+Examples:
+  fairlead worker shop                      the only application in shop.py
+  fairlead worker shop:app -c 20 --processes 2
+  fairlead worker shop:app --burst -u sqlite:///test.db
+"""
+
+
+@click.command(short_help="Handle the messages of an application.", epilog=EXAMPLES)
+@click.argument("target", metavar="MODULE[:APP]")
 @click.option("-c", "--concurrency", type=click.IntRange(1), default=100, show_default=True, help="Most handlers at once, in each process.")
 @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Whole workers under a supervisor.")
 @click.option("--pool", default="default", show_default=True, help="Which topics' pool to serve.")
