@@ -12,7 +12,7 @@ from fairlead.policy import FIELDS, PolicyOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DURATIONS = ("lease", "ttl", "dead_ttl", "window", "max_wait", "dedupe")
+DURATIONS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_wait", "dedupe")
 METAVARS = {
     **dict.fromkeys(DURATIONS, "DURATION"), "rate": "RATE", "backoff": "DURATION|JSON", "max_body": "SIZE", "max_backlog": "COUNT|SIZE",
     "tier": "TIER", "pool": "POOL", "gate": "GATE",
