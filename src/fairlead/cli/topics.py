@@ -10,7 +10,6 @@ from fairlead.cli.session import Session, duration, json_option, moment, pass_se
 from fairlead.engines.listing import ORDERS
 from fairlead.policy import check_topic
 
-
 EXAMPLES = """\b
 Examples:
   fairlead topics                           the largest backlogs
