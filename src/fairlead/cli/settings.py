@@ -19,7 +19,7 @@ METAVARS = {
 }  # fmt: skip
 
 
-class Flag(click.ParamType):
+class Flag(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
     """yes or no; also true and false, on and off."""
 
     name = "flag"
