@@ -413,7 +413,7 @@ class Fairlead:
         arguments.whole("topics", "limit", limit)
         after = None if after is None else arguments.name("topics", "after", after)
         found = self.engine.topic_list(order=order, pattern=check_pattern(pattern), limit=limit, after=after)
-        now_us = self.engine.overview().now_us
+        now_us = self.engine.time_us()
         return [stats_of(one, now_us) for one in found]
 
     def explain(self, message_id: str, topic: str | None = None) -> Explanation:

@@ -119,7 +119,7 @@ class Topic:
     def stats(self) -> Stats:
         """Its numbers now: waiting, leased, dead, counters, cursors; all zero for an idle topic."""
         engine = self._app.engine
-        return stats_of(engine.topic_stats(self.name), engine.overview().now_us)
+        return stats_of(engine.topic_stats(self.name), engine.time_us(self.name))
 
     def policy(self, /, **fields: Unpack[PolicyOptions]) -> dict[str, Any]:
         """

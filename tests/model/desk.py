@@ -322,6 +322,10 @@ class Model(Engine):
     def _topics(self) -> set[str]:
         return {message.topic for message in self.messages} | {lane.topic for lane in self.lanes.values() if lane.topic is not None}
 
+    def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
+        del topic
+        return self._time(now_us)
+
     def overview(self, *, now_us: int | None = None) -> Overview:
         waiting = self._waiting_all()
         return Overview(

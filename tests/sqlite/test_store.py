@@ -340,8 +340,9 @@ def test_the_doctor_finds_and_mends_what_was_lost(tmp_path: Path) -> None:
     engine.put([Draft("a", str(n).encode()) for n in range(10)])
     engine.close()
     raw = sqlite3.connect(path)
-    raw.execute("DELETE FROM message WHERE mid = 3")
-    raw.execute("DELETE FROM ready WHERE mid = 5")
+    (first,) = raw.execute("SELECT min(mid) FROM message").fetchone()
+    raw.execute("DELETE FROM message WHERE mid = ?", (first + 2,))
+    raw.execute("DELETE FROM ready WHERE mid = ?", (first + 4,))
     raw.execute("UPDATE lane SET ready = 77")
     raw.commit()
     raw.close()
@@ -350,3 +351,24 @@ def test_the_doctor_finds_and_mends_what_was_lost(tmp_path: Path) -> None:
     engine.doctor(repair=True)
     assert all(check.ok for check in engine.doctor())
     assert sorted(lease.body for lease in engine.lease(100).leases) == [str(n).encode() for n in range(10) if n != 2]
+
+
+def test_a_file_made_again_repeats_no_number(tmp_path: Path) -> None:
+    """The leases of a file that was deleted are lost on the one that was made in its place."""
+    path = tmp_path / "q.db"
+    drafts = [Draft("a", b"%d" % n) for n in range(5)]
+    before = engine_at(path)
+    ids = {receipt.id for receipt in before.put(drafts)}
+    old = before.lease(5).leases
+    before.close()
+    for each in tmp_path.glob("q.db*"):
+        each.unlink()
+    engine = engine_at(path)
+    assert not ids & {receipt.id for receipt in engine.put(drafts)}
+    new = engine.lease(5).leases
+    assert min(lease.fence for lease in new) > max(lease.fence for lease in old)
+    assert engine.extend([(lease.handle, lease.fence) for lease in old], 60_000_000) == [False] * 5
+    for action in ("ack", "retry", "dead", "release"):
+        assert engine.settle([Settlement(lease.handle, lease.fence, action) for lease in old]) == ["lost"] * 5
+    assert engine.settle([Settlement(lease.handle, lease.fence) for lease in new]) == ["acked"] * 5
+    engine.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import click
 
 from fairlead.cli.session import STATE_SAYS_NO, Session, duration, json_option, pass_session, print_json, say
@@ -23,8 +21,8 @@ def explain(session: Session, message_id: str, *, topic: str | None, as_json: bo
         say(f"{told.state}" + (f" in {told.topic}" if told.topic else "") + f": {told.reasons[0]}")
         for reason in told.reasons[1:]:
             say(f"  also: {reason}")
-        if told.starts_us is not None:
-            soon = told.starts_us / 1e6 - time.time()
+        if told.starts_us is not None and told.now_us is not None:
+            soon = (told.starts_us - told.now_us) / 1e6
             say("  likely to start " + (f"in {duration(soon)}" if soon > 0 else "as soon as a worker is free"))
     if told.state == "unknown":
         raise SystemExit(STATE_SAYS_NO)

@@ -158,7 +158,8 @@ class Explanation(msgspec.Struct, kw_only=True):
     What a message is waiting for.
 
     `state`: as in `MessageView`, or finished | unknown. `reasons`: one sentence each, the binding one first.
-    `starts_us`: when it will likely start, None where that cannot be told. `ahead`: messages of its lane before it.
+    `starts_us`: when it will likely start, None where that cannot be told; `now_us`: what the store's clock says. `ahead`: messages of its lane
+    before it.
     """
 
     id: str
@@ -166,6 +167,7 @@ class Explanation(msgspec.Struct, kw_only=True):
     state: str
     reasons: list[str] = []
     starts_us: int | None = None
+    now_us: int | None = None
     ahead: int | None = None
     message: MessageView | None = None
 
@@ -549,6 +551,10 @@ class Desk(Protocol):
 
     def dead_drop(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None) -> int:
         """Forget dead letters (oldest first, at most `limit`); returns how many."""
+        ...
+
+    def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
+        """The store's time: its own clock's, which never goes back. With a topic, that of the shard where its messages are."""
         ...
 
     def overview(self, *, now_us: int | None = None) -> Overview:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,9 @@ from fairlead.units import SECOND
 if TYPE_CHECKING:
     from fairlead.engines.base import MessageView
     from fairlead.policy import Resolved
+
+CLOCK_SLACK_US = SECOND
+"""A clock may be so far behind the store's time before it is worth a word."""
 
 COUNTED = 10_000
 """Messages and topics ahead are counted up to here."""
@@ -31,6 +35,9 @@ class Facts(msgspec.Struct, kw_only=True):
     """What an engine knows of a message that waits, and of its lane."""
 
     now_us: int
+    """The store's time, which never goes back."""
+    clock_us: int
+    """What its clock says, which somebody may have set back."""
     view: MessageView
     policy: Resolved
     is_runnable: bool
@@ -50,6 +57,10 @@ class Facts(msgspec.Struct, kw_only=True):
     unhandled_us: int | None = None
     """When a worker first had no handler for it."""
 
+    def left(self, at: int) -> str:
+        """How long it is until then."""
+        return _left(self.now_us, self.clock_us, at)
+
 
 def absent(message_id: str, topic: str | None, *, finished: bool) -> Explanation:
     """Of a message that is not here."""
@@ -61,21 +72,32 @@ def absent(message_id: str, topic: str | None, *, finished: bool) -> Explanation
     )  # fmt: skip
 
 
-def not_waiting(view: MessageView, now_us: int) -> Explanation:
+def not_waiting(view: MessageView, now_us: int, clock_us: int) -> Explanation:
     """Of a dead letter, or one that is leased."""
-    told = Explanation(id=view.id, topic=view.topic, state=view.state, message=view)
+    told = Explanation(id=view.id, topic=view.topic, state=view.state, message=view, now_us=clock_us)
     if view.state == "dead":
         told.reasons = [f"it is a dead letter since {_duration(now_us - (view.died_us or now_us))} ago: {view.reason}; redrive it to try again"]
     else:
-        told.reasons = [f"a worker holds it (fence {view.fence}), for {_in(now_us, view.deadline_us)} more unless it is extended"]
+        told.reasons = [f"a worker holds it (fence {view.fence}), for {_left(now_us, clock_us, view.deadline_us)} more unless it is extended"]
+        told.reasons += _stands_still(now_us, clock_us)
     return told
+
+
+def _stands_still(now_us: int, clock_us: int) -> list[str]:
+    """Where the clock was set back, the store's time stands still until the clock has caught up."""
+    behind = now_us - clock_us
+    if behind <= CLOCK_SLACK_US:
+        return []
+    until = datetime.fromtimestamp(now_us / SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return [f"the store's clock stands still until {until}, for {_duration(behind)} more: it was set back"]
 
 
 def waiting(facts: Facts) -> Explanation:
     """What it waits for, the binding reason first, and when it will likely start."""
     now, view, policy = facts.now_us, facts.view, facts.policy
-    told = Explanation(id=view.id, topic=view.topic, state=view.state, message=view, ahead=facts.ahead)
+    told = Explanation(id=view.id, topic=view.topic, state=view.state, message=view, ahead=facts.ahead, now_us=facts.clock_us)
     starts = now
+    told.reasons += _stands_still(now, facts.clock_us)
     if policy.paused:
         told.reasons.append("the topic is paused; resume it")
     is_deferred = view.state == "delayed" and view.since_us == UNTIL_SIGNALLED_US
@@ -83,12 +105,12 @@ def waiting(facts: Facts) -> Explanation:
         needed = control.needs(view.headers) or 1
         told.reasons.append(f"it waits for {needed - len(view.bodies or [view.body]) + 1:,} of {needed:,} jobs before it")
     elif view.state == "delayed" and facts.unhandled_us is not None:
-        told.reasons.append(f"{_no_handler(facts)}; a worker gets it again in {_in(now, view.since_us)}; start one that has a handler")
+        told.reasons.append(f"{_no_handler(facts)}; a worker gets it again in {facts.left(view.since_us)}; start one that has a handler")
         starts = view.since_us
     elif facts.unhandled_us is not None:
         told.reasons.append(_no_handler(facts))
     elif view.state == "delayed":
-        told.reasons.append(f"it is due in {_in(now, view.since_us)}")
+        told.reasons.append(f"it is due in {facts.left(view.since_us)}")
         starts = view.since_us
     if view.state == "parked":
         told.reasons.append(f'its key "{view.key}" is busy with {facts.busy_with or "another message"}; they run one at a time, in order')
@@ -101,7 +123,8 @@ def waiting(facts: Facts) -> Explanation:
     if not told.reasons:
         told.reasons.append(f'nothing holds it back: it waits for a free worker of pool "{policy.pool}"')
     if not policy.paused and view.state != "parked" and not is_deferred and later is not None:
-        told.starts_us = max(starts, later) + _time_ahead(facts)
+        begins = max(starts, later)
+        told.starts_us = (begins if begins > now else min(now, facts.clock_us)) + _time_ahead(facts)
     return told
 
 
@@ -117,7 +140,7 @@ def _limits(facts: Facts, told: Explanation) -> int | None:
     now, policy = facts.now_us, facts.policy
     at: int | None = now
     if facts.rest_step and facts.rest_until_us > now:
-        told.reasons.append(f"the topic rests for {_in(now, facts.rest_until_us)}, because its destination is unwell")
+        told.reasons.append(f"the topic rests for {facts.left(facts.rest_until_us)}, because its destination is unwell")
         at = facts.rest_until_us
     elif facts.rest_step and facts.leased:
         told.reasons.append("the topic probes whether its destination is well again, one delivery at a time")
@@ -130,7 +153,7 @@ def _limits(facts: Facts, told: Explanation) -> int | None:
         tat = fairness.rebase(facts.tat, now, policy.lane_rate, policy.lane_burst)
         permit = fairness.next_permit_us(tat, now, policy.lane_rate, policy.lane_burst)
         if permit > now or facts.ahead:
-            told.reasons.append(f"the topic may send again in {_in(now, permit)} (rate {policy.rate:g}/s)")
+            told.reasons.append(f"the topic may send again in {facts.left(permit)} (rate {policy.rate:g}/s)")
             at = max(at, permit) if at is not None else None
     if policy.gate is not None and (facts.gate is None or not facts.gate.room):
         told.reasons.append(f'the gate "{policy.gate}" is shut' + (f", {facts.gate.leased} run through it" if facts.gate is not None else ""))
@@ -145,8 +168,9 @@ def _time_ahead(facts: Facts) -> int:
     return round(facts.ahead / min(speeds) * SECOND) if speeds else 0
 
 
-def _in(now_us: int, at: int | None) -> str:
-    return _duration((at or now_us) - now_us)
+def _left(now_us: int, clock_us: int, at: int | None) -> str:
+    """How long it is until then, by the clock that has to reach it."""
+    return _duration(at - min(now_us, clock_us) if at is not None and at > now_us else 0)
 
 
 def _duration(us: int) -> str:

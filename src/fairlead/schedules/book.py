@@ -148,7 +148,7 @@ def put(engine: FullEngine, schedule: Schedule) -> bool:
     standing = _standing(engine, schedule.topic)
     if any(entry.schedule.fingerprint == schedule.fingerprint for entry in standing):
         return False
-    nominal = schedule.when.next_after(_now(engine))
+    nominal = schedule.when.next_after(_now(engine, schedule.topic))
     if nominal is None:
         return False
     if standing:
@@ -224,7 +224,7 @@ class _Firing(Handler):
         if any(other.schedule.fingerprint != schedule.fingerprint for other in _standing(engine, schedule.topic)):
             log.info("schedule %s was changed: the firing of %s is the new one's", schedule.name, entry.nominal)
             return
-        due, following = _due(schedule, entry.nominal, _now(engine))
+        due, following = _due(schedule, entry.nominal, _now(engine, schedule.topic))
         _publish(engine, schedule, [schedule.firing(nominal) for nominal in due])
         if following is not None:  # only then: else each period would leave one more entry that waits for the room of its call
             _publish(engine, schedule, [schedule.entry(following)])
@@ -255,8 +255,8 @@ def _due(schedule: Schedule, nominal: datetime, now: datetime) -> tuple[list[dat
     return firings[-1:], following
 
 
-def _now(engine: FullEngine) -> datetime:
-    return datetime.fromtimestamp(engine.overview().now_us / units.SECOND, UTC)
+def _now(engine: FullEngine, topic: str) -> datetime:
+    return datetime.fromtimestamp(engine.time_us(topic) / units.SECOND, UTC)
 
 
 def _us(moment: datetime) -> int:

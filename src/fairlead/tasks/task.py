@@ -548,7 +548,7 @@ class Task(Generic[P, R]):
             raise used_up(cause) from cause
         delay = countdown
         if eta is not None:
-            delay = max(0.0, units.moment(eta) / units.SECOND - datetime.now(UTC).timestamp())
+            delay = max(0.0, units.moment(eta) / units.SECOND - self.app.handlers.now())
         raise Retry(str(cause) if cause is not None else "", delay=delay) from cause
 
     def retries_limit(self, request: Request) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import threading
+import time
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -56,7 +57,10 @@ def virtual(app: Fairlead, *, start: datetime | None = None) -> Iterator[World]:
         return cast("FullEngine", _Clocked(open_engine("sqlite://", settings), clock))
 
     with app.lent(make) as engine:
-        yield World(app, engine, clock)
+        try:
+            yield World(app, engine, clock)
+        finally:
+            app.handlers.store_time(time.time_ns() // 1000)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     class Desk(Protocol):
         """The worker's side, called from the courier's thread."""
 
+        def store_time(self, now_us: int) -> None: ...
         def find(self, lease: Lease) -> Handler | None: ...
         def arrived(self, works: list[Work]) -> None: ...
         def unhandled(self, leases: list[Lease]) -> None: ...
@@ -303,6 +304,8 @@ class Courier(threading.Thread):
         works: list[Work] = []
         unhandled: list[Lease] = []
         held, find, now_us = self.held, self._desk.find, batch.now_us
+        if batch.leases:
+            self._desk.store_time(now_us)
         for lease in batch.leases:
             handler = find(lease)
             if handler is None:

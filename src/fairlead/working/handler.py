@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal
 
-from fairlead import arguments, codec, headers
+from fairlead import arguments, codec, headers, units
 from fairlead.engines.base import TASK_HEADER
 from fairlead.errors import BadPolicy, Reject, UnknownHandler, UsageError
 from fairlead.policy import check_pattern
@@ -138,6 +139,15 @@ class Handlers:
         """Finds who handles the call of a function by its name in a topic."""
         self._by_topic = _ByTopic(self._by_pattern)
         self.surroundings = Surroundings()
+        self._ahead_us = 0
+
+    def store_time(self, now_us: int) -> None:
+        """What time it is at the store, as it has just said."""
+        self._ahead_us = now_us - time.time_ns() // 1000
+
+    def now(self) -> float:
+        """Unix seconds by the store's clock, as far as a worker has read it; else by this machine's."""
+        return time.time() + self._ahead_us / units.SECOND
 
     def add(self, handler: Handler) -> None:
         """Register for the handler's pattern. Raises UsageError where the pattern has one already."""

@@ -228,6 +228,9 @@ class Worker:
 
     # What the courier brings; called from its thread
 
+    def store_time(self, now_us: int) -> None:
+        self._handlers.store_time(now_us)
+
     def find(self, lease: Lease) -> Handler | None:
         return self._handlers.find(lease)
 

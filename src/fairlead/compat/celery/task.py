@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import types
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fairlead.compat.celery.errors import Ignore, MaxRetriesExceededError, Reject
@@ -185,7 +185,7 @@ class Task(_Task[..., Any]):
             raise used_up(cause) from cause
         delay: Any = self.default_retry_delay if countdown is None else countdown
         if eta is not None:
-            delay = max(0.0, (self.celery.aware(eta) - datetime.now(UTC)).total_seconds())
+            delay = max(0.0, self.celery.aware(eta).timestamp() - self.app.handlers.now())
         raise Retry(str(cause) if cause is not None else "", delay=delay) from cause
 
     @property

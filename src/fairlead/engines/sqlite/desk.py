@@ -201,6 +201,11 @@ class SqliteEngine(Core):
 
     # The whole
 
+    def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
+        del topic
+        with self._view(now_us) as turn:
+            return turn.now
+
     def overview(self, *, now_us: int | None = None) -> Overview:
         with self._view(now_us) as turn:
             shard = turn.shard

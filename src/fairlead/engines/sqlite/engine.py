@@ -13,6 +13,7 @@ import msgspec
 
 from fairlead.engines.admission import check_namespace, different_tiers
 from fairlead.engines.base import BRING_IN, CHANGED, Capabilities, Settings
+from fairlead.engines.explaining import CLOCK_SLACK_US
 from fairlead.engines.naming import lane_name
 from fairlead.engines.sqlite import housekeeping, keeping, putting, serving, settling, views
 from fairlead.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
@@ -34,11 +35,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fairlead.engine")
 
-CLOCK_SLACK_US = SECOND
-"""A machine's clock may be so far behind the store's time before it is worth a word."""
-
 WARN_EVERY = 60.0
 """Seconds between two such words."""
+
+NUMBER_UNIT = 16
+"""
+A new sequence number or fence is at least the time in units of so many microseconds.
+
+So a file that was deleted and made again, or lost its last transactions in a crash, gives out no number a second time: to repeat one, a store would
+have to give out more than 62,500 a second for as long as it exists. Not where the caller tells the time: there numbers count from 1, as the model's.
+"""
 
 SOON_US = round(LOOK_AGAIN * SECOND)
 """A waiter looks by itself that often; what is due sooner has to ring."""
@@ -135,6 +141,7 @@ class Core:
                     memory.check(connection, store.commits)
                     turn = Turn(connection, self._rules, _clock() if now_us is None else now_us, memory)
                     if now_us is None:
+                        turn.least = turn.now // NUMBER_UNIT
                         self._look_at_clock(turn)
                     yield turn
                     if turn.obituaries:

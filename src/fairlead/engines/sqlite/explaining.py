@@ -22,7 +22,7 @@ def explain(turn: Turn, message_id: str, topic: str | None) -> Explanation:
     if row is None or view is None:
         return _absent(turn, message_id, topic)
     if view.state in ("dead", "leased"):
-        return explaining.not_waiting(view, turn.now)
+        return explaining.not_waiting(view, turn.now, turn.clock)
     return explaining.waiting(_facts(turn, row, view))
 
 
@@ -38,7 +38,7 @@ def _facts(turn: Turn, row: Row, view: MessageView) -> Facts:
     policy = turn.rule(lane)
     is_runnable = lane.place == RUNNABLE
     return Facts(
-        now_us=turn.now, view=view, policy=policy, is_runnable=is_runnable, leased=lane.leased, rest_step=lane.rest_step,
+        now_us=turn.now, clock_us=turn.clock, view=view, policy=policy, is_runnable=is_runnable, leased=lane.leased, rest_step=lane.rest_step,
         rest_until_us=lane.rest_until, tat=lane.tat, rate_now=classes.rate(turn.now, lane.seen, lane.lately, lane.before),
         tier=turn.bands[lane.band].tier,
         ahead=turn.one("ready_before", lane.lane, row.rank, row.pos, row.seq, COUNTED)[0] if row.state != DELAYED else 0,

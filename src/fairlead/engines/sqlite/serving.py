@@ -387,7 +387,7 @@ class _HandOut:
         number, topic, limited = lane.lane, lane.topic or "", policy.limited
         now, deadline, nonce = turn.now, turn.now + policy.lease, shard.nonce
         handed, made, leases = turn.memory.handed, self._made, self._plain_leases
-        fence, size = shard.fence, 0
+        fence, size = turn.last_fence(), 0
         for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
             fence += 1
             size += len(body)
@@ -453,8 +453,7 @@ class _HandOut:
         turn = self.turn
         shard = turn.shard
         self._leaves(lane, row)
-        shard.fence += 1
-        fence = shard.fence
+        fence = shard.fence = turn.last_fence() + 1
         shard.leased += 1
         deadline = turn.now + policy.lease
         self._ends(deadline, fence, fence)

@@ -202,8 +202,10 @@ class Turn:
             memory.bands = {row[0]: Band(*row) for row in connection.execute(SQL["bands"])}
         self.shard = memory.shard
         self.bands = memory.bands
+        self.clock = clock
         self.now = max(clock, self.shard.now)
         rules.refresh(connection, self.shard.policy_version)
+        self.least = 0  # number that may be given out
         self.rang: set[str] = set()
         self.has_arrivals = False
         self.obituaries: list[Draft] = []  # to be put at the end: of messages of whose end others wait to hear
@@ -247,8 +249,13 @@ class Turn:
         self.run_many(name, rows[done:])
 
     def next_seq(self) -> int:
-        self.shard.seq += 1
+        self.shard.seq = max(self.shard.seq, self.least) + 1
         return self.shard.seq
+
+    def last_fence(self) -> int:
+        """The fence before the next one."""
+        self.shard.fence = max(self.shard.fence, self.least)
+        return self.shard.fence
 
     # Policies
 

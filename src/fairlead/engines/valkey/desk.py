@@ -9,9 +9,11 @@ import msgspec
 
 from fairlead.engines.admission import nobody_follows, topic_in_use, undefined_gate
 from fairlead.engines.base import CHANGED
+from fairlead.engines.explaining import absent
 from fairlead.engines.naming import LANE_SHAPE, lane_name
 from fairlead.engines.valkey import explaining, health, listing, moving, records, views
 from fairlead.engines.valkey.engine import Core
+from fairlead.engines.valkey.fitness import NamespaceGone
 from fairlead.engines.valkey.namespace import exact_names
 from fairlead.engines.valkey.views import View
 from fairlead.errors import BadPolicy, TopicInUse
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fairlead.engines.base import Check, Explanation, MessageView, Overview, Parcel, TopicStats
+    from fairlead.engines.valkey.records import Record
     from fairlead.policy import Gate, Layer, Layers, Resolved
 
 PAGE = 250
@@ -179,22 +182,37 @@ class ValkeyEngine(Core):
 
     # Messages
 
+    # Of a server that lost its data, each of these is told that nobody knows the message.
+
     def lookup(self, topic: str, ids: Sequence[str], *, now_us: int | None = None) -> dict[str, str]:
-        return views.lookup(self._view(now_us), topic, ids)
+        try:
+            return views.lookup(self._view(now_us), topic, ids)
+        except NamespaceGone:
+            return dict.fromkeys(ids, "unknown")
 
     def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
-        view = self._view()
-        found = views.find(view, message_id, topic)
-        return views.message_view(view, *found) if found is not None else None
+        found = self._find(message_id, topic, None)
+        return views.message_view(*found) if found is not None else None
+
+    def _find(self, message_id: str, topic: str | None, now_us: int | None) -> tuple[View, int, Record] | None:
+        try:
+            view = self._view(now_us)
+            found = views.find(view, message_id, topic)
+        except NamespaceGone:
+            return None
+        return (view, *found) if found is not None else None
 
     def explain(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> Explanation:
-        return explaining.explain(self._view(now_us), message_id, topic)
+        try:
+            return explaining.explain(self._view(now_us), message_id, topic)
+        except NamespaceGone:
+            return absent(message_id, topic, finished=False)
 
     def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
-        found = views.find(self._view(now_us), message_id, topic)
+        found = self._find(message_id, topic, now_us)
         if found is None:
             return "unknown"
-        shard, record = found
+        _, shard, record = found
         told: bytes = self._space.run("withdraw", shard, now_us, record.mid, durable=True)
         return told.decode()
 
@@ -290,6 +308,13 @@ class ValkeyEngine(Core):
         return moving.gate_layers(self._view())
 
     # The whole
+
+    def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
+        if topic is None:
+            return self._view(now_us).now
+        shard = self._space.shards_of(topic)[0]
+        counters, clock = self._space.counters(shard)
+        return max(counters.now, clock if now_us is None else now_us)
 
     def overview(self, *, now_us: int | None = None) -> Overview:
         return views.overview(self._view(now_us))

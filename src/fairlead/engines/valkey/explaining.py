@@ -25,7 +25,7 @@ def explain(view: View, message_id: str, topic: str | None) -> Explanation:
     told = views.message_view(view, shard, record)
     lane = views.read_lane(view, shard, str(record.lane))
     if record.state == DEAD or told.state == "leased" or lane is None:
-        return explaining.not_waiting(told, view.now)
+        return explaining.not_waiting(told, view.times[shard], view.clocks[shard])
     return explaining.waiting(_facts(view, shard, record, told, lane))
 
 
@@ -35,8 +35,9 @@ def _facts(view: View, shard: int, record: Record, told: MessageView, lane: Lane
     _, tier, *_ = view.counters[shard].bands[lane.band - 1]
     before = space.read(shard, "ZCOUNT", f"run:{lane.band}", "-inf", f"({lane.vt}") if lane.place == RUNNABLE else 0
     return Facts(
-        now_us=view.now, view=told, policy=policy, is_runnable=lane.place == RUNNABLE, leased=lane.leased, rest_step=lane.rest_step,
-        rest_until_us=lane.rest_until, tat=lane.tat, rate_now=classes.rate(view.now, lane.seen, lane.lately, lane.before), tier=tier,
+        now_us=view.times[shard], clock_us=view.clocks[shard],
+        view=told, policy=policy, is_runnable=lane.place == RUNNABLE, leased=lane.leased, rest_step=lane.rest_step,
+        rest_until_us=lane.rest_until, tat=lane.tat, rate_now=classes.rate(view.times[shard], lane.seen, lane.lately, lane.before), tier=tier,
         ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0, lanes_before=min(before, COUNTED),
         busy_with=_busy_with(view, shard, record) if told.state == "parked" else None, gate=_gate(view, shard, policy),
         unhandled_us=record.unhandled_from or None,
@@ -74,13 +75,13 @@ def _gate(view: View, shard: int, policy: Resolved) -> GateFacts | None:
     stored = view.space.read(shard, "HGET", "gates", policy.gate) if policy.gate is not None else None
     if stored is None:
         return None
-    gate = records.read_gate(stored)
+    gate, now = records.read_gate(stored), view.times[shard]
     limits, room, wake = gate.limits_here, 1 << 30, None
     if limits.rate is not None:
         burst = limits.effective_burst
-        tat = fairness.rebase(gate.tat, view.now, limits.rate, burst)
-        room = fairness.permits(tat, view.now, limits.rate, burst)
-        wake = fairness.next_permit_us(tat, view.now, limits.rate, burst) if not room else None
+        tat = fairness.rebase(gate.tat, now, limits.rate, burst)
+        room = fairness.permits(tat, now, limits.rate, burst)
+        wake = fairness.next_permit_us(tat, now, limits.rate, burst) if not room else None
     if limits.concurrency is not None:
         room = min(room, limits.concurrency - gate.leased)
     return GateFacts(room=max(room, 0), leased=gate.leased, wake_us=wake)

@@ -110,13 +110,13 @@ class _Topics:
         entry, view = ORDERS[order], self._view
         lanes = list(self._lanes(entry, pattern, most))
         own = [(shard, lane, topic) for shard, lane in lanes if (topic := views.topic_of_lane(lane.name)) is not None]
-        worths = together(view, [(shard, entry.worth(view.now, lane)) for shard, lane, _ in own])
+        worths = together(view, [(shard, entry.worth(view.times[shard], lane)) for shard, lane, _ in own])
         for (_, lane, topic), worth in zip(own, worths, strict=True):
             yield Candidate(topic, worth, is_exact=lane.name == topic)
         buckets = {(shard, listing.common_prefix(pattern, pattern_of_bucket(lane.name))) for shard, lane in lanes if lane.name.startswith(BUCKET)}
         if entry.folded is not None:
             names = [(shard, topic) for shard, prefix in buckets if prefix is not None for topic in self._folded(shard, prefix)]
-            worths = together(view, [(shard, entry.folded(view.now, topic)) for shard, topic in names])
+            worths = together(view, [(shard, entry.folded(view.times[shard], topic)) for shard, topic in names])
             yield from (Candidate(topic, worth, is_exact=True) for (_, topic), worth in zip(names, worths, strict=True))
 
     def _lanes(self, entry: _Order, pattern: str, most: int) -> Iterator[tuple[int, Lane]]:

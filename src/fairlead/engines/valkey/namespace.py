@@ -20,6 +20,7 @@ from fairlead.engines.valkey.link import Link
 from fairlead.engines.valkey.records import Counters
 from fairlead.errors import NoNamespace, SchemaMismatch, UsageError
 from fairlead.policy import DEFAULT_TIERS, PolicyBook, Resolved, Tier
+from fairlead.units import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -223,6 +224,20 @@ class Namespace:
     def read(self, shard: int, command: str, key: str, *arguments: Any) -> Any:
         """A command on a key of a shard, which is named without its prefix."""
         return self.link.read(shard, [(command, self.key(shard, key), *arguments)])[0]
+
+    def counters(self, shard: int) -> tuple[Counters, int]:
+        """A shard's counters, and what its server's clock says in microseconds. Raises NamespaceGone."""
+        stored, (seconds, micros) = self.link.read(shard, [("GET", self.key(shard, "shard")), ("TIME",)])
+        if stored is not None:
+            return records.read_counters(stored), int(seconds) * SECOND + int(micros)
+        try:  # this looks again where the shard may have moved, and says what is wrong
+            self.link.call(shard, "policies", (b"", self._tiers), repeatable=True)
+        except NamespaceGone:
+            if self.link.durability != "memory":
+                raise
+            empty = Counters(records.LAYOUT, self.nonce, self.shards, shard, version=self.book.version)
+            return empty, int(seconds) * SECOND + int(micros)
+        return self.counters(shard)
 
     def read_many(self, shard: int, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Several."""

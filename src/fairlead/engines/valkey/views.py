@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,17 +33,24 @@ _RANK_ZERO = 512
 
 
 class View:
-    """What one question needs: the time, the policies, the shards' counters as they were when it was asked."""
+    """
+    What one question needs: the policies, and each shard's counters and time as they were when it was asked.
+
+    `times`: of each shard, which never go back; `clocks`: what the servers' clocks say. This machine's clock counts for nothing.
+    """
 
     def __init__(self, space: Namespace, now_us: int | None) -> None:
         self.space = space
-        self.counters: list[Counters] = [self._read(shard) for shard in range(space.shards)]
+        self.counters: list[Counters] = []
+        self.clocks: list[int] = []
+        for shard in range(space.shards):
+            counters, clock = space.counters(shard)
+            self.counters.append(counters)
+            self.clocks.append(clock if now_us is None else now_us)
         if self.counters[0].version != space.book.version:
             space.reload()
-        self.now = max([counters.now for counters in self.counters] + [time.time_ns() // 1000 if now_us is None else now_us])
-
-    def _read(self, shard: int) -> Counters:
-        return records.read_counters(self.space.read(shard, "GET", "shard"))
+        self.times = [max(counters.now, clock) for counters, clock in zip(self.counters, self.clocks, strict=True)]
+        self.now = max(self.times)
 
     def policy(self, topic: str) -> Resolved:
         return self.space.book.route(topic).policy
@@ -283,8 +289,8 @@ def _begun(view: View, topic: str, lanes: Iterable[tuple[int, Lane]], dead: int)
     """What the records of its lanes say."""
     policy = view.policy(topic)
     stats = TopicStats(topic, pool=policy.pool, tier=policy.tier, dead=dead)
-    for _, lane in lanes:
-        if lane.rest_step and lane.rest_until > view.now:
+    for shard, lane in lanes:
+        if lane.rest_step and lane.rest_until > view.times[shard]:
             stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.rest_until)
         if stats.state == "idle":
             stats.state, stats.wake_us = _PLACES[lane.place], lane.wake if lane.place == ASLEEP else None
@@ -292,7 +298,7 @@ def _begun(view: View, topic: str, lanes: Iterable[tuple[int, Lane]], dead: int)
             for name in _SUMMED:
                 setattr(stats, name, getattr(stats, name) + getattr(lane, name))
             stats.throttled_us += lane.throttled
-            stats.rate_now += classes.rate(view.now, lane.seen, lane.lately, lane.before)
+            stats.rate_now += classes.rate(view.times[shard], lane.seen, lane.lately, lane.before)
     return stats
 
 
@@ -389,7 +395,7 @@ def is_finished(view: View, message_id: str, topic: str) -> bool:
         stored = view.space.read(shard, "HGET", f"i:{topic}", message_id)
         if stored is not None and stored.startswith(b"f"):
             until = int(stored[1:])
-            return until == 0 or until > view.now
+            return until == 0 or until > view.times[shard]
     return False
 
 
@@ -507,7 +513,8 @@ def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
     limits, burst = gate.limits, gate.limits.effective_burst
     permit = None
     if limits.rate is not None:
-        permit = fairness.next_permit_us(fairness.rebase(gate.tat, view.now, limits.rate, burst), view.now, limits.rate, burst)
+        now = view.times[shard]
+        permit = fairness.next_permit_us(fairness.rebase(gate.tat, now, limits.rate, burst), now, limits.rate, burst)
     bands = range(1, len(view.counters[shard].bands) + 1)
     waiting = sum(view.space.read(shard, "ZCARD", f"gate:{band}:{name}") for band in bands)
     return {

@@ -15,7 +15,8 @@ or put them into a test module of your own, beside a fixture `make_engine` that 
 import pytest
 
 PARTS = (
-    "test_changes", "test_figures", "test_kept", "test_limits", "test_not_twice", "test_order_and_time", "test_own_policies", "test_together",
+    "test_changes", "test_figures", "test_kept", "test_limits", "test_not_twice", "test_numbers", "test_order_and_time",
+    "test_own_policies", "test_together",
     "test_top_lists", "test_waking",
 )  # fmt: skip
 

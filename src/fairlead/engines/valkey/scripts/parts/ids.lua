@@ -49,7 +49,7 @@ ids = part(function(ids)
 
     function ids.join(record, id)
         record.joined = record.joined + 1
-        call('RPUSH', key('j:' .. record.mid), id)
+        call('RPUSH', key('j:' .. text(record.mid)), id)
         ids.set(record.topic, id, record.mid)
     end
 

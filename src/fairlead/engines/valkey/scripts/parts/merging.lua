@@ -53,7 +53,7 @@ local merging = part(function(merging)
     end
 
     local function add_part(record, body)
-        call('RPUSH', key('b:' .. record.mid), body)
+        call('RPUSH', key('b:' .. text(record.mid)), body)
         record.parts, record.parts_bytes = record.parts + 1, record.parts_bytes + #body
     end
 

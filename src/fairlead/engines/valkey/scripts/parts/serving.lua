@@ -575,7 +575,7 @@ local serving = part(function(serving)
         calls = { room = room, left = room, startable = startable, record_start = record_start, visits = {}, order = {}, given = {}, withheld = false }
         messages.save() -- what housekeeping changed is read as it is stored
         places.write()
-        local first = shard.fence + 1
+        local first = last_fence() + 1
         if topics then
             serve_topics(topics, pool, room)
         else

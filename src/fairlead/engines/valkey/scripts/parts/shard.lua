@@ -94,6 +94,11 @@ local COUNTERS = {
     'max_backlog_bytes', 'on_full', 'sweeping', 'bands',
 }
 
+-- A new number is at least the server's time in this unit (a namespace's messages and leases are numbered apart): a server that lost some or all of
+-- its data does not give out numbers again that it gave out before. The unit keeps number · shards + shard below 2^53, and a number below 2^48.
+local LEAST_UNIT = 16 -- microseconds
+local least -- number of this call; 0 where the caller tells the time
+
 local shard
 
 -- Read them. Returns why that cannot be.
@@ -116,6 +121,7 @@ local function open_shard()
         now = time[1] * 1000000 + time[2]
     end
     shard.now = math.max(shard.now, now) -- it never goes back
+    least = ARGV[1] == '' and math.floor(shard.now / math.max(LEAST_UNIT, shard.shards / 2)) or 0
 end
 
 local function save_shard()
@@ -127,8 +133,19 @@ local function save_shard()
 end
 
 local function next_number()
+    if shard.seq < least then
+        shard.seq = least
+    end
     shard.seq = shard.seq + 1
     return shard.seq
+end
+
+-- The fence before the first one of this call.
+local function last_fence()
+    if shard.fence < least then
+        shard.fence = least
+    end
+    return shard.fence
 end
 
 -- A message is known to the outside by its handle, which names its shard too.
