@@ -84,6 +84,15 @@ class Backoff(msgspec.Struct, frozen=True):
         return round(delay * (random if self.jitter else 1.0) * units.SECOND)
 
 
+def default_burst(rate: float) -> float:
+    """
+    The burst where none is set: one permit, and those of 50 ms, fractions included.
+
+    So a delivery that is up to 50 ms late does not make the rate fall short.
+    """
+    return 1 + rate / 20
+
+
 class Resolved(msgspec.Struct, frozen=True, gc=False):
     """Everything that holds for one topic, in the engines' units. `rate` is per second, times are microseconds."""
 
@@ -125,8 +134,8 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     """Whether a rate, a concurrency or a gate holds the topic back."""
     lane_rate: float = 0.0
     """The part of the rate that each lane has."""
-    lane_burst: int = 1
-    """The burst of each lane, at least 1; by default the larger of 1 and a twentieth of the rate."""
+    lane_burst: float = 1.0
+    """The burst of each lane, at least 1; by default `default_burst` of the lane's rate."""
     lane_concurrency: int | None = None
     """The part of the concurrency that each lane has."""
 
@@ -134,9 +143,10 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
         derive = msgspec.structs.force_setattr
         derive(self, "limited", self.rate is not None or self.concurrency is not None or self.gate is not None)
         if self.rate is not None:
-            burst = self.burst if self.burst is not None else self.rate / 20
-            derive(self, "lane_rate", self.rate / self.partitions)
-            derive(self, "lane_burst", max(1, int(burst / self.partitions)))
+            lane_rate = self.rate / self.partitions
+            burst = default_burst(lane_rate) if self.burst is None else self.burst / self.partitions
+            derive(self, "lane_rate", lane_rate)
+            derive(self, "lane_burst", max(1.0, burst))
         if self.concurrency is not None:
             derive(self, "lane_concurrency", self.concurrency // self.partitions)
 
@@ -245,7 +255,7 @@ def _backoff(value: Any) -> Any:
 
 FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "rate": (units.rate, 'deliveries per second: 50, "50/s", "600/m"'),
-    "burst": (_integer(1, 1_000_000), "deliveries at once after a rest; default: the larger of 1 and a twentieth of the rate"),
+    "burst": (_integer(1, 1_000_000), "deliveries at once after a pause; default: 1 + a twentieth of the rate"),
     "concurrency": (_integer(1, 1_000_000), "most leases at once"),
     "weight": (_weight, "share inside the tier; default 1"),
     "tier": (_word, "service class; default mid"),
@@ -582,7 +592,7 @@ class Gate(msgspec.Struct, frozen=True):
     """A limit that many topics share: deliveries per second, and most leases at once."""
 
     rate: float | None = None
-    burst: int | None = None
+    burst: float | None = None
     concurrency: int | None = None
 
     @staticmethod
@@ -599,6 +609,6 @@ class Gate(msgspec.Struct, frozen=True):
             raise BadPolicy(f"gate {name}: {error}") from error
 
     @property
-    def effective_burst(self) -> int:
-        """The larger of 1 and a twentieth of the rate, where none was set."""
-        return self.burst if self.burst is not None else max(1, int((self.rate or 0) / 20))
+    def effective_burst(self) -> float:
+        """The burst that holds, see `default_burst`."""
+        return self.burst if self.burst is not None else default_burst(self.rate or 0.0)

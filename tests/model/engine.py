@@ -403,7 +403,7 @@ class Engine(Lanes):
         call.startable -= take if policy.limited else 0
         if policy.gate is not None:
             self._take_from_gate(self.gates[policy.gate], take)
-        self._charge(lane, policy, take)
+        self._charge(lane, policy, take, alone=lanes <= 1)
         for message in ready[:take]:
             self._hand_out(call, message, policy)
         return take
@@ -414,13 +414,13 @@ class Engine(Lanes):
             gate.tat = fairness.take_permits(gate.tat, self.now, gate.limits.rate, take)
         self._look_at_gate(gate)
 
-    def _charge(self, lane: Lane, policy: Resolved, take: int) -> None:
+    def _charge(self, lane: Lane, policy: Resolved, take: int, *, alone: bool) -> None:
         band = lane.band
         band.virtual = lane.virtual
-        if self._is_fair_by_time(band):
-            lane.virtual += fairness.stride_of_work(take * self._expected_cost(lane), policy.weight)
-        else:
-            lane.virtual += fairness.stride(take, policy.weight)
+        lane.virtual += self._stride(lane, policy, take)
+        if alone:
+            one_chunk = self._stride(lane, policy, fairness.chunk(take, 2, policy.weight))
+            band.virtual = fairness.reached(band.virtual, lane.virtual, one_chunk)
         if policy.rate is not None:
             lane.tat = fairness.take_permits(lane.tat, self.now, policy.lane_rate, take)
         band.delivered += take
@@ -430,6 +430,11 @@ class Engine(Lanes):
             lane.in_window_before = lane.in_window if elapsed < 2 * RATE_WINDOW_US else 0
             lane.in_window, lane.window_from = 0, self.now
         lane.in_window += take
+
+    def _stride(self, lane: Lane, policy: Resolved, take: int) -> int:
+        if self._is_fair_by_time(lane.band):
+            return fairness.stride_of_work(take * self._expected_cost(lane), policy.weight)
+        return fairness.stride(take, policy.weight)
 
     def _is_fair_by_time(self, band: Band) -> bool:
         return self.tiers[band.tier].fair_by == "time"

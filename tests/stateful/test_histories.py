@@ -57,7 +57,7 @@ BASE: dict[str, dict[str, Any]] = {
 }
 
 FIELDS: dict[str, list[Any]] = {
-    "rate": [5, 100, 0.2],
+    "rate": [5, 25, 100, 0.2],
     "burst": [1, 3],
     "concurrency": [1, 2, 4],
     "weight": [0.5, 7],

@@ -7,13 +7,14 @@ import random
 import pytest
 
 from fairlead.engines import fairness
+from fairlead.policy import default_burst
 
 NOW = 1_700_000_000_000_000
 
 
 @pytest.mark.parametrize("rate", [1, 3, 7.5, 50, 333, 1_000, 7_001, 9_999, 10_000])
-@pytest.mark.parametrize("burst", [1, 5, 500])
-def test_a_rate_is_never_exceeded_and_missed_by_less_than_one_percent(rate: float, burst: int) -> None:
+@pytest.mark.parametrize("burst", [1, 1.05, 2.5, 5, 500])
+def test_a_rate_is_never_exceeded_and_missed_by_less_than_one_percent(rate: float, burst: float) -> None:
     """Never more than rate·T + burst in T; under backlog at least 0.99·rate·T - 1."""
     draw = random.Random(f"{rate}/{burst}")
     tat, now, taken = 0, NOW, 0
@@ -28,12 +29,34 @@ def test_a_rate_is_never_exceeded_and_missed_by_less_than_one_percent(rate: floa
     assert taken >= 0.99 * rate * 10 - 1
 
 
+@pytest.mark.parametrize("rate", [0.1, 1, 2, 5, 10, 19, 20, 25, 39, 40, 100, 1_000, 10_000])
+def test_a_visit_up_to_50_ms_late_loses_no_permit_with_the_default_burst(rate: float) -> None:
+    """Whatever part of the 50 ms each visit is late."""
+    burst = default_burst(rate)
+    draw = random.Random(rate)
+    tat, now, moments = 0, NOW, []
+    end = NOW + round(max(10, 20 / rate) * 1_000_000)
+    while now <= end:
+        got = fairness.permits(tat, now, rate, burst)
+        assert got
+        tat = fairness.take_permits(tat, now, rate, got)
+        moments += [now] * got
+        late = draw.choice([0, 50_000, draw.randint(0, 50_000)])
+        now = fairness.next_permit_us(tat, now, rate, burst) + late
+    earliest = float("-inf")
+    for number, moment in enumerate(moments):
+        due = rate * (moment - NOW) / 1_000_000
+        earliest = max(earliest, due - number)
+        assert number + 1 - due + earliest <= burst + 1e-6
+    assert len(moments) >= 0.9975 * rate * (end - NOW) / 1_000_000 - 1
+
+
 def test_the_next_permit_is_exactly_when_a_delivery_conforms() -> None:
     """One microsecond earlier nothing is admitted."""
     draw = random.Random(7)
     for _ in range(2_000):
-        rate, burst = draw.choice([0.3, 2, 17, 999, 10_000]), draw.randint(1, 9)
-        tat = fairness.take_permits(0, NOW, rate, draw.randint(1, burst))
+        rate, burst = draw.choice([0.3, 2, 17, 999, 10_000]), draw.choice([1, 1.25, 2.5, 4, 9])
+        tat = fairness.take_permits(0, NOW, rate, draw.randint(1, int(burst)))
         at = fairness.next_permit_us(tat, NOW, rate, burst)
         assert fairness.permits(tat, at, rate, burst) >= 1
         if at > NOW:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.demo.merchants import BEST_SELLER, BROKEN, CONCURRENCY, FLOOD, RATE, SLOW, TIERS
+from fairlead.policy import default_burst
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +53,7 @@ def report(engine: FullEngine, phases: dict[str, Phase], handled: list[Handled],
     end = engine.overview()
     special = {FLOOD, BROKEN, BEST_SELLER, SLOW}
     quiet = [each for each in handled if each.topic not in special]
-    burst = max(1, RATE // 20)
+    burst = default_burst(RATE)
     starts = _most_in_a_second([each.started for each in handled if each.topic == BEST_SELLER])
     together = max((_most_at_once(each) for each in _by_topic(handled) if each[0].topic != FLOOD), default=0)
     shares, shares_held = _shares(phases["while all tiers had work"])
@@ -67,7 +68,7 @@ def report(engine: FullEngine, phases: dict[str, Phase], handled: list[Handled],
         "waiting time of the quiet merchants": {name: _p50_p99(_waits(quiet, phase)) for name, phase in phases.items() if name.endswith("the flood")},
         "shares of the tiers, while all had work": shares,
         "limits": {
-            f"{BEST_SELLER}: most starts in one second": f"{starts} (rate {RATE}/s, burst {burst})",
+            f"{BEST_SELLER}: most starts in one second": f"{starts} (rate {RATE}/s, burst {burst:g})",
             "any limited merchant: most at once": f"{together} (concurrency {CONCURRENCY})",
         },
         "the failing merchant": {

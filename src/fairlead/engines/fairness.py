@@ -14,7 +14,7 @@ of a double: times are microseconds, rate clocks quarter microseconds ("ticks").
 from __future__ import annotations
 
 from functools import lru_cache
-from math import ceil
+from math import ceil, floor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,11 +45,22 @@ def interval(rate: float) -> int:
     return max(1, ceil(1_000_000 * TICKS / rate - 1e-9))
 
 
-def permits(tat: int, now_us: int, rate: float, burst: int) -> int:
-    """How many deliveries conform now: TAT - (burst-1) intervals <= now for the next, and so on."""
+@lru_cache(4096)
+def depth(rate: float, burst: float) -> int:
+    """
+    Ticks by which the TAT may be ahead of now after a delivery.
+
+    A fraction of a permit counts as the time in which the rate yields it. It admits no delivery by
+    itself, but a visit that is late by up to that time loses no permit.
+    """
+    return floor(burst * interval(rate))
+
+
+def permits(tat: int, now_us: int, rate: float, burst: float) -> int:
+    """How many deliveries conform now: the TAT after them is at most `depth` ahead of now."""
     step = interval(rate)
     now = now_us * TICKS
-    room = now + burst * step - max(tat, now)
+    room = now + depth(rate, burst) - max(tat, now)
     return room // step if room >= step else 0
 
 
@@ -63,18 +74,18 @@ def return_permits(tat: int, rate: float, returned: int) -> int:
     return tat - returned * interval(rate)
 
 
-def next_permit_us(tat: int, now_us: int, rate: float, burst: int) -> int:
+def next_permit_us(tat: int, now_us: int, rate: float, burst: float) -> int:
     """The engine time at which the next delivery conforms (now, if it does already)."""
     step = interval(rate)
-    return max(now_us, -((-(tat - (burst - 1) * step)) // TICKS))
+    return max(now_us, -((-(tat + step - depth(rate, burst))) // TICKS))
 
 
-def rebase(tat: int, now_us: int, rate: float, burst: int) -> int:
+def rebase(tat: int, now_us: int, rate: float, burst: float) -> int:
     """
     The TAT under a changed rate: at most what a lane that just used its burst has, so that after raising a rate
     the next permit is at most one new interval away.
     """
-    return min(tat, now_us * TICKS + burst * interval(rate))
+    return min(tat, now_us * TICKS + depth(rate, burst))
 
 
 def recovered(tat: int, now_us: int) -> bool:
@@ -101,6 +112,17 @@ def chunk(room: int, lanes: int, weight: float) -> int:
         return room
     most = CHUNK // 2 if lanes <= FEW_LANES else CHUNK
     return max(1, min(room, int(most * weight)))
+
+
+def reached(stood: int, stands: int, one_chunk: int) -> int:
+    """
+    A tier's virtual time after a visit that moved the lane from `stood` to `stands`: as if the visit
+    had been made chunk by chunk, it is where the last chunk began.
+
+    A lane that is alone gives all that a call has room for in one visit. So one that comes next
+    starts at most one chunk behind it.
+    """
+    return max(stood, stands - one_chunk)
 
 
 def split(room: int, shares: Mapping[str, float], carry: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:

@@ -232,19 +232,18 @@ class _Serving:
         if gate is not None:
             gate.take(take, turn.now)
             turn.touch_gate(gate)
-        self._charge(lane, band, policy, take)
+        self._charge(lane, band, policy, take, alone=lanes <= 1)
         self.visits.append((lane, take))
         self.visited[lane.lane] = lane
         return take
 
-    def _charge(self, lane: Lane, band: Band, policy: Resolved, take: int) -> None:
+    def _charge(self, lane: Lane, band: Band, policy: Resolved, take: int, *, alone: bool) -> None:
         turn = self.turn
         band.vt = lane.vt
-        if turn.fair_by_time(band):
-            cost = lane.mean or band.mean or DEFAULT_MEAN_US
-            lane.vt += fairness.stride_of_work(cost * take, policy.weight)
-        else:
-            lane.vt += fairness.stride(take, policy.weight)
+        lane.vt += self._stride(lane, band, policy, take)
+        if alone:
+            one_chunk = self._stride(lane, band, policy, fairness.chunk(take, 2, policy.weight))
+            band.vt = fairness.reached(band.vt, lane.vt, one_chunk)
         if policy.rate is not None:
             tat = fairness.rebase(lane.tat, turn.now, policy.lane_rate, policy.lane_burst)
             lane.tat = fairness.take_permits(tat, turn.now, policy.lane_rate, take)
@@ -252,6 +251,13 @@ class _Serving:
         lane.leased += take
         band.delivered += take
         turn.count_deliveries(lane, take)
+
+    def _stride(self, lane: Lane, band: Band, policy: Resolved, take: int) -> int:
+        """By how much so many messages advance the lane's virtual time."""
+        if self.turn.fair_by_time(band):
+            cost = lane.mean or band.mean or DEFAULT_MEAN_US
+            return fairness.stride_of_work(cost * take, policy.weight)
+        return fairness.stride(take, policy.weight)
 
     def serve_topics(self, topics: Sequence[str], pool: str, room: int) -> None:
         """Strictly in the order named."""

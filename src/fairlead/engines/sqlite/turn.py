@@ -532,7 +532,7 @@ class Turn:
         if concurrency is not None:
             allowed = min(allowed, concurrency - lane.leased)
         if policy.rate is not None and allowed > 0:
-            permits = policy.lane_burst
+            permits = int(policy.lane_burst)
             if not fairness.recovered(lane.tat, self.now):
                 tat = fairness.rebase(lane.tat, self.now, policy.lane_rate, policy.lane_burst)
                 permits = fairness.permits(tat, self.now, policy.lane_rate, policy.lane_burst)

@@ -94,7 +94,7 @@ class Grants:
         if not share:
             concurrency = 0  # nobody is there: shut
         rate = limits.rate * share if limits.rate is not None and share else limits.rate or False
-        burst = max(1, int(limits.effective_burst * share))
+        burst = max(1, limits.burst * share) if limits.burst is not None else False
         told: int = self._space.run("gate", shard, None, name, "grant", records.pack([rate, burst, concurrency]), durable=True)
         return told
 

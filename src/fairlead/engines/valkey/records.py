@@ -59,7 +59,7 @@ def _part(limit: int | None, parts: int) -> int | bool:
 
 def gate_record(gate: Gate) -> bytes:
     """The limits of a gate."""
-    return _pack([gate.rate if gate.rate is not None else False, gate.effective_burst, gate.concurrency or False])
+    return _pack([gate.rate if gate.rate is not None else False, gate.burst or False, gate.concurrency or False])
 
 
 if FOREVER != -1:
@@ -320,7 +320,7 @@ def read_held(stored: bytes) -> Held:
 
 
 class GateRecord(msgspec.Struct, array_like=True):
-    """A gate on a shard; each layer is [rate or False, burst, concurrency or False]. Field order is that of `gates.lua`."""
+    """A gate on a shard; each layer is [rate or False, burst or False, concurrency or False]. Field order is that of `gates.lua`."""
 
     code: Any
     operator: Any
@@ -333,12 +333,12 @@ class GateRecord(msgspec.Struct, array_like=True):
     @property
     def limits(self) -> Gate:
         """What somebody set, the operator before the code."""
-        return gate_of(self.operator or self.code or (False, 1, False))
+        return gate_of(self.operator or self.code or (False, False, False))
 
     @property
     def limits_here(self) -> Gate:
         """The part of it that the shard has."""
-        return gate_of(self.grant or self.operator or self.code or (False, 1, False))
+        return gate_of(self.grant or self.operator or self.code or (False, False, False))
 
     @property
     def granted_concurrency(self) -> int | None:
@@ -348,7 +348,7 @@ class GateRecord(msgspec.Struct, array_like=True):
 def gate_of(limits: Sequence[Any]) -> Gate:
     """The gate of a layer."""
     rate, burst, concurrency = limits
-    return Gate(rate or None, burst if rate else None, concurrency if concurrency is not False else None)
+    return Gate(rate or None, burst if rate and burst is not False else None, concurrency if concurrency is not False else None)
 
 
 _GATE = msgspec.msgpack.Decoder(GateRecord)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairlead.policy import Tier
+from fairlead.policy import Gate, Tier
 from fairlead.testing.bench import TIERS
 from fairlead.units import SECOND
 
@@ -75,13 +75,50 @@ def test_a_rate_is_kept_in_every_window_and_is_reached(bench: EngineBench, per_s
     while bench.now <= began + seconds * SECOND:
         leases = bench.lease(1_000)
         bench.settle(leases)
-        moments += [bench.now - began] * len(leases)
+        moments += [(bench.now - began) / SECOND] * len(leases)
         bench.later(step_us / SECOND)
+    _check_rate(moments, per_second, burst, seconds)
+
+
+_KEYS_OF_FOUR = ["k5", "k1", "k4", "k0"]
+"""One for each of four partitions."""
+
+
+@pytest.mark.parametrize("per_second", [0.1, 1, 5, 10, 25, 39, 40, 400, 10_000])
+@pytest.mark.parametrize("limit", ["topic", "gate", "partitions"])
+def test_a_visit_up_to_50_ms_late_loses_no_permit(bench: EngineBench, per_second: float, limit: str) -> None:
+    """With the default burst, which is 1 + a twentieth of the rate, fractions included."""
+    draw = random.Random(f"{per_second} {limit}")
+    seconds = 0.2 if per_second == 10_000 else max(4.0 if per_second < 400 else 1.0, 5 / per_second)
+    parts = 4 if limit == "partitions" else 1
+    if limit == "gate":
+        bench.engine.gate_set("g", Gate(rate=per_second), now_us=bench.now)
+        bench.policy("a", gate="g")
+    else:
+        bench.policy("a", rate=per_second * parts, partitions=parts)
+    count = int(1.1 * per_second * seconds + 5)
+    for lane in range(parts):
+        bench.put("a", *["x"] * count, key=_KEYS_OF_FOUR[lane])
+    began, moments = bench.now, {key: list[float]() for key in _KEYS_OF_FOUR[:parts]}
+    while bench.now <= began + seconds * SECOND:
+        batch = bench.batch(1_000)
+        bench.settle(batch.leases)
+        for lease in batch.leases:
+            moments[lease.key or ""].append((bench.now - began) / SECOND)
+        if not batch.leases:
+            assert batch.next_wake_us is not None
+            bench.now = batch.next_wake_us + draw.choice([0, 49_999, draw.randint(0, 49_999)])
+    for taken in moments.values():
+        _check_rate(taken, per_second, 1 + per_second / 20, seconds)
+
+
+def _check_rate(moments: list[float], per_second: float, burst: float, seconds: float) -> None:
+    """Never more than rate · T + burst in any time T, and at least 0.99 · rate · T - 1 in all."""
     earliest = float("-inf")
     for number, moment in enumerate(moments):
         # From the message i to this one the window holds number - i + 1.
-        earliest = max(earliest, per_second * moment / SECOND - number)
-        assert number + 1 - per_second * moment / SECOND + earliest <= burst + 1e-6
+        earliest = max(earliest, per_second * moment - number)
+        assert number + 1 - per_second * moment + earliest <= burst + 1e-6
     assert len(moments) >= 0.99 * per_second * seconds - 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Literal
 
 import pytest
 
@@ -140,6 +141,37 @@ def test_a_flood_does_not_starve_a_quiet_topic(bench: EngineBench) -> None:
     bench.put("quiet", *map(str, range(20)))
     seen = Counter(lease.topic for lease in bench.lease(40))
     assert seen == {"flood": 20, "quiet": 20}
+
+
+@pytest.mark.parametrize("fair_by", ["messages", "time"])
+@pytest.mark.parametrize(("weight", "share"), [(1, 500), (3, 750), (0.25, 200)])
+def test_a_lane_that_was_alone_owes_at_most_one_chunk(bench: EngineBench, fair_by: Literal["messages", "time"], weight: float, share: int) -> None:
+    """However large its leases were: of the next thousand each gets its share."""
+    bench.open(tiers={"mid": Tier(1, fair_by=fair_by)})
+    bench.policy("alone", weight=weight)
+    bench.put("alone", *["x"] * 3_100)
+    for _ in range(4):
+        bench.settle(bench.lease(500), cost_us=20_000)
+    bench.put("other", *["x"] * 1_100)
+    seen: Counter[str] = Counter()
+    while seen.total() < 1_000:
+        leases = bench.lease(100)
+        seen.update(lease.topic for lease in leases)
+        bench.settle(leases, cost_us=20_000)
+    assert abs(seen["alone"] - share) <= 10
+
+
+def test_a_topic_that_drained_alone_and_one_that_waited_begin_as_equals(bench: EngineBench) -> None:
+    """Also where the lane was empty, slept or was paused in between."""
+    bench.put("drained", *["x"] * 500)
+    bench.settle(bench.lease(500))
+    bench.policy("paused", paused=True)
+    bench.put("paused", *["x"] * 600)
+    bench.put("drained", *["x"] * 1_100)
+    bench.settle(bench.lease(500))
+    bench.policy("paused", paused=None)
+    seen = Counter(lease.topic for _ in range(6) for lease in bench.lease(100))
+    assert abs(seen["drained"] - 300) <= 5
 
 
 def test_fair_by_time_shares_the_workers_time(bench: EngineBench) -> None:

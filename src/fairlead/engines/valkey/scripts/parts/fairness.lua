@@ -11,10 +11,14 @@ local fairness = part(function(fairness)
         return math.max(1, math.ceil(1000000 * TICKS / rate - 1e-9))
     end
 
-    -- Of a rate they take `step`, its interval: whoever has the rate keeps that too.
+    -- Of a rate they take `step`, its interval, and of a burst `depth`: both are stored beside them.
 
-    function fairness.permits(tat, now, step, burst)
-        local room = now * TICKS + burst * step - math.max(tat, now * TICKS)
+    function fairness.depth(step, burst)
+        return math.floor(burst * step)
+    end
+
+    function fairness.permits(tat, now, step, depth)
+        local room = now * TICKS + depth - math.max(tat, now * TICKS)
         return room >= step and math.floor(room / step) or 0
     end
 
@@ -26,12 +30,12 @@ local fairness = part(function(fairness)
         return tat - returned * step
     end
 
-    function fairness.next_permit(tat, now, step, burst)
-        return math.max(now, math.ceil((tat - (burst - 1) * step) / TICKS))
+    function fairness.next_permit(tat, now, step, depth)
+        return math.max(now, math.ceil((tat + step - depth) / TICKS))
     end
 
-    function fairness.rebase(tat, now, step, burst)
-        return math.min(tat, now * TICKS + burst * step)
+    function fairness.rebase(tat, now, depth)
+        return math.min(tat, now * TICKS + depth)
     end
 
     function fairness.recovered(tat, now)
@@ -52,6 +56,10 @@ local fairness = part(function(fairness)
         end
         local most = lanes <= FEW_LANES and CHUNK / 2 or CHUNK
         return math.max(1, math.min(room, math.floor(most * weight)))
+    end
+
+    function fairness.reached(stood, stands, one_chunk)
+        return math.max(stood, stands - one_chunk)
     end
 
     -- `entries`: {share, carry} each; sets `given` and `kept` in them.

@@ -11,9 +11,12 @@ local gates = part(function(gates)
     end)
 
     local function limits_of(gate)
-        local limits = gate.grant or gate.operator or gate.code or { false, 1, false }
-        gate.rate, gate.burst, gate.concurrency = limits[1], limits[2], limits[3]
-        gate.step = gate.rate and fairness.interval(gate.rate)
+        local limits = gate.grant or gate.operator or gate.code or { false, false, false }
+        gate.rate, gate.concurrency = limits[1], limits[3]
+        if gate.rate then
+            gate.step = fairness.interval(gate.rate)
+            gate.depth = fairness.depth(gate.step, limits[2] or 1 + gate.rate / 20)
+        end
     end
 
     function gates.find(name)
@@ -41,7 +44,7 @@ local gates = part(function(gates)
         gate[layer] = limits
         limits_of(gate)
         if gate.rate then
-            gate.tat = fairness.rebase(gate.tat, shard.now, gate.step, gate.burst)
+            gate.tat = fairness.rebase(gate.tat, shard.now, gate.depth)
         end
         changed[gate] = true
     end
@@ -50,7 +53,7 @@ local gates = part(function(gates)
     function gates.room(gate)
         local room = 2 ^ 30
         if gate.rate then
-            room = fairness.permits(fairness.rebase(gate.tat, shard.now, gate.step, gate.burst), shard.now, gate.step, gate.burst)
+            room = fairness.permits(fairness.rebase(gate.tat, shard.now, gate.depth), shard.now, gate.step, gate.depth)
         end
         if gate.concurrency then
             room = math.min(room, gate.concurrency - gate.leased)
@@ -66,7 +69,7 @@ local gates = part(function(gates)
     function gates.take(gate, taken)
         gate.leased = gate.leased + taken
         if gate.rate then
-            gate.tat = fairness.take_permits(fairness.rebase(gate.tat, shard.now, gate.step, gate.burst), shard.now, gate.step, taken)
+            gate.tat = fairness.take_permits(fairness.rebase(gate.tat, shard.now, gate.depth), shard.now, gate.step, taken)
         end
         changed[gate] = true
     end
@@ -112,8 +115,8 @@ local gates = part(function(gates)
         local is_open = gates.room(gate) > 0
         gate.wake = 0
         if not is_open and gate.rate and (not gate.concurrency or gate.leased < gate.concurrency) then
-            gate.tat = fairness.rebase(gate.tat, shard.now, gate.step, gate.burst)
-            gate.wake = fairness.next_permit(gate.tat, shard.now, gate.step, gate.burst)
+            gate.tat = fairness.rebase(gate.tat, shard.now, gate.depth)
+            gate.wake = fairness.next_permit(gate.tat, shard.now, gate.step, gate.depth)
         end
         if gate.wake > 0 then
             call('ZADD', keys.gate_wakes, gate.wake, gate.name)

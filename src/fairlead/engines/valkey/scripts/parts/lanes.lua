@@ -295,7 +295,7 @@ local lanes = part(function(lanes)
         local now = shard.now
         local is_used = policy.rate and not fairness.recovered(lane.tat, now)
         if is_used then
-            lane.tat = fairness.rebase(lane.tat, now, policy.step, policy.burst)
+            lane.tat = fairness.rebase(lane.tat, now, policy.depth)
         end
         if policy.paused and lanes.waiting(lane) > 0 then
             return PAUSED, 0
@@ -316,7 +316,7 @@ local lanes = part(function(lanes)
             return FULL, 0
         end
         if is_used then
-            local permit = fairness.next_permit(lane.tat, now, policy.step, policy.burst)
+            local permit = fairness.next_permit(lane.tat, now, policy.step, policy.depth)
             if permit > now then
                 if lane.place ~= ASLEEP or lane.wake ~= permit then
                     lane.throttled = lane.throttled + permit - math.max(now, lane.place == ASLEEP and lane.wake or 0)
@@ -367,8 +367,8 @@ local lanes = part(function(lanes)
             allowed = math.min(allowed, concurrency - lane.leased)
         end
         if policy.rate and allowed > 0 then
-            local tat = fairness.rebase(lane.tat, shard.now, policy.step, policy.burst)
-            allowed = math.min(allowed, fairness.permits(tat, shard.now, policy.step, policy.burst))
+            local tat = fairness.rebase(lane.tat, shard.now, policy.depth)
+            allowed = math.min(allowed, fairness.permits(tat, shard.now, policy.step, policy.depth))
         end
         return math.max(allowed, 0)
     end

@@ -33,7 +33,10 @@ local rules = part(function(rules)
             for n = 1, #FIELDS do
                 policy[FIELDS[n]] = values[n]
             end
-            policy.step = policy.rate and fairness.interval(policy.rate)
+            if policy.rate then
+                policy.step = fairness.interval(policy.rate)
+                policy.depth = fairness.depth(policy.step, policy.burst)
+            end
             decoded[stored], kinds = policy, kinds + 1
         end
         return policy

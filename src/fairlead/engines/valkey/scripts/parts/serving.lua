@@ -154,16 +154,23 @@ local serving = part(function(serving)
         return lane.mean > 0 and lane.mean or band.mean > 0 and band.mean or DEFAULT_MEAN
     end
 
-    local function charge(lane, band, policy, take)
+    -- By how much so many messages advance the lane's virtual time.
+    local function stride(lane, band, policy, take)
+        if band.by_time then
+            return fairness.stride_of_work(expected_cost(lane, band) * take, policy.weight)
+        end
+        return fairness.stride(take, policy.weight)
+    end
+
+    local function charge(lane, band, policy, take, is_alone)
         lanes.lift(lane)
         band.vt = lane.vt
-        if band.by_time then
-            lane.vt = lane.vt + fairness.stride_of_work(expected_cost(lane, band) * take, policy.weight)
-        else
-            lane.vt = lane.vt + fairness.stride(take, policy.weight)
+        lane.vt = lane.vt + stride(lane, band, policy, take)
+        if is_alone then
+            band.vt = fairness.reached(band.vt, lane.vt, stride(lane, band, policy, fairness.chunk(take, 2, policy.weight)))
         end
         if policy.rate then
-            local tat = fairness.rebase(lane.tat, shard.now, policy.step, policy.burst)
+            local tat = fairness.rebase(lane.tat, shard.now, policy.depth)
             lane.tat = fairness.take_permits(tat, shard.now, policy.step, take)
         end
         lane.ready, lane.leased = lane.ready - take, lane.leased + take
@@ -206,7 +213,7 @@ local serving = part(function(serving)
         if gate then
             gates.take(gate, take)
         end
-        charge(lane, band, policy, take)
+        charge(lane, band, policy, take, count_of_lanes <= 1)
         calls.left = calls.left - take
         calls.visits[#calls.visits + 1] = { given, take }
         given.wanted = given.wanted + take
