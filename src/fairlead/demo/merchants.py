@@ -28,12 +28,12 @@ WORKERS = 100
 
 FLUSH_EVERY = 0.25
 
-FOLDER_VARIABLE, URL_VARIABLE = "FAIRLEAD_DEMO_FOLDER", "FAIRLEAD_DEMO_URL"
+FOLDER_VARIABLE, URL_VARIABLE, DURABILITY_VARIABLE = "FAIRLEAD_DEMO_FOLDER", "FAIRLEAD_DEMO_URL", "FAIRLEAD_DEMO_DURABILITY"
 
 
 def make_app(folder: Path) -> Fairlead:
     """The application on a file in that folder, or the server that was named, with its policies."""
-    made = Fairlead(os.environ.get(URL_VARIABLE, f"sqlite:///{folder}/demo.db"), tiers=TIERS, durability="fsync")
+    made = Fairlead(os.environ.get(URL_VARIABLE, f"sqlite:///{folder}/demo.db"), tiers=TIERS, durability=os.environ.get(DURABILITY_VARIABLE, "fsync"))  # type: ignore[arg-type]  # one of the choices
     for tier in TIERS:
         made.policy(f"push.{tier}.*", tier=tier, rate=RATE, concurrency=CONCURRENCY, retries=2, backoff=0.5)
         made.policy(f"share.{tier}.*", tier=tier)

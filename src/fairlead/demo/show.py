@@ -22,7 +22,19 @@ from rich.table import Table
 
 from fairlead.cli.session import leave, print_json
 from fairlead.cli.top import look, picture
-from fairlead.demo.merchants import BEST_SELLER, BROKEN, FLOOD, FOLDER_VARIABLE, SHARE_LATENCY, SLOW, TIERS, URL_VARIABLE, WORKERS, make_app
+from fairlead.demo.merchants import (
+    BEST_SELLER,
+    BROKEN,
+    DURABILITY_VARIABLE,
+    FLOOD,
+    FOLDER_VARIABLE,
+    SHARE_LATENCY,
+    SLOW,
+    TIERS,
+    URL_VARIABLE,
+    WORKERS,
+    make_app,
+)
 from fairlead.demo.report import Handled, Phase, report
 from fairlead.errors import FairleadError
 from fairlead.message import Message
@@ -74,13 +86,14 @@ class Trickle(threading.Thread):
 
 
 @contextmanager
-def _server(engine: str) -> Iterator[None]:
+def _server(engine: str, durability: str) -> Iterator[None]:
     """A server for the demo alone, where it is not played on a file."""
+    os.environ[DURABILITY_VARIABLE] = durability
     if engine == "sqlite":
         yield
         return
     try:
-        server = Server(appendonly="yes", appendfsync="always")
+        server = Server(appendonly="yes", appendfsync="always") if durability == "fsync" else Server()
     except NoServer as error:
         leave(str(error), 1)
     with server:
@@ -91,9 +104,9 @@ def _server(engine: str) -> Iterator[None]:
             del os.environ[URL_VARIABLE]
 
 
-def run(*, engine: str = "sqlite", seconds: float, merchants: int, flood: int, seed: int, as_json: bool) -> int:
+def run(*, engine: str = "sqlite", durability: str = "fsync", seconds: float, merchants: int, flood: int, seed: int, as_json: bool) -> int:
     """The whole demo; returns the exit code: 0 if all that was promised held."""
-    with _server(engine), tempfile.TemporaryDirectory(prefix="fairlead-demo-") as folder:
+    with _server(engine, durability), tempfile.TemporaryDirectory(prefix="fairlead-demo-") as folder:
         app = make_app(Path(folder))
         worker = subprocess.Popen(  # noqa: S603  # our own interpreter and module
             [sys.executable, "-m", "fairlead", "worker", "fairlead.demo.merchants:app", "-c", str(WORKERS), "--log-level", "error"],

@@ -7,7 +7,7 @@ import difflib
 import math
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo, available_timezones
 
 import msgspec
@@ -91,6 +91,15 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
         return f"cron {self.line} ({self.zone})"
 
 
+def _astral() -> tuple[Any, Any]:
+    """The class of a place, and the module of the sun. Raises UsageError where the extra is not installed."""
+    try:
+        from astral import LocationInfo, sun  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise UsageError("schedule: sun= needs the package astral; pip install 'fairlead[solar]'") from error
+    return LocationInfo, sun
+
+
 class Sun(msgspec.Struct, frozen=True, tag="sun"):
     """At an event of the sun at a place: dawn, sunrise, noon, sunset or dusk, and so many seconds after it (before, where negative)."""
 
@@ -101,9 +110,7 @@ class Sun(msgspec.Struct, frozen=True, tag="sun"):
 
     def next_after(self, moment: datetime) -> datetime | None:
         """The first firing after a moment; days without the event (a polar night) have none. None: not within a year."""
-        from astral import LocationInfo  # noqa: PLC0415  # only who needs the sun loads it
-        from astral import sun as almanac  # noqa: PLC0415
-
+        LocationInfo, almanac = _astral()  # noqa: N806
         place = LocationInfo(latitude=self.latitude, longitude=self.longitude).observer
         shift = timedelta(seconds=self.offset)
         day = (moment - shift).date() - timedelta(days=1)
@@ -193,6 +200,7 @@ def sun(event: object, latitude: float, longitude: float, offset: float = 0.0) -
         raise UsageError(f"schedule: expected an event of the sun, one of {', '.join(EVENTS)}, got {event!r}")
     if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):
         raise UsageError(f"schedule: expected a latitude of -90 to 90 and a longitude of -180 to 180, got {latitude!r}, {longitude!r}")
+    _astral()  # said here, and not by the worker that fires it
     return Sun(str(event), float(latitude), float(longitude), offset)
 
 
