@@ -184,7 +184,7 @@ def test_it_is_served(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
         app.publish("t.1")
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
         assert 'fairlead_published_total{kind="t.*",outcome="accepted"} 1.0' in text
-        assert f"metrics are served on port {port}" in caplog.text
+        assert f"metrics are served on http://127.0.0.1:{port}/metrics" in caplog.text
 
 
 @pytest.mark.parametrize(("call", "module", "extra"), [(trace, "opentelemetry", "otel"), (measure, "prometheus_client", "metrics")])

@@ -41,6 +41,7 @@ CALLS: dict[str, list[list[str]]] = {
     "purge": [["{hostile}", "--yes"], ["push.none", "--yes"]],
     "config show": [[], ["--json"]],
     "doctor": [[], ["--json"], ["--dump"], ["{url}"]],
+    "exporter": [["--once"], ["--port", "{hostile}"], ["--address", "{hostile}"]],
     "migrate": [["{url}", "{elsewhere}"], ["{elsewhere}", "{url}"], ["{url}"]],
     "demo": [["--engine", "{hostile}"]],
     "bench": [["--messages", "{hostile}"], ["{hostile}"]],

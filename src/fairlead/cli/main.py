@@ -29,6 +29,7 @@ COMMANDS = {
     "purge": "purge",
     "doctor": "doctor",
     "config": "config",
+    "exporter": "exporter",
     "migrate": "migrate",
     "demo": "demo",
     "bench": "bench",

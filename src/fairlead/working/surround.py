@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from fairlead import codec
-from fairlead.errors import Reject, Retry, UsageError
+from fairlead.errors import DestinationUnwell, Reject, Retry, UsageError
 from fairlead.message import Message
 from fairlead.producing.middlewares import check_middleware
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fairlead.worker")
 
-Kind = Literal["success", "failure", "retry", "dead"]
+Kind = Literal["success", "failure", "retry", "dead", "back_off"]
 
 BEHIND = 10_000
 """So many endings that hooks have yet to be told of hold up the next messages: hooks that are slower than handlers set the pace."""
@@ -43,7 +43,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         self._middlewares: list[Callable[[Any], contextlib.AbstractContextManager[None]]] = []
-        self._hooks: dict[Kind, list[Hook]] = {"success": [], "failure": [], "retry": [], "dead": []}
+        self._hooks: dict[Kind, list[Hook]] = {"success": [], "failure": [], "retry": [], "dead": [], "back_off": []}
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Raises UsageError where it is no generator function."""
@@ -133,6 +133,8 @@ class Teller(threading.Thread):
             if ended.answer == "acked":
                 tell("success", message)
             return
+        if isinstance(error, DestinationUnwell) and ended.answer == "released":
+            tell("back_off", message, error)
         if ended.answer in ("acked", "retried", "died") and not isinstance(error, (Retry, Reject)):
             tell("failure", message, error)
         if ended.answer == "retried":
