@@ -7,7 +7,7 @@ not UTF-8 gives some), be of any length, or raise when they are asked for. Nothi
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 MAX_REASON = 1_000
 """Characters of the reason of a dead letter."""
@@ -17,8 +17,9 @@ MAX_ERROR = 4_000
 
 ESCAPED = " [escaped: it was not valid Unicode]"
 
-_name = type.__dict__["__name__"].__get__  # a metaclass of the user's own cannot change these two
-_namespace = type.__dict__["__dict__"].__get__
+_name = type.__dict__["__name__"].__get__  # what no metaclass of the user's own can change
+_qualified_name = type.__dict__["__qualname__"].__get__
+_module = type.__dict__["__module__"].__get__
 
 
 def clean(text: object, most: int = MAX_ERROR) -> str:
@@ -50,6 +51,15 @@ def of(thing: object, most: int = MAX_ERROR) -> str:
     return clean(text, most)
 
 
+def shown(thing: object, most: int = 200) -> str:
+    """What `repr` says of something, cleaned; where that raises, its type."""
+    try:
+        text = repr(thing)
+    except BaseException:  # noqa: BLE001  # as in `of`
+        text = f"<{type_name(type(thing))}, which cannot be shown>"
+    return clean(text, most)
+
+
 def type_name(kind: type) -> str:
     """A class's name."""
     return clean(_name(kind), 200)
@@ -57,6 +67,8 @@ def type_name(kind: type) -> str:
 
 def qualified_name(kind: type) -> str:
     """`module:Class` of a class, as it says itself."""
-    known: Any = _namespace(kind)
-    module, name = known.get("__module__", "builtins"), type.__dict__["__qualname__"].__get__(kind)
-    return f"{clean(module, 200)}:{clean(name, 200)}"
+    try:
+        module = _module(kind)
+    except AttributeError:  # somebody has deleted it
+        module = "builtins"
+    return f"{clean(module, 200)}:{clean(_qualified_name(kind), 200)}"

@@ -87,7 +87,7 @@ def of(body: bytes, headers: dict[str, str] | None) -> Flow | None:
         return None
     try:
         return _flow_of_body(body).flow
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (ValueError, RecursionError):  # the body is not JSON, or not ours
         return None
 
 
@@ -171,7 +171,7 @@ class EndedHandler(Handler):
         del returned, error
         try:
             said = _obituary(lease.body)
-        except (msgspec.DecodeError, msgspec.ValidationError) as fault:
+        except (ValueError, RecursionError) as fault:
             settlement.action, settlement.reason = "dead", f"this tells of no end: {fault}"
             return []
         drafts = [signal(target, said.id, said.outcome) for target in said.followers]

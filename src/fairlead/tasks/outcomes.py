@@ -8,17 +8,20 @@ import math
 import pickle
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import msgspec
 
-from fairlead import codec
+from fairlead import codec, texts
 from fairlead.errors import BadMessage, JobCancelled, JobDead, JobExpired, JobFailed, Reject
 from fairlead.tasks.converting import convert
 from fairlead.units import SECOND
 from fairlead.working.settle import Details  # noqa: TC001  # msgspec reads it
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fairlead.tasks.serializers import Serializer
 
 MAX_RESULT = 1 << 20
@@ -85,8 +88,9 @@ def success(task: str, serializer: Serializer, returned: Any, **origin: Unpack[O
             codec.encode(returned, task)  # it tells numbers that JSON cannot hold
     except BadMessage as error:
         raise Reject(f'task "{task}": its result cannot be kept: {str(error).partition(": ")[2].replace("body", "result")}') from error
-    except Exception as error:  # pickle runs the objects' own code
-        raise Reject(f'task "{task}": its result cannot be kept: {error}; return what JSON can hold, or say ignore_result=True') from error
+    except BaseException as error:  # the objects' own code runs here
+        told = f"{texts.type_name(type(error))}: {texts.of(error, 200)}"
+        raise Reject(f'task "{task}": its result cannot be kept: {told}; return what JSON can hold, or say ignore_result=True') from error
     if len(kept) > MAX_RESULT:
         raise Reject(f'task "{task}": its result has {len(kept):,} bytes, at most {MAX_RESULT:,} are kept; store it elsewhere and return its name')
     return kept
@@ -101,7 +105,7 @@ def read(kept: bytes) -> Outcome:
     """An outcome as it was kept."""
     try:
         return _outcome(kept)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         return Outcome(status=DEAD, reason=f"what is kept of it cannot be read: {error}")
 
 
@@ -109,7 +113,7 @@ def progress(noted: bytes | None) -> Progress:
     """What was noted."""
     try:
         return _progress(noted) if noted is not None else Progress()
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return Progress()
 
 
@@ -118,8 +122,8 @@ def noted(made: Progress) -> bytes:
     made.at = time.time()
     try:
         kept = _encode(made)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise BadMessage(f"update_state: JSON cannot hold this ({error}); convert it first") from error
+    except Exception as error:  # models of the user's own run their code here
+        raise BadMessage(f"update_state: JSON cannot hold this ({texts.of(error, 200)}); convert it first") from error
     if len(kept) > MAX_RESULT:
         raise BadMessage(f"update_state: {len(kept):,} bytes are more than the {MAX_RESULT:,} that are kept")
     return kept
@@ -166,17 +170,26 @@ def _made_again(details: Details) -> BaseException | None:
         return None
     try:
         made = kind(*details.args)
+        return made if texts.of(made) == details.message else None
     except Exception:  # noqa: BLE001  # a constructor of the user's own
         return None
-    return made if str(made) == details.message else None
 
 
 def _class(name: str) -> type[Exception] | None:
     module, _, path = name.partition(":")
     found: Any = builtins if module == "builtins" else sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) and issubclass(found, Exception) else None
+        found = _namespace(found).get(part)
+    return found if issubclass(type(found), type) and Exception in type.mro(found) else None
+
+
+def _namespace(holder: object) -> Mapping[str, Any]:
+    """What a module or a class holds itself. No `getattr`: a lazy module imports what is asked for, and who wrote the outcome asks."""
+    if issubclass(type(holder), ModuleType):
+        return cast("Mapping[str, Any]", ModuleType.__getattribute__(cast("ModuleType", holder), "__dict__"))
+    if issubclass(type(holder), type):
+        return cast("Mapping[str, Any]", type.__dict__["__dict__"].__get__(holder))
+    return {}
 
 
 def keeps_header(result_ttl: int, failure_ttl: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 import msgspec
@@ -11,7 +12,7 @@ import msgspec
 from fairlead import arguments, config, texts
 from fairlead import headers as control
 from fairlead.engines.base import FLOW_HEADER, NEEDS_HEADER
-from fairlead.errors import HandlerSignal, Retry, UsageError
+from fairlead.errors import FairleadError, HandlerSignal, Retry, UsageError
 from fairlead.message import Message
 from fairlead.policy import check_topic
 from fairlead.tasks import flow, outcomes
@@ -40,6 +41,10 @@ PREFIX, PREFIX_APART = "call:", "call!"
 
 ON_SUCCESS, ON_FAILURE, DESCRIPTION, RETRY_DELAY = "on-success", "on-failure", "description", control.RETRY_DELAY
 """Headers of such a call."""
+
+MISSING_SECONDS, MOST_MISSING = 1.0, 1_000
+_MISSING: dict[str, float] = {}
+"""Functions that could not be imported, and until when that is not tried again: thousands of their calls may come at once."""
 
 LISTED = 1_000
 """Jobs of a queue that are listed at most."""
@@ -305,7 +310,12 @@ def named_task(app: Fairlead, name: str) -> NamedTask:
     function = function_of(name[len(PREFIX) :])
     if isinstance(function, Task):
         function = function.function
-    task = NamedTask(app, function, TaskOptions(name=name, topic="default", isolation="process" if is_apart else None))
+    try:
+        task = NamedTask(app, function, TaskOptions(name=name, topic="default", isolation="process" if is_apart else None))
+    except FairleadError:
+        raise
+    except Exception as error:  # something that can be called and has no signature
+        raise UsageError(f"{_shown(name[len(PREFIX) :])} cannot be called as a job: {texts.of(error, 200)}") from error
     task.handler.own_address = "fairlead.app:perform_apart"
     return task
 
@@ -315,10 +325,16 @@ def find(app: Fairlead, name: str, topic: str) -> Handler | None:
     queue = app.queues.get(topic)
     if queue is None or not name.startswith((PREFIX, PREFIX_APART)):
         return None
+    missing = _MISSING.get(name)
+    if missing is not None and time.monotonic() < missing:
+        return None
     try:
         return app.named_task(queue.prefix + name[len(PREFIX) :]).handler  # where it runs is the worker's choice
-    except UsageError as error:
-        log.warning("queue %s: %s", topic, error)
+    except BaseException as error:  # noqa: BLE001  # a module that raises KeyboardInterrupt has no function either
+        log.warning("queue %s: %s", topic, texts.of(error, texts.MAX_REASON))
+        if len(_MISSING) >= MOST_MISSING:
+            _MISSING.clear()
+        _MISSING[name] = time.monotonic() + MISSING_SECONDS
         return None
 
 
@@ -346,11 +362,15 @@ def function_of(name: str) -> Any:
             found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f'there is no function "{name.replace(":", ".")}": {error}') from error
+    except (Exception, SystemExit) as error:  # the module's own code runs here, and may raise anything
+        raise UsageError(f"there is no function {_shown(name)}: {texts.type_name(type(error))}: {texts.of(error, 200)}") from error
     if not callable(found):
-        raise UsageError(f'"{name.replace(":", ".")}" is no function')
+        raise UsageError(f"{_shown(name)} is no function")
     return found
+
+
+def _shown(name: str) -> str:
+    return f'"{texts.clean(name.replace(":", "."), 200)}"'
 
 
 def _header(name: str) -> str | None:

@@ -13,13 +13,15 @@ import random
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
-from fairlead import units
-from fairlead.errors import BacklogFull, BadMessage, EngineCorrupt, EngineUnavailable
+from fairlead import codec, texts, units
+from fairlead.errors import BacklogFull, EngineCorrupt, EngineUnavailable
 from fairlead.message import Settlement
 from fairlead.working.keeper import Keeper
 from fairlead.working.options import Summary
+from fairlead.working.settle import CANNOT_SETTLE
 from fairlead.working.work import Work
 
 if TYPE_CHECKING:
@@ -211,15 +213,37 @@ class Courier(threading.Thread):
     # What a turn does
 
     def _settle(self, count: int) -> None:
-        settlements = [self.settlements.popleft() for _ in range(count)]
+        """
+        Settle so many, all at once where that can be.
+
+        What an engine raises for one of them, and which is not that it is away, is narrowed down to that one by halves.
+        """
+        left = [self.settlements.popleft() for _ in range(count)]
+        size = count
         try:
-            answers = self._engine.settle(settlements) if not self.follow else self._settle_and_publish(settlements)
-        except BaseException:
-            self.settlements.extendleft(reversed(settlements))
-            raise
-        held, summary = self.held, self.summary
+            while left:
+                some = left[:size]
+                try:
+                    answers = self._answers(some)
+                except EngineUnavailable:
+                    raise
+                except Exception as error:  # noqa: BLE001  # a driver may raise anything for what it cannot store
+                    if len(some) > 1:
+                        size = len(some) // 2
+                        continue
+                    answers = [self._settle_impossible(some[0], error)]
+                left = left[len(some) :]
+                size *= 2
+                self._settled(some, answers)
+        finally:
+            self.settlements.extendleft(reversed(left))
+
+    def _settled(self, settlements: Sequence[Settlement], answers: Sequence[str]) -> None:
+        held, summary, follow = self.held, self.summary, self.follow
         for settlement, answer in zip(settlements, answers, strict=True):
             work = held.pop(settlement.fence, None)
+            if follow:
+                follow.pop(settlement.fence, None)
             if answer == "acked":
                 summary.acked += 1
             else:
@@ -228,23 +252,32 @@ class Courier(threading.Thread):
                 self._ask_again = True  # its topic or its key may deliver again
         if self._options.burst and not held:
             self._ask_again = True  # was that the last?
-        self._measure(count)
+        self._measure(len(settlements))
 
-    def _settle_and_publish(self, settlements: list[Settlement]) -> list[str]:
+    def _answers(self, settlements: list[Settlement]) -> list[str]:
         follow = self.follow
+        if not follow:
+            return self._engine.settle(settlements)
         publish = {n: follow[settlement.fence] for n, settlement in enumerate(settlements) if settlement.fence in follow}
-        try:
-            answers = self._engine.settle(settlements, publish=publish)
-        except (BacklogFull, BadMessage):
-            if len(settlements) > 1:
-                return [self._settle_and_publish([settlement])[0] for settlement in settlements]
-            (settlement,) = settlements
-            log.warning("what goes on after message %d cannot be published: it is handled again later", settlement.handle, exc_info=True)
-            again = Settlement(settlement.handle, settlement.fence, "release", delay_us=FOLLOW_LATER_US)
-            answers = self._engine.settle([again])
-        for settlement in settlements:
-            follow.pop(settlement.fence, None)
-        return answers
+        return self._engine.settle(settlements, publish=publish)
+
+    def _settle_impossible(self, settlement: Settlement, error: Exception) -> str:
+        """A settlement that the engine does not take becomes a dead letter with that reason; its lease ends in any case."""
+        handle, fence = settlement.handle, settlement.fence
+        if isinstance(error, BacklogFull):
+            log.warning("what follows message %d cannot be published now, the message is handled again later: %s", handle, error)
+            return self._engine.settle([Settlement(handle, fence, "release", delay_us=FOLLOW_LATER_US)])[0]
+        log.warning("message %d cannot be settled by %s: it becomes a dead letter", handle, settlement.action, exc_info=error)
+        reason = f"{CANNOT_SETTLE}{texts.type_name(type(error))}: {texts.of(error, texts.MAX_REASON // 2)}"
+        told = Settlement(handle, fence, "dead", reason=reason, error=settlement.error, cost_us=settlement.cost_us)
+        for again in (codec.checked(told), Settlement(handle, fence, "dead", reason=CANNOT_SETTLE.strip(": ")), Settlement(handle, fence, "release")):
+            try:
+                return self._engine.settle([again])[0]
+            except EngineUnavailable:
+                raise
+            except Exception as fault:  # noqa: BLE001  # the next one says less
+                log.warning("message %d cannot be settled by %s either: %s", handle, again.action, texts.of(fault, 200))
+        return "lost"  # the lease runs out by itself
 
     def _count(self, answer: str, settlement: Settlement) -> None:
         match answer:
@@ -268,7 +301,7 @@ class Courier(threading.Thread):
     def _extend(self) -> None:
         for length_us, works in self._keeper.due(self.held).items():
             began = time.monotonic()
-            kept = self._engine.extend([work.place for work in works], length_us)
+            kept = _narrowed(partial(self._extend_some, length_us), works)
             for work, is_kept in zip(works, kept, strict=True):
                 if is_kept:
                     work.expires = began + length_us / units.SECOND
@@ -278,10 +311,16 @@ class Courier(threading.Thread):
                     self.held.pop(work.lease.fence, None)
                 self._desk.lost(lost)
 
+    def _extend_some(self, length_us: int, works: Sequence[Work]) -> list[bool]:
+        return self._engine.extend([work.place for work in works], length_us)
+
+    def _start_some(self, works: Sequence[Work]) -> list[bool]:
+        return self._engine.start([work.place for work in works])
+
     def _start(self, count: int) -> None:
         works = [self.starts.popleft() for _ in range(count)]
         try:
-            answers = self._engine.start([work.place for work in works])
+            answers = _narrowed(self._start_some, works)
         except BaseException:
             self.starts.extendleft(reversed(works))
             raise
@@ -349,6 +388,20 @@ class Courier(threading.Thread):
             and (options.topics is None or topic.topic in options.topics)
             for topic in self._engine.topic_list(order="backlog", limit=BURST_LOOK)
         )
+
+
+def _narrowed(call: Callable[[Sequence[Work]], list[bool]], works: Sequence[Work]) -> list[bool]:
+    """The answers of an engine; False for a lease, and that one alone, whose own call raises something else than that the engine is away."""
+    try:
+        return call(works)
+    except EngineUnavailable:
+        raise
+    except Exception:
+        if len(works) == 1:
+            log.exception("message %s in %s: the engine refuses its lease; it is given up", works[0].lease.id, works[0].lease.topic)
+            return [False]
+        middle = len(works) // 2
+        return _narrowed(call, works[:middle]) + _narrowed(call, works[middle:])
 
 
 class _Bell(threading.Thread):

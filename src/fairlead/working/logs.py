@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fairlead import texts
 from fairlead.errors import DependencyFailed, DestinationUnwell, Reject, Retry
 from fairlead.safetext import escaped, escaped_json, without_passwords
 from fairlead.working.handler import CURRENT
@@ -107,13 +108,14 @@ def tell(lease: Lease, error: BaseException | None, cost_us: int) -> None:
     if log.isEnabledFor(level):
         about = {"message": lease.id, "topic": lease.topic, "attempt": lease.attempt, "seconds": cost_us / 1_000_000}
         if error is not None:
-            about["error"] = type(error).__name__
+            about["error"] = texts.type_name(type(error))
         log.log(level, "message %s in %s: %s", lease.id, lease.topic, what, extra={FIELDS: about})
 
 
 def _shortly(error: BaseException) -> str:
     """Type, first line, and where; the whole is kept with the message."""
-    said = str(error).partition("\n")[0]
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    said = texts.of(error).partition("\n")[0]
+    kind = texts.type_name(type(error))
+    text = f"{kind}: {said}" if said else kind
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 import logging
 import traceback
+import types
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead import units
+from fairlead import texts, units
 from fairlead.errors import DestinationUnwell, FairleadError, Reject, Retry
 from fairlead.message import Settlement
 
@@ -22,8 +23,11 @@ log = logging.getLogger("fairlead.worker")
 ERROR_FRAMES = 5
 """Innermost lines of a traceback that are kept with the message."""
 
-ERROR_CHARACTERS = 4_000
+ERROR_CHARACTERS = texts.MAX_ERROR
 TRACEBACK_CHARACTERS = 20_000
+
+MOST_CAUSES = 10
+"""How far the causes of an error are followed: they may be a circle."""
 
 
 class Details(msgspec.Struct, omit_defaults=True):
@@ -54,36 +58,62 @@ class ChildDied(FairleadError):
     """The child process that ran the handler ended before the handler did."""
 
 
+CANNOT_SETTLE = "cannot be settled: "
+"""How the reason of a dead letter begins whose handler ended in a way that no settlement can say."""
+
+
 def judge(work: Work, error: BaseException | None, cost_us: int) -> Settlement:
     """How a lease ends, from what its handler raised (None: it returned)."""
     handle, fence = work.lease.handle, work.lease.fence
-    match error:
-        case None:
-            return Settlement(handle, fence, "ack", cost_us=cost_us)
-        case Reject():
-            return Settlement(handle, fence, "dead", reason=error.reason, error=error.error, cost_us=cost_us)
-        case Retry():
-            return _again(Settlement(handle, fence, "retry", error=error.reason or None, cost_us=cost_us), "delay", error.delay)
-        case DestinationUnwell():
-            return _again(Settlement(handle, fence, "rest", error=error.reason, cost_us=cost_us), "retry_after", error.retry_after)
-        case _:
-            return Settlement(handle, fence, "retry", error=text_of(error), cost_us=cost_us)
+    if error is None:
+        return Settlement(handle, fence, "ack", cost_us=cost_us)
+    kind = type(error)  # not isinstance: it asks the error's own `__class__`
+    if issubclass(kind, Reject):
+        return Settlement(handle, fence, "dead", reason=_said(error, "reason"), error=_said(error, "error"), cost_us=cost_us)
+    if issubclass(kind, Retry):
+        return _again(Settlement(handle, fence, "retry", error=_said(error, "reason"), cost_us=cost_us), work, "delay", attribute(error, "delay"))
+    if issubclass(kind, DestinationUnwell):
+        settlement = Settlement(handle, fence, "rest", error=_said(error, "reason"), cost_us=cost_us)
+        return _again(settlement, work, "retry_after", attribute(error, "retry_after"))
+    return Settlement(handle, fence, "retry", error=text_of(error), cost_us=cost_us)
 
 
-def _again(settlement: Settlement, name: str, delay: Duration | None) -> Settlement:
-    """With the delay that the handler asked for; one that cannot be read is told, and the policy's taken."""
+def impossible(work: Work, error: BaseException | None, fault: BaseException, cost_us: int) -> Settlement:
+    """The dead letter of a message whose handler ended in a way that cannot be settled; `fault`: what went wrong with that."""
+    reason = f"{CANNOT_SETTLE}{texts.type_name(type(fault))}: {texts.of(fault, texts.MAX_REASON // 2)}"
+    return Settlement(work.lease.handle, work.lease.fence, "dead", reason=reason, error=text_of(fault if error is None else error), cost_us=cost_us)
+
+
+def attribute(error: BaseException, name: str) -> Any:
+    """What an error says of itself; None where a class of the user's own has left that out, or raises."""
+    try:
+        return getattr(error, name, None)
+    except BaseException:  # noqa: BLE001  # a property may raise anything
+        return None
+
+
+def _said(error: BaseException, name: str) -> str | None:
+    said = attribute(error, name)
+    return None if said is None else texts.clean(said) or None
+
+
+def _again(settlement: Settlement, work: Work, name: str, delay: Duration | None) -> Settlement:
+    """With the delay that the handler asked for. Of one that cannot be, the message's history tells, and the policy's is taken."""
     if delay is not None:
         try:
             settlement.delay_us = max(0, units.microseconds(delay))
-        except (ValueError, OverflowError, TypeError) as error:
-            settlement.error = f"{settlement.error or ''} ({name}: {error})".lstrip()
+        except BaseException as error:  # noqa: BLE001  # it may be of a class of the user's own
+            fault = f"({name}: {texts.of(error, 200)}; the policy's is taken)"
+            log.warning("message %s in %s: its handler asks for a delay that cannot be %s", work.lease.id, work.lease.topic, fault)
+            settlement.error = f"{texts.clean(settlement.error or '', texts.MAX_ERROR - len(fault) - 1)} {fault}".lstrip()
     return settlement
 
 
 def nonsense(handler: str, returned: Any) -> TypeError | None:
     """What a handler may return, but for a coroutine: its work was never done."""
-    if inspect.iscoroutine(returned):
-        returned.close()
+    if issubclass(type(returned), types.CoroutineType):
+        with contextlib.suppress(Exception):
+            returned.close()
         return TypeError(f'handler {handler} returned a coroutine that nobody awaits; write it as "async def"')
     return None
 
@@ -93,31 +123,47 @@ def give_back(work: Work, *, begun: bool, delay_us: int | None = None) -> Settle
     return Settlement(work.lease.handle, work.lease.fence, "release", begun=begun, delay_us=delay_us)
 
 
-def describe(error: BaseException) -> Details:
-    """What is told of an error; of a Retry, and of a Reject that was made of another error, that one."""
-    told: Details | None = getattr(error, "details", None)
-    if told is not None:
+def describe(error: BaseException, depth: int = 0) -> Details:
+    """What is told of an error; of a Retry, and of a Reject that was made of another error, that one. Never raises."""
+    told = attribute(error, "details")
+    if type(told) is Details:
         return told
-    stands_for_another = isinstance(error, Retry) or (isinstance(error, Reject) and error.error is not None)
-    if stands_for_another and error.__cause__ is not None:
-        return describe(error.__cause__)
-    kind = type(error)
-    trace = "".join(traceback.format_exception(error))
+    kind, cause = type(error), attribute(error, "__cause__")
+    stands_for_another = issubclass(kind, Retry) or (issubclass(kind, Reject) and attribute(error, "error") is not None)
+    if stands_for_another and issubclass(type(cause), BaseException) and depth < MOST_CAUSES:
+        return describe(cause, depth + 1)
+    return Details(texts.qualified_name(kind), texts.of(error, ERROR_CHARACTERS), _traceback_of(error), _arguments_of(error))
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        trace = "".join(traceback.format_exception(error))
+    except BaseException as fault:  # noqa: BLE001  # notes, causes and frames may be of classes of the user's own
+        trace = f"{texts.type_name(type(error))}: {texts.of(error)}\n(its traceback cannot be read: {texts.type_name(type(fault))})"
     if len(trace) > TRACEBACK_CHARACTERS:
         trace = f"{trace[: TRACEBACK_CHARACTERS // 2]}\n…\n{trace[-TRACEBACK_CHARACTERS // 2 :]}"
-    made = Details(f"{kind.__module__}:{kind.__qualname__}", str(error), trace.rstrip())
+    return texts.clean(trace.rstrip(), 2 * TRACEBACK_CHARACTERS)
+
+
+def _arguments_of(error: BaseException) -> list[Any] | None:
+    """As JSON gives them back; None where it cannot hold them: the error is told by its text alone then."""
     try:
-        if len(msgspec.json.encode(error.args)) <= ERROR_CHARACTERS:
-            made.args = list(error.args)
-    except (TypeError, ValueError, OverflowError, RecursionError):  # it is told by its text alone
-        pass
-    return made
+        encoded = msgspec.json.encode(error.args)
+        found: list[Any] | None = msgspec.json.decode(encoded) if len(encoded) <= ERROR_CHARACTERS else None
+    except BaseException:  # noqa: BLE001  # encoding runs code of the user's own
+        return None
+    return found
 
 
 def text_of(error: BaseException) -> str:
-    """Type, message and the innermost frames, as they are kept with the message."""
-    if isinstance(error, (RemoteFailure, ChildDied)):
-        return str(error)
-    head = "".join(traceback.format_exception_only(type(error), error)).strip()
-    frames = "".join(traceback.format_tb(error.__traceback__)[-ERROR_FRAMES:]).rstrip()
-    return f"{head}\n{frames}"[:ERROR_CHARACTERS].rstrip()
+    """Type, message and the innermost frames, as they are kept with the message. Never raises."""
+    kind = type(error)
+    if issubclass(kind, (RemoteFailure, ChildDied)):
+        return texts.of(error, ERROR_CHARACTERS)
+    try:
+        head = "".join(traceback.format_exception_only(kind, error)).strip()
+        frames = "".join(traceback.format_tb(error.__traceback__)[-ERROR_FRAMES:]).rstrip()
+    except BaseException:  # noqa: BLE001  # as in _traceback_of
+        head, frames = f"{texts.type_name(kind)}: {texts.of(error)}", ""
+    room = ERROR_CHARACTERS - min(len(frames), ERROR_CHARACTERS // 2)
+    return texts.clean(f"{texts.clean(head, room - 1)}\n{frames}".rstrip(), ERROR_CHARACTERS)

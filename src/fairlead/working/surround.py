@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from fairlead import codec
+from fairlead import codec, texts
 from fairlead.errors import DestinationUnwell, Reject, Retry, UsageError
 from fairlead.message import Message
 from fairlead.producing.middlewares import check_middleware
@@ -76,7 +76,7 @@ class Surroundings:
         for hook in self._hooks[kind]:
             try:
                 hook(*arguments)
-            except Exception:
+            except BaseException:  # also SystemExit: the next hook, and the next message's, are called all the same
                 log.exception("the hook %s of on_%s failed", getattr(hook, "__qualname__", hook), kind)
 
 
@@ -121,7 +121,10 @@ class Teller(threading.Thread):
 
     def run(self) -> None:
         while (ended := self._ended.get()) is not None:
-            self._tell(ended)
+            try:
+                self._tell(ended)
+            except BaseException as error:  # noqa: BLE001  # a thread that ended here would hold the worker up for good
+                log.warning("message %s in %s: hooks cannot be told of its end: %s", ended.lease.id, ended.lease.topic, texts.of(error, 200))
             if self._is_awaited and self._ended.qsize() < BEHIND // 2:
                 self._is_awaited = False
                 self._resume()
@@ -133,9 +136,10 @@ class Teller(threading.Thread):
             if ended.answer == "acked":
                 tell("success", message)
             return
-        if isinstance(error, DestinationUnwell) and ended.answer == "released":
+        kind = type(error)  # not isinstance: it asks the error's own `__class__`
+        if issubclass(kind, DestinationUnwell) and ended.answer == "released":
             tell("back_off", message, error)
-        if ended.answer in ("acked", "retried", "died") and not isinstance(error, (Retry, Reject)):
+        if ended.answer in ("acked", "retried", "died") and not issubclass(kind, (Retry, Reject)):
             tell("failure", message, error)
         if ended.answer == "retried":
             tell("retry", message, error)

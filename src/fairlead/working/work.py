@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fairlead import codec
+from fairlead import codec, texts
 from fairlead import headers as control
 from fairlead.errors import Reject
 from fairlead.working.handler import SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER
@@ -105,13 +105,15 @@ class Work:
             return [(self, error)]
         if error is not None or returned is None:
             return [(part, error) for part in self.parts]
-        if not isinstance(returned, list) or len(returned) != len(self.parts) or not all(_is_outcome(one) for one in returned):
+        each = list.copy(returned) if issubclass(type(returned), list) else None  # not its own iterator, which may raise
+        if each is None or len(each) != len(self.parts) or not all(_is_outcome(one) for one in each):
             wrong = TypeError(
-                f"a batch handler returns None, or a list with None or an exception for each of its {len(self.parts)} messages, got {returned!r:.200}"
+                f"a batch handler returns None, or a list with None or an exception for each of its {len(self.parts)} messages, "
+                f"got {texts.shown(returned, 200)}"
             )
             return [(part, wrong) for part in self.parts]
-        return list(zip(self.parts, returned, strict=True))
+        return list(zip(self.parts, each, strict=True))
 
 
 def _is_outcome(value: object) -> bool:
-    return value is None or isinstance(value, BaseException)
+    return value is None or issubclass(type(value), BaseException)

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
+from fairlead import codec, texts
 from fairlead import signals as signals_
 from fairlead.errors import JobCancelled, LeaseLost, Reject, UsageError
 from fairlead.message import Settlement
@@ -29,7 +30,7 @@ from fairlead.working.executors.processes import ProcessCaller
 from fairlead.working.executors.threads import ThreadExecutor
 from fairlead.working.limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from fairlead.working.pause import Pause
-from fairlead.working.settle import give_back, judge, nonsense
+from fairlead.working.settle import give_back, impossible, judge, nonsense
 from fairlead.working.surround import Teller, Telling
 from fairlead.working.unhandled import UnhandledWarnings
 from fairlead.working.work import Work
@@ -205,6 +206,8 @@ class Worker:
     async def _shut_down(self) -> None:
         self._courier.stop_leasing()
         self._release_unbegun()
+        if self._failure is not None:
+            self._give_up_unstarted()
         if self._stops == 1 and self._running:
             log.info("stopping: %d handlers may go on for %g s; stop again to end them now", len(self._running), self._options.grace)
             await self._until(lambda: not self._running or self._stops > 1, self._options.grace)
@@ -226,13 +229,24 @@ class Worker:
                 work.over = True
                 self._settle(give_back(work, begun=False))
 
+    def _give_up_unstarted(self) -> None:
+        """Suspects that wait for their start to be recorded: the engine thread, which would do that, has ended."""
+        for unit in list(self._courier.starts):
+            if not unit.over:
+                settlements = [give_back(part, begun=False) for part in unit.parts or [unit] if part is unit or not part.over]
+                self._give_up(unit, WorkerStopped("the worker is stopped"), settlements)
+
     # What the courier brings; called from its thread
 
     def store_time(self, now_us: int) -> None:
         self._handlers.store_time(now_us)
 
     def find(self, lease: Lease) -> Handler | None:
-        return self._handlers.find(lease)
+        try:
+            return self._handlers.find(lease)
+        except BaseException as error:  # noqa: BLE001  # it may import code; this message has no handler here, others have
+            log.warning("message %s in %s: its handler cannot be found: %s", lease.id, lease.topic, texts.of(error, texts.MAX_REASON))
+            return None
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)
@@ -374,7 +388,7 @@ class Worker:
         for work in works:
             try:
                 (message,), _ = work.handler.arguments(work.lease)
-            except Reject as error:
+            except BaseException as error:  # noqa: BLE001  # Reject, or whatever reading the body raises
                 work.over = True
                 self._conclude(work, error, 0)
             else:
@@ -425,8 +439,8 @@ class Worker:
         self._end(unit)
         cost_us = int((time.perf_counter() - unit.began) * 1_000_000)
         if unit.parts is None:
-            if returned is not None:
-                error = error or nonsense(unit.handler.name, returned)
+            if returned is not None and error is None:
+                error = nonsense(unit.handler.name, returned)
             self._conclude(unit, error, cost_us, returned)
         else:
             for part, outcome in unit.outcomes(returned, error):
@@ -515,7 +529,21 @@ class Worker:
         self._settle(settlement)
 
     def _ended(self, work: Work, error: BaseException | None, cost_us: int, returned: Any) -> tuple[Settlement, BaseException | None]:
-        """How its lease ends, with what its handler's kind adds to that; and the error, also where what it returned is one."""
+        """
+        How its lease ends, and the error, also where what it returned is one.
+
+        Never raises: a lease without a settlement would keep its slot, and be prolonged for ever.
+        """
+        try:
+            settlement, error = self._judged(work, error, cost_us, returned)
+        except BaseException as fault:  # noqa: BLE001  # the code of what was returned or raised runs here
+            self._courier.follow.pop(work.lease.fence, None)
+            settlement = impossible(work, error, fault, cost_us)
+            error = Reject(settlement.reason or "") if error is None else error
+        return codec.checked(settlement), error
+
+    def _judged(self, work: Work, error: BaseException | None, cost_us: int, returned: Any) -> tuple[Settlement, BaseException | None]:
+        """As `_ended`, with what its handler's kind adds to the settlement."""
         settlement = judge(work, error, cost_us)
         try:
             follow = work.handler.concluded(work.lease, returned, error, settlement)
@@ -528,7 +556,10 @@ class Worker:
 
     def _tell(self, work: Work, error: BaseException | None, cost_us: int) -> None:
         """The log, and whoever wants to know what comes of it."""
-        logs.tell(work.lease, error, cost_us)
+        try:
+            logs.tell(work.lease, error, cost_us)
+        except BaseException:  # noqa: BLE001  # a log handler of the program, or the error's own code
+            log.warning("message %s in %s: attempt %d ended, and how cannot be told", work.lease.id, work.lease.topic, work.lease.attempt)
         if self._teller is not None:
             self._teller.expect(work.lease, error)
 

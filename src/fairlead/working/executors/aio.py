@@ -73,7 +73,7 @@ class AsyncExecutor:
                 returned = await (call if work.limits[1] is None else interruptible(call, running.interrupter))
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
-            is_spent = isinstance(error, GeneratorExit) or task.cancelling() > 0 or contextvars.copy_context() != clean
+            is_spent = issubclass(type(error), GeneratorExit) or task.cancelling() > 0 or _differs(clean)
             work.runner = None
             self._finished(work, returned, error)
             if is_spent:
@@ -97,6 +97,14 @@ class AsyncExecutor:
             slot.cancel()
         if slots:
             await asyncio.wait(slots, timeout=seconds)
+
+
+def _differs(clean: contextvars.Context) -> bool:
+    """Whether a handler left something in its context variables."""
+    try:
+        return contextvars.copy_context() != clean
+    except BaseException:  # noqa: BLE001  # their values are compared, whose own code may raise
+        return True
 
 
 class _Running:
