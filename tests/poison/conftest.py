@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TextIO
 from uuid import uuid4
 
 import pytest
 
 from fairlead import Fairlead
+from fairlead.working import logs
 from tests.conformance.forms import server
 
 ENGINES = ["sqlite", "valkey"]
+
+
+class _Formatting(logging.StreamHandler[TextIO]):
+    """Formats everything and writes it nowhere; that an error cannot be formatted is logging's business."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        del record
+
+
+@pytest.fixture(autouse=True)
+def _logs_elsewhere() -> Iterator[None]:
+    """The lines are made as in production, but not captured: pytest-xdist cannot carry lone surrogates."""
+    logger = logging.getLogger("fairlead")
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        handlers = [_Formatting(nowhere), _Formatting(nowhere)]
+        handlers[0].setFormatter(logs.JsonLines())
+        handlers[1].setFormatter(logs.TextLines(logs.TEXT))
+        logger.propagate = False
+        for handler in handlers:
+            logger.addHandler(handler)
+        yield
+        for handler in handlers:
+            logger.removeHandler(handler)
+        logger.propagate = True
 
 
 def url_of(engine: str, folder: Path) -> str:

@@ -109,7 +109,7 @@ def tell(lease: Lease, error: BaseException | None, cost_us: int) -> None:
         about = {"message": lease.id, "topic": lease.topic, "attempt": lease.attempt, "seconds": cost_us / 1_000_000}
         if error is not None:
             about["error"] = texts.type_name(type(error))
-        log.log(level, "message %s in %s: %s", lease.id, lease.topic, what, extra={FIELDS: about})
+        log.log(level, "message %s in %s: %s", lease.id, lease.topic, texts.clean(what, texts.MAX_REASON), extra={FIELDS: about})
 
 
 def _shortly(error: BaseException) -> str:

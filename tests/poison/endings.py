@@ -1,0 +1,463 @@
+# mypy: ignore-errors
+"""All that a handler can do to the worker that runs it: what it raises, returns, asks for and says. Chosen by a number."""
+
+# ruff: noqa: PLE0303, PLW0108, SLOT000  # wrong on purpose; and a list of lambdas reads best where all are
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+from fairlead import BacklogFull, DestinationUnwell, EngineUnavailable, FairleadError, LeaseLost, Reject, Retry
+
+LONE = "\udcff"
+
+
+TEXTS: list[Callable[[], Any]] = [
+    lambda: "plain",
+    lambda: "",
+    lambda: LONE,
+    lambda: f"no such file: {LONE}",
+    lambda: "\ud800\udc00",
+    lambda: "\x00",
+    lambda: "\x9b2J\x1b]0;title\x07",
+    lambda: "\u202eabc",
+    lambda: "x" * 100_000,
+    lambda: LONE * 50_000,
+    lambda: "a\nb\r\nc",
+    lambda: "é" * 5000,
+    lambda: None,
+    lambda: 3,
+    lambda: b"\xff",
+    object,
+    lambda: ["a"],
+    lambda: Hostile(),
+    lambda: Letters("abc"),
+    lambda: float("nan"),
+]
+
+NUMBERS: list[Callable[[], Any]] = [
+    lambda: 1e15,
+    lambda: -1e15,
+    lambda: float("nan"),
+    lambda: float("inf"),
+    lambda: float("-inf"),
+    lambda: 10**400,
+    lambda: -(10**400),
+    lambda: 2**63,
+    lambda: -1,
+    lambda: 0,
+    lambda: 0.0,
+    lambda: 1e-300,
+    lambda: 5e-324,
+    lambda: "soon",
+    lambda: "1e400",
+    lambda: "0",
+    lambda: LONE,
+    lambda: "9" * 5000 + "d",
+    lambda: timedelta.max,
+    lambda: timedelta.min,
+    lambda: Decimal("1e999"),
+    lambda: True,
+    lambda: None,
+    lambda: "",
+    lambda: b"1",
+    list,
+    object,
+    lambda: Hostile(),
+    lambda: Number(3),
+    lambda: complex(1, 1),
+]
+
+VALUES: list[Callable[[], Any]] = [
+    lambda: None,
+    lambda: 1,
+    lambda: "fine",
+    lambda: LONE,
+    lambda: {"a": LONE},
+    lambda: {LONE: 1},
+    lambda: {1: 2},
+    lambda: float("nan"),
+    lambda: float("-inf"),
+    lambda: 10**400,
+    lambda: -(2**64),
+    lambda: b"\xff" * 10,
+    lambda: "x" * 2_000_000,
+    lambda: _endless(),
+    lambda: _deep(),
+    object,
+    lambda: Hostile(),
+    lambda: Liar(),
+    lambda: {1, 2},
+    lambda: iter(()),
+    lambda: (n for n in ()),
+    lambda: Model(),
+    lambda: Record(1),
+    lambda: Letters("abc"),
+    lambda: Numbers(),
+    lambda: ValueError,
+    lambda: ValueError(LONE),
+    lambda: len,
+    lambda: type,
+    lambda: Exception(Hostile()),
+]
+
+
+def text(chance: random.Random) -> Any:
+    """What stands where text is expected."""
+    return chance.choice(TEXTS)()
+
+
+def number(chance: random.Random) -> Any:
+    """What stands where a duration is expected. None of them is a long time that could be meant."""
+    return chance.choice(NUMBERS)()
+
+
+def value(chance: random.Random) -> Any:
+    """What a handler returns, or gives to JSON."""
+    return chance.choice(VALUES)()
+
+
+def _endless() -> list[Any]:
+    made: list[Any] = []
+    made.append(made)
+    return made
+
+
+def _deep() -> list[Any]:
+    made: list[Any] = []
+    for _ in range(20_000):
+        made = [made]
+    return made
+
+
+# Things that fail when they are touched
+
+
+class Hostile:
+    """Nothing can be asked of it."""
+
+    def __str__(self) -> str:
+        raise ValueError(LONE)
+
+    __repr__ = __str__
+
+    def __bool__(self) -> bool:
+        raise SystemExit(3)
+
+    def __eq__(self, other: object) -> bool:
+        raise KeyboardInterrupt
+
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+    def __reduce__(self) -> Any:
+        raise SystemExit(4)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise GeneratorExit
+
+    def __len__(self) -> int:
+        raise MemoryError
+
+    def __format__(self, spec: str) -> str:
+        raise RecursionError
+
+    def __float__(self) -> float:
+        raise KeyboardInterrupt
+
+
+class Liar:
+    """Says that it is something else."""
+
+    @property
+    def __class__(self) -> Any:
+        raise KeyboardInterrupt
+
+    @__class__.setter
+    def __class__(self, kind: Any) -> None: ...
+
+
+class Letters(str):
+    """Text that cannot be read."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    def __len__(self) -> int:
+        return -1
+
+    def encode(self, *_: object, **__: object) -> bytes:
+        raise SystemExit(5)
+
+    def partition(self, *_: object) -> Any:
+        raise SystemExit(6)
+
+
+class Number(float):
+    def __mul__(self, other: object) -> Any:
+        raise SystemExit(7)
+
+    __rmul__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __float__ = __round__ = __mul__
+
+    def __repr__(self) -> str:
+        raise SystemExit(8)
+
+
+class Numbers(list):
+    def __iter__(self) -> Iterator[Any]:
+        raise KeyboardInterrupt
+
+    def __len__(self) -> int:
+        raise SystemExit(9)
+
+    __getitem__ = __iter__
+    __repr__ = __iter__
+
+
+class Model:
+    """As pydantic's."""
+
+    def model_dump(self, **_: object) -> Any:
+        raise KeyboardInterrupt
+
+
+@dataclass
+class Record:
+    n: int
+
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(name)
+
+
+# What is raised
+
+
+class TextRaises(Exception):
+    raised: type[BaseException] = ValueError
+
+    def __str__(self) -> str:
+        raise self.raised(LONE)
+
+    __repr__ = __str__
+
+
+class TextExits(TextRaises):
+    raised = SystemExit
+
+
+class TextInterrupts(TextRaises):
+    raised = KeyboardInterrupt
+
+
+class TextRecurses(Exception):
+    def __str__(self) -> str:
+        return str(self)
+
+
+class ClassRaises(Exception):
+    __class__ = property(lambda _: 1 / 0)
+
+
+class ClassLies(Exception):
+    __class__ = property(lambda _: Reject)
+
+
+class NotesRaise(Exception):
+    __notes__ = property(lambda _: 1 / 0)
+
+
+class PlaceRaises(Exception):
+    __traceback__ = property(lambda _: 1 / 0)
+    __cause__ = property(lambda _: 1 / 0)
+    __context__ = property(lambda _: 1 / 0)
+    args = property(lambda _: 1 / 0)
+
+
+class Undecided(Exception):
+    def __bool__(self) -> bool:
+        raise SystemExit(1)
+
+    def __eq__(self, other: object) -> bool:
+        raise SystemExit(1)
+
+    __hash__ = Exception.__hash__
+
+    def __getattribute__(self, name: str) -> Any:
+        raise KeyboardInterrupt(name)
+
+
+class _Nameless(type):
+    __name__ = property(lambda _: 1 / 0)
+    __module__ = property(lambda _: 1 / 0)
+
+    def __getattr__(cls, name: str) -> Any:
+        raise KeyboardInterrupt
+
+
+class OfNoName(Exception, metaclass=_Nameless):
+    pass
+
+
+class BareReject(Reject):
+    def __init__(self, *_: object) -> None:
+        """Leaves out what its base does."""
+
+
+class BareRetry(Retry):
+    def __init__(self, *_: object) -> None:
+        """Leaves out what its base does."""
+
+
+class BareUnwell(DestinationUnwell):
+    def __init__(self, *_: object) -> None:
+        """Leaves out what its base does."""
+
+
+class RaisingRetry(Retry):
+    reason = property(lambda _: 1 / 0)
+    delay = property(lambda _: 1 / 0)
+
+    def __init__(self, *_: object) -> None:
+        """Nothing can be set."""
+
+
+class Ours(BaseException):
+    """No Exception."""
+
+
+class WithDetails(Exception):
+    def __init__(self, details: object) -> None:
+        super().__init__("with details")
+        self.details = details
+
+
+def _circle(_: random.Random) -> BaseException:
+    one, other = Retry("one"), Retry("other")
+    one.__cause__, other.__cause__ = other, one
+    return one
+
+
+def _noted(chance: random.Random) -> BaseException:
+    made = ValueError("noted")
+    made.__notes__ = [text(chance), LONE, 3]
+    return made
+
+
+def _renamed(chance: random.Random) -> BaseException:
+    kind = type("Renamed", (Exception,), {"__module__": text(chance)})
+    kind.__qualname__ = LONE
+    made: BaseException = kind("x")
+    return made
+
+
+def _nested(_: random.Random) -> BaseException:
+    made: BaseException = ValueError(LONE)
+    for _n in range(200):
+        made = BaseExceptionGroup(LONE, [made, KeyboardInterrupt()])
+    return made
+
+
+def _chained(_: random.Random) -> BaseException:
+    made: BaseException = ValueError(LONE)
+    for _n in range(2_000):
+        following = ValueError(LONE)
+        following.__cause__ = made
+        made = following
+    return made
+
+
+def _recursed(_: random.Random) -> BaseException:
+    def down() -> None:
+        down()
+
+    try:
+        down()
+    except RecursionError as error:
+        return error
+    raise AssertionError
+
+
+ERRORS: list[Callable[[random.Random], BaseException]] = [
+    lambda c: ValueError(text(c)),
+    lambda c: FileNotFoundError(2, LONE, LONE),
+    lambda c: Reject(text(c)),
+    lambda c: Reject(text(c), error=text(c)),
+    lambda c: Retry(text(c)),
+    lambda c: Retry(text(c), delay=number(c)),
+    lambda c: Retry("later", delay=number(c)),
+    lambda c: DestinationUnwell(text(c), retry_after=number(c)),
+    lambda c: DestinationUnwell("503", retry_after=number(c)),
+    lambda c: c.choice([BareReject, BareRetry, BareUnwell, RaisingRetry])(),
+    lambda c: c.choice([TextRaises, TextExits, TextInterrupts, TextRecurses])("x"),
+    lambda c: c.choice([ClassRaises, ClassLies, NotesRaise, PlaceRaises, Undecided, OfNoName])("x"),
+    lambda c: c.choice([SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration, StopAsyncIteration, Ours])(LONE),
+    lambda c: c.choice([MemoryError, RecursionError, TimeoutError, UnicodeError, BrokenPipeError, EOFError])(LONE),
+    lambda c: c.choice([EngineUnavailable, LeaseLost, BacklogFull, FairleadError])(LONE),
+    lambda c: UnicodeDecodeError("utf-8", b"\xff" * 100, 0, 1, LONE),
+    lambda c: WithDetails(text(c)),
+    _circle, _noted, _renamed, _nested, _chained, _recursed,
+]  # fmt: skip
+
+VARIABLE: contextvars.ContextVar[Any] = contextvars.ContextVar("left behind")
+
+
+@contextmanager
+def leaving_something(chance: random.Random) -> Iterator[None]:
+    """Now and then a handler leaves a context variable that cannot be compared."""
+    if chance.random() < 0.1:
+        with suppress(BaseException):
+            VARIABLE.set(Hostile())
+    yield
+
+
+def end(seed: int) -> Any:
+    """Do one of these. Raises it, or returns something."""
+    chance = random.Random(seed)
+    with leaving_something(chance):
+        if chance.random() < 0.35:
+            return value(chance)
+        raise chance.choice(ERRORS)(chance)
+
+
+def end_many(seeds: list[int]) -> Any:
+    """Of a batch: one error for all, a list with one outcome for each, or something that is none."""
+    chance = random.Random(sum(seeds))
+    found = [chance.choice([None, chance.choice(ERRORS)(chance)]) for _ in seeds]
+    match chance.randrange(5):
+        case 0:
+            return end(seeds[0])
+        case 1:
+            return found[:-1]
+        case 2:
+            return Numbers(found)
+        case 3:
+            return [value(chance) for _ in seeds]
+        case _:
+            return found
+
+
+def called(seed: int) -> Any:
+    """A function by its name, for queues."""
+    return end(seed)
+
+
+def called_apart(message: Any) -> Any:
+    """A handler in a child process."""
+    return end(message.body)
+
+
+def texts_of(error: BaseException) -> str:
+    """For messages of assertions."""
+    from fairlead import texts
+
+    return f"{texts.type_name(type(error))}: {texts.of(error)}"

@@ -1,0 +1,331 @@
+"""One message that ends in an impossible way costs itself alone: the worker goes on, every slot comes back, a burst ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from fairlead import DestinationUnwell, Fairlead, Message, Reject, Retry, Summary
+from fairlead.message import Draft
+from tests.poison import endings
+from tests.poison.endings import LONE
+
+KINDS = ["async", "thread", "batch", "task", "async task"]
+
+
+def register(app: Fairlead, kind: str, act: Any) -> None:
+    """A handler of that kind for `bad`, which does it."""
+
+    def thread(message: Message) -> Any:
+        return act(message)
+
+    async def coroutine(message: Message) -> Any:
+        return act(message)
+
+    def batch(messages: list[Message]) -> Any:
+        return act(messages[0])
+
+    def task(n: int) -> Any:
+        return act(Message("bad", n))
+
+    async def atask(n: int) -> Any:
+        return act(Message("bad", n))
+
+    match kind:
+        case "batch":
+            app.handler("bad", batch=1)(batch)
+        case "task":
+            app.task(name="bad", topic="bad")(task)
+        case "async task":
+            app.task(name="bad", topic="bad")(atask)
+        case _:
+            app.handler("bad")(coroutine if kind == "async" else thread)
+
+
+def publish_bad(app: Fairlead, kind: str, count: int) -> None:
+    for n in range(count):
+        if "task" in kind:
+            app.handlers.task("bad").task.delay(n)  # type: ignore[attr-defined]
+        else:
+            app.publish("bad", n)
+
+
+def burst(app: Fairlead, concurrency: int = 2) -> None:
+    """Bursts until nothing waits but what rests or has no handler; each has to end by itself."""
+    for _ in range(20):
+        ended = threading.Event()
+        failed: list[BaseException] = []
+        summaries: list[Summary] = []
+
+        def run(ended: threading.Event = ended, failed: list[BaseException] = failed, summaries: list[Summary] = summaries) -> None:
+            try:
+                summaries.append(app.run_worker(burst=True, concurrency=concurrency, grace=1))
+            except BaseException as error:
+                failed.append(error)
+            ended.set()
+
+        threading.Thread(target=run, daemon=True).start()
+        assert ended.wait(60), "the burst did not end"
+        assert not failed, f"the worker ended with {type(failed[0])}"
+        assert app.engine.overview().leased == 0
+        if not summaries[0].acked + summaries[0].retried + summaries[0].died:
+            return
+
+
+def neighbors(app: Fairlead, count: int = 20) -> list[int]:
+    """Innocent messages; the list of those that were handled."""
+    done: list[int] = []
+
+    @app.handler("good")
+    async def good(message: Message) -> None:
+        done.append(message.body)
+        await asyncio.sleep(0)
+
+    app.publish_many(Message("good", n) for n in range(count))
+    return done
+
+
+ENDINGS: dict[str, Any] = {
+    "lone surrogate": lambda: ValueError(f"no such file: {LONE}"),
+    "lone surrogate in Reject": lambda: Reject(LONE),
+    "str() raises": lambda: endings.TextRaises("x"),
+    "str() exits": lambda: endings.TextExits("x"),
+    "__class__ raises": lambda: endings.ClassRaises("x"),
+    "__class__ lies": lambda: endings.ClassLies("x"),
+    "__notes__ raises": lambda: endings.NotesRaise("x"),
+    "its place raises": lambda: endings.PlaceRaises("x"),
+    "everything raises": lambda: endings.Undecided("x"),
+    "no name": lambda: endings.OfNoName("x"),
+    "Reject without a reason": lambda: endings.BareReject("x"),
+    "Reject with an object": lambda: Reject(endings.Hostile()),  # type: ignore[arg-type]
+    "Retry in 30 million years": lambda: Retry("later", delay=1e15),
+    "Retry at NaN": lambda: Retry("later", delay=float("nan")),
+    "Retry of its own making": lambda: endings.RaisingRetry("x"),
+    "huge": lambda: ValueError("x" * 5_000_000),
+    "circle": lambda: endings._circle(random.Random(0)),
+    "details of another library": lambda: endings.WithDetails("x"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_is_settled(app: Fairlead, kind: str) -> None:
+    """Each is a dead letter after its retries; the history says what could be read of it."""
+    errors = list(ENDINGS.values())
+
+    def act(message: Message) -> None:
+        error = errors[message.body]()
+        raise error
+
+    register(app, kind, act)
+    publish_bad(app, kind, len(errors))
+    done = neighbors(app)
+    burst(app)
+    letters = dict.fromkeys(ENDINGS)
+    for letter in app.topic("bad").dead_letters(limit=100):
+        place = letter.message.body["args"][0] if "task" in kind else letter.message.body
+        letters[list(ENDINGS)[place]] = letter
+    assert [name for name, letter in letters.items() if letter is None] == []
+    assert sorted(done) == list(range(20))
+    told: dict[str, Any] = {name: letter.error or letter.reason for name, letter in letters.items() if letter is not None}
+    assert r"no such file: \udcff" in told["lone surrogate"]
+    assert "[escaped: it was not valid Unicode]" in told["lone surrogate"]
+    assert "TextRaises" in told["str() raises"]
+    assert "at most 100 years" in told["Retry in 30 million years"]
+    assert "the policy's is taken" in told["Retry at NaN"]
+    assert "[cut: " in told["huge"]
+    assert len(told["huge"]) <= 4_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_result_is_settled(app: Fairlead, kind: str) -> None:
+    """What cannot be kept makes a dead letter of a task; of a handler it is not used."""
+    register(app, kind, lambda message: endings.VALUES[message.body]())
+    publish_bad(app, kind, len(endings.VALUES))
+    done = neighbors(app)
+    burst(app)
+    stats = app.topic("bad").stats()
+    assert stats.waiting == stats.leased == 0
+    assert stats.done + stats.dead == len(endings.VALUES)
+    assert sorted(done) == list(range(20))
+
+
+@pytest.mark.parametrize("asked", [1e15, float("nan"), float("inf"), 10**400, "soon"])
+def test_a_topic_whose_retry_after_cannot_be_rests_as_if_none_was_said(app: Fairlead, asked: Any) -> None:
+    """A second, doubled up to five minutes; not a century."""
+
+    @app.handler("bad")
+    async def handle(_: Message) -> None:
+        raise DestinationUnwell("503", retry_after=asked)
+
+    app.publish("bad")
+    done = neighbors(app)
+    app.run_worker(burst=True)
+    stats = app.topic("bad").stats()
+    assert (stats.waiting, stats.state) == (1, "asleep")
+    assert stats.wake_us is not None
+    assert stats.wake_us / 1e6 - stats.now < 5
+    assert sorted(done) == list(range(20))
+
+
+CONTROLS = {
+    "fairlead-keeps": ["9999999999999", "9" * 30, "9" * 5000, "-1", "nan", "1e5", "600,", ",", "", "0", "600,99999999999999999999", "²"],
+    "fairlead-needs": ["9" * 5000, "-1", "x", "", "0", "nan"],
+    "fairlead-flow": ["1", "", "x" * 1000],
+    "fairlead-time-limit": ["nan", "inf", "-inf", "-1", "0", "1e400", "9" * 5000, "", "x"],
+    "fairlead-soft-time-limit": ["nan", "inf", "-1", "0", "1e400", ""],
+    "fairlead-retries": ["9" * 5000, "-1", "nan", "", "²", "9" * 19],
+    "fairlead-task": ["fairlead.ended", "call:x:y", "", "task\x00", "x" * 5000],
+    "fairlead-serializer": ["pickle", "msgpack", "json", "", "x"],
+    "fairlead-parent": ["x" * 5000, ""],
+    "fairlead-root": ["x" * 5000, ""],
+    "fairlead-eta": ["soon", ""],
+    "content-type": ["application/octet-stream", "", "x"],
+    "context-trace": ["{", "1" * 5000],
+    "retry-delay": ["nan", "1e15", "x", "", ",", "-1"],
+    "on-success": ["x:y", "", "os:_exit2"],
+    "on-failure": ["x:y", ":", ".x:y"],
+}
+"""Values that no `publish` of this version would let through, from programs of another one."""
+
+
+@pytest.mark.parametrize("is_raising", [True, False])
+def test_control_headers_of_another_program_harm_nobody(app: Fairlead, is_raising: bool) -> None:
+    """Whatever stands in them, whether the message ends well, dies, expires, is cancelled, redriven or explained."""
+
+    @app.handler("bad.*")
+    async def bad(_: Message) -> None:
+        if is_raising:
+            raise ValueError(LONE)
+
+    @app.task(name="bad", topic="task")
+    def task(n: int) -> int:
+        if is_raising:
+            raise ValueError(LONE)
+        return n
+
+    app.queue("queue")
+    app.policy("bad.once", retries=0)
+    call = b'{"args":[1],"kwargs":{},"flow":{"then":[["x","y",1]]}}'
+    named = {"fairlead-task": "bad"}
+    for header, values in CONTROLS.items():
+        for said in values:
+            for topic, own, body in (("bad.once", {}, b"1"), ("task", named, call), ("task", named, b"[" * 5000)):
+                for more in ({}, {"fairlead-flow": "1"}):
+                    _put_unchecked(app, Draft(topic, body, headers={**own, **more, header: said}))
+            _put_unchecked(app, Draft("queue", call, headers={"fairlead-task": "call:tests.poison.endings:called", header: said}))
+            _put_unchecked(app, Draft("gone", call, id=f"{header}{said:.50}", headers={"fairlead-flow": "1", header: said}))
+            _put_unchecked(app, Draft("late", b"1", ttl_us=1, headers={header: said}))
+    done = neighbors(app)
+    for view in app.engine.topic_peek("gone", limit=1000):
+        app.engine.explain(view.id, "gone")
+        assert app.engine.withdraw(view.id, "gone") == "cancelled"
+    burst(app, 10)
+    app.redrive()
+    burst(app, 10)
+    assert sorted(done) == list(range(20))
+    assert app.topic("task").stats().ready == 0  # some name a task that nobody has
+    assert app.topic("bad.once").stats().ready == 0
+    assert app.engine.overview().leased == 0
+
+
+def _put_unchecked(app: Fairlead, draft: Draft) -> None:
+    """As a program puts it that does not check; what the engine itself refuses is no matter here."""
+    from fairlead import BadMessage
+
+    try:
+        app.engine.put([draft])
+    except BadMessage:
+        assert "fairlead-needs" in (draft.headers or {})
+
+
+BROKEN = {
+    "syntax": "def f(:\n",
+    "name": "nonsense\n",
+    "type": "None + 1\n",
+    "exit": "raise SystemExit(3)\n",
+    "interrupt": "raise KeyboardInterrupt\n",
+    "group": "raise BaseExceptionGroup('x', [KeyboardInterrupt()])\n",
+    "generator": "raise GeneratorExit\n",
+    "recursion": "def f(): f()\nf()\n",
+    "lazy": "def __getattr__(name):\n    raise SystemExit(name)\n",
+    "odd": "class C:\n    @property\n    def __class__(self): raise KeyboardInterrupt\nf = C()\n",
+    "text": "raise ValueError('\\udcff')\n",
+    "bytes": "\x00",
+}
+
+
+def test_a_module_that_fails_to_import_has_no_function(app: Fairlead, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it fails, its jobs wait as if nothing handled them, and the queue's other jobs run."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    queue = app.queue("q")
+    for name, source in BROKEN.items():
+        (tmp_path / f"broken_{name}.py").write_text(source)
+    names = [f"broken_{name}:f" for name in BROKEN] + [
+        ".x:y",
+        ":",
+        "x",
+        "tests.poison.endings:",
+        "unittest.__main__:x",
+        "\x00:x",
+        "os:nothing",
+        "os:sep",
+    ]
+    for name in names:
+        message = Draft("q", b'{"args":[],"kwargs":{}}', headers={"fairlead-task": f"call:{name}"})
+        app.engine.put([message])
+    jobs = [queue.enqueue("tests.tasks.functions.add", n, 1) for n in range(20)]
+    burst_once(app)
+    assert [job.get(5) for job in jobs] == list(range(1, 21))
+    stats = app.topic("q").stats()
+    assert (stats.delayed, stats.leased, stats.dead) == (len(names), 0, 0)
+
+
+def burst_once(app: Fairlead) -> None:
+    app.run_worker(burst=True, concurrency=4)
+
+
+def test_an_outcome_that_names_a_lazy_module_imports_nothing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class is looked up in what the module holds already."""
+    import importlib
+
+    from fairlead.tasks import outcomes
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lazy_names.py").write_text("ASKED = []\ndef __getattr__(name):\n    ASKED.append(name)\n    return ValueError\n")
+    lazy = importlib.import_module("lazy_names")
+    assert outcomes._class("lazy_names:Anything") is None
+    assert outcomes._class("lazy_names:Anything.more") is None
+    assert lazy.ASKED == []
+    assert outcomes._class("builtins:ValueError") is ValueError
+    assert outcomes._class("json.decoder:JSONDecodeError") is not None
+    assert outcomes._class("builtins:KeyboardInterrupt") is None
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_settlement_that_the_engine_refuses_is_found_among_hundreds(app: Fairlead, monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
+    """Whatever is not checked before: the one message is a dead letter with that reason, the others end as they did."""
+    settle = app.engine.settle
+
+    def refusing(settlements: Any, **more: Any) -> Any:
+        if any(each.reason == "odd" or (stubborn and each.reason is not None and "OverflowError" in each.reason) for each in settlements):
+            raise OverflowError("too large an integer")
+        return settle(settlements, **more)
+
+    monkeypatch.setattr(app.engine, "settle", refusing)
+    done = neighbors(app, 300)
+
+    @app.handler("bad")
+    def bad(_: Message) -> None:
+        raise Reject("odd", error="why")
+
+    for n in range(3):
+        app.publish("bad", n)
+    burst(app, 400)
+    assert sorted(done) == list(range(300))
+    letters = app.topic("bad").dead_letters()
+    reason = "cannot be settled" if stubborn else "cannot be settled: OverflowError: too large an integer"
+    assert [letter.reason for letter in letters] == [reason] * 3
