@@ -18,6 +18,7 @@ import msgspec
 from fairlead import arguments, codec, config, namespaces, units
 from fairlead.delivery import Delivery, lease_lost
 from fairlead.engines import open_engine
+from fairlead.engines.interrupt import Interrupt
 from fairlead.engines.listing import ORDERS
 from fairlead.errors import BacklogFull, BadMessage, UsageError
 from fairlead.message import Message, Settlement
@@ -343,14 +344,20 @@ class Fairlead:
     def _has_to_wait(self, topic: str) -> bool:
         return "block" in (self._settings.on_full, self.engine.policy_of(topic).on_full)
 
-    def _wait_for_room(self, draft: Draft, receipt: Receipt, patience: Duration | None) -> Receipt:
-        receipts = [receipt]
-        wait_for_room([draft], receipts, self._publisher.put, self._has_to_wait, arguments.seconds_or_none("publish", "timeout", patience))
+    def _wait_for_room(self, draft: Draft, receipt: Receipt, patience: Duration | None, given_up: threading.Event | None = None) -> Receipt:
+        receipts, seconds = [receipt], arguments.seconds_or_none("publish", "timeout", patience)
+        wait_for_room([draft], receipts, self._publisher.put, self._has_to_wait, seconds, given_up)
         if receipts[0].outcome == "refused":
             raise BacklogFull(f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog", [*receipts])
         return receipts[0]
 
-    _await_for_room = twin(_wait_for_room)
+    async def _await_for_room(self, draft: Draft, receipt: Receipt, patience: Duration | None) -> Receipt:
+        given_up = threading.Event()
+        call = functools.partial(self._wait_for_room, draft, receipt, patience, given_up)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.threads, call)
+        finally:
+            given_up.set()  # where the caller was cancelled, the thread ends too, and nothing is published after all
 
     # Consuming by hand
 
@@ -363,30 +370,48 @@ class Fairlead:
         arguments.whole("lease", "n", n)
         arguments.pool("lease", pool)
         topics = arguments.topics("lease", topics)
+        return self._lease(n, wait, pool, topics, Interrupt())
+
+    def _lease(self, n: int, wait: Duration, pool: str, topics: Sequence[str] | None, interrupt: Interrupt) -> list[Delivery]:
         deadline = time.monotonic() + arguments.seconds("lease", "wait", wait)
         engine = self.engine
-        while True:
+        while not interrupt.is_set:
             batch = engine.lease(n, pool=pool, topics=topics, record_start=True)
             left = deadline - time.monotonic()
             if batch.leases or left <= 0:
                 return [Delivery(engine, lease, self.threads) for lease in batch.leases]
             if batch.next_wake_us is not None:
                 left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
-            engine.wait(left, pool=pool, topics=topics)
+            engine.wait(left, pool=pool, topics=topics, interrupt=interrupt)
+        return []
 
     async def alease(self, n: int = 1, *, wait: Duration = 0.0, pool: str = "default", topics: Sequence[str] | None = None) -> list[Delivery]:
         """As `lease`, awaited; what arrives after the caller was cancelled is given back at once."""
-        call = functools.partial(self.lease, n, wait=wait, pool=pool, topics=topics)
+        arguments.whole("lease", "n", n)
+        arguments.pool("lease", pool)
+        interrupt = Interrupt()
+        call = functools.partial(self._lease_or_give_back, n, wait, pool, arguments.topics("lease", topics), interrupt)
         leasing = asyncio.get_running_loop().run_in_executor(self.threads, call)
         try:
             return await asyncio.shield(leasing)
         except asyncio.CancelledError:
+            interrupt.set()
             leasing.add_done_callback(self._give_back)
             raise
+
+    def _lease_or_give_back(self, n: int, wait: Duration, pool: str, topics: Sequence[str] | None, interrupt: Interrupt) -> list[Delivery]:
+        """In a thread; the loop of a caller who was cancelled may have ended."""
+        found = self._lease(n, wait, pool, topics, interrupt)
+        if interrupt.is_set and found:
+            self.engine.settle([Settlement(one.lease.handle, one.lease.fence, "release", begun=False) for one in found])
+            return []
+        return found
 
     def _give_back(self, leasing: asyncio.Future[list[Delivery]]) -> None:
         if not leasing.cancelled() and leasing.exception() is None:
             leases = [delivery.lease for delivery in leasing.result()]
+            if not leases:
+                return
             self.engine.settle([Settlement(lease.handle, lease.fence, "release", begun=False) for lease in leases])
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:

@@ -157,6 +157,11 @@ class Server:
 
     def start(self) -> None:
         """Start it, on the data that it had before, if any; it answers when this returns."""
+        self.begin()
+        until(self._answers, f"the server on port {self.port}")
+
+    def begin(self) -> None:
+        """Start it without waiting: it may load its data for a while. It ends with the thread that calls this."""
         file = self.folder / "server.conf"
         if not file.exists():  # else it may have written there itself
             told = {"port": self.port, "bind": "127.0.0.1", "dir": self.folder, "logfile": "server.log", **self.config}
@@ -172,7 +177,6 @@ class Server:
             [binary(), str(file), *self._arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=self.folder,
             preexec_fn=die_with_parent,  # noqa: PLW1509  # nothing of Python runs in the child but this
         )  # fmt: skip
-        until(self._answers, f"the server on port {self.port}")
 
     def start_behind(self, port: int) -> None:
         """Start it again as a replica: so one brings a master back that was replaced and keeps no file, or it offers its emptiness to all."""

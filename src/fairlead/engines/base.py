@@ -18,6 +18,7 @@ from fairlead import headers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from fairlead.engines.interrupt import Interrupt
     from fairlead.message import Batch, Draft, Kept, Note, Receipt, Settlement
     from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved, Tier
 
@@ -394,11 +395,11 @@ class Engine(Protocol):
         """
         ...
 
-    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None) -> bool:
+    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None, interrupt: Interrupt | None = None) -> bool:
         """
         Sleep until something could be leased in the pool, at most `timeout` seconds of real time. True: ask again now.
 
-        Does not poll: whoever makes a lane runnable rings.
+        Does not poll: whoever makes a lane runnable rings. `interrupt` ends this wait alone, which then answers False.
         """
         ...
 

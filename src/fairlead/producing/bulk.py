@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -79,15 +80,18 @@ def wait_for_room(
     put: Callable[[list[Draft]], list[Receipt]],
     has_to_wait: Callable[[str], bool],
     timeout: float | None,
+    given_up: threading.Event | None = None,
 ) -> None:
-    """Offer what was refused again, where the policy says that producers wait, until it is taken or the time is over."""
+    """Offer what was refused again, where the policy says that producers wait, until it is taken, the time is over, or it is given up."""
+    given_up = given_up or threading.Event()
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = ROOM_FIRST
     while waiting := [n for n, answer in enumerate(answers) if answer.outcome == "refused" and has_to_wait(drafts[n].topic)]:
         left = pause if deadline is None else deadline - time.monotonic()
         if left <= 0:
             return
-        time.sleep(min(pause, left))
+        if given_up.wait(min(pause, left)):
+            return
         again = put([drafts[n] for n in waiting])
         taken = any(answer.outcome != "refused" for answer in again)
         pause = ROOM_FIRST if taken else min(pause * 2, ROOM_MOST)

@@ -17,6 +17,7 @@ import msgspec
 from fairlead import units
 from fairlead.engines import open_engine
 from fairlead.engines.base import KEEPS_HEADER
+from fairlead.engines.interrupt import Interrupt
 from fairlead.errors import UsageError
 from fairlead.schedules import book
 from fairlead.working.options import Options, Summary
@@ -229,12 +230,17 @@ class _Clocked:
         kept = [msgspec.structs.replace(each, keep_us=KEPT_FOR * units.SECOND) for each in notes]
         return self._told(self._own.note, changes=True)(kept, **options)  # type: ignore[no-any-return]
 
-    def wait(self, timeout: float, *, pool: str = "default", topics: object = None) -> bool:
+    def wait(self, timeout: float, *, pool: str = "default", topics: object = None, interrupt: Interrupt | None = None) -> bool:
         del pool, topics
-        with self._changed:
-            self._changed.wait_for(lambda: self._changes != self._seen, timeout)
+        interrupt = interrupt or Interrupt()
+        with interrupt.waking(self._notify), self._changed:
+            self._changed.wait_for(lambda: self._changes != self._seen or interrupt.is_set, timeout)
             self._seen = self._changes
-        return True
+        return not interrupt.is_set
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def interrupt(self) -> None:
         with self._changed:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from fairlead.engines.base import Arrivals, Ear
+    from fairlead.engines.interrupt import Interrupt
 
 LOOK_AGAIN = 1.0
 """Seconds after which a waiter looks by itself, in case a bell was lost (a full socket, another /tmp in a container)."""
@@ -132,11 +133,11 @@ class Doorbell:
                 return False
         return True
 
-    def wait(self, timeout: float, pool: str, topics: Sequence[str] | None) -> bool:
+    def wait(self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt) -> bool:
         """Sleep until rung, at most `timeout` seconds; True: there may be something to lease."""
         deadline = time.monotonic() + timeout
         if not self._across:
-            return self._wait_in_process(deadline, pool, topics)
+            return self._wait_in_process(deadline, pool, topics, interrupt)
         before = self._interrupted
         name = f"{_pool_mark(pool)}{SERVES_ALL if topics is None else SERVES_SOME}{secrets.token_hex(8)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
@@ -146,19 +147,20 @@ class Doorbell:
                 if not self._is_deaf:
                     self._is_deaf = True
                     log.warning("%s: no bell can be put up here (%s); this process looks every %g s instead", self._folder, error, POLL)
-                return self._wait_in_process(deadline, pool, topics)
+                return self._wait_in_process(deadline, pool, topics, interrupt)
             self._waiting[name] = bell
             try:
                 # Look only after the socket stands: what is published from here on rings it.
-                while self._interrupted == before:
-                    soon = self._look(pool, topics)
-                    if soon <= 0:
-                        return True
-                    left = deadline - time.monotonic()
-                    if left <= 0:
-                        return False
-                    if select.select([bell], [], [], min(left, soon, LOOK_AGAIN))[0]:
-                        bell.recv(16)
+                with interrupt.waking(lambda: self._wake(name)):
+                    while self._interrupted == before and not interrupt.is_set:
+                        soon = self._look(pool, topics)
+                        if soon <= 0:
+                            return True
+                        left = deadline - time.monotonic()
+                        if left <= 0:
+                            return False
+                        if select.select([bell], [], [], min(left, soon, LOOK_AGAIN))[0]:
+                            bell.recv(16)
             finally:
                 self._waiting.pop(name, None)
                 with contextlib.suppress(OSError):
@@ -175,26 +177,34 @@ class Doorbell:
                 return
         raise FileNotFoundError(f"{self._folder} vanishes again and again")
 
-    def _wait_in_process(self, deadline: float, pool: str, topics: Sequence[str] | None) -> bool:
+    def _wake(self, name: str) -> None:
+        """End one wait."""
+        self._send(name)
+
+    def _wait_in_process(self, deadline: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt) -> bool:
         before = self._interrupted
-        while self._interrupted == before:
-            seen = self._rung
-            soon = self._look(pool, topics)
-            if soon <= 0:
-                return True
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            with self._condition:
-                if self._rung == seen and self._interrupted == before:
-                    self._condition.wait(min(left, soon) if self._alone else min(left, soon, POLL))
+        with interrupt.waking(self._notify):
+            while self._interrupted == before and not interrupt.is_set:
+                seen = self._rung
+                soon = self._look(pool, topics)
+                if soon <= 0:
+                    return True
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                with self._condition:
+                    if self._rung == seen and self._interrupted == before and not interrupt.is_set:
+                        self._condition.wait(min(left, soon) if self._alone else min(left, soon, POLL))
         return False
+
+    def _notify(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
 
     def interrupt(self) -> None:
         """End the waits of this process."""
         self._interrupted += 1
-        with self._condition:
-            self._condition.notify_all()
+        self._notify()
         for name in list(self._waiting):
             self._send(name)
 

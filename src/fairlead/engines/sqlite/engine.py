@@ -14,6 +14,7 @@ import msgspec
 from fairlead.engines.admission import check_namespace, different_tiers
 from fairlead.engines.base import BRING_IN, CHANGED, Capabilities, Settings
 from fairlead.engines.explaining import CLOCK_SLACK_US
+from fairlead.engines.interrupt import Interrupt
 from fairlead.engines.naming import lane_name
 from fairlead.engines.sqlite import housekeeping, keeping, putting, serving, settling, views
 from fairlead.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
@@ -262,8 +263,8 @@ class Core:
             turn.flush()
             return housekeeping.next_wake(turn)
 
-    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None) -> bool:
-        return self._bell.wait(timeout, pool, topics)
+    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None, interrupt: Interrupt | None = None) -> bool:
+        return self._bell.wait(timeout, pool, topics, interrupt or Interrupt())
 
     def arrivals(self, pool: str = "default") -> Arrivals:
         return self._bell.arrivals(pool)

@@ -143,7 +143,7 @@ class Store:
         """One consistent view, without a write lock."""
         with self.lock:
             connection = self.connection
-            nested = connection.in_transaction
+            nested = self._is_in_transaction()
             if not nested:
                 self._patiently(lambda: self._begin_reading(connection))
             try:
@@ -153,6 +153,12 @@ class Store:
             finally:
                 if not nested and connection.in_transaction:
                     connection.execute("ROLLBACK")
+
+    def _is_in_transaction(self) -> bool:
+        try:
+            return self.connection.in_transaction
+        except sqlite3.Error as error:  # another thread has closed it
+            raise self.explain(error) from error
 
     def _set_synchronous(self, wanted: str) -> None:
         if wanted != self._synchronous:

@@ -13,6 +13,7 @@ import msgspec
 
 from fairlead.engines.admission import backlog_full_with_ack, check_draft, delay_outlasts_ttl, full
 from fairlead.engines.base import BRING_IN, NEEDS_HEADER, Capabilities
+from fairlead.engines.interrupt import Interrupt
 from fairlead.engines.naming import merge_key
 from fairlead.engines.valkey import records
 from fairlead.engines.valkey.grants import Grants
@@ -478,8 +479,8 @@ class Core:
 
     # Waiting
 
-    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None) -> bool:
-        return self._waiting.wait(timeout, pool, topics)
+    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None, interrupt: Interrupt | None = None) -> bool:
+        return self._waiting.wait(timeout, pool, topics, interrupt or Interrupt())
 
     def arrivals(self, pool: str = "default") -> Arrivals:
         return PoolArrivals(self._space, pool, self._waiting.note_rung)

@@ -86,10 +86,7 @@ class Confirm(msgspec.Struct):
 
 def facts(link: Link) -> Facts:
     """Ask the server."""
-    fields: dict[str, str] = {}
-    for line in link.ask("INFO", "everything").decode(errors="replace").splitlines():
-        field, _, value = line.partition(":")
-        fields[field] = value
+    fields = link.info()
     product = "valkey" if "valkey_version" in fields else "redis"
     version = tuple(int(part) for part in re.findall(r"\d+", fields.get(f"{product}_version", "0"))[:3])
     fsync = ""
@@ -103,6 +100,18 @@ def facts(link: Link) -> Facts:
         product, version, fields.get("role", "?"), fields.get("cluster_enabled") == "1", fields.get("maxmemory_policy", "noeviction"),
         fields.get("aof_enabled") == "1", fsync, int(fields.get("connected_slaves", "0")),
     )  # fmt: skip
+
+
+def read_info(answer: bytes) -> dict[str, str]:
+    """The fields of INFO. Raises BusyLoadingError of a server that does not know yet what it holds, nor whether it appends."""
+    fields: dict[str, str] = {}
+    for line in answer.decode(errors="replace").splitlines():
+        field, _, value = line.partition(":")
+        fields[field] = value
+    if fields.get("loading", "0") != "0":
+        left = fields.get("loading_eta_seconds", "")
+        raise refusals.BusyLoadingError("LOADING" + (f", about {left} s more" if left.isdecimal() else ""))
+    return fields
 
 
 def check(link: Link) -> Confirm | None:
@@ -207,7 +216,8 @@ def explain(address: Address, error: Exception, *, applied: bool | None) -> Fair
     if isinstance(error, refusals.OutOfMemoryError) or text.startswith("OOM") or "maxmemory" in lowered:
         return unavailable("the server is out of memory (maxmemory) and takes nothing in; nothing was changed: consume, or raise maxmemory")
     if isinstance(error, refusals.BusyLoadingError) or text.startswith("LOADING"):
-        return unavailable("the server is still loading its data; try again later")
+        left = text.removeprefix("LOADING") if text.startswith("LOADING,") else ""
+        return unavailable(f"the server is still loading its data{left}; wait until it has, or try again later")
     if isinstance(error, refusals.ReadOnlyError):
         return unavailable("this is a replica and takes nothing in; name its master, or use valkey+sentinel://")
     if isinstance(error, refusals.MaxConnectionsError) or "max number of clients" in lowered:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from redis.connection import AbstractConnection, ConnectionPool
 
 PATIENCE, PATIENCE_AT_START = 10.0, 0.5
-"""Seconds for which a refused call is tried again; somebody sits before a program that starts."""
+"""Seconds for which a refused call is tried again; somebody sits before a program that starts. One that loads its data is waited for."""
 
 PAUSE_FIRST, PAUSE_MOST = 0.005, 0.25
 """Seconds between two tries: doubled, with jitter."""
@@ -168,10 +168,21 @@ class Link:
         """One command that is about the server, at any node that is a master."""
         return self._patiently("", packed(*command), _raising, repeatable=True)
 
+    def info(self) -> dict[str, str]:
+        """What INFO of a master says; one that loads its data counts as away, and is waited for."""
+
+        def exchange(connection: AbstractConnection) -> dict[str, str]:
+            return fitness.read_info(_raising(connection))
+
+        found: dict[str, str] = self._patiently("", packed("INFO", "everything"), exchange, repeatable=True)
+        return found
+
     def _patiently(self, key: str, command: bytes, exchange: Callable[[AbstractConnection], Any], *, repeatable: bool) -> Any:
         deadline, pause = 0.0, PAUSE_FIRST
         while True:
             sent = False
+            if self._closed:
+                raise self.explain(refusals.ConnectionError("closed"))
             try:
                 pool = self._nodes.pool(key)
                 connection = self._idle.take(pool)
@@ -179,7 +190,7 @@ class Link:
                     connection.send_packed_command([command])
                     sent = True
                     answer = exchange(connection)
-                except (_Again, FairleadError):
+                except (_Again, FairleadError, refusals.BusyLoadingError):
                     raise
                 except (refusals.ConnectionError, refusals.TimeoutError, OSError, hiredis.HiredisError):
                     connection.disconnect()
@@ -208,7 +219,7 @@ class Link:
             except (hiredis.HiredisError, refusals.RedisError, refusals.RedisClusterException) as nonsense:
                 raise self.explain(nonsense, applied=None if sent else False) from nonsense
             now = time.monotonic()
-            deadline = deadline or now + self._patience
+            deadline = deadline or now + (PATIENCE if isinstance(error, refusals.BusyLoadingError) else self._patience)
             if now > deadline:
                 raise self.explain(error, applied=None if sent and not isinstance(error, _LATER) else False) from error
             self._idle.drop()

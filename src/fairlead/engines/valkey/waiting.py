@@ -20,6 +20,7 @@ from fairlead.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from fairlead.engines.interrupt import Interrupt
     from fairlead.engines.valkey.grants import Grants
     from fairlead.engines.valkey.namespace import Namespace
 
@@ -216,29 +217,29 @@ class Waiting:
                 return
         ear.close()
 
-    def wait(self, timeout: float, pool: str, topics: Sequence[str] | None) -> bool:
+    def wait(self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt) -> bool:
         """Sleep until something could be leased, at most `timeout` seconds; True: ask again now."""
         try:
-            return self._wait(timeout, pool, topics)
+            return self._wait(timeout, pool, topics, interrupt)
         except EngineUnavailable:
             if self._closed:  # while it waited
                 return False
             raise
 
-    def _wait(self, timeout: float, pool: str, topics: Sequence[str] | None) -> bool:
+    def _wait(self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt) -> bool:
         deadline = time.monotonic() + timeout
         before = self._interrupted
         shards = range(self._space.shards)
-        with self._ear() as ear:
+        with self._ear() as ear, interrupt.waking(ear.interrupt):
             ear.listen(0.0)  # what rang since the last wait is looked at below
             due = self._look(shards, pool, topics, ear)
-            while due is not None and self._interrupted == before:
+            while due is not None and self._interrupted == before and not interrupt.is_set:
                 now = time.monotonic()
                 if now >= deadline:
                     self._leave(pool, topics, ear)
                     return False
                 rang, _ = ear.listen(min(deadline, due) - now)
-                if self._interrupted != before:
+                if self._interrupted != before or interrupt.is_set:
                     break
                 if rang:
                     self.note_rung(rang)

@@ -1,0 +1,112 @@
+"""A coroutine that is cancelled while it waits holds nothing up: not the process, not `close`, not other waiters."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fairlead import Fairlead
+from fairlead.errors import EngineUnavailable
+from fairlead.servers import Server
+
+LONG = 600
+"""Seconds of a wait that nobody wants to wait for."""
+
+CONSUMER = """
+import asyncio, sys, time
+from fairlead import Fairlead
+
+app = Fairlead(sys.argv[1])
+
+async def main():
+    leasing = asyncio.ensure_future(app.alease(1, wait=600))
+    blocked = asyncio.ensure_future(app.apublish("full", 2))
+    await asyncio.sleep(0.3)  # both wait by now; if not, they are cancelled sooner
+    leasing.cancel()
+    blocked.cancel()
+    await asyncio.wait([leasing, blocked])
+
+app.policy("full", max_backlog=1, on_full="block", paused=True)
+app.publish("full", 1)
+asyncio.run(main())
+if sys.argv[2] == "close":
+    app.close()
+print("over", flush=True)
+"""
+
+
+@pytest.fixture(params=["file", "memory", "valkey"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "valkey":
+        with Server() as server:
+            yield server.url
+    else:
+        yield f"sqlite:///{tmp_path}/q.db" if request.param == "file" else "sqlite://"
+
+
+@pytest.mark.parametrize("end", ["close", "leave"])
+def test_the_process_ends_at_once(url: str, end: str) -> None:
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", CONSUMER, url, end], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("over\n", "", 0)
+    assert time.monotonic() - began < 40, "not the ten minutes of the wait"
+
+
+def test_other_waiters_go_on(url: str) -> None:
+    """Only the wait of the one that was cancelled ends; what comes goes to the other."""
+
+    async def consume() -> list[object]:
+        first = asyncio.ensure_future(app.alease(1, wait=LONG))
+        second = asyncio.ensure_future(app.alease(1, wait=LONG))
+        await waiting(2)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await waiting(1)
+        await app.apublish("a", "x")
+        return [delivery.message.body for delivery in await second]
+
+    async def waiting(count: int) -> None:
+        async with asyncio.timeout(30):
+            while sum(thread.name.startswith("fairlead_") and is_waiting(thread) for thread in threading.enumerate()) != count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    with Fairlead(url) as app:
+        assert asyncio.run(consume()) == ["x"]
+
+
+def is_waiting(thread: threading.Thread) -> bool:
+    """Whether it is in a wait of the engine."""
+    frame = sys._current_frames().get(thread.ident or 0)  # there is no other way to see it
+    while frame is not None:
+        if frame.f_code.co_name == "_lease":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def test_close_ends_a_wait(url: str) -> None:
+    app = Fairlead(url)
+    with app:
+        outcome: list[object] = []
+
+        def lease() -> None:
+            try:
+                outcome.append(app.lease(1, wait=LONG))
+            except EngineUnavailable as error:
+                outcome.append(error)
+
+        leasing = threading.Thread(target=lease, daemon=True)
+        leasing.start()
+        while not is_waiting(leasing):
+            time.sleep(0.01)
+    leasing.join(30)
+    assert not leasing.is_alive()
+    assert "this engine was closed" in str(outcome[0]) or outcome == [[]]
