@@ -90,6 +90,18 @@ def test_a_full_lease_rings_the_next(opened: Opened) -> None:
     until(lambda: all(waiter.answer for waiter in waiters), "the second", 4.0)
 
 
+def test_a_full_worker_passes_on_what_it_cannot_start(opened: Opened) -> None:
+    """Only one waiter was notified of a limited message; it would wait until another looks by itself."""
+    engine = opened(server().url)
+    engine.policy_set("code", "a", {"concurrency": 5})
+    waiters = [Waiter(engine) for _ in range(2)]
+    listening(engine, 2)
+    engine.put([Draft("a", b"1")])
+    until(lambda: any(waiter.answer for waiter in waiters), "the first")
+    assert not engine.lease(5, startable=0).leases
+    until(lambda: all(waiter.answer for waiter in waiters), "the second", 4.0)
+
+
 def test_pools_and_named_topics(opened: Opened) -> None:
     engine = opened(server().url)
     engine.policy_set("code", "g.*", {"pool": "gpu"})

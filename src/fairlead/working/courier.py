@@ -110,6 +110,8 @@ class Courier(threading.Thread):
         self._leasing = True
         self._ending = False
         self._ask_again = True
+        self._was_notified = False
+        """The engine woke this worker, and it has not leased since."""
 
     # From the event loop
 
@@ -172,13 +174,17 @@ class Courier(threading.Thread):
         self.go.wait(min(self._keeper.next_look - time.monotonic(), BELL_SECONDS) if self.held else BELL_SECONDS)
         self.go.clear()
         if self._bell.take():
-            self._ask_again = True
+            self._ask_again = self._was_notified = True
 
     def _asks_for(self, ahead: int, ending: int) -> int:
         """How many are to be leased now, where so many leases are about to end."""
         room = self._options.concurrency + ahead - len(self.held) + ending
-        if not self._leasing or not self._ask_again or room < max(1, ahead // ASK_AT):
+        if not self._leasing or not self._ask_again:
             return 0
+        if room < max(1, ahead // ASK_AT):
+            # The engine notified this worker only. It asks although it is full, so that the engine notifies
+            # another worker of what this one cannot start.
+            return int(self._was_notified)
         return min(room, max(LEAST_AT_ONCE, ahead // AT_ONCE_PART)) if self._arrivals.are_frequent else room
 
     def _lease_arrivals(self, ahead: int) -> None:
@@ -336,6 +342,7 @@ class Courier(threading.Thread):
     def _lease(self, count: int) -> Batch:
         options = self._options
         startable = max(0, options.concurrency - len(self.held))
+        self._was_notified = False
         return self._engine.lease(count, pool=options.pool, topics=options.topics, startable=startable)
 
     def _deliver(self, batch: Batch, asked: int) -> None:

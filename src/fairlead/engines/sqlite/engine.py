@@ -193,10 +193,11 @@ class Core:
         with self._turn(now_us, durable=False) as turn:
             housekeeping.keep_house(turn, BRING_IN)
             turn.flush_what_went_down()
-            leases = serving.lease(turn, n, pool, topics, n if startable is None else startable, record_start=record_start)
+            startable = n if startable is None else startable
+            leases, withheld = serving.lease(turn, n, pool, topics, startable, record_start=record_start)
             turn.flush()
             wake = housekeeping.next_wake(turn)
-            if leases and (len(leases) == n or (wake is not None and wake < turn.now + SOON_US)):
+            if withheld or (leases and (len(leases) == n or (wake is not None and wake < turn.now + SOON_US))):
                 turn.rang.add(pool)  # there may be more, now or soon, and this worker may be busy then
         return Batch(leases, turn.now, wake)
 

@@ -38,8 +38,8 @@ _dumps = msgspec.json.Encoder().encode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
-def lease(turn: Turn, room: int, pool: str, topics: Sequence[str] | None, startable: int, *, record_start: bool) -> list[Lease]:
-    """Choose, fetch and lease up to `room` messages."""
+def lease(turn: Turn, room: int, pool: str, topics: Sequence[str] | None, startable: int, *, record_start: bool) -> tuple[list[Lease], bool]:
+    """Choose, fetch and lease up to `room` messages; and whether some were withheld that this caller cannot start."""
     serving = _Serving(turn, startable)
     if topics is None:
         serving.serve_pool(pool, room)
@@ -48,7 +48,7 @@ def lease(turn: Turn, room: int, pool: str, topics: Sequence[str] | None, starta
     leases = _HandOut(turn, serving.picked, record_start=record_start).run(serving.visits if topics is not None else _mixed(turn, serving.visits))
     for lane in serving.visited.values():
         turn.place(lane)
-    return leases
+    return leases, serving.withheld
 
 
 def can_deliver(turn: Turn, lane: Lane) -> bool:
@@ -271,6 +271,7 @@ class _Serving:
                 if room <= 0 or lane is None or turn.bands[lane.band].pool != pool or not can_deliver(turn, lane):
                     continue
                 if not self.startable and turn.rule(lane).limited:
+                    self.withheld = True
                     return
                 if lane.topic is None:
                     room -= self._visit_folded(lane, topic, room)

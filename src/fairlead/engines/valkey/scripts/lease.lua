@@ -12,11 +12,11 @@ if more and ARGV[9] ~= '1' then
     return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {} }
 end
 gates.save()
-local found, runs, bodies, first = serving.lease(room, pool, ARGV[5] ~= '' and values_of(ARGV[5]) or nil, tonumber(ARGV[6]), ARGV[7] == '1')
+local found, runs, bodies, first, withheld = serving.lease(room, pool, ARGV[5] ~= '' and values_of(ARGV[5]) or nil, tonumber(ARGV[6]), ARGV[7] == '1')
 messages.save()
 gates.save()
 local wake = wakes.next()
-if #found > 0 and (#found == 2 * room or (wake and wake < shard.now + tonumber(ARGV[10]))) then
+if withheld or (#found > 0 and (#found == 2 * room or (wake and wake < shard.now + tonumber(ARGV[10])))) then
     rang[pool] = true -- there may be more, now or soon, and this worker may be busy then
 end
 save()

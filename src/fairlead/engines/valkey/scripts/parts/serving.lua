@@ -347,6 +347,7 @@ local serving = part(function(serving)
             for _, lane in ipairs(found) do
                 if room > 0 and bands[lane.band].pool == pool and lanes.can_deliver(lane) then
                     if calls.startable <= 0 and lanes.rule(lane).limited then
+                        calls.withheld = true
                         return
                     end
                     room = room - (lane.is_bucket and visit_folded(lane, topic, room) or not lane.is_bucket and visit(lane, bands[lane.band], room, 1) or 0)
@@ -592,7 +593,7 @@ local serving = part(function(serving)
         for _, given in ipairs(calls.order) do
             lanes.place(given.lane)
         end
-        return out.messages, out.runs, out.bodies, first
+        return out.messages, out.runs, out.bodies, first, calls.withheld
     end
 
     -- Whether something could be leased in the pool now.
