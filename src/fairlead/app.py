@@ -12,12 +12,13 @@ import time
 from collections.abc import AsyncIterable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 import msgspec
 
 from fairlead import arguments, codec, config, namespaces, units
 from fairlead.delivery import Delivery, lease_lost
-from fairlead.engines import open_engine
+from fairlead.engines import forking, open_engine
 from fairlead.engines.interrupt import Interrupt
 from fairlead.engines.listing import ORDERS
 from fairlead.errors import BacklogFull, BadMessage, UsageError
@@ -110,27 +111,39 @@ class Fairlead:
         self._options_of_store: tuple[str | None, str | None] = (None, None)
         self._gates: dict[str, Gate] = {}
         self._policies: dict[str, dict[str, Any]] = {}
-        self._opening = threading.RLock()
-        self._engine: FullEngine | None = None
-        self._pid = 0
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fairlead")
+        self._notes = ThreadPoolExecutor(1, thread_name_prefix="fairlead-notes")
+        self._begin()
         self.handlers = Handlers()
         self.handlers.add_own(EndedHandler())
         self.handlers.find_named = functools.partial(find, self)
         self.queues: dict[str, Queue] = self.handlers.queues
         """Queues of functions by their names that the program has."""
         self._named: dict[str, NamedTask] = {}
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fairlead")
-        self._publisher = Publisher(self._put, self.threads)
         self._middlewares = Middlewares()
         self._schedules: dict[str, Schedule] = {}
         self.result_ttl = arguments.seconds("Fairlead", "result_ttl", result_ttl)
         self.failure_ttl = arguments.seconds("Fairlead", "failure_ttl", failure_ttl)
-        self.hub = Hub(self._opened)
-        """Hears of jobs."""
-        self._notes = ThreadPoolExecutor(1, thread_name_prefix="fairlead-notes")
-        self._workers = WorkerRegistry()
         self.eager = False
         """For tests: tasks run where they are called; see `fairlead.testing.eager`."""
+        _applications.add(self)
+
+    def _begin(self) -> None:
+        """What belongs to one process: a forked child has its own."""
+        self.opening = threading.RLock()
+        self._engine: FullEngine | None = None
+        self._pid = 0
+        self._publisher = Publisher(self._put, self.threads)
+        self.hub = Hub(self._opened)
+        """Hears of jobs."""
+        self._workers = WorkerRegistry()
+
+    def begin_in_child(self) -> None:
+        """After a fork: the parent's threads are not here, and its engine is the parent's. Nothing of it is closed, since the parent uses it."""
+        _left.append((self._engine, self._publisher, self.hub))
+        for threads, most, name in ((self.threads, THREADS, "fairlead"), (self._notes, 1, "fairlead-notes")):
+            ThreadPoolExecutor.__init__(threads, most, thread_name_prefix=name)  # in its place: deliveries have it too
+        self._begin()
 
     # The engine
 
@@ -172,7 +185,7 @@ class Fairlead:
         """The engine, opened at first use; a forked child opens its own."""
         if self._engine is not None and self._pid == os.getpid():
             return self._engine
-        with self._opening:
+        with self.opening:
             if self._engine is None or self._pid != os.getpid():
                 self._engine = self._open()
                 self._pid = os.getpid()
@@ -187,13 +200,13 @@ class Fairlead:
     @contextlib.contextmanager
     def lent(self, make: Callable[[Settings], FullEngine]) -> Iterator[FullEngine]:
         """For tests: all that this application does in the block, it does on another engine, which is closed at its end."""
-        with self._opening:
+        with self.opening:
             own, self._engine, self._pid = (self._engine, self._pid), self._with_settings(make(self._settings)), os.getpid()
             lent = self._engine
         try:
             yield lent
         finally:
-            with self._opening:
+            with self.opening:
                 self._engine, self._pid = own
             self.hub.close()
             lent.close()
@@ -214,7 +227,7 @@ class Fairlead:
         """End this application's workers, then let go of the engine; the next use opens it again. Calls that wait end."""
         self._workers.end_all("close")
         self.hub.close()
-        with self._opening:
+        with self.opening:
             engine, self._engine = self._engine, None
         if engine is not None and self._pid == os.getpid():
             engine.close()
@@ -234,7 +247,7 @@ class Fairlead:
         The code's layer: an operator's setting stands above it. Raises BadPolicy, which says what was expected.
         """
         checked = check_fields(pattern, fields)
-        with self._opening:
+        with self.opening:
             self._policies[pattern] = {**self._policies.get(pattern, {}), **checked}
             if self._engine is not None:
                 self._engine.policy_set("code", pattern, checked)
@@ -242,7 +255,7 @@ class Fairlead:
     def gate(self, name: str, *, rate: float | str | None = None, burst: int | None = None, concurrency: int | None = None) -> None:
         """A limit that many topics share, by `gate=` in their policies. Raises BadPolicy."""
         gate = Gate.of(name, rate, burst, concurrency)
-        with self._opening:
+        with self.opening:
             self._gates[name] = gate
             if self._engine is not None:
                 self._engine.gate_set(name, gate, layer="code")
@@ -645,7 +658,7 @@ class Fairlead:
         Each firing is published once, with an id made of the name and the time, by however many workers. Raises UsageError, BadMessage.
         """
         made = _schedule("schedule", name, call, options)
-        with self._opening:
+        with self.opening:
             self._schedules[name] = made
             if self._engine is not None:
                 book.put(self._engine, made)
@@ -752,6 +765,42 @@ class Fairlead:
 
     def __repr__(self) -> str:
         return f"<Fairlead {redacted(self.url)} namespace {self.namespace}>"
+
+
+_applications: WeakSet[Fairlead] = WeakSet()
+_left: list[object] = []
+"""What a forked child has of its parent's: never finalized here, since that could close what the parent has open."""
+
+
+FORK_SECONDS = 5.0
+"""How long a fork waits for applications that are being opened: a child could not go on with what another thread had half done."""
+
+_held: list[Any] = []
+
+
+def _before_fork() -> None:
+    _held[:] = [each.opening for each in list(_applications) if each.opening.acquire(timeout=FORK_SECONDS)]
+    for before in list(forking.BEFORE):
+        before()
+
+
+def _after_fork_in_parent() -> None:
+    for after in list(forking.AFTER_IN_PARENT):
+        after()
+    for lock in _held:
+        lock.release()
+    _held.clear()
+
+
+def _after_fork_in_child() -> None:
+    _held.clear()
+    for after in list(forking.AFTER_IN_CHILD):
+        after()
+    for each in list(_applications):
+        each.begin_in_child()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def _application(call: str, other: object) -> Fairlead:

@@ -58,25 +58,33 @@ class Retry:
         self.intervals = [interval] if isinstance(interval, int) else interval
 
 
-_applications: dict[tuple[str | None, str, int], Fairlead] = {}
-_lock = threading.Lock()
+_applications: dict[tuple[str | None, str], Fairlead] = {}
+_lock = threading.RLock()
 
 
 def application(connection: Any = None) -> Fairlead:
     """The Fairlead application of a connection: a Redis client, a URL, an application; None: the default store."""
     if isinstance(connection, Fairlead):
         with _lock:
-            _applications.setdefault((connection.url, connection.namespace, os.getpid()), connection)
+            _applications.setdefault((connection.url, connection.namespace), connection)
         return connection
     return _known(url_of(connection, "connection"))
 
 
 def _known(url: str | None, namespace: str = "default") -> Fairlead:
     with _lock:
-        key = (url, namespace, os.getpid())
+        key = (url, namespace)
         if key not in _applications:
             _applications[key] = Fairlead(url, namespace=namespace)
         return _applications[key]
+
+
+def _after_fork_in_child() -> None:
+    global _lock  # noqa: PLW0603  # another thread of the parent may have held it
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Job:

@@ -15,7 +15,7 @@ from fairlead.policy import check_pattern
 from fairlead.working.surround import Surroundings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fairlead.message import Draft, Lease, Message, Settlement
     from fairlead.units import Duration
@@ -174,6 +174,9 @@ class Handlers:
     def tasks(self) -> list[Any]:
         """All tasks."""
         return [getattr(handler, "task", None) for handler in self._by_task.values()]
+
+    def __iter__(self) -> Iterator[Handler]:
+        return iter([*self._by_pattern.values(), *self._by_task.values()])
 
     def has_pattern(self, pattern: str) -> bool:
         """Whether exactly this pattern is handled."""

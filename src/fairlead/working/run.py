@@ -30,13 +30,13 @@ def run_worker(app: Fairlead, options: Options, registry: WorkerRegistry) -> Sum
         log.warning("store: %s", app.store)
     app.install_schedules()
     if options.processes > 1 or options.reload:
-        from fairlead.working.supervisor import Supervisor, address_of  # noqa: PLC0415  # most workers need no supervisor
+        from fairlead.working.supervisor import Supervisor, target_of  # noqa: PLC0415  # most workers need no supervisor
 
         if not app.engine.capabilities.processes:  # opened here, too: what cannot be is told once
             raise UsageError(
                 f"run_worker: {redacted(app.url)} lives in this process alone; several processes, and reload, need a store that they share"
             )
-        return Supervisor(address_of(app), msgspec.structs.replace(options, store=app.store_options)).run()
+        return Supervisor(target_of(app, options), msgspec.structs.replace(options, store=app.store_options)).run()
     worker = Worker(app.engine, app.handlers, options)
     with registry.running(worker):
         return worker.run()

@@ -1,30 +1,30 @@
 """
 Several whole workers under one parent that restarts the dead, forwards signals, and, in development, begins anew when the code changes.
 
-Each worker is a fresh interpreter ("spawn") that imports the application by its address, so nothing is shared but the engine.
+Each worker is a fresh interpreter that imports the application by its address; one of the main module is a copy of this process, so that the main
+module never runs twice. Nothing is shared but the engine.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
-import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fairlead.errors import EngineUnavailable, FairleadError, UsageError
 from fairlead.safetext import escaped, without_passwords
-from fairlead.working import logs
+from fairlead.working import logs, starting
 from fairlead.working.executors.processes import obituary
-from fairlead.working.loading import importing, own_files, own_lines
+from fairlead.working.loading import own_files, own_lines
 from fairlead.working.options import Options, Summary
 from fairlead.working.worker import Worker
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from fairlead.app import Fairlead
+    from fairlead.working.starting import Process
 
 log = logging.getLogger("fairlead.supervisor")
 
-_SPAWN = multiprocessing.get_context("spawn")
 RESTART_FIRST, RESTART_MOST = 0.1, 10.0
 """Seconds before a worker that died is started again, doubled while it keeps dying."""
 
@@ -46,27 +46,39 @@ HEALTHY_SECONDS = 30.0
 LOOK_SECONDS = 1.0
 """How often source files are looked at in development."""
 
+IN_MAIN = f"{starting.MAIN}:"
+
 USAGE, AWAY, RELOAD = 2, 3, 4
 """Exit codes of a worker: the program has to be changed; the engine is away, try again; the code has changed."""
 
 
-def address_of(app: Fairlead) -> str:
-    """`module:name` by which another process finds the application. Raises UsageError."""
-    for module_name, module in list(sys.modules.items()):
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if value is app and not module_name.startswith("fairlead."):
-                return f"{module_name}:{name}"
-    raise UsageError("run_worker: several processes need the application at the top of a module, like `app = Fairlead(…)`")
+def target_of(app: Fairlead, options: Options) -> str | Fairlead:
+    """
+    `module:name` by which another process finds the application; of the main module, itself: its workers are copies. Raises UsageError.
+    """
+    found = [f"{name}:{each}" for name, module in list(sys.modules.items()) for each in _names_of(app, name, module)]
+    if not found:
+        raise UsageError("run_worker: several processes need the application at the top of a module, like `app = Fairlead(…)`")
+    is_of_main = any(each.startswith(IN_MAIN) for each in [*found, *(handler.address for handler in app.handlers)])
+    if is_of_main and options.reload:
+        name = Path(getattr(sys.modules[starting.MAIN], "__file__", None) or "program.py").stem
+        raise UsageError(f"run_worker: reload imports the program again, which the main module cannot be; use: fairlead worker {name} --reload")
+    return app if is_of_main else found[0]
+
+
+def _names_of(app: Fairlead, module_name: str, module: object) -> list[str]:
+    if module_name.startswith("fairlead."):
+        return []
+    return [name for name, value in list(getattr(module, "__dict__", {}).items()) if value is app]
 
 
 class Supervisor:
     """Keeps `processes` workers running until told to stop, or until all have ended by themselves."""
 
-    def __init__(self, address: str, options: Options) -> None:
+    def __init__(self, target: str | Fairlead, options: Options) -> None:
         """`options.store` is what the application was told to use instead of what its code names."""
-        self._address = address
         self._options = options
-        self._places = [_Place(number, address, options) for number in range(options.processes)]
+        self._places = [_Place(number, target, options) for number in range(options.processes)]
         self._stops = 0
 
     def run(self) -> Summary:
@@ -83,15 +95,18 @@ class Supervisor:
         return total
 
     def _look(self) -> None:
-        alive = [place.process.sentinel for place in self._places if place.process is not None]
+        answering = [place.answers for place in self._places if place.answers is not None]
         pauses = [place.restart_at - time.monotonic() for place in self._places if place.is_wanted and place.process is None]
-        if alive:
-            multiprocessing.connection.wait(alive, timeout=max(0.0, min(pauses, default=LOOK_SECONDS)))
-        elif pauses:
-            time.sleep(max(0.0, min(*pauses, LOOK_SECONDS)))
+        ending = any(place.process is not None and place.answers is None for place in self._places)
+        seconds = max(0.0, min([*pauses, starting.WAIT_SECONDS if ending else LOOK_SECONDS]))
+        if answering:
+            multiprocessing.connection.wait(answering, timeout=seconds)
+        else:
+            time.sleep(seconds)
         for place in self._places:
-            if place.process is not None and not place.process.is_alive():
-                place.bury(is_stopping=self._stops > 0)
+            place.collect()
+            if place.process is not None and (code := place.process.exit_code()) is not None:
+                place.bury(code, is_stopping=self._stops > 0)
             if place.is_wanted and place.process is None:
                 if self._stops:
                     place.is_wanted = False
@@ -107,58 +122,75 @@ class Supervisor:
 class _Place:
     """One of the workers, through all its restarts."""
 
-    def __init__(self, number: int, address: str, options: Options) -> None:
+    def __init__(self, number: int, target: str | Fairlead, options: Options) -> None:
         self.number = number
         self.is_wanted = True
         self.restart_at = 0.0
-        self.process: Any = None
+        self.process: Process | None = None
+        self.answers: Connection | None = None
+        """What it says at its end; None once its end of the pipe is closed."""
         self.summary = Summary()
-        self._address = address
+        self._target = target
         self._options = msgspec.structs.replace(options, processes=1)
         self._pause = RESTART_FIRST
         self._started = 0.0
-        self._answers: Connection | None = None
 
     def start(self) -> None:
-        self._answers, theirs = _SPAWN.Pipe(duplex=False)
-        self.process = _SPAWN.Process(
-            target=work, args=(self._address, self._options, logs.Style.present(), theirs), name=f"fairlead-worker-{self.number}"
-        )
-        self.process.start()
-        theirs.close()
         self._started = time.monotonic()
+        kind = starting.Fresh if isinstance(self._target, str) else starting.Forked
+        try:
+            self.process = kind("fairlead.working.supervisor:work", (self._target, self._options, logs.Style.present()))
+        except OSError as error:
+            self._start_later(f"cannot be started ({error})")
+        else:
+            self.answers = self.process.pipe
 
     def signal(self, *, kill: bool) -> None:
-        if self.process is not None and self.process.is_alive():
-            if kill:
-                self.process.kill()
-            else:
-                self.process.terminate()
+        if self.process is not None:
+            self.process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
 
-    def bury(self, *, is_stopping: bool) -> None:
+    def bury(self, code: int, *, is_stopping: bool) -> None:
         """A worker ended: by itself, by the program's fault, for new code, or by an accident."""
-        code = self.process.exitcode
-        self._collect()
+        while self.answers is not None:
+            self.collect()
         self.process = None
         if code == USAGE:
-            raise UsageError(f"worker: {self._address} cannot be run, see the error above")
+            raise UsageError(f"worker: {self._name} cannot be run, see the error above")
         if code == 0 or is_stopping:
             self.is_wanted = False
             return
         if code == RELOAD or time.monotonic() - self._started > HEALTHY_SECONDS:
             self._pause = RESTART_FIRST
-        if code != RELOAD:
-            log.warning("worker %d %s; it is started again in %.1f s", self.number, obituary(code), self._pause)
-        self.restart_at = time.monotonic() + (0 if code == RELOAD else self._pause)
+        if code == RELOAD:
+            self.restart_at = time.monotonic()
+        else:
+            self._start_later(obituary(code))
+
+    @property
+    def _name(self) -> str:
+        return self._target if isinstance(self._target, str) else "the application"
+
+    def _start_later(self, what: str) -> None:
+        log.warning("worker %d %s; it is started again in %.1f s", self.number, what, self._pause)
+        self.restart_at = time.monotonic() + self._pause
         self._pause = min(self._pause * 2, RESTART_MOST)
 
-    def _collect(self) -> None:
-        assert self._answers is not None
-        with self._answers, contextlib.suppress(EOFError, OSError):
-            if self._answers.poll():
-                done: Summary = self._answers.recv()
-                for field in Summary.__struct_fields__:
-                    setattr(self.summary, field, getattr(self.summary, field) + getattr(done, field))
+    def collect(self) -> None:
+        """Take in what it says, if it has said something."""
+        if self.answers is None:
+            return
+        try:
+            if self.process is not None and not self.answers.poll() and self.process.exit_code() is None:
+                return
+            done: Summary | None = self.answers.recv() if self.answers.poll() else None
+        except (EOFError, OSError):
+            done = None
+        if done is None:
+            self.answers.close()
+            self.answers = None
+            return
+        for field in Summary.__struct_fields__:
+            setattr(self.summary, field, getattr(self.summary, field) + getattr(done, field))
 
 
 @contextlib.contextmanager
@@ -173,24 +205,27 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def work(address: str, options: Options, style: logs.Style, answers: Connection) -> None:
+def work(answers: Connection, target: str | Fairlead, options: Options, style: logs.Style) -> None:
     """What a worker process does."""
     # A Ctrl-C in the terminal reaches every process of the group; only the parent acts on it, and sends SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     style.apply()
     began = time.time()
     try:
-        module, _, name = address.partition(":")
-        with importing(module):
-            app: Fairlead = getattr(importlib.import_module(module), name)
-        app.use_store(*options.store)
+        app: Fairlead = starting.resolve(target) if isinstance(target, str) else target
+        if isinstance(target, str):
+            app.use_store(*options.store)
         app.install_schedules()
         worker = Worker(app.engine, app.handlers, options)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises
         sys.exit(_cannot_start(error, options, began))
-    _watch_parent(worker)
+    starting.when_orphaned(worker.stop)  # nobody would restart or stop it
     changed = _watch_files(worker, began) if options.reload else None
-    summary = worker.run((signal.SIGTERM,))
+    try:
+        summary = worker.run((signal.SIGTERM,))
+    except starting.CannotStart as error:
+        log.error("the worker ends: %s", error)  # noqa: TRY400  # one sentence
+        sys.exit(1)
     with contextlib.suppress(OSError):
         answers.send(summary)
     if changed is not None and changed.is_set():
@@ -210,24 +245,11 @@ def _cannot_start(error: Exception, options: Options, began: float) -> int:
     before = _as_they_were(_modification_times(files), began)
     log.info("waiting for the code to change")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    parent = multiprocessing.parent_process()
     while _modification_times(files) == before:
-        if parent is not None and not parent.is_alive():
+        if starting.is_orphan():
             return 0
         time.sleep(LOOK_SECONDS)
     return RELOAD
-
-
-def _watch_parent(worker: Worker) -> None:
-    """An orphan ends in order: nobody would restart or stop it."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-
-        def wait() -> None:
-            parent.join()
-            worker.stop()
-
-        threading.Thread(target=wait, name="fairlead-parent", daemon=True).start()
 
 
 def _watch_files(worker: Worker, began: float) -> threading.Event:

@@ -26,11 +26,12 @@ from fairlead.working.aborts import Aborts
 from fairlead.working.buffer import Buffer
 from fairlead.working.courier import Courier
 from fairlead.working.executors.aio import AsyncExecutor
-from fairlead.working.executors.processes import ProcessCaller
+from fairlead.working.executors.processes import ProcessCaller, template_for
 from fairlead.working.executors.threads import ThreadExecutor
 from fairlead.working.limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from fairlead.working.pause import Pause
 from fairlead.working.settle import give_back, impossible, judge, nonsense
+from fairlead.working.starting import CannotStart
 from fairlead.working.surround import Teller, Telling
 from fairlead.working.unhandled import UnhandledWarnings
 from fairlead.working.work import Work
@@ -118,7 +119,7 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()  # a stop was asked for, or the last handler has ended
         self._aio = AsyncExecutor(self._finished, self._surroundings)
-        self._children = ProcessCaller()
+        self._children = ProcessCaller(self._child_began, template_for(self._handlers))
         self._threads = ThreadExecutor(self._options.concurrency, self._call, self._ring, self._pause)
         self._courier = Courier(self._told_engine(), self._options, self, self._pause)
         is_cancelled = False
@@ -399,7 +400,7 @@ class Worker:
     def _execute(self, unit: Work) -> None:
         handler = unit.handler
         limits = unit.limits
-        if limits != (None, None):
+        if limits != (None, None) and handler.kind != "process":  # a child has to start first
             self._set_timers(unit, *limits)
         if handler.kind == "async":
             self._aio.start(unit)
@@ -420,6 +421,17 @@ class Worker:
         args, kwargs = unit.arguments()
         return unit.handler.function(*args, **kwargs)
 
+    def _child_began(self, unit: Work) -> None:
+        """A child has begun to run it; called from a thread."""
+        unit.began = time.perf_counter()
+        if unit.limits != (None, None):
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._set_timers_of_child, unit)
+
+    def _set_timers_of_child(self, unit: Work) -> None:
+        if not unit.over:
+            self._set_timers(unit, *unit.limits)
+
     def _ring(self) -> None:
         """A thread has a result; called from it."""
         if not self._collect_is_due:
@@ -435,6 +447,10 @@ class Worker:
 
     def _finished(self, unit: Work, returned: Any, error: BaseException | None) -> None:
         if unit.over:
+            return
+        if isinstance(error, CannotStart):
+            self._give_up(unit, error, [give_back(part, begun=False) for part in unit.parts or [unit] if part is unit or not part.over])
+            self.failed(error)
             return
         self._end(unit)
         cost_us = int((time.perf_counter() - unit.began) * 1_000_000)

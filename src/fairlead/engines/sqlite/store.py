@@ -7,6 +7,7 @@ waits of our own where another process writes: SQLite's own busy handler sleeps 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sqlite3
@@ -16,7 +17,9 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
+from fairlead.engines import forking
 from fairlead.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -33,7 +36,7 @@ CHECKPOINT_PAGES = 10_000
 
 
 class Store:
-    """An open file (or a private store in memory), and its transactions."""
+    """An open file (or a private store in memory), and its transactions. In a forked child it is closed."""
 
     def __init__(self, path: str | None, durability: str, *, create: bool = True) -> None:
         self.path = path
@@ -43,7 +46,9 @@ class Store:
         self._full = durability == "fsync" and path is not None
         self._synchronous = ""
         self._create = create
-        self.connection = self._open()
+        with self.lock:  # a fork waits until it is open
+            _stores.add(self)
+            self.connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
         if self.path is not None:
@@ -238,6 +243,45 @@ class Store:
         connection = getattr(self, "connection", None)
         if connection is not None:
             connection.close()
+
+
+# Forks: SQLite's locks on files, and its own mutexes, are not made for being copied. Nothing of it is at work in the moment of a fork, and the child
+# closes what it has inherited before it opens anything: else it would take the parent's locks for its own.
+
+FORK_SECONDS = 5.0
+"""How long a fork waits for transactions that run."""
+
+_stores: WeakSet[Store] = WeakSet()
+_paused: list[Store] = []
+
+
+def _before_fork() -> None:
+    _paused[:] = [store for store in list(_stores) if store.lock.acquire(timeout=FORK_SECONDS)]
+
+
+def _after_fork_in_parent() -> None:
+    for store in _paused:
+        store.lock.release()
+    _paused.clear()
+
+
+def _after_fork_in_child() -> None:
+    quiet = list(_paused)
+    _paused.clear()
+    for store in list(_stores):
+        store.lock = threading.RLock()
+        if store in quiet and hasattr(store, "connection"):
+            with contextlib.suppress(sqlite3.Error):
+                store.connection.close()
+        else:
+            _left.append(getattr(store, "connection", None))  # in the middle of something that never ends here: to close it could wait for ever
+            store.connection = sqlite3.connect(":memory:")
+            store.connection.close()
+    _stores.clear()
+
+
+_left: list[object] = []
+forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
 
 
 def _is_busy(error: sqlite3.Error) -> bool:

@@ -1,0 +1,181 @@
+"""A forked child uses an application that its parent has used: gunicorn's --preload, multiprocessing's fork."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from fairlead import Fairlead, Message
+from tests.conformance.forms import server
+from tests.working.support import Running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+CHILDREN = 12
+SECONDS = 30.0
+
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fairlead]:
+    """An application with a task."""
+    url = f"sqlite:///{tmp_path}/forks.db" if request.param == "sqlite" else server().url
+    with Fairlead(url, namespace=f"fork-{uuid4().hex}") as app:
+
+        @app.task(topic="sums")
+        def add(one: int, other: int) -> int:
+            return one + other
+
+        app.add = add  # type: ignore[attr-defined]
+        yield app
+
+
+def in_child(do: Callable[[], object]) -> int:
+    """Do something in a forked child; returns its id. It ends with 0 if that was done."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        do()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def codes(pids: list[int]) -> list[int | None]:
+    """How the children ended; None: not at all, so that they were killed."""
+    deadline = time.monotonic() + SECONDS
+    found: list[int | None] = []
+    for pid in pids:
+        status = 0
+        ended = 0
+        while not ended and time.monotonic() < deadline:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            time.sleep(0 if ended else 0.01)
+        if not ended:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+        found.append(os.waitstatus_to_exitcode(status) if ended else None)
+    return found
+
+
+def use(app: Fairlead) -> None:
+    """Every way into the store."""
+    app.publish("plain", 1)
+    app.publish_many([Message("plain", n) for n in range(3)])
+    for delivery in app.lease(2, topics=["plain"]):
+        delivery.ack()
+    app.add.delay(1, 2)  # type: ignore[attr-defined]
+    app.explain("nobody")
+    app.topics()
+
+
+async def ause(app: Fairlead) -> None:
+    """Every way into the store, awaited."""
+    await asyncio.gather(*(app.apublish("plain", n) for n in range(3)))
+    await app.apublish_many([Message("plain", n) for n in range(3)])
+    for delivery in await app.alease(2, topics=["plain"]):
+        await delivery.aack()
+    job = await app.add.adelay(1, 2)  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError):
+        await job.aget(timeout=0.01)
+    await app.atopics()
+
+
+def test_a_child_uses_what_its_parent_has_used(app: Fairlead) -> None:
+    """Each call returns in the child, sync and async, after the parent has made each of them."""
+    use(app)
+    asyncio.run(ause(app))
+
+    def do() -> None:
+        use(app)
+        asyncio.run(ause(app))
+
+    assert codes([in_child(do) for _ in range(3)]) == [0, 0, 0]
+    use(app)
+    asyncio.run(ause(app))
+
+
+def test_children_while_the_parents_threads_publish(app: Fairlead) -> None:
+    """A fork in the middle of the parent's publishing leaves neither side waiting, and loses nothing."""
+    stop = threading.Event()
+    published = [0, 0, 0, 0]
+
+    def publish(place: int) -> None:
+        while not stop.is_set():
+            app.publish("parent", place)
+            published[place] += 1
+
+    threads = [threading.Thread(target=publish, args=(place,)) for place in range(len(published))]
+    for thread in threads:
+        thread.start()
+
+    def do() -> None:
+        for n in range(5):
+            app.publish("child", n)
+        asyncio.run(app.apublish("child", 5))
+
+    try:
+        pids = []
+        for _ in range(CHILDREN):
+            pids.append(in_child(do))
+            time.sleep(0.01)  # so that forks meet different moments of a commit
+        assert codes(pids) == [0] * CHILDREN
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(SECONDS)
+    assert app.topic("child").stats().waiting == CHILDREN * 6
+    assert app.topic("parent").stats().waiting == sum(published)
+
+
+def test_the_parent_may_close_while_children_go_on(app: Fairlead) -> None:
+    """What a child publishes after its parent let go of the store is there: it has locks of its own on the file."""
+    app.publish("before")
+    reading, writing = os.pipe()
+
+    def do() -> None:
+        app.publish("child", 0)
+        os.read(reading, 1)
+        for n in range(20):
+            app.publish("child", n)
+
+    pids = [in_child(do) for _ in range(2)]
+    while app.topic("child").stats().waiting < 2:
+        time.sleep(0.01)
+    app.close()
+    os.write(writing, b"xx")
+    assert codes(pids) == [0, 0]
+    assert app.topic("child").stats().waiting == 42
+
+
+def test_a_worker_in_a_child(app: Fairlead) -> None:
+    """A child runs a worker, and waits for jobs that the parent's worker runs."""
+    job = app.add.delay(1, 1)  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError):
+        job.get(timeout=0.01)
+
+    def work() -> None:
+        assert app.run_worker(burst=True).acked == 1
+
+    assert codes([in_child(work)]) == [0]
+    assert job.get(timeout=10) == 2
+
+    def wait() -> None:
+        assert app.add.delay(2, 2).get(timeout=20) == 4  # type: ignore[attr-defined]
+
+    with Running(app):
+        assert codes([in_child(wait) for _ in range(3)]) == [0, 0, 0]
