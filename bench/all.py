@@ -10,7 +10,22 @@ from pathlib import Path
 
 from bench.common import RESULTS, options, place, size
 
-BENCHES = ("engine", "endtoend", "publish", "topics", "limited", "backlog", "lifetime", "fairness", "rates", "latency", "top", "peers", "tasks")
+BENCHES = (
+    "engine",
+    "endtoend",
+    "publish",
+    "topics",
+    "policies",
+    "limited",
+    "backlog",
+    "lifetime",
+    "fairness",
+    "rates",
+    "latency",
+    "top",
+    "peers",
+    "tasks",
+)
 ON_SERVERS = ("waiting", "scale")
 """What only servers have to show."""
 
@@ -27,6 +42,8 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("publish", {"durability": "memory", "from": "100 coroutines"}, "median/s", 40_000, True),
     ("publish", {"from": "publish_many"}, "median/s", 100_000, True),
     ("topics", {}, "times slower than 1", 5.0, False),
+    ("policies", {"topics": "ratio"}, "work, ms", 2.0, False),
+    ("policies", {"topics": "ratio"}, "set, ms", 2.0, False),
     ("limited", {"topics": "ratio"}, "lease 500, ms", 2.0, False),
     ("fairness", {"": "quiet topics' wait p99, ms"}, "ratio", 2.0, False),
     ("shares", {"": "Jain's index, lowest of all windows with 20 deliveries each"}, "measured", 0.99, True),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Layer = Literal["code", "operator"]
 """Who set a policy. The operator's layer stands above the code's."""
 
+MOST_STEMS = 20_000
 MAX_TOPIC_BYTES = 255
 MAX_KEY_BYTES = 512
 MAX_PARTITIONS = 1024
@@ -386,6 +387,25 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
+def check_changes(changes: Iterable[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """Check many policies' fields, equal ones once. Raises BadPolicy, as `check_fields` does."""
+    checked: dict[Any, dict[str, Any]] = {}
+    found = []
+    for pattern, fields in changes:
+        try:
+            key = (is_pattern(pattern), *((name, value, type(value)) for name, value in fields.items()))
+            known = checked.get(key)
+        except TypeError:  # a value that cannot be a key
+            found.append((pattern, check_fields(pattern, fields)))
+            continue
+        if known is None:
+            known = checked[key] = check_fields(pattern, fields)
+        else:
+            check_pattern(pattern)
+        found.append((pattern, known))
+    return found
+
+
 def prefixes(topic: str) -> list[str]:
     """The patterns that match a topic, the most specific first."""
     found = [topic]
@@ -407,7 +427,7 @@ Layers = dict[str, dict[str, Any]]
 
 def is_pattern(name: str) -> bool:
     """Whether a policy of this name covers many topics; else the name is that of one topic."""
-    return name == "*" or name.endswith(".*")
+    return name == "*" or (isinstance(name, str) and name.endswith(".*"))
 
 
 def change_layers(layers: Layers, layer: str, fields: Mapping[str, Any]) -> Layers:
@@ -424,6 +444,22 @@ def own_rows(page: Iterable[tuple[str, Layers]]) -> Iterator[tuple[str, str, dic
             yield layer, topic, layers[layer]
 
 
+def engine_values(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Checked fields in the engines' units, as `Resolved` takes them."""
+    values = dict(fields)
+    for name in _TO_MICROSECONDS:
+        if name in values:
+            values[name] = max(1, round(values[name] * units.SECOND))
+    if "backoff" in values:
+        values["backoff"] = msgspec.convert(values["backoff"], Backoff, strict=False)
+    if "dedupe" in values:
+        kept = values["dedupe"]
+        values["dedupe"] = FOREVER if kept == "forever" else max(1, round(kept * units.SECOND))
+    if isinstance(values.get("max_backlog"), str):
+        values["max_backlog_bytes"] = units.size(values.pop("max_backlog"))
+    return values
+
+
 class PolicyBook:
     """
     The policies of a namespace's patterns, and what they come to for a topic.
@@ -438,6 +474,8 @@ class PolicyBook:
         self._layers: dict[str, Layers] = {}
         self._own_of = own_of
         self._resolved: dict[tuple[str, ...], Resolved] = {}
+        self._stems: dict[str, tuple[str, ...]] = {}
+        """The patterns that cover the topics under a stem."""
 
     def load(self, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
         """Replace everything by (layer, pattern, fields) rows, as they were checked before."""
@@ -445,6 +483,7 @@ class PolicyBook:
         for layer, pattern, fields in rows:
             self._layers.setdefault(pattern, {})[layer] = fields
         self._resolved.clear()
+        self._stems.clear()
 
     def put(self, layer: str, pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Set checked fields (None removes one); returns what the pattern now sets in that layer."""
@@ -454,6 +493,7 @@ class PolicyBook:
         else:
             self._layers.pop(pattern, None)
         self._resolved.clear()
+        self._stems.clear()
         return layers.get(layer, {})
 
     def rows(self) -> list[tuple[str, str, dict[str, Any]]]:
@@ -473,7 +513,13 @@ class PolicyBook:
         """The patterns with a policy that cover the topic, the most specific first."""
         if not self._layers:
             return ()
-        return tuple(pattern for pattern in prefixes(topic) if pattern in self._layers)
+        stem = topic.rpartition(".")[0]
+        patterns = self._stems.get(stem)
+        if patterns is None:
+            if len(self._stems) >= MOST_STEMS:
+                self._stems.clear()
+            patterns = self._stems[stem] = tuple(pattern for pattern in prefixes(topic)[1:] if pattern in self._layers)
+        return (topic, *patterns) if topic in self._layers and topic not in patterns else patterns
 
     def resolve(self, topic: str) -> Resolved:
         """
@@ -485,10 +531,17 @@ class PolicyBook:
         own = self._own_of(topic) if self._own_of is not None else None
         if own:
             return self.resolve_own(topic, own)
-        covering = self.covering(topic)
+        return self._of(self.covering(topic))
+
+    def resolve_patterns(self, topic: str) -> Resolved:
+        """What would hold for a topic without a policy of its own."""
+        return self._of(tuple(pattern for pattern in self.covering(topic) if is_pattern(pattern)))
+
+    def _of(self, covering: tuple[str, ...]) -> Resolved:
         found = self._resolved.get(covering)
         if found is None:
-            found = self._resolved[covering] = self._build(self._merge(self._sets(covering)), own_name=bool(covering) and not is_pattern(covering[0]))
+            own_name = bool(covering) and not is_pattern(covering[0])
+            found = self._resolved[covering] = self._build(self._merge(self._sets(covering)), own_name=own_name)
         return found
 
     def resolve_own(self, topic: str, own: Layers) -> Resolved:
@@ -527,16 +580,7 @@ class PolicyBook:
     def _build(self, merged: dict[str, tuple[Any, str, str]], *, own_name: bool) -> Resolved:
         values: dict[str, Any] = {name: value for name, (value, _, _) in merged.items()}
         _drop_what_has_no_effect(values)
-        for name in _TO_MICROSECONDS:
-            if name in values:
-                values[name] = max(1, round(values[name] * units.SECOND))
-        if "backoff" in values:
-            values["backoff"] = msgspec.convert(values["backoff"], Backoff, strict=False)
-        if "dedupe" in values:
-            kept = values["dedupe"]
-            values["dedupe"] = FOREVER if kept == "forever" else max(1, round(kept * units.SECOND))
-        if isinstance(values.get("max_backlog"), str):
-            values["max_backlog_bytes"] = units.size(values.pop("max_backlog"))
+        values = engine_values(values)
         if "buckets" in values:
             if own_name:
                 del values["buckets"]

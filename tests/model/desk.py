@@ -11,7 +11,7 @@ import msgspec
 from fairlead.engines import fairness
 from fairlead.engines.base import KEEPS_HEADER, Explanation, MessageView, Overview, TierStats, TopicStats
 from fairlead.errors import BadPolicy, TopicInUse, UsageError
-from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved, check_fields, check_pattern, is_pattern, matches
+from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved, check_changes, check_pattern, is_pattern, matches
 from tests.model.engine import Engine
 from tests.model.things import COUNTERS, Band, GateState, Lane, Message, rate_now, shape, size_of, spread_by
 
@@ -45,7 +45,7 @@ class Model(Engine):
         return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
 
     def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
-        checked = [(pattern, check_fields(pattern, fields)) for pattern, fields in changes]
+        checked = check_changes(changes)
         if any(fields.get("gate") is not None and fields["gate"] not in self.gates for _, fields in checked):
             raise BadPolicy("the gate is not defined")
         return [self._change_policy(layer, pattern, fields, now_us) for pattern, fields in checked]

@@ -12,7 +12,7 @@ from fairlead.engines.sqlite import explaining, health, listing, moving, policie
 from fairlead.engines.sqlite.engine import Core, _clock
 from fairlead.engines.sqlite.rows import Row
 from fairlead.engines.sqlite.turn import Turn
-from fairlead.policy import Gate, PolicyBook, check_fields, check_pattern, own_rows
+from fairlead.policy import Gate, PolicyBook, check_changes, check_pattern, own_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ class SqliteEngine(Core):
         return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
 
     def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
-        checked = [(pattern, check_fields(pattern, fields)) for pattern, fields in changes]
+        checked = check_changes(changes)
         if not checked:
             return []
         with self._turn(now_us, durable=True) as turn:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from fairlead.engines.admission import nobody_follows, topic_in_use, undefined_gate
+from fairlead.engines.admission import nobody_follows, undefined_gate
 from fairlead.engines.base import CHANGED
 from fairlead.engines.explaining import absent
-from fairlead.engines.naming import LANE_SHAPE, lane_name
+from fairlead.engines.naming import lane_name
 from fairlead.engines.valkey import explaining, health, listing, moving, records, views
 from fairlead.engines.valkey.engine import Core
 from fairlead.engines.valkey.fitness import NamespaceGone
-from fairlead.engines.valkey.namespace import exact_names
+from fairlead.engines.valkey.policies import Policies
 from fairlead.engines.valkey.views import View
-from fairlead.errors import BadPolicy, TopicInUse
-from fairlead.policy import PolicyBook, check_fields, is_pattern
+from fairlead.errors import BadPolicy
+from fairlead.policy import PolicyBook, check_changes, check_pattern, is_pattern, own_rows
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fairlead.engines.base import Check, Explanation, MessageView, Overview, Parcel, TopicStats
     from fairlead.engines.valkey.records import Record
@@ -46,87 +45,41 @@ class ValkeyEngine(Core):
         return book
 
     def policy_own(self, topic: str) -> Layers:
-        self._space.reload()
-        return {} if is_pattern(topic) else self._space.book.policies.layers(topic)
+        return {} if is_pattern(topic) else Policies(self._space).layers_of(topic)
 
     def policy_own_list(self, after: str = "", limit: int = 1000) -> tuple[list[tuple[str, Layers]], str | None]:
-        self._space.reload()
-        book = self._space.book.policies
-        names = sorted({name for _, name, _ in book.rows() if not is_pattern(name) and name > after})[:limit]
-        return [(name, book.layers(name)) for name in names], names[-1] if len(names) == limit else None
-
-    def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
-        self._space.reload()
-        book = PolicyBook(self.tiers)
-        book.load(self._space.book.policies.rows())
-        for pattern, fields in changes:
-            checked = check_fields(pattern, fields)
-            if checked.get("gate") is not None and not self._space.read(0, "HEXISTS", "gates", checked["gate"]):
-                raise BadPolicy(undefined_gate(pattern, checked["gate"]))
-            book.put(layer, pattern, checked)
-            book.check(pattern)
-        return [self.policy_set(layer, pattern, fields, now_us=now_us) for pattern, fields in changes]
+        return Policies(self._space).page(after, limit)
 
     def policy_of(self, topic: str) -> Resolved:
         self._space.reload()
-        return self._space.book.route(topic).policy
+        return self._space.policy(topic)
 
     def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
-        checked = check_fields(pattern, fields)
-        gate = checked.get("gate")
-        if gate is not None and not self._space.read(0, "HEXISTS", "gates", gate):
-            raise BadPolicy(undefined_gate(pattern, gate))
-        return self._change(layer, pattern, lambda book: book.put(layer, pattern, checked), now_us)
+        return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
+
+    def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+        checked = check_changes(changes)
+        gates = {fields["gate"]: pattern for pattern, fields in checked if fields.get("gate") is not None}
+        for gate, pattern in gates.items():
+            if not self._space.read(0, "HEXISTS", "gates", gate):
+                raise BadPolicy(undefined_gate(pattern, gate))
+        return Policies(self._space, now_us).change(layer, checked)
 
     def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
+        check_pattern(pattern)
         self._space.reload()
-        there = self._space.book.policies.layers(pattern).get(layer)
+        policies = Policies(self._space, now_us)
+        there = policies.layers_of(pattern).get(layer)
         if there is None:
             for shard in range(self._space.shards):
                 self._space.run("keep", shard, now_us, records.pack([]), b"", repeatable=True)  # nothing but the clock goes on
             return False
-        self._change(layer, pattern, lambda book: book.put(layer, pattern, dict.fromkeys(there)), now_us)
+        policies.change(layer, [(pattern, dict.fromkeys(there))])
         return True
 
-    def _change(self, layer: str, pattern: str, change: Callable[[PolicyBook], dict[str, Any]], now_us: int | None) -> dict[str, Any]:
-        """Again, where another process has changed something meanwhile."""
-        while True:
-            self._space.reload()
-            before = PolicyBook(self.tiers)
-            before.load(self._space.book.policies.rows())
-            version = self._space.book.version
-            after = PolicyBook(self.tiers)
-            after.load(before.rows())
-            now = change(after)
-            names = after.names_under(pattern)
-            resolved = {name: after.check(name) if is_pattern(name) or name == pattern else after.resolve(name) for name in names}
-            moves = any(getattr(before.resolve(name), field) != getattr(resolved[name], field) for name in names for field in LANE_SHAPE)
-            if self._write(f"{layer}:{pattern}", pattern, version, now, after, resolved, now_us, moves=moves):
-                self._space.book.load(version + 1, after.rows())
-                return now
-
-    def _write(
-        self, field: str, pattern: str, version: int, now: dict[str, Any], book: PolicyBook, resolved: dict[str, Resolved], now_us: int | None,
-        *, moves: bool,
-    ) -> bool:  # fmt: skip
-        """Tell the first shard, then the others; False if somebody was faster."""
-        space = self._space
-        there = {name for _, name, _ in book.rows()}
-        exact = exact_names(there)
-        rules = [records.rule_record(policy, space.shards) if name in there else b"" for name, policy in resolved.items()]
-        text = json.dumps(now) if now else ""
-        for shard in range(space.shards):
-            own = (field, text) if shard == 0 else ("", "")
-            patterns = records.pack(list(resolved))
-            told = space.run("policy", shard, now_us, version, version + 1, pattern, *own, patterns, exact, int(moves), *rules, durable=True)
-            if told[0] == b"in use":
-                raise TopicInUse(topic_in_use(pattern, told[1].decode(), told[2], told[3]))
-            if told[0] == b"stale":
-                if shard == 0:
-                    return False
-                space.book.load(version + 1, book.rows())
-                space.tell(shard, told[1])
-        return True
+    def _policy_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
+        patterns = self.policies().rows()
+        return sorted([*patterns, *own_rows(Policies(self._space).every())], key=lambda row: row[:2])
 
     # Gates
 
@@ -332,5 +285,5 @@ class ValkeyEngine(Core):
             "topics": {name: msgspec.structs.asdict(views.topic_stats(view, name)) for name in names},
             "messages": [msgspec.structs.asdict(each) for each in found],
             "gates": views.gates(view),
-            "policies": self._space.book.policies.rows(),
+            "policies": self._policy_rows(),
         }

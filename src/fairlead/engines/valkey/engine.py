@@ -83,10 +83,8 @@ class Core:
     def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
         if not drafts:
             return []
-        route_of = self._space.book.route
         for draft in drafts:
-            # A delay can be compared with the ttl without the server's clock: better here, before a part of the call is done.
-            check_draft(draft, route_of(draft.topic).policy, 0 if draft.delay_us and draft.at_us is None else None)
+            self._check(draft)
         if self._space.shards == 1:
             return self._put_in(0, drafts, now_us)
         receipts: list[Receipt | None] = [None] * len(drafts)
@@ -96,6 +94,17 @@ class Core:
             for position, receipt in zip(positions, told, strict=True):
                 receipts[position] = receipt
         return cast("list[Receipt]", receipts)
+
+    def _check(self, draft: Draft) -> None:
+        # A delay can be compared with the ttl without the server's clock: better here, before a part of the call is done.
+        book, now = self._space.book, 0 if draft.delay_us and draft.at_us is None else None
+        try:
+            check_draft(draft, book.route(draft.topic).policy, now)
+        except BadMessage:
+            if not book.knows_own(draft.topic):
+                raise
+            self._space.refresh_own(draft.topic)  # perhaps it has been changed: nobody says so
+            check_draft(draft, book.route(draft.topic).policy, now)
 
     def _by_shard(self, drafts: Sequence[Draft]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
@@ -134,11 +143,13 @@ class Core:
                 first = self._put_slice(shard, drafts[:AT_ONCE], now_us)
                 with _part_of_it(is_first=False):
                     return first + self._put_slice(shard, drafts[AT_ONCE:], now_us)
-            answers = space.run("put", shard, now_us, version, records.pack(lanes), records.pack(order), *messages, durable=True)
+            known = space.book.known_own(dict.fromkeys(draft.topic for draft in drafts))
+            head = (version, records.pack(lanes), records.pack(order), records.pack(known))
+            answers = space.run("put", shard, now_us, *head, *messages, durable=True)
             if not self._is_stale(answers, shard):
                 break
             for draft in drafts:  # by the policies that were not known when they were looked at first
-                check_draft(draft, space.book.route(draft.topic).policy, None)
+                self._check(draft)
         if answers and answers[0] == b"impossible":
             draft = drafts[answers[1]]
             raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.book.ttl_of(draft)))
@@ -152,9 +163,13 @@ class Core:
 
     def _is_stale(self, answer: Any, shard: int) -> bool:
         """Whether the shard knows other policies than this process: whoever is behind is told, and the call has to be made again."""
-        if not (isinstance(answer, list) and answer and answer[0] == b"stale"):
+        if not (isinstance(answer, list) and answer and answer[0] in (b"stale", b"own")):
             return False
-        self._space.agree(shard, answer[1])
+        if answer[0] == b"own":
+            for topic, own, record in answer[1:]:
+                self._space.book.learn(topic.decode(), own, record)
+        else:
+            self._space.agree(shard, answer[1])
         return True
 
     def _encoded(self, drafts: Sequence[Draft]) -> tuple[list[str], list[int], list[bytes]]:
@@ -376,7 +391,8 @@ class Core:
                 routes = [space.book.route(draft.topic) for _, draft in follow]
                 sizes = [(place_of[place], len(draft.body) > route.policy.max_body) for (place, draft), route in zip(follow, routes, strict=True)]
                 messages = [self._rich(draft, route) for (_, draft), route in zip(follow, routes, strict=True)]
-                arguments = (*packed, space.book.version, records.pack(sizes), *messages, *outcomes)
+                known = space.book.known_own(draft.topic for _, draft in follow)
+                arguments = (*packed, records.pack([space.book.version, known]), records.pack(sizes), *messages, *outcomes)
             answers: list[Any] = space.run("settle", shard, now_us, *arguments, durable=True)
             if not self._is_stale(answers, shard):
                 break

@@ -98,7 +98,7 @@ def _rules(space: Namespace, *, repair: bool) -> Check:
     space.reload()
     book = space.book
     patterns = {pattern for _, pattern, _ in book.policies.rows()}
-    right = {pattern.encode(): records.rule_record(book.policies.resolve(pattern), space.shards) for pattern in patterns}
+    right = {pattern.encode(): records.rule_of(book.policies, pattern, space.shards) for pattern in patterns}
     wrong = 0
     for shard in range(space.shards):
         stored = dict(space.scan(shard, "HSCAN", "rules"))

@@ -14,11 +14,11 @@ import msgspec
 from fairlead.engines.admission import check_namespace, different_tiers
 from fairlead.engines.base import Settings
 from fairlead.engines.naming import made_number
-from fairlead.engines.valkey import records
+from fairlead.engines.valkey import layouts, records
 from fairlead.engines.valkey.fitness import NamespaceGone
 from fairlead.engines.valkey.link import Link
 from fairlead.engines.valkey.records import Counters
-from fairlead.errors import NoNamespace, SchemaMismatch, UsageError
+from fairlead.errors import NoNamespace, UsageError
 from fairlead.policy import DEFAULT_TIERS, PolicyBook, Resolved, Tier
 from fairlead.units import SECOND
 
@@ -26,22 +26,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from fairlead.message import Draft
+    from fairlead.policy import Layers
 
 log = logging.getLogger("fairlead.engine")
 
 MOST_ROUTES = 200_000
 """Topics whose policy is kept at hand."""
 
+OWN_AT_ONCE = 500
+"""Topics whose own policies one call reads."""
+
 
 class Route(msgspec.Struct, frozen=True, gc=False):
     """
-    What a publisher has to know of a topic.
+    What a publisher has to know of a topic. `own`: the id of what the topic sets of its own, where that is known.
 
     `is_plain`: nothing of the policy makes its messages other than plain, see `scripts/parts/messages.lua`; of one with a serial key
     `is_serial` does. `head`: what stands before the body of its plainest messages.
     """
 
     policy: Resolved
+    own: bytes
     shard: int
     is_plain: bool
     is_serial: bool
@@ -56,6 +61,8 @@ class Book:
         self.version = 0
         self._shards = shards
         self._routes: dict[str, Route] = {}
+        self._own: dict[str, bytes] = {}
+        self._sets: dict[bytes, Layers] = {}
 
     def load(self, version: int, rows: list[tuple[str, str, dict[str, Any]]]) -> None:
         """Replace everything."""
@@ -63,13 +70,41 @@ class Book:
         self.version = version
         self._routes.clear()
 
+    def learn(self, topic: str, own: bytes, record: bytes) -> None:
+        """What a topic sets of its own, as far as it decides how a message is written; b"": nothing that does."""
+        if own and records.is_marked(record):
+            if len(self._own) >= MOST_ROUTES:
+                self._own.clear()
+                self._sets.clear()
+                self._routes.clear()
+            self._own[topic] = own
+            self._sets[own] = records.own_layers(record)
+        else:
+            self._own.pop(topic, None)
+        self._routes.pop(topic, None)
+
+    def forget_own(self) -> None:
+        """The server has lost them."""
+        self._own.clear()
+        self._routes.clear()
+
+    def knows_own(self, topic: str) -> bool:
+        """Whether something is known of what the topic sets of its own."""
+        return topic in self._own
+
+    def known_own(self, topics: Iterable[str]) -> dict[str, str]:
+        """The ids of what is known, by topic: the functions compare them with what is."""
+        own = self._own
+        return {topic: own[topic].decode() for topic in topics if topic in own} if own else {}
+
     def route(self, topic: str) -> Route:
         """What holds for a topic."""
         found = self._routes.get(topic)
         if found is None:
             if len(self._routes) >= MOST_ROUTES:
                 self._routes.clear()
-            policy = self.policies.resolve(topic)
+            own = self._own.get(topic, b"")
+            policy = self.policies.resolve_own(topic, self._sets[own]) if own else self.policies.resolve(topic)
             is_plain = (
                 policy.merge is None and policy.ttl is None and policy.partitions == 1 and policy.buckets is None
                 and policy.max_backlog is None and policy.max_backlog_bytes is None
@@ -78,7 +113,7 @@ class Book:
             place = zlib.crc32(topic.encode())
             if policy.buckets is not None and policy.buckets_pattern is not None:
                 place = zlib.crc32(policy.buckets_pattern.encode()) + place % policy.buckets
-            found = Route(policy, place % self._shards, is_plain, policy.serial is not None, records.plain_head(topic))
+            found = Route(policy, own, place % self._shards, is_plain, policy.serial is not None, records.plain_head(topic))
             self._routes[topic] = found
         return found
 
@@ -121,6 +156,40 @@ class Namespace:
         route = self.book.route(topic)
         return (route.shard + part % route.policy.partitions) % self.shards
 
+    def home(self, topic: str) -> int:
+        """Where what a topic sets of its own is kept."""
+        return zlib.crc32(topic.encode()) % self.shards
+
+    def own_ids(self, topics: Iterable[str]) -> dict[str, tuple[bytes, Layers]]:
+        """What each of these topics has set of its own on its shard, and the id of that."""
+        found: dict[str, tuple[bytes, Layers]] = {}
+        by_shard: dict[int, list[str]] = {}
+        for topic in topics:
+            by_shard.setdefault(self.home(topic), []).append(topic)
+        for shard, those in by_shard.items():
+            for start in range(0, len(those), OWN_AT_ONCE):
+                page = those[start : start + OWN_AT_ONCE]
+                answer = self.run("own_read", shard, None, records.pack(page), repeatable=True)
+                meanings = {each[0]: records.own_layers(each[1]) for each in answer if each}
+                for topic, each in zip(page, answer, strict=True):
+                    found[topic] = (each[0], meanings[each[0]]) if each else (b"", {})
+        return found
+
+    def refresh_own(self, topic: str) -> None:
+        """Look again what a topic sets of its own."""
+        _, layers = self.own_ids([topic])[topic]
+        self.book.learn(topic, *(records.own_record(layers) if layers else (b"", b"")))
+
+    def own_of(self, topics: Iterable[str]) -> dict[str, Layers]:
+        """What each of these topics has set of its own on its shard."""
+        return {topic: layers for topic, (_, layers) in self.own_ids(topics).items()}
+
+    def policy(self, topic: str) -> Resolved:
+        """What holds for a topic, also by what it sets of its own."""
+        policies = self.book.policies
+        own = {} if policies.layers(topic) else self.own_of([topic])[topic]
+        return policies.resolve_own(topic, own) if own else policies.resolve(topic)
+
     def made(self, message_id: str) -> tuple[int, int] | None:
         """Shard and number of a message of which Fairlead made the id."""
         handle = made_number(self.nonce, message_id)
@@ -136,14 +205,6 @@ class Namespace:
                     f"{self.link.name}: there is no namespace {self.name}; check the URL and the name, or start a program that publishes to it"
                 )
             stored = self._make(settings)
-        layout = int(stored[b"layout"])
-        if layout != records.LAYOUT:
-            mend = (
-                "upgrade Fairlead"
-                if layout > records.LAYOUT
-                else "a Fairlead of before the first release made it: empty it, or take another namespace"
-            )
-            raise SchemaMismatch(f"{self.link.name}: namespace {self.name} has layout {layout}, this Fairlead knows layout {records.LAYOUT}; {mend}")
         self.shards = int(stored[b"shards"])
         self.nonce = stored[b"nonce"].decode()
         self.tiers = {name: msgspec.convert(value, Tier) for name, value in msgspec.json.decode(stored[b"tiers"])}
@@ -156,6 +217,7 @@ class Namespace:
             raise UsageError(different_tiers(self.name, self.tiers, settings.tiers))
         self._tiers = records.pack([[name, tier.share, tier.fair_by == "time"] for name, tier in self.tiers.items()])
         self.book = Book(self.tiers, self.shards)
+        layouts.bring_up(self)
         self.reload()
         if settings.max_backlog is not None or settings.max_backlog_bytes is not None:
             limits = (_part(settings.max_backlog, self.shards), _part(settings.max_backlog_bytes, self.shards), settings.on_full)
@@ -200,6 +262,7 @@ class Namespace:
         if rows and not self.book.policies.rows():
             fields = [each for layer, pattern, fields in rows for each in (f"{layer}:{pattern}", json.dumps(fields))]
             self.read(0, "HSET", "policies", *fields)
+            self.book.forget_own()
             before = self.book.version
             self.book.load(before + 1, rows)
             for shard in range(self.shards):
@@ -277,13 +340,9 @@ class Namespace:
         book = self.book.policies
         there = {pattern for _, pattern, _ in book.rows()}
         names = sorted(there | {name.decode() for name, _ in self.scan(shard, "HSCAN", "rules") if name})
-        rules = [records.rule_record(book.resolve(name), self.shards) if name in there else b"" for name in names]
-        self.run("policy", shard, None, version, self.book.version, "*", b"", b"", records.pack(names), exact_names(there), 0, *rules, durable=True)
-
-
-def exact_names(patterns: Iterable[str]) -> int:
-    """How many patterns are topics' own names."""
-    return sum(not (pattern == "*" or pattern.endswith(".*")) for pattern in patterns)
+        rules = [records.rule_of(book, name, self.shards) if name in there else b"" for name in names]
+        arguments = (version, self.book.version, "*", records.pack([]), records.pack(names), records.exact_names(there), 0)
+        self.run("policy", shard, None, *arguments, *rules, durable=True)
 
 
 def _part(limit: int | None, parts: int) -> int | bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import struct
 from typing import TYPE_CHECKING, Any
@@ -9,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.message import Draft, Lease
-from fairlead.policy import FOREVER, Gate
+from fairlead.policy import FOREVER, Gate, Resolved, engine_values, is_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from fairlead.policy import Resolved
+    from fairlead.policy import Layers, PolicyBook
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of the keys and records; `scripts/parts/shard.lua` knows the same."""
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -39,8 +41,14 @@ def unpack_values(stored: bytes, count: int) -> list[Any]:
 # Policies
 
 
-def rule_record(policy: Resolved, shards: int = 1) -> bytes:
-    """What holds for a topic, as `rules.lua` reads it. A topic whose partitions live on several shards has a part of its backlog limit on each."""
+def rule_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()) -> bytes:
+    """
+    What holds for a topic, as `rules.lua` reads it. A topic whose partitions live on several shards has a part of its backlog limit on each.
+
+    `by_operator`: the fields that an operator has set: the code's own of a topic do not count beside them.
+    """
+    set_burst = policy.lane_burst if policy.burst is not None and policy.rate is not None else False
+    auto_burst = policy.lane_burst if policy.burst is None and policy.rate is not None else False
     spread = min(policy.partitions, shards)
     backoff = policy.backoff
     return pack_values(
@@ -50,7 +58,72 @@ def rule_record(policy: Resolved, shards: int = 1) -> bytes:
         policy.window or False, policy.debounce, policy.max_wait or False, policy.edge == "leading", policy.dedupe or False,
         _part(policy.max_backlog, spread), _part(policy.max_backlog_bytes, spread), policy.on_full, policy.partitions, policy.buckets or False,
         policy.buckets_pattern or False, policy.delivery == "at_most_once", policy.paused, policy.limited, policy.on_unhandled or False,
+        set_burst, auto_burst, {name: True for field in by_operator for name in _IN_LUA.get(field, (field,))},
     )  # fmt: skip
+
+
+def rule_of(book: PolicyBook, name: str, shards: int) -> bytes:
+    """What holds for a pattern or topic of the book, as the functions read it."""
+    by_operator = [field for field, (_, layer, _) in book.why(name).items() if layer == "operator"]
+    return rule_record(book.resolve(name), shards, by_operator)
+
+
+def exact_names(patterns: Iterable[str]) -> int:
+    """How many patterns are topics' own names."""
+    return sum(not is_pattern(pattern) for pattern in patterns)
+
+
+_IN_LUA = {
+    "rate": ("rate", "auto_burst"), "burst": ("set_burst",), "on_expiry": ("drop_expired",), "edge": ("leading",),
+    "max_backlog": ("max_backlog", "max_backlog_bytes"), "delivery": ("at_most_once",), "max_body": (),
+}  # fmt: skip
+"""What fields are called in `rules.lua`, where not the same."""
+
+KNOWN_TO_CLIENTS = frozenset(("max_body", "ttl", "serial", "merge", "max_backlog"))
+"""Fields that decide how a client writes a message."""
+
+
+def own_record(layers: Layers) -> tuple[bytes, bytes]:
+    """What a topic sets of its own, as `rules.lua` reads it, behind it as people read it; and the id of that: the same for equal sets."""
+    is_marked = any(not KNOWN_TO_CLIENTS.isdisjoint(fields) for fields in layers.values())
+    text = msgspec.json.encode(layers, order="sorted").decode()
+    record = pack_values(is_marked, _own_fields(layers.get("code", {})), _own_fields(layers.get("operator", {})), text)
+    return base64.b85encode(hashlib.blake2b(record, digest_size=8).digest()), record
+
+
+def is_marked(record: bytes) -> bool:
+    """Whether clients have to know it."""
+    return record[:1] == b"\xc3"
+
+
+def own_layers(record: bytes) -> Layers:
+    """What a topic sets of its own, of its record."""
+    found: Layers = msgspec.json.decode(unpack_values(record, 4)[3])
+    return found
+
+
+def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields in Lua's names and units."""
+    values = engine_values(fields)
+    found: dict[str, Any] = {field: value for field, value in values.items() if field not in _IN_LUA}
+    if "rate" in values:
+        found["rate"] = values["rate"]
+        found["auto_burst"] = Resolved(rate=values["rate"]).lane_burst
+    if "burst" in values:
+        found["set_burst"] = Resolved(rate=1.0, burst=values["burst"]).lane_burst
+    if "backoff" in values:
+        backoff = values["backoff"]
+        found["backoff"] = [backoff.base, backoff.factor, backoff.cap, backoff.jitter]
+    if "on_expiry" in values:
+        found["drop_expired"] = values["on_expiry"] == "drop"
+    if "edge" in values:
+        found["leading"] = values["edge"] == "leading"
+    if "delivery" in values:
+        found["at_most_once"] = values["delivery"] == "at_most_once"
+    if "max_backlog" in values or "max_backlog_bytes" in values:
+        found["max_backlog"] = values.get("max_backlog", False)
+        found["max_backlog_bytes"] = values.get("max_backlog_bytes", False)
+    return found
 
 
 def _part(limit: int | None, parts: int) -> int | bool:
@@ -391,6 +464,8 @@ class Counters(msgspec.Struct, array_like=True):
     max_backlog_bytes: int | bool = False
     on_full: str = "refuse"
     sweeping: int = 0
+    own: int = 0
+    marked: int = 0
     bands: list[list[Any]] = []  # pool, tier, vt, carry, mean, delivered
 
 

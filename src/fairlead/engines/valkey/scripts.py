@@ -21,7 +21,8 @@ PARTS = (
 """In the order in which they build upon each other."""
 
 FUNCTIONS = (
-    "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "gate", "limits", "purge", "delete", "dead", "check", "totals", "send",
+    "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "own", "own_read", "relayout",
+    "gate", "limits", "purge", "delete", "dead", "check", "totals", "send",
     "receive", "know", "note", "withdraw", "follow", "arrivals", "watch",
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ from fairlead.engines.base import MessageView, Overview, TierStats, TopicStats
 from fairlead.engines.naming import BUCKET, PARTITION, lane_name
 from fairlead.engines.valkey import records
 from fairlead.engines.valkey.records import ASLEEP, AT_GATE, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Counters, Held, Lane, Record
+from fairlead.policy import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -41,6 +42,7 @@ class View:
 
     def __init__(self, space: Namespace, now_us: int | None) -> None:
         self.space = space
+        self._policies: dict[str, Resolved] = {}
         self.counters: list[Counters] = []
         self.clocks: list[int] = []
         for shard in range(space.shards):
@@ -53,7 +55,23 @@ class View:
         self.now = max(self.times)
 
     def policy(self, topic: str) -> Resolved:
-        return self.space.book.route(topic).policy
+        """What holds for a topic, or for the pattern of a bucket."""
+        found = self._policies.get(topic)
+        if found is None:
+            self.load_policies([topic])
+            found = self._policies[topic]
+        return found
+
+    def load_policies(self, topics: Iterable[str]) -> None:
+        """Read what these topics set of their own, all at once."""
+        space = self.space
+        book = space.book.policies
+        wanted = [topic for topic in dict.fromkeys(topics) if topic not in self._policies]
+        asked = [topic for topic in wanted if not is_pattern(topic) and self.counters[space.home(topic)].own and not book.layers(topic)]
+        own = space.own_of(asked)
+        for topic in wanted:
+            layers = own.get(topic)
+            self._policies[topic] = book.resolve_own(topic, layers) if layers else book.resolve(topic)
 
 
 # Reading together
@@ -110,6 +128,7 @@ def lanes_of(view: View, topic: str) -> list[tuple[int, Lane]]:
 def lanes_of_many(view: View, topics: Sequence[str]) -> dict[str, list[tuple[int, Lane]]]:
     """The lanes of each of these topics."""
     wanted = []
+    view.load_policies(topics)
     for topic in topics:
         policy = view.policy(topic)
         wanted += [(topic, view.space.shard_of(topic, part), lane_name(policy, topic, None, part)[0]) for part in range(policy.partitions)]

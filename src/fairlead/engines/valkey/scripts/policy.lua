@@ -1,6 +1,6 @@
 -- Change what a pattern sets. ARGV[3]: the version of the policies that the client knows; [4]: the version that they have then; [5]: the pattern;
--- [6]: the field of `policies` that is written, or ""; [7]: what it holds, "" to remove it; [8]: the patterns for which something else holds now, and
--- from [11] on what it is, "" where a pattern no longer has a policy; [9]: how many of the patterns are topics; [10]: "1" if the lanes of topics would change, which is only
+-- [6]: the fields of `policies` that are written and what they hold, "" to remove one, flat; [7]: the patterns for which something else holds now, and
+-- from [10] on what it is, "" where a pattern no longer has a policy; [8]: how many of the patterns are topics; [9]: "1" if the lanes of topics would change, which is only
 -- possible while nothing of them waits or is leased. Answers "changed"; "stale", or {"in use", topic, waiting, leased}.
 
 local version, pattern = tonumber(ARGV[3]), ARGV[5]
@@ -46,15 +46,15 @@ local function shape(topic)
 end
 
 local changes = {}
-for n, name in ipairs(values_of(ARGV[8])) do
-    changes[n] = { name, ARGV[10 + n] ~= '' and ARGV[10 + n] }
+for n, name in ipairs(values_of(ARGV[7])) do
+    changes[n] = { name, ARGV[9 + n] ~= '' and ARGV[9 + n] }
 end
-if ARGV[10] == '1' then
+if ARGV[9] == '1' then
     local found = in_use()
     for _, each in ipairs(found) do
         each.partitions, each.buckets, each.bucket_name = shape(each[1])
     end
-    rules.override(changes, tonumber(ARGV[9]))
+    rules.override(changes, tonumber(ARGV[8]))
     lanes.rules_changed()
     for _, each in ipairs(found) do
         local partitions, buckets, bucket_name = shape(each[1])
@@ -64,10 +64,13 @@ if ARGV[10] == '1' then
     end
 end
 
-if ARGV[6] ~= '' and ARGV[7] ~= '' then
-    call('HSET', keys.policies, ARGV[6], ARGV[7])
-elseif ARGV[6] ~= '' then
-    call('HDEL', keys.policies, ARGV[6])
+local written = values_of(ARGV[6])
+for n = 1, #written, 2 do
+    if written[n + 1] ~= '' then
+        call('HSET', keys.policies, written[n], written[n + 1])
+    else
+        call('HDEL', keys.policies, written[n])
+    end
 end
 for _, each in ipairs(changes) do
     if each[2] then
@@ -76,7 +79,7 @@ for _, each in ipairs(changes) do
         call('HDEL', keys.rules, each[1])
     end
 end
-shard.version, shard.exact = tonumber(ARGV[4]), tonumber(ARGV[9])
+shard.version, shard.exact = tonumber(ARGV[4]), tonumber(ARGV[8])
 rules.override(changes, shard.exact)
 lanes.rules_changed()
 

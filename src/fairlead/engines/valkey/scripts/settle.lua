@@ -1,17 +1,26 @@
 --@ allow-oom
 
 -- End leases. ARGV[3]: number, fence and cost of each that is simply acked; ARGV[4]: the other settlements, see settling.lua; ARGV[5]: what is kept
--- of those that end their messages, flat: place in the call, id, milliseconds (what comes last of all); ARGV[6]: "", or the version of the policies that the client
--- knows, where messages are published with settlements (which are among the others then); ARGV[7]: {position of its settlement, whether its body is
--- too large} of each, and the messages. Answers {the simple ones that were not acked: position and word}, {one word for each
+-- of those that end their messages, flat: place in the call, id, milliseconds (what comes last of all); ARGV[6]: "", or {the version of the policies that the
+-- client knows, and the ids of topics' own} where messages are published with settlements (which are among the others then); ARGV[7]: {position of its
+-- settlement, whether its body is too large} of each, and the messages. Answers {the simple ones that were not acked: position and word}, {one word for each
 -- of the others}.
 
 local ENDS = { ack = true, dead = true }
 local settlements = values_of(ARGV[4])
 local follow = {}
 if ARGV[6] ~= '' then
-    if tonumber(ARGV[6]) ~= shard.version then
+    local version, known = unpack(values_of(ARGV[6]))
+    if version ~= shard.version then
         return { 'stale', shard.version }
+    end
+    local drafts = {}
+    for n = 1, #values_of(ARGV[7]) do
+        drafts[n] = putting.decode(ARGV[7 + n])
+    end
+    local unknown = rules.unknown_to(known, {}, drafts)
+    if unknown then
+        return { 'own', unpack(unknown) }
     end
     local mids, counted = {}, {}
     for n, each in ipairs(settlements) do
@@ -26,7 +35,7 @@ if ARGV[6] ~= '' then
             if is_too_large then
                 return { 'too large', n - 1 }
             end
-            local draft = putting.decode(ARGV[7 + n])
+            local draft = drafts[n]
             local parent = lease.empty and made_id(settlement[1]) or ids.of(messages.read(settlement[1]))
             draft.id, draft.sticky, draft.position = draft.id or parent .. ':' .. text(counted[position] - 1), true, position
             local impossible, by = putting.impossible({ draft })

@@ -28,7 +28,7 @@ local ends = part(function(ends)
 
     -- Read the lanes of these names: their ends, where more messages change no place; else the lanes.
     function ends.load(names)
-        local wanted = {}
+        local wanted, others = {}, {}
         for _, name in ipairs(names) do
             if not lanes.is_known(name) then
                 wanted[#wanted + 1] = name
@@ -40,8 +40,10 @@ local ends = part(function(ends)
                 open[wanted[n]] = lane
             else
                 lanes.learn(wanted[n], stored)
+                others[#others + 1] = wanted[n]
             end
         end
+        rules.load(others)
     end
 
     -- The end of a lane that a message comes to; nil: ask for the lane.

@@ -148,6 +148,7 @@ local lanes = part(function(lanes)
         for n, stored in ipairs(read_many(keys.lanes, wanted)) do
             lanes.learn(wanted[n], stored)
         end
+        rules.load(wanted)
     end
 
     function lanes.rule(lane)

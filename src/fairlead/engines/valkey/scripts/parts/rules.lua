@@ -1,45 +1,56 @@
--- Policies: for each pattern that somebody set one for, what holds for a topic of which it is the most specific (hash `rules`, written by
--- the client; "": where there is none). The patterns that cover a topic are those that cover its most specific one.
+-- Policies. Of each pattern that somebody set one for, hash `rules` has what holds for a topic of which it is the most specific (written by the
+-- client; "": where there is none). The patterns that cover a topic are those that cover its most specific one.
+--
+-- A topic with a policy of its own has an entry in `own` (topic -> id), and what the id means is in `own_sets` (id -> record, see records.py: equal
+-- sets share one; `own_uses` counts their topics). That is put together with what holds for its patterns, here, whenever it is asked for: so
+-- a change of one of the two touches nothing of the other. Topics with partitions, or under a pattern that folds, have theirs in
+-- `rules`, as patterns have, for clients have to know them to find the shard.
 
 local rules = part(function(rules)
     local FIELDS = {
         'rate', 'burst', 'concurrency', 'weight', 'tier', 'pool', 'lease', 'retries', 'backoff', 'ttl', 'drop_expired', 'dead_ttl', 'serial',
         'gate', 'merge', 'merge_limit', 'window', 'debounce', 'max_wait', 'leading', 'dedupe', 'max_backlog', 'max_backlog_bytes', 'on_full',
-        'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled',
+        'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled', 'set_burst', 'auto_burst', 'by_operator',
     }
-    local KINDS = 1000
-    local by_name, by_stem, overridden
-    local decoded, kinds = {}, 0 -- policies by what is stored of them: it seldom changes from call to call
+    local KINDS = 5000
+    local by_name, by_stem, overridden, own_ids
+    local decoded, sets, kinds = {}, {}, 0 -- policies by what is stored of them: it seldom changes from call to call
 
     at_begin(function()
-        by_name, by_stem, overridden = {}, {}, {}
+        by_name, by_stem, overridden, own_ids = {}, {}, {}, {}
     end)
+
+    local function count_kind()
+        kinds = kinds + 1
+        if kinds > KINDS then
+            decoded, sets, kinds = {}, {}, 1
+        end
+    end
+
+    local function derive(policy)
+        if policy.rate then
+            policy.step = fairness.interval(policy.rate)
+            policy.depth = fairness.depth(policy.step, policy.burst)
+        end
+    end
+
+    local function decode(stored)
+        count_kind()
+        local values, policy = { values_of(stored) }, { combined = {} }
+        for n = 1, #FIELDS do
+            policy[FIELDS[n]] = values[n]
+        end
+        derive(policy)
+        decoded[stored] = policy
+        return policy
+    end
 
     local function read(pattern)
         local stored = overridden[pattern]
         if stored == nil then
             stored = call('HGET', keys.rules, pattern)
         end
-        if not stored then
-            return nil
-        end
-        local policy = decoded[stored]
-        if not policy then
-            if kinds == KINDS then
-                decoded, kinds = {}, 0
-            end
-            local values = { values_of(stored) }
-            policy = {}
-            for n = 1, #FIELDS do
-                policy[FIELDS[n]] = values[n]
-            end
-            if policy.rate then
-                policy.step = fairness.interval(policy.rate)
-                policy.depth = fairness.depth(policy.step, policy.burst)
-            end
-            decoded[stored], kinds = policy, kinds + 1
-        end
-        return policy
+        return stored and (decoded[stored] or decode(stored)) or nil
     end
 
     -- What holds from here on: {pattern, as it is stored or false} each.
@@ -64,14 +75,193 @@ local rules = part(function(rules)
         return found
     end
 
+    -- Topics' own
+
+    local function set_of(id)
+        local set = sets[id]
+        if not set then
+            count_kind()
+            local stored = call('HGET', keys.own_sets, id)
+            if not stored then -- a store that lost something: the doctor says so
+                return { is_marked = false, code = {}, operator = {} }
+            end
+            local is_marked, code, operator = values_of(stored)
+            set = { is_marked = is_marked, code = code, operator = operator }
+            sets[id] = set
+        end
+        return set
+    end
+
+    -- Fields that do not go together were set one after the other: docs/behaviour.md, "Changes".
+    local function fit(policy)
+        policy.buckets, policy.bucket_name = false, false
+        policy.burst = policy.set_burst or policy.auto_burst or 1
+        derive(policy)
+        policy.limited = (policy.rate or policy.concurrency or policy.gate) and true or false
+        policy.window = policy.merge and policy.window
+        policy.debounce = policy.window and policy.debounce
+        policy.leading = policy.window and not policy.debounce and policy.leading
+        if policy.at_most_once and policy.serial == 'yield' then
+            policy.serial = 'hold'
+        end
+        return policy
+    end
+
+    -- An operator's pattern goes before the code's own.
+    local function combine(base, set)
+        local policy = {}
+        for n = 1, #FIELDS do
+            policy[FIELDS[n]] = base[FIELDS[n]]
+        end
+        for field, value in pairs(set.code) do
+            if not base.by_operator[field] then
+                policy[field] = value
+            end
+        end
+        for field, value in pairs(set.operator) do
+            policy[field] = value
+        end
+        return fit(policy)
+    end
+
+    local function combined(base, id)
+        local found = base.combined[id]
+        if not found then
+            local set = set_of(id)
+            count_kind()
+            found = combine(base, set)
+            base.combined[id] = found
+        end
+        return found
+    end
+
+    local function is_pattern(name)
+        return name == '*' or string.sub(name, -2) == '.*'
+    end
+
+    -- The id of a topic's own set, false: it has none.
+    local function own_id(topic)
+        local id = own_ids[topic]
+        if id == nil then
+            id = call('HGET', keys.own, topic)
+            own_ids[topic] = id
+        end
+        return id
+    end
+
+    -- Read those of many topics at once.
+    function rules.load(topics)
+        if shard.own == 0 then
+            return
+        end
+        local wanted = {}
+        for _, topic in ipairs(topics) do
+            if own_ids[topic] == nil then
+                own_ids[topic] = false
+                wanted[#wanted + 1] = topic
+            end
+        end
+        for n, id in ipairs(read_many(keys.own, wanted)) do
+            own_ids[wanted[n]] = id
+        end
+    end
+
+    -- Clients have to know what decides how a message is written: its body's limit, ttl, serial, merge, backlog. `known`: what the client knows
+    -- by topic (an id). Answers {topic, id or "", its record or ""} of each that is otherwise, nil if there is none.
+    function rules.unknown_to(known, plain_topics, drafts)
+        if shard.marked == 0 and next(known) == nil then
+            return nil
+        end
+        local topics, is_there, found = {}, {}, {}
+        for _, topic in ipairs(plain_topics) do
+            topics[#topics + 1], is_there[topic] = topic, true
+        end
+        for _, draft in pairs(drafts) do
+            if not is_there[draft.topic] then
+                topics[#topics + 1], is_there[draft.topic] = draft.topic, true
+            end
+        end
+        rules.load(topics)
+        for _, topic in ipairs(topics) do
+            local id = shard.own > 0 and own_id(topic)
+            local is = id and set_of(id).is_marked and id or ''
+            if is ~= (known[topic] or '') then
+                found[#found + 1] = { topic, is, is ~= '' and call('HGET', keys.own_sets, is) or '' }
+            end
+        end
+        return #found > 0 and found or nil
+    end
+
+    local uses
+
+    local function use(id, count)
+        if id then
+            uses[id] = (uses[id] or 0) + count
+            if set_of(id).is_marked then
+                shard.marked = shard.marked + count
+            end
+            shard.own = shard.own + count
+        end
+    end
+
+    -- {topic, the id that it has had, the id that it gets} each, "" for none; `stored`: {id, record} of those that are new. Answers the positions of those
+    -- that somebody else has changed meanwhile, and the topics that have changed.
+    function rules.set_own(changes, stored)
+        local others, topics, written, removed = {}, {}, {}, {}
+        for _, each in ipairs(stored) do
+            call('HSETNX', keys.own_sets, each[1], each[2])
+        end
+        for n, each in ipairs(changes) do
+            topics[n] = each[1]
+        end
+        own_ids, uses = {}, {}
+        for n, is in ipairs(read_many(keys.own, topics)) do
+            own_ids[topics[n]] = is
+        end
+        for n, each in ipairs(changes) do
+            local topic, before, after = each[1], each[2] ~= '' and each[2], each[3] ~= '' and each[3]
+            if own_ids[topic] ~= before then
+                others[#others + 1] = n
+                use(after, 0)
+            else
+                use(before, -1)
+                use(after, 1)
+                own_ids[topic] = after
+                if after then
+                    written[#written + 1] = topic
+                    written[#written + 1] = after
+                else
+                    removed[#removed + 1] = topic
+                end
+            end
+        end
+        call_many('HSET', keys.own, written, 2)
+        call_many('HDEL', keys.own, removed, 1)
+        for id, count in pairs(uses) do
+            if call('HINCRBY', keys.own_uses, id, count) <= 0 then
+                call('HDEL', keys.own_uses, id)
+                call('HDEL', keys.own_sets, id)
+                sets[id] = nil
+            end
+        end
+        by_name = {}
+        return others, topics
+    end
+
     -- What holds for a topic, or for the pattern of a bucket.
     function rules.of(name)
-        if shard.exact == 0 and string.byte(name, -1) ~= 42 then -- "*"
+        local ends_in_star = string.byte(name, -1) == 42
+        if shard.exact == 0 and shard.own == 0 and not ends_in_star then
             return of_stem(string.match(name, '^(.*%.)') or '')
         end
         local found = by_name[name]
         if not found then
-            found = read(name) or of_stem(string.match(name, '^(.*%.)') or '')
+            found = (shard.exact > 0 or ends_in_star) and read(name)
+            if not found then
+                found = of_stem(string.match(name, '^(.*%.)') or '')
+                local id = shard.own > 0 and not is_pattern(name) and own_id(name)
+                found = id and combined(found, id) or found
+            end
             by_name[name] = found
         end
         return found

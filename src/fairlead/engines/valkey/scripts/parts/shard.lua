@@ -11,7 +11,7 @@
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
-local LAYOUT = 3
+local LAYOUT = 4
 
 local POLICY_PAGE = 1000 -- lanes that a change of policy places anew in one call
 local INLINE = 16        -- messages of a lane that stand in its own record at most
@@ -91,7 +91,7 @@ end
 local COUNTERS = {
     'layout', 'nonce', 'shards', 'index', 'version', 'exact', 'now', 'seq', 'fence', 'deaths', 'lanes_made', 'lanes', 'waiting', 'bytes',
     'leased', 'dead', 'published', 'delivered', 'done', 'retried', 'died', 'merged', 'expired', 'removed', 'alarm', 'max_backlog',
-    'max_backlog_bytes', 'on_full', 'sweeping', 'bands',
+    'max_backlog_bytes', 'on_full', 'sweeping', 'own', 'marked', 'bands',
 }
 
 -- A new number is at least the server's time in this unit (a namespace's messages and leases are numbered apart): a server that lost some or all of
@@ -215,14 +215,19 @@ local rang
 -- Whether messages came to lanes that could not deliver before.
 local has_arrivals
 
--- The beginning of every call. Returns why it cannot go on.
-local function begin(call_keys, arguments)
+-- Which shard is meant.
+local function begin_keys(call_keys, arguments)
     KEYS, ARGV, call = call_keys, arguments, redis.call
     pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack, cmsgpack.pack
     local prefix = string.sub(KEYS[1], 1, -6) -- less "shard"
     if prefix ~= PREFIX then
         PREFIX, keys = prefix, setmetatable({}, KEY)
     end
+end
+
+-- The beginning of every call. Returns why it cannot go on.
+local function begin(call_keys, arguments)
+    begin_keys(call_keys, arguments)
     local refusal = open_shard()
     if refusal then
         return refusal
@@ -241,6 +246,10 @@ local function offer(name, flags, run)
         function_name = LIBRARY .. '_' .. name,
         flags = flags,
         callback = function(call_keys, arguments)
+            if name == 'relayout' then -- the only one that takes another layout
+                begin_keys(call_keys, arguments)
+                return run()
+            end
             return begin(call_keys, arguments) or run()
         end,
     })

@@ -1,0 +1,121 @@
+"""Namespaces that older programs made."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import redis
+
+from fairlead.engines import open_engine
+from fairlead.engines.base import FullEngine, Settings
+from fairlead.errors import SchemaMismatch
+from fairlead.message import Settlement
+from fairlead.servers import Server
+
+Opened = Callable[..., FullEngine]
+
+
+def load_layout(server: Server, layout: int) -> None:
+    """The namespace `before` as a program of that layout left it (two shards)."""
+    commands = json.loads((Path(__file__).parent / "data" / f"layout-{layout}.json").read_text())
+    with client(server) as raw:
+        for command in commands:
+            raw.execute_command(*(base64.b64decode(part) for part in command))
+
+
+def client(server: Server) -> redis.Redis:
+    return redis.Redis.from_url(server.url.replace("valkey://", "redis://"))
+
+
+def check_layout_3(engine: FullEngine) -> None:
+    assert engine.policies().rows() == [("code", "*", {"retries": 3}), ("code", "b.*", {"buckets": 2}), ("operator", "a.*", {"retries": 1})]
+    found, after = dict(engine.policy_own_list()[0]), engine.policy_own_list()[1]
+    while after is not None:
+        page, after = engine.policy_own_list(after)
+        found |= dict(page)
+    assert found == {
+        "a.1": {"code": {"rate": 5.0, "retries": 7}, "operator": {"paused": True}}, "b.1": {"code": {"weight": 2.0}},
+        "merging": {"code": {"max_body": 100, "merge": "last"}}, "split": {"code": {"partitions": 4}},
+    }  # fmt: skip
+    policy = engine.policy_of("a.1")
+    assert (policy.rate, policy.retries, policy.paused) == (5.0, 1, True)
+
+
+def test_a_namespace_of_layout_3_is_brought_up_with_all_that_it_holds(opened: Opened) -> None:
+    with Server() as server:
+        load_layout(server, 3)
+        engine = opened(server.url, namespace="before")
+        check_layout_3(engine)
+        assert [check for check in engine.doctor() if not check.ok] == []
+        engine.policy_set("operator", "a.1", {"paused": None, "rate": 1_000_000})
+        got: list[str] = []
+        while leases := engine.lease(100).leases:
+            got += [f"{lease.topic} {lease.body.decode()}" for lease in leases]
+            assert set(engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])) == {"acked"}
+        waited = [f"{topic} {n}" for topic in ("a.1", "merging", "split", "b.1") for n in range(6)]
+        assert set(waited) <= set(got)
+        again = opened(server.url, namespace="before")
+        assert again.policy_of("a.1").rate == 1_000_000
+
+
+@pytest.mark.parametrize("steps", range(1, 12))
+def test_bringing_up_may_break_off_anywhere(opened: Opened, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens it next goes on."""
+    from fairlead.engines.valkey.link import Link
+
+    with Server() as server:
+        load_layout(server, 3)
+        left = steps
+        call = Link.call
+
+        def breaking(self: Link, *arguments: object, **options: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+            return call(self, *arguments, **options)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Link, "call", breaking)
+            try:
+                opened(server.url, namespace="before").close()
+            except KeyboardInterrupt:
+                pass
+        check_layout_3(opened(server.url, namespace="before"))
+
+
+def test_programs_that_open_an_older_namespace_at_once(opened: Opened) -> None:
+    """One brings it up, the others wait for it."""
+    with Server() as server:
+        load_layout(server, 3)
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                with_ = open_engine(server.url, Settings(namespace="before"))
+                check_layout_3(with_)
+                with_.close()
+            except BaseException as error:  # told below
+                failed.append(error)
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert failed == []
+
+
+def test_a_program_of_an_older_layout_is_refused_while_it_runs(opened: Opened) -> None:
+    """Its next call says so: here one that meets a newer layout."""
+    with Server() as server:
+        engine = opened(server.url, namespace="mine")
+        with client(server) as raw:
+            raw.set("fairlead:{mine/0}:shard", b"\x63" + raw.get("fairlead:{mine/0}:shard")[1:])
+        with pytest.raises(SchemaMismatch, match=r"layout 99.*upgrade"):
+            engine.lease(1)
