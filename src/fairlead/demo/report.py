@@ -1,8 +1,8 @@
-"""What happened in the demo, from the handlers' own log and the store's counters."""
+"""What the demo measured, and which promises held."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -12,13 +12,29 @@ from fairlead.policy import default_burst
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fairlead.demo.logs import Handled
     from fairlead.engines.base import FullEngine, Overview
+
+BEFORE, DURING, AFTER, SHARING = "before the flood", "during the flood", "after the flood", "while all tiers had work"
 
 START_SLACK = 2
 """
-Starts that may come closer together than their permits: a permit is taken at hand-out, the handler starts a moment later, and that moment
+Starts may lie closer together than their permits: a permit is taken at delivery, the handler starts a moment later, and that moment
 varies.
 """
+
+QUIET_FACTOR = 2.0
+"""The quiet merchants' p99 may grow by so much while one merchant floods."""
+
+QUIET_FLOOR = 0.01
+"""Seconds of p99 up to which nobody is said to wait: a timer and two processes that take turns are not more exact."""
+
+LATE = 0.005
+"""An idle process that is woken so much too late (p99, seconds) means: the machine is too busy to measure on."""
+
+SHARE_SLACK = 0.01
+
+State = Literal["pending", "held", "broken", "not judged"]
 
 
 class Phase(msgspec.Struct):
@@ -34,31 +50,27 @@ class Phase(msgspec.Struct):
         return self.ended - self.began
 
 
-class Handled(msgspec.Struct):
-    """One line of the log; seconds since 1970."""
+class Promise(msgspec.Struct, frozen=True):
+    """What is promised, whether it was kept, and by which figures."""
 
-    topic: str
-    published: float
-    started: float
-    ended: float
-
-    @staticmethod
-    def read(line: str) -> Handled:
-        topic, published, started, ended = line.split()
-        return Handled(topic, float(published), float(started), float(ended))
+    name: str
+    state: State = "pending"
+    detail: str = ""
 
 
-def report(engine: FullEngine, phases: dict[str, Phase], handled: list[Handled], took: float) -> dict[str, Any]:
+class Seen(msgspec.Struct):
+    """All that the demo has seen so far; `lags` are (when, by how much too late an idle process was woken)."""
+
+    phases: dict[str, Phase] = {}
+    handled: list[Handled] = []
+    lags: list[tuple[float, float]] = []
+
+
+def report(engine: FullEngine, seen: Seen, took: float) -> dict[str, Any]:
     """All figures of the run, and whether the promises held."""
-    end = engine.overview()
-    special = {FLOOD, BROKEN, BEST_SELLER, SLOW}
-    quiet = [each for each in handled if each.topic not in special]
-    burst = default_burst(RATE)
-    starts = _most_in_a_second([each.started for each in handled if each.topic == BEST_SELLER])
-    together = max((_most_at_once(each) for each in _by_topic(handled) if each[0].topic != FLOOD), default=0)
-    shares, shares_held = _shares(phases["while all tiers had work"])
-    accounted = end.published == end.done + end.waiting + end.leased + end.dead
-    limits_held = starts <= RATE + burst + START_SLACK and together <= CONCURRENCY
+    end, phases, handled = engine.overview(), seen.phases, seen.handled
+    quiet = quiet_only(handled)
+    told = promises(engine, seen, is_over=True)
     return {
         "throughput": {
             "in all": f"{end.done:,} messages handled in {took:.1f} s",
@@ -66,10 +78,11 @@ def report(engine: FullEngine, phases: dict[str, Phase], handled: list[Handled],
             "of the flood": f"{sum(each.topic == FLOOD for each in handled):,} messages handled",
         },
         "waiting time of the quiet merchants": {name: _p50_p99(_waits(quiet, phase)) for name, phase in phases.items() if name.endswith("the flood")},
-        "shares of the tiers, while all had work": shares,
+        "lateness of an idle process": {name: _p50_p99(_lags(seen, phase)) for name, phase in phases.items() if name.endswith("the flood")},
+        "shares of the tiers, while all had work": _shares(phases[SHARING])[0],
         "limits": {
-            f"{BEST_SELLER}: most starts in one second": f"{starts} (rate {RATE}/s, burst {burst:g})",
-            "any limited merchant: most at once": f"{together} (concurrency {CONCURRENCY})",
+            f"{BEST_SELLER}: most starts in one second": _starts(handled)[1],
+            "any limited merchant: most at once": f"{_together(handled)} (concurrency {CONCURRENCY})",
         },
         "the failing merchant": {
             "attempts that failed": f"{sum(each.topic == BROKEN for each in handled):,}",
@@ -79,11 +92,130 @@ def report(engine: FullEngine, phases: dict[str, Phase], handled: list[Handled],
             "published": f"{end.published:,}",
             "= done + waiting + leased + dead": f"{end.done:,} + {end.waiting:,} + {end.leased:,} + {end.dead:,}",
         },
-        "promises held": accounted and limits_held and shares_held,
+        "promises": {each.name: f"{each.state}: {each.detail}" for each in told},
+        "in one sentence": sentence(seen),
+        "promises held": all(each.state in ("held", "not judged") for each in told),
+        "all judged": all(each.state != "not judged" for each in told),
     }
 
 
-def _by_topic(handled: list[Handled]) -> list[list[Handled]]:
+def promises(engine: FullEngine, seen: Seen, *, is_over: bool = False) -> list[Promise]:
+    """Each promise as far as it can be judged by now."""
+    return [_quiet(seen), *_limits(seen), _failing(engine, is_over=is_over), _tiers(seen), _accounts(engine, is_over=is_over)]
+
+
+def sentence(seen: Seen) -> str:
+    """The demo in one sentence."""
+    waits = {name: _waits(quiet_only(seen.handled), seen.phases[name]) for name in (BEFORE, DURING) if name in seen.phases}
+    if len(waits) < 2 or not all(waits.values()):
+        return ""
+    others = len({each.topic for each in quiet_only(seen.handled)})
+    flood = seen.phases[DURING]
+    published = max(0, flood.after.published - flood.before.published - len(waits[DURING]))
+    p50 = [percentile(waits[name], 0.5) * 1000 for name in (DURING, BEFORE)]
+    p99 = [percentile(waits[name], 0.99) * 1000 for name in (DURING, BEFORE)]
+    return (
+        f"While one merchant published about {round(published, -3):,}, the other {others:,} waited {p50[0]:.1f} ms instead of {p50[1]:.1f} "
+        f"(p99 {p99[0]:.1f} instead of {p99[1]:.1f})."
+    )
+
+
+def quiet_only(handled: Sequence[Handled]) -> list[Handled]:
+    """What the merchants without a part of their own did."""
+    special = {FLOOD, BROKEN, BEST_SELLER, SLOW}
+    return [each for each in handled if each.topic not in special]
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """Of values in order, of which there is at least one."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+# The promises
+
+
+def _quiet(seen: Seen) -> Promise:
+    name = f"the others do not notice the flood: p99 at most {QUIET_FACTOR:g} times"
+    if DURING not in seen.phases:
+        return Promise(name)
+    quiet = quiet_only(seen.handled)
+    before, during = (_waits(quiet, seen.phases[phase]) for phase in (BEFORE, DURING))
+    if not before or not during:
+        return Promise(name, "broken", "none of them was handled")
+    was, became = percentile(before, 0.99), percentile(during, 0.99)
+    detail = f"p99 {_ms(became)}, {_ms(was)} before"
+    if became <= max(QUIET_FACTOR * was, QUIET_FLOOR):
+        return Promise(name, "held", detail)
+    late = [percentile(lags, 0.99) if (lags := _lags(seen, seen.phases[phase])) else 0.0 for phase in (BEFORE, DURING)]
+    if max(late) >= LATE:
+        why = f"the machine is too busy: an idle process was woken {_ms(late[1])} late (p99), {_ms(late[0])} before"
+        return Promise(name, "not judged", f"{detail}; {why}")
+    return Promise(name, "broken", detail)
+
+
+def _limits(seen: Seen) -> list[Promise]:
+    rate = f"{RATE} starts a second at most for each merchant"
+    at_once = f"{CONCURRENCY} at once at most for each merchant"
+    if BEFORE not in seen.phases:
+        return [Promise(rate), Promise(at_once)]
+    starts, told = _starts(seen.handled)
+    together = _together(seen.handled)
+    return [
+        Promise(rate, "held" if starts <= RATE + _burst() + START_SLACK else "broken", f"{told}"),
+        Promise(at_once, "held" if together <= CONCURRENCY else "broken", f"most at once: {together}"),
+    ]
+
+
+def _failing(engine: FullEngine, *, is_over: bool) -> Promise:
+    name = "what always fails becomes a dead letter"
+    stats = engine.topic_stats(BROKEN)
+    left = stats.waiting + stats.leased
+    if left or not stats.dead:
+        return Promise(name, "broken" if is_over and not stats.dead else "pending" if not is_over else "held", f"{stats.dead:,} dead, {left:,} to go")
+    return Promise(name, "held", f"{stats.dead:,} dead letters, each with its reason")
+
+
+def _tiers(seen: Seen) -> Promise:
+    name = "tiers share " + " : ".join(f"{share:g}" for share in TIERS.values())
+    if SHARING not in seen.phases:
+        return Promise(name)
+    _, given, held = _shares(seen.phases[SHARING])
+    detail = " : ".join(f"{part:.1%}" for part in given.values()) + f" (1 % slack, {_all_given(seen.phases[SHARING]):,} deliveries)"
+    return Promise(name, "held" if held else "broken", detail)
+
+
+def _accounts(engine: FullEngine, *, is_over: bool) -> Promise:
+    name = "no message is lost, and none is counted twice"
+    if not is_over:
+        return Promise(name)
+    end = engine.overview()
+    is_right = end.published == end.done + end.waiting + end.leased + end.dead
+    detail = f"{end.published:,} published = {end.done:,} done + {end.waiting + end.leased:,} left + {end.dead:,} dead"
+    return Promise(name, "held" if is_right else "broken", detail)
+
+
+# Figures
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f} ms"
+
+
+def _burst() -> float:
+    return default_burst(RATE)
+
+
+def _starts(handled: Sequence[Handled]) -> tuple[int, str]:
+    starts = _most_in_a_second([each.started for each in handled if each.topic == BEST_SELLER])
+    allowed = f"rate {RATE}/s, burst {_burst():g}, slack {START_SLACK}: a start comes a moment after its permit"
+    return starts, f"{starts} ({allowed})"
+
+
+def _together(handled: Sequence[Handled]) -> int:
+    return max((_most_at_once(each) for each in _by_topic(handled) if each[0].topic != FLOOD), default=0)
+
+
+def _by_topic(handled: Sequence[Handled]) -> list[list[Handled]]:
     found: dict[str, list[Handled]] = {}
     for each in handled:
         found.setdefault(each.topic, []).append(each)
@@ -92,13 +224,17 @@ def _by_topic(handled: list[Handled]) -> list[list[Handled]]:
 
 def _waits(handled: Sequence[Handled], phase: Phase) -> list[float]:
     """Seconds from publish to the handler's start of what was published in the phase, in order."""
-    return sorted(each.started - each.published for each in handled if phase.began <= each.published < phase.ended)
+    return sorted(each.wait for each in handled if phase.began <= each.published < phase.ended)
+
+
+def _lags(seen: Seen, phase: Phase) -> list[float]:
+    return sorted(late for moment, late in seen.lags if phase.began <= moment < phase.ended)
 
 
 def _p50_p99(waits: list[float]) -> str:
     if not waits:
         return "none were handled"
-    p50, p99 = (waits[min(len(waits) - 1, int(len(waits) * part))] for part in (0.5, 0.99))
+    p50, p99 = (percentile(waits, part) for part in (0.5, 0.99))
     return f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms ({len(waits):,} messages)"
 
 
@@ -121,12 +257,28 @@ def _most_at_once(handled: list[Handled]) -> int:
     return most
 
 
-def _shares(phase: Phase) -> tuple[dict[str, str], bool]:
+def _shares(phase: Phase) -> tuple[dict[str, str], dict[str, float], bool]:
     """Each tier's part of the deliveries against its target, while all three had work."""
-    given = {tier: _delivered(phase.after, tier) - _delivered(phase.before, tier) for tier in TIERS}
-    total, shares = sum(given.values()), sum(TIERS.values())
-    told = {tier: f"{given[tier] / total:.1%} of {total:,} (target {TIERS[tier] / shares:.0%})" for tier in TIERS} if total else {}
-    return told, bool(total) and all(abs(given[tier] / total - TIERS[tier] / shares) <= 0.01 for tier in TIERS)
+    parts = shares_between(phase.before, phase.after)
+    total, targets = _all_given(phase), target_shares()
+    told = {tier: f"{part:.1%} of {total:,} (target {targets[tier]:.0%})" for tier, part in parts.items()}
+    return told, parts, bool(total) and all(abs(parts[tier] - targets[tier]) <= SHARE_SLACK for tier in TIERS)
+
+
+def target_shares() -> dict[str, float]:
+    """Each tier's part, if all have work."""
+    return {tier: share / sum(TIERS.values()) for tier, share in TIERS.items()}
+
+
+def shares_between(before: Overview, after: Overview) -> dict[str, float]:
+    """Each tier's part of the deliveries between two looks; empty where there were none."""
+    given = {tier: _delivered(after, tier) - _delivered(before, tier) for tier in TIERS}
+    total = sum(given.values())
+    return {tier: number / total for tier, number in given.items()} if total else {}
+
+
+def _all_given(phase: Phase) -> int:
+    return sum(_delivered(phase.after, tier) - _delivered(phase.before, tier) for tier in TIERS)
 
 
 def _delivered(overview: Overview, tier: str) -> int:

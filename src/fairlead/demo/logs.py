@@ -1,0 +1,50 @@
+"""What the demo's other processes write down, read as it grows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Handled(msgspec.Struct):
+    """One line of a worker's log; seconds since 1970."""
+
+    topic: str
+    published: float
+    started: float
+    ended: float
+
+    @staticmethod
+    def read(line: str) -> Handled:
+        topic, published, started, ended = line.split()
+        return Handled(topic, float(published), float(started), float(ended))
+
+    @property
+    def wait(self) -> float:
+        """From publish to the handler's start."""
+        return self.started - self.published
+
+
+class Growing:
+    """The lines that have come to the files of a pattern since they were last read."""
+
+    def __init__(self, folder: Path, pattern: str) -> None:
+        self._folder = folder
+        self._pattern = pattern
+        self._read: dict[Path, int] = {}
+
+    def lines(self) -> list[str]:
+        """Whole lines only; the beginning of one waits for its end."""
+        found: list[str] = []
+        for path in sorted(self._folder.glob(self._pattern)):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                data = file.read()
+            end = data.rfind(b"\n") + 1
+            self._read[path] = self._read.get(path, 0) + end
+            found += data[:end].decode().splitlines()
+        return found
