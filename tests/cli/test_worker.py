@@ -137,12 +137,15 @@ def worked(folder: Path, *arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_failures_are_logged_as_one_line_each(tmp_path: Path, processes: str) -> None:
-    """What failed, where, and why; only that at --log-level warning, in every process of the worker."""
-    failed, rejected = sorted(worked(tmp_path, "--log-level", "warning", "--processes", processes), key=lambda line: "rejected" in line)
+    """What failed, where, and why; only that at --log-level warning, in every process of the worker. A dead letter's traceback follows."""
+    lines = worked(tmp_path, "--log-level", "warning", "--processes", processes)
+    failed, rejected = sorted((line for line in lines if not line.startswith(" ")), key=lambda line: "rejected" in line)
     assert "in push.acme: attempt 1 failed: LookupError: order 42 is unknown (" in failed
-    assert "shop.py:10)" in failed
-    assert "WARNING" in failed
-    assert rejected.endswith("in push.acme: rejected: no such customer")
+    assert "shop.py:10); it is a dead letter now" in failed
+    assert "ERROR" in failed
+    assert "  Traceback (most recent call last):" in lines
+    assert "WARNING" in rejected
+    assert "in push.acme: rejected: no such customer" in rejected
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
@@ -150,7 +153,8 @@ def test_a_log_for_machines(tmp_path: Path, processes: str) -> None:
     """With --log-json each line is an object that says what it is about, field by field."""
     lines = [json.loads(line) for line in worked(tmp_path, "--log-json", "--log-level", "debug", "--processes", processes)]
     told = {line["event"].partition(": ")[2]: line for line in lines if "message" in line}
-    assert sorted(text.split()[0] for text in told) == ["attempt", "done", "rejected:"]
+    assert sorted(text.split()[0] for text in told) == ["attempt", "rejected:", "succeeded"]
     (failed,) = (line for line in lines if line.get("error") == "LookupError")
-    assert (failed["level"], failed["topic"], failed["attempt"], failed["logger"]) == ("warning", "push.acme", 1, "fairlead.worker")
+    assert (failed["level"], failed["topic"], failed["attempt"], failed["logger"]) == ("error", "push.acme", 1, "fairlead.worker")
+    assert "order 42 is unknown" in failed["traceback"]
     assert all(line["time"].endswith("+00:00") for line in lines)

@@ -38,17 +38,21 @@ Examples:
 @click.option("--reload", is_flag=True, help="Begin anew when a source file changes (development).")
 @click.option("-l", "--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 @click.option("--log-json", is_flag=True, help="One JSON object a line.")
+@click.option("--traceback/--no-traceback", default=None, help="Log tracebacks of attempts that are tried again too; default: on a terminal.")
 @pass_session
 def worker(
     session: Session, target: str, *, concurrency: int, processes: int, pool: str, topics: str | None, burst: bool, grace: str, reload: bool,
-    log_level: str, log_json: bool,
+    log_level: str, log_json: bool, traceback: bool | None,
 ) -> None:  # fmt: skip
     """Handle the messages of an application's topics until SIGTERM or Ctrl-C."""
-    Style(logging.getLevelNamesMapping()[log_level.upper()], log_json).apply()
+    style = Style(logging.getLevelNamesMapping()[log_level.upper()], log_json)
     app = load_app(target)
+    style.apply()  # unless the program has set up logging
     _use_store(session, app)
     named = None if topics is None else [topic.strip() for topic in topics.split(",") if topic.strip()]
-    summary = app.run_worker(concurrency=concurrency, processes=processes, pool=pool, topics=named, burst=burst, grace=grace, reload=reload)
+    summary = app.run_worker(
+        concurrency=concurrency, processes=processes, pool=pool, topics=named, burst=burst, grace=grace, reload=reload, traceback=traceback
+    )  # fmt: skip
     if burst:
         say(f"{summary.acked:,} done, {summary.retried:,} to be retried, {summary.died:,} dead")
 

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from fairlead.errors import UsageError
+from fairlead.working.banner import tell_banner
 from fairlead.working.loading import refuse_while_importing
 from fairlead.working.worker import Worker, check_handlers
 
@@ -115,6 +116,7 @@ class EmbeddedWorker:
     def _make(self) -> Worker:
         """Opens the engine, so not on an event loop."""
         self._app.install_schedules()
+        tell_banner(self._app, self._options, "the program stops it")
         worker = Worker(self._app.engine, self._app.handlers, self._options)
         with self._lock:
             self._worker = worker

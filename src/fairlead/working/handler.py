@@ -28,6 +28,9 @@ TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER = headers.TIME_LIMIT, headers.SOFT_TIM
 CURRENT: ContextVar[Any] = ContextVar("fairlead_run")
 """The run of a task that this code is part of: a `fairlead.Request`."""
 
+DELIVERY: ContextVar[Any] = ContextVar("fairlead_delivery", default=None)
+"""What the running handler was given: a lease, a message, or of a batch what its log lines are to say."""
+
 KNOWN_TOPICS = 100_000
 """Topics whose handler is remembered; beyond it the memory begins anew."""
 
@@ -117,6 +120,17 @@ def _limit(where: str, option: str, value: Duration | None) -> float | None:
     return limit
 
 
+def fields() -> dict[str, Any]:
+    """What the code that runs here is about: message, topic, attempt, and of a task its name; empty outside of handlers."""
+    run = CURRENT.get(None)
+    if run is not None:
+        return {"task": run.task, "message": run.id, "topic": run.topic, "attempt": run.attempt}
+    delivery = DELIVERY.get()
+    if delivery is None or isinstance(delivery, dict):
+        return dict(delivery or {})
+    return {"message": delivery.id, "topic": delivery.topic, "attempt": delivery.attempt}
+
+
 def kind_of(message: Message | Lease) -> str:
     """What a message is one of, among few: the task that it names, else the pattern one above its topic."""
     task = (message.headers or {}).get(TASK_HEADER)
@@ -170,6 +184,14 @@ class Handlers:
     def add_own(self, handler: Handler) -> None:
         """Register one of Fairlead's own tasks, which is not counted."""
         self._own[handler.name] = handler
+
+    def by_pattern(self) -> list[Handler]:
+        """Those that were registered for a pattern, in the order of these."""
+        return [self._by_pattern[pattern] for pattern in sorted(self._by_pattern)]
+
+    def task_names(self) -> list[str]:
+        """The names of all tasks, in their order."""
+        return sorted(self._by_task)
 
     def tasks(self) -> list[Any]:
         """All tasks."""

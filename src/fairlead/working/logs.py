@@ -7,17 +7,12 @@ import logging
 import textwrap
 import traceback
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from fairlead import texts
-from fairlead.errors import DependencyFailed, DestinationUnwell, Reject, Retry
 from fairlead.safetext import escaped, escaped_json, without_passwords
-from fairlead.working.handler import CURRENT
-
-if TYPE_CHECKING:
-    from fairlead.message import Lease
+from fairlead.working.handler import fields
 
 log = logging.getLogger("fairlead.worker")
 
@@ -28,12 +23,16 @@ TEXT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
 def _about(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line is about: what it says itself, else the run of the task that it was written in."""
+    """What a line is about: what it says itself, else the handler that it was written in."""
     said: dict[str, Any] | None = getattr(record, FIELDS, None)
-    run = CURRENT.get(None)
-    if said is not None or run is None:
-        return said or {}
-    return {"task": run.task, "message": run.id, "topic": run.topic, "attempt": run.attempt}
+    return fields() if said is None else said
+
+
+def _in_words(about: dict[str, Any]) -> str:
+    """As lines for people have it at their end."""
+    if not about:
+        return ""
+    return f" [{', '.join(f'{name} {escaped(str(value))}' for name, value in about.items())}]"
 
 
 class TextLines(logging.Formatter):
@@ -42,7 +41,14 @@ class TextLines(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         is_ours = record.name.partition(".")[0] == "fairlead"  # the program's own lines may be several
         record.message = escaped(without_passwords(record.message), lines=not is_ours)
+        if not is_ours:  # ours name it themselves
+            record.message += _in_words(_about(record))
         return super().formatMessage(record)
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        """Local time with its zone."""
+        del datefmt
+        return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(" ", "milliseconds")
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         told = escaped(without_passwords(super().formatException(ei)), lines=True)
@@ -88,34 +94,6 @@ class Style(msgspec.Struct, frozen=True):
         handler = logging.StreamHandler()
         handler.setFormatter(JsonLines() if self.as_json else TextLines(TEXT))
         logging.basicConfig(level=self.level, handlers=[handler])
-
-
-def tell(lease: Lease, error: BaseException | None, cost_us: int) -> None:
-    """One line about how a handler ended."""
-    match error:
-        case None:
-            level, what = logging.DEBUG, f"done in {cost_us / 1000:.1f} ms"
-        case Reject():
-            level, what = logging.WARNING, f"rejected: {error.reason}"
-        case Retry():
-            level, what = logging.INFO, f"attempt {lease.attempt} asks to be tried again: {error}"
-        case DependencyFailed():
-            level, what = logging.INFO, f"not run: {error}"
-        case DestinationUnwell():
-            level, what = logging.WARNING, f"the topic rests: {error}"
-        case _:
-            level, what = logging.WARNING, f"attempt {lease.attempt} failed: {_shortly(error)}"
-    if log.isEnabledFor(level):
-        about = {"message": lease.id, "topic": lease.topic, "attempt": lease.attempt, "seconds": cost_us / 1_000_000}
-        if error is not None:
-            about["error"] = texts.type_name(type(error))
-        log.log(level, "message %s in %s: %s", lease.id, lease.topic, texts.clean(what, texts.MAX_REASON), extra={FIELDS: about})
-
-
-def _shortly(error: BaseException) -> str:
-    """Type, first line, and where; the whole is kept with the message."""
-    said = texts.of(error).partition("\n")[0]
-    kind = texts.type_name(type(error))
-    text = f"{kind}: {said}" if said else kind
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+        selector = logging.getLogger("asyncio")
+        if selector.level == logging.NOTSET:
+            selector.setLevel(max(self.level, logging.INFO))  # at debug it tells of its own parts only

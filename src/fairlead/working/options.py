@@ -20,7 +20,8 @@ class EmbeddedOptions(TypedDict, total=False):
     Options of `app.worker` and `app.arun_worker`.
 
     `concurrency`: most handlers at once (100). `burst`: end when nothing is left to run now. `pool`, `topics`: what to serve; named topics
-    strictly in their order. `grace`: how long running handlers may go on at the end (30 s).
+    strictly in their order. `grace`: how long running handlers may go on at the end (30 s). `traceback`: log the traceback of every failed
+    attempt, not of the last one alone; default: where standard error is a terminal.
     """
 
     concurrency: int
@@ -28,6 +29,7 @@ class EmbeddedOptions(TypedDict, total=False):
     pool: str
     topics: Sequence[str] | None
     grace: units.Duration
+    traceback: bool | None
 
 
 class WorkerOptions(EmbeddedOptions, total=False):
@@ -47,6 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     grace: float = 30.0
     processes: int = 1
     reload: bool = False
+    traceback: bool | None = None
     store: tuple[str | None, str | None] = (None, None)
     """URL and namespace, where the command line names others than the code."""
 
@@ -62,6 +65,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             "grace": lambda value: arguments.seconds(call, "grace", value),
             "processes": lambda value: arguments.whole(call, "processes", value, most=MOST_PROCESSES),
             "reload": bool,
+            "traceback": lambda value: None if value is None else bool(value),
         }
         checked: dict[str, Any] = {name: checks[name](value) for name, value in given.items()}
         return Options(**checked)
@@ -80,3 +84,11 @@ class Summary(msgspec.Struct):
     def handled(self) -> int:
         """Deliveries that were run to an end."""
         return self.acked + self.retried + self.died
+
+    def in_words(self) -> str:
+        """As the last line of a log has it."""
+        told = [f"{self.acked:,} done"]
+        for count, what in ((self.retried, "to be retried"), (self.died, "dead"), (self.released, "given back"), (self.lost, "leases lost")):
+            if count:
+                told.append(f"{count:,} {what}")
+        return ", ".join(told)

@@ -9,6 +9,7 @@ import msgspec
 
 from fairlead.errors import UsageError
 from fairlead.safetext import redacted
+from fairlead.working.banner import tell_banner
 from fairlead.working.embedded import refuse_running_loop
 from fairlead.working.loading import refuse_while_importing
 from fairlead.working.worker import Worker, check_handlers
@@ -29,6 +30,7 @@ def run_worker(app: Fairlead, options: Options, registry: WorkerRegistry) -> Sum
     if app.store.passed_over:
         log.warning("store: %s", app.store)
     app.install_schedules()
+    tell_banner(app, options, f"stop with Ctrl-C or SIGTERM: running handlers may go on for {options.grace:g} s")
     if options.processes > 1 or options.reload:
         from fairlead.working.supervisor import Supervisor, target_of  # noqa: PLC0415  # most workers need no supervisor
 

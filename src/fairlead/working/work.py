@@ -70,6 +70,11 @@ class Work:
         return self.lease.handle, self.lease.fence
 
     @property
+    def delivery(self) -> Any:
+        """What log lines of the handler are about, see `handler.fields`."""
+        return self.lease if self.parts is None else {"topic": self.lease.topic, "messages": len(self.parts)}
+
+    @property
     def limits(self) -> tuple[float | None, float | None]:
         """How long it may run, and after how long it is warned: what its call says, or its handler."""
         handler, headers = self.handler, self.lease.headers

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -21,7 +22,6 @@ from fairlead import codec, texts
 from fairlead import signals as signals_
 from fairlead.errors import JobCancelled, LeaseLost, Reject, UsageError
 from fairlead.message import Settlement
-from fairlead.working import logs
 from fairlead.working.aborts import Aborts
 from fairlead.working.buffer import Buffer
 from fairlead.working.courier import Courier
@@ -29,6 +29,7 @@ from fairlead.working.executors.aio import AsyncExecutor
 from fairlead.working.executors.processes import ProcessCaller, template_for
 from fairlead.working.executors.threads import ThreadExecutor
 from fairlead.working.limits import SoftTimeLimit, TimeLimit, WorkerStopped
+from fairlead.working.lines import EndingLines
 from fairlead.working.pause import Pause
 from fairlead.working.settle import give_back, impossible, judge, nonsense
 from fairlead.working.starting import CannotStart
@@ -95,7 +96,7 @@ class Worker:
         """Longest time from the stop to the end."""
         self._surroundings = handlers.surroundings
         self._teller = Teller(self._surroundings, self._caught_up) if self._surroundings.has_hooks else None
-        self._is_watched = self._teller is not None or log.isEnabledFor(logging.DEBUG)
+        self._lines: EndingLines
 
     # Life
 
@@ -122,14 +123,16 @@ class Worker:
         self._children = ProcessCaller(self._child_began, template_for(self._handlers))
         self._threads = ThreadExecutor(self._options.concurrency, self._call, self._ring, self._pause)
         self._courier = Courier(self._told_engine(), self._options, self, self._pause)
+        self._lines = EndingLines(self._engine, self._loop, with_tracebacks=_shows_tracebacks(self._options))
         is_cancelled = False
+        began = time.monotonic()
         try:
             aborts = await self._loop.run_in_executor(None, Aborts, self._engine, self.aborted)
             with self._signals(signals), contextlib.closing(aborts):
                 self._courier.start()
                 aborts.start()
                 signals_.worker_ready.send(self)
-                log.info("worker %d handles messages of pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
+                log.info("worker %d is ready: pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
                 if ready is not None:
                     ready()
                 try:
@@ -141,6 +144,8 @@ class Worker:
                 is_cancelled |= await self._to_the_end(self._shut_down())
         finally:
             self.ended.set()
+        self._lines.close()
+        log.info("worker %d stopped after %.1f s: %s", os.getpid(), time.monotonic() - began, self._courier.summary.in_words())
         if self._failure is not None:
             raise self._failure
         if is_cancelled:
@@ -210,7 +215,9 @@ class Worker:
         if self._failure is not None:
             self._give_up_unstarted()
         if self._stops == 1 and self._running:
-            log.info("stopping: %d handlers may go on for %g s; stop again to end them now", len(self._running), self._options.grace)
+            running = len(self._running)
+            handlers = "1 handler" if running == 1 else f"{running:,} handlers"
+            log.info("stopping: %s may go on for %g s; stop again to end them now", handlers, self._options.grace)
             await self._until(lambda: not self._running or self._stops > 1, self._options.grace)
         stopped = WorkerStopped("the worker is stopped")
         for unit in list(self._running):
@@ -267,6 +274,9 @@ class Worker:
     def aborted(self, ids: set[str]) -> None:
         with contextlib.suppress(RuntimeError):  # the worker has ended
             self._loop.call_soon_threadsafe(self._abort, ids)
+
+    def told(self, settlement: Settlement, answer: str) -> None:
+        self._lines.settled(settlement, answer)
 
     def drained(self) -> None:
         self.stop()
@@ -540,8 +550,12 @@ class Worker:
 
     def _conclude(self, work: Work, error: BaseException | None, cost_us: int, returned: Any = None) -> None:
         settlement, error = self._ended(work, error, cost_us, returned)
-        if error is not None or self._is_watched:
+        if error is not None or self._teller is not None:
             self._tell(work, error, cost_us)
+        else:
+            self._lines.count += 1
+            if self._lines.is_open:
+                self._lines.succeeded(work.lease, cost_us)
         self._settle(settlement)
 
     def _ended(self, work: Work, error: BaseException | None, cost_us: int, returned: Any) -> tuple[Settlement, BaseException | None]:
@@ -572,10 +586,12 @@ class Worker:
 
     def _tell(self, work: Work, error: BaseException | None, cost_us: int) -> None:
         """The log, and whoever wants to know what comes of it."""
-        try:
-            logs.tell(work.lease, error, cost_us)
-        except BaseException:  # noqa: BLE001  # a log handler of the program, or the error's own code
-            log.warning("message %s in %s: attempt %d ended, and how cannot be told", work.lease.id, work.lease.topic, work.lease.attempt)
+        if error is not None:
+            self._lines.expect(work.lease, error, cost_us)
+        else:
+            self._lines.count += 1
+            if self._lines.is_open:
+                self._lines.succeeded(work.lease, cost_us)
         if self._teller is not None:
             self._teller.expect(work.lease, error)
 
@@ -592,6 +608,11 @@ class Worker:
         """At the end of a turn: all that ended in it is settled together."""
         self._flush_is_due = False
         self._courier.go.set()
+
+
+def _shows_tracebacks(options: Options) -> bool:
+    """Of every failure, also of those that are tried again: where a person watches."""
+    return sys.stderr.isatty() if options.traceback is None else options.traceback
 
 
 async def end_tasks() -> None:

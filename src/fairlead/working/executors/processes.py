@@ -16,7 +16,9 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from fairlead.errors import DestinationUnwell, Reject, Retry
+from fairlead.message import Message
 from fairlead.working import starting
+from fairlead.working.handler import DELIVERY
 from fairlead.working.limits import SoftTimeLimit
 from fairlead.working.logs import Style
 from fairlead.working.settle import ChildDied, Portable, RemoteFailure, describe, text_of
@@ -240,6 +242,7 @@ def _leave_signals_to_the_worker() -> None:
 def _answer(function: Callable[..., Any], call: bytes) -> tuple[str, Any]:
     try:
         (args, kwargs), soft_time_limit, is_batch = pickle.loads(call)  # noqa: S301  # of the worker
+        DELIVERY.set(_delivery(args))
         with _soft_limit(soft_time_limit):
             returned = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001  # also SystemExit: it is a failure of the message
@@ -247,6 +250,14 @@ def _answer(function: Callable[..., Any], call: bytes) -> tuple[str, Any]:
     if is_batch and isinstance(returned, list):
         return "returned", [_portable(one) if isinstance(one, BaseException) else None for one in returned]
     return "returned", returned if isinstance(returned, Portable) else None
+
+
+def _delivery(args: tuple[Any, ...]) -> Any:
+    """What log lines of the handler are about; a task says it by itself."""
+    given = args[0] if args else None
+    if isinstance(given, list) and given and isinstance(given[0], Message):
+        return {"topic": given[0].topic, "messages": len(given)}
+    return given if isinstance(given, Message) else None
 
 
 def _portable(error: BaseException) -> BaseException:

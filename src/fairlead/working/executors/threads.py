@@ -12,6 +12,7 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from fairlead.working.handler import DELIVERY
 from fairlead.working.limits import raise_in_thread
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class _Runner(threading.Thread):
         work.began = perf_counter()
         returned: Any = None
         error: BaseException | None = None
+        DELIVERY.set(work.delivery)
         try:
             try:
                 returned = self._executor.call(work)

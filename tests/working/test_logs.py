@@ -1,0 +1,260 @@
+"""What a worker logs: a line for each message that ended, bounded in number; fields in every line of a handler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fairlead import DestinationUnwell, Fairlead, Message, Reject, Retry
+from fairlead.logs import AddFields, add_fields, fields
+from fairlead.working.lines import LINES_A_SECOND
+from tests.working.support import Running, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def lines(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if what in record.getMessage()]
+
+
+def test_a_line_for_each_message(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+    """What succeeded and in how long, what failed and when it is tried again, what is dead; of a task its name."""
+    caplog.set_level(logging.INFO)
+    app.policy("*", backoff="1h", retries=3)
+    app.policy("last", retries=0)
+
+    @app.handler("*")
+    async def handle(message: Message) -> None:
+        match message.topic:
+            case "failed" | "last":
+                raise ValueError("merchant said 500")
+            case "again":
+                raise Retry("HTTP 503", delay=5)
+            case "refused":
+                raise Reject("no such customer")
+            case "away":
+                raise DestinationUnwell("HTTP 429", retry_after="1h")
+
+    @app.task
+    def add(a: int) -> int:
+        return a
+
+    add.delay(1)
+    for topic in ("fine", "failed", "again", "refused", "away", "last"):
+        app.publish(topic, id=topic)
+    app.run_worker(burst=True)
+    text = "\n".join(lines(caplog, "message "))
+    assert re.search(r"message fine in fine: succeeded in \d+\.\d{3} s", text)
+    assert re.search(r"in task\.\S+add: task \S+add succeeded in", text)
+    assert re.search(
+        r"failed in failed: attempt 1 failed: ValueError: merchant said 500 \(.*test_logs\.py:\d+\); again in 3600\.0 s \(3 left\)", text
+    )
+    assert "message again in again: attempt 1 asks to be tried again: HTTP 503; again in 5.0 s (3 left)" in text
+    assert "message refused in refused: rejected: no such customer; it is a dead letter now" in text
+    assert "message away in away: the topic backs off: HTTP 429" in text
+    levels = {record.getMessage().split()[1]: record.levelname for record in caplog.records if record.getMessage().startswith("message")}
+    assert levels.items() >= {"failed": "WARNING", "last": "ERROR", "refused": "WARNING", "again": "INFO", "fine": "INFO"}.items()
+    assert [record.exc_info is not None for record in caplog.records if "message last" in record.getMessage()] == [True]
+    assert [record.exc_info is not None for record in caplog.records if "message failed" in record.getMessage()] == [False]
+
+
+def test_lines_are_bounded(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+    """Of thousands that succeed or fail in a second a hundred each are told, and of the others how many."""
+    caplog.set_level(logging.INFO)
+    app.policy("*", retries=0)
+
+    @app.handler("*")
+    async def handle(message: Message) -> None:
+        if message.topic == "bad":
+            raise ValueError("no")
+
+    app.publish_many([Message("good") for _ in range(3000)] + [Message("bad") for _ in range(1000)])
+    began = time.monotonic()
+    app.run_worker(burst=True)
+    seconds = int(time.monotonic() - began) + 2
+    told = lines(caplog, ": succeeded in")
+    more = lines(caplog, "more succeeded")
+    assert LINES_A_SECOND <= len(told) <= LINES_A_SECOND * seconds
+    assert len(told) + sum(int(line.split()[1].replace(",", "")) for line in more) == 3000
+    failed, more = lines(caplog, "attempt 1 failed"), lines(caplog, "more failed")
+    assert LINES_A_SECOND <= len(failed) <= LINES_A_SECOND * seconds
+    assert len(failed) + sum(int(line.split()[1].replace(",", "")) for line in more) == 1000
+
+
+def test_nothing_is_told_above_info(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+    """At level warning a worker that has nothing to warn of is silent."""
+    caplog.set_level(logging.WARNING)
+    app.handler("*")(print)
+    app.publish("a")
+    app.run_worker(burst=True)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("kind", ["async", "thread", "batch"])
+def test_each_line_of_a_handler_says_what_it_is_about(app: Fairlead, kind: str) -> None:
+    """Message, topic and attempt, with many at once; nothing outside of handlers, and nothing in what one has left behind."""
+    log = logging.getLogger("shop")
+    log.setLevel(logging.INFO)
+    told: list[tuple[str, Any]] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append((record.getMessage(), record.fairlead))  # type: ignore[attr-defined]
+
+    collect = Collect()
+    collect.addFilter(AddFields())
+    log.addHandler(collect)
+
+    async def ahandle(message: Message) -> None:
+        log.info(message.id)
+        await asyncio.sleep(0.001)
+        log.info(message.id)
+
+    def handle(message: Message) -> None:
+        log.info(message.id)
+
+    def batch(messages: list[Message]) -> None:
+        log.info("%d", len(messages))
+
+    try:
+        app.handler("push.*", batch=50 if kind == "batch" else None)({"async": ahandle, "thread": handle, "batch": batch}[kind])
+        app.publish_many(Message(f"push.{n}", id=str(n)) for n in range(50))
+        app.run_worker(burst=True)
+        log.info("outside")
+    finally:
+        log.removeHandler(collect)
+    assert told.pop() == ("outside", {})
+    if kind == "batch":
+        assert sum(about["messages"] for _, about in told) == 50
+    else:
+        assert {message for message, _ in told} == {str(n) for n in range(50)}
+        assert all(about == {"message": message, "topic": f"push.{message}", "attempt": 1} for message, about in told)
+    assert fields() == {}
+
+
+def test_structlog(app: Fairlead) -> None:
+    """The documented processor adds the fields to structlog's events, and to Fairlead's own lines in its formatter."""
+    structlog = pytest.importorskip("structlog")
+    from structlog.testing import LogCapture
+
+    capture = LogCapture()
+    structlog.configure(processors=[add_fields, capture])
+    try:
+
+        @app.handler("push.*")
+        async def handle(message: Message) -> None:
+            structlog.get_logger().info("telling", merchant=message.topic)
+
+        app.publish("push.acme", id="17")
+        app.run_worker(burst=True)
+    finally:
+        structlog.reset_defaults()
+    assert capture.entries == [
+        {"event": "telling", "merchant": "push.acme", "log_level": "info", "message": "17", "topic": "push.acme", "attempt": 1}
+    ]
+    formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[add_fields], processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.processors.JSONRenderer()]
+    )
+    record = logging.LogRecord("fairlead.worker", logging.INFO, "", 0, "message 17 …", (), None)
+    record.fairlead = {"message": "17", "topic": "push.acme"}
+    assert json.loads(formatter.format(record)) == {"event": "message 17 …", "message": "17", "topic": "push.acme"}
+
+
+def test_a_tracker_of_errors_gets_each_dead_letter_once(app: Fairlead) -> None:
+    """Sentry's integration takes records of level error with their exception: one for each dead letter, none for an attempt that is repeated."""
+    events: list[logging.LogRecord] = []
+
+    class Tracker(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            events.append(record)
+
+    tracker = Tracker(logging.ERROR)
+    logging.getLogger().addHandler(tracker)
+    try:
+        app.policy("*", retries=2, backoff=0)
+
+        @app.handler("*")
+        def handle(_: Message) -> None:
+            raise ValueError("merchant said 500")
+
+        app.publish("a", id="17")
+        with Running(app):
+            until(lambda: app.topic("a").dead_letters())
+            until(lambda: events)
+    finally:
+        logging.getLogger().removeHandler(tracker)
+    (event,) = events
+    assert event.exc_info is not None
+    assert isinstance(event.exc_info[1], ValueError)
+    assert event.fairlead == {"message": "17", "topic": "a", "attempt": 3, "seconds": event.fairlead["seconds"], "error": "ValueError"}  # type: ignore[attr-defined]
+
+
+SHOP = """
+import logging
+from fairlead import Fairlead, Message
+app = Fairlead("sqlite:///work.db")
+app.policy("*", backoff="1h", retries=1)
+log = logging.getLogger("shop")
+
+@app.handler("push.*", isolation="process")
+def push(message):
+    log.warning("from the child")
+    raise ValueError("no")
+
+@app.task
+def add(a, b): return a + b
+
+app.schedule("nightly", Message("night"), cron="0 3 * * *")
+if __name__ == "__main__":
+    app.publish("push.acme", id="17")
+"""
+
+
+def worked(tmp_path: Path, *arguments: str) -> list[str]:
+    (tmp_path / "shop.py").write_text(SHOP)
+    subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, check=True, timeout=60)
+    command = [sys.executable, "-m", "fairlead", "worker", "shop:app", "--burst", "-c", "5", *arguments]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr.splitlines()
+
+
+def test_banner_and_last_line(tmp_path: Path) -> None:
+    """Version, store, handlers, tasks, schedules, how to stop; at the end what was done. Times have their zone; asyncio is silent at debug."""
+    told = worked(tmp_path, "-l", "debug", "--traceback")
+    text = "\n".join(told)
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d INFO    fairlead \S+: store sqlite:///work.db", told[0])
+    for expected in ("handlers: push.* (push)", "tasks: add", "schedules: nightly (next at ", "5 at once", "stop with Ctrl-C or SIGTERM"):
+        assert expected in text
+    assert re.search(r"worker \d+ stopped after \d+\.\d s: 0 done, 1 to be retried", text)
+    assert "selector" not in text
+    assert "Traceback" in text  # of an attempt that is tried again
+    assert any(re.search(r"from the child \[message 17, topic push.acme, attempt 1\]$", line) for line in told)
+
+
+def test_child_processes_say_what_their_lines_are_about(tmp_path: Path) -> None:
+    """As JSON: message, topic and attempt. Without --traceback there is none of an attempt that is tried again."""
+    told = [json.loads(line) for line in worked(tmp_path, "--log-json", "--no-traceback")]
+    (line,) = [line for line in told if line["event"] == "from the child"]
+    assert (line["message"], line["topic"], line["attempt"]) == ("17", "push.acme", 1)
+    assert not [line for line in told if "traceback" in line]
+
+
+def test_a_program_that_sets_up_logging_keeps_it(tmp_path: Path) -> None:
+    """`fairlead worker` leaves it alone."""
+    (tmp_path / "own.py").write_text(
+        "import logging\nlogging.basicConfig(format='OWN %(message)s', level=logging.INFO)\n"
+        "from fairlead import Fairlead\napp = Fairlead('sqlite:///own.db')\napp.handler('*')(print)\n"
+    )
+    command = [sys.executable, "-m", "fairlead", "worker", "own:app", "--burst"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert all(line.startswith("OWN ") for line in ended.stderr.splitlines())
