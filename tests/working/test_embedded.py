@@ -16,6 +16,9 @@ from fairlead import Fairlead, Message, UsageError
 from fairlead.working.loading import importing
 from tests.working.support import until
 
+SOON = 120.0
+"""Seconds after which something that should happen has not; the machine may be busy."""
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
@@ -43,7 +46,7 @@ async def _serve(app: Fairlead, kind: str) -> None:
     seen, came = handling(app, kind)
     async with app.worker(concurrency=2) as worker:
         await app.apublish("t", 1)
-        await asyncio.wait_for(came.wait(), 20)
+        await asyncio.wait_for(came.wait(), SOON)
     assert seen == [1]
     await app.apublish("t", 2)
     assert worker is not None
@@ -78,10 +81,10 @@ def test_stop_from_another_thread(app: Fairlead) -> None:
         running = asyncio.create_task(worker.arun())
         await app.apublish("t")
         threading.Thread(target=worker.stop).start()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, SOON)
         early = app.worker()
         early.stop()
-        await asyncio.wait_for(early.arun(), 20)
+        await asyncio.wait_for(early.arun(), SOON)
 
     asyncio.run(main())
 
@@ -93,7 +96,7 @@ def test_astop_returns_what_was_handled(app: Fairlead) -> None:
         _, came = handling(app)
         async with app.worker() as worker:
             await app.apublish("t")
-            await asyncio.wait_for(came.wait(), 20)
+            await asyncio.wait_for(came.wait(), SOON)
             assert (await worker.astop()).acked == 1
 
     asyncio.run(main())
@@ -112,12 +115,12 @@ def test_cancelling_stops_in_order(app: Fairlead) -> None:
 
         await app.apublish("t")
         running = asyncio.create_task(app.arun_worker())
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), SOON)
         running.cancel()
         await asyncio.sleep(0)
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, SOON)
         assert (await app.topic("t").astats()).done == 1
 
     asyncio.run(main())
@@ -136,12 +139,12 @@ def test_cancelling_twice_stops_at_once(app: Fairlead) -> None:
 
         await app.apublish("t")
         running = asyncio.create_task(app.arun_worker(grace="1h"))
-        await asyncio.wait_for(begun.wait(), 20)
+        await asyncio.wait_for(begun.wait(), SOON)
         running.cancel()
         await asyncio.sleep(0.01)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, SOON)
         assert (await app.topic("t").astats()).waiting == 1
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -157,11 +160,12 @@ def test_aclose_ends_the_workers_first(app: Fairlead) -> None:
         other = app.worker()
         thread = threading.Thread(target=other.run)
         thread.start()
+        await asyncio.to_thread(until, lambda: len(app._workers._workers) == 2, SOON)
         await app.apublish("t")
-        await asyncio.wait_for(came.wait(), 20)
+        await asyncio.wait_for(came.wait(), SOON)
         await app.aclose()
-        await asyncio.wait_for(here, 20)
-        thread.join(20)
+        await asyncio.wait_for(here, SOON)
+        thread.join(SOON)
         assert not thread.is_alive()
 
     asyncio.run(main())
@@ -187,10 +191,10 @@ def test_two_workers_in_one_process(app: Fairlead) -> None:
         async with app.worker(concurrency=5):
             async with app.worker(concurrency=5):
                 await app.apublish_many([Message("t", n) for n in range(200)])
-                assert await app.topic("t").await_done(timeout=20)
+                assert await app.topic("t").await_done(timeout=SOON)
             came.clear()
             await app.apublish("t", 200)
-            await asyncio.wait_for(came.wait(), 20)
+            await asyncio.wait_for(came.wait(), SOON)
         assert len(seen) == 201
 
     asyncio.run(main())
@@ -321,14 +325,14 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
         answers: asyncio.Queue[dict] = asyncio.Queue()
         serving = asyncio.create_task(web({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, requests.get, answers.put))
         await requests.put({"type": "lifespan.startup"})
-        assert (await asyncio.wait_for(answers.get(), 20))["type"] == "lifespan.startup.complete"
+        assert (await asyncio.wait_for(answers.get(), SOON))["type"] == "lifespan.startup.complete"
         assert started == ["started"]
         scope = {"type": "http", "method": "GET", "path": "/order", "headers": [], "query_string": b"", "http_version": "1.1"}
         await web(scope, requests.get, answers.put)
         assert (await answers.get())["status"] == 200
-        await asyncio.wait_for(came.wait(), 20)
+        await asyncio.wait_for(came.wait(), SOON)
         await requests.put({"type": "lifespan.shutdown"})
-        await asyncio.wait_for(serving, 20)
+        await asyncio.wait_for(serving, SOON)
 
     came = asyncio.Event()
     asyncio.run(main())
@@ -339,4 +343,4 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     yield
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name in ("fairlead-courier", "fairlead-bell", "fairlead-arrivals")])
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name in ("fairlead-courier", "fairlead-bell", "fairlead-arrivals")], SOON)

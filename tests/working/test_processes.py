@@ -197,7 +197,8 @@ def test_a_worker_that_dies_is_started_again(app: Fairlead, tmp_path: Path) -> N
     app.publish_many(Message("work.good", n) for n in range(10))
     program = start(next(tmp_path.glob("program_*.py")))
     try:
-        until(lambda: app.topic("work.bad").dead_letters() and len((tmp_path / "workers").read_text().split()) >= 10, 40)
+        workers = tmp_path / "workers"
+        until(lambda: app.topic("work.bad").dead_letters() and workers.exists() and len(workers.read_text().split()) >= 10, 40)
     finally:
         program.send_signal(signal.SIGTERM)
         assert program.wait(20) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from typing import TYPE_CHECKING, Protocol
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 from fairlead.errors import UsageError
 from fairlead.working.banner import tell_banner
 from fairlead.working.loading import refuse_while_importing
-from fairlead.working.worker import Worker, check_handlers
+from fairlead.working.worker import STOP_SECONDS, Worker, check_handlers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from concurrent.futures import Executor
     from types import TracebackType
 
@@ -53,14 +55,18 @@ class EmbeddedWorker:
         self._stops = 0
         self._is_used = False
         self._task: asyncio.Task[Summary] | None = None
+        self._thread = 0
+        self.ended = threading.Event()
+        """Set once it uses the engine no more."""
+        self.stop_seconds = options.grace + 3 * STOP_SECONDS
+        """Longest time from the stop to the end."""
 
     def run(self) -> Summary:
         """Work in this thread until `stop` is called, or with `burst` until nothing is left to run now. Raises UsageError."""
         self._use("worker.run")
         refuse_running_loop("worker.run")
-        worker = self._make()
-        with self._registry.running(worker):
-            return worker.run(signals=())
+        with self._running():
+            return self._make().run(signals=())
 
     async def arun(self) -> Summary:
         """As `run`, on the running event loop. Cancelled, it stops in order; cancelled again, at once."""
@@ -102,9 +108,23 @@ class EmbeddedWorker:
             # The block's own error goes on; the worker's was logged.
 
     async def _arun(self, ready: asyncio.Future[None] | None) -> Summary:
-        worker = await asyncio.get_running_loop().run_in_executor(self._app.threads, self._make)
-        with self._registry.running(worker):
+        with self._running():
+            worker = await asyncio.get_running_loop().run_in_executor(self._app.threads, self._make)
             return await worker.arun(ready=None if ready is None else lambda: ready.set_result(None))
+
+    @contextlib.contextmanager
+    def _running(self) -> Iterator[None]:
+        """From before it opens the engine, so that a `close` meanwhile ends it too."""
+        self._thread = threading.get_ident()
+        with self._registry.running(self):
+            try:
+                yield
+            finally:
+                self.ended.set()
+
+    def runs_in_this_thread(self) -> bool:
+        """Whether waiting for its end here would block it."""
+        return self._thread == threading.get_ident() and not self.ended.is_set()
 
     def _use(self, call: str) -> None:
         refuse_while_importing(call)
