@@ -30,7 +30,7 @@ from fairlead.tasks.job import Job
 from fairlead.tasks.request import ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
 from fairlead.tasks.serializers import SERIALIZER_HEADER, Serializer
 from fairlead.working.handler import CURRENT, SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER, Handler, Isolation
-from fairlead.working.settle import Portable, describe, text_of
+from fairlead.working.settle import Portable, WorkerLost, describe, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -198,8 +198,20 @@ class _TaskHandler(Handler):
             request = msgspec.structs.replace(request, retries_limit=self.task.retries_limit(request), is_limited=True)
         return (request,), {}
 
+    def refusal(self, lease: Lease, losses: int) -> Exception | None:
+        limit = self.task.lost_limit(lease)
+        lost = losses if self.asks_for_losses else lease.attempt - 1
+        if limit is None or lost <= limit:
+            return None
+        error = WorkerLost(f"task {self.task.name}: its worker ended while it ran")
+        refused = final(error)
+        refused.__cause__ = error
+        return refused
+
     def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> Sequence[Draft]:
         """What is kept of a run with its end, and who is told of it."""
+        if settlement.action == "retry" and error is not None and self.task.is_final(error):
+            settlement.action, settlement.reason = "dead", (settlement.error or "failed").partition("\n")[0]
         times, around = keeps(lease.headers), flow.of(lease.body, lease.headers)
         if settlement.action == "retry":
             self._look_at_retries(lease, settlement, is_in_flow=around is not None)
@@ -663,6 +675,16 @@ class Task(Generic[P, R]):
         for each in request.args:
             args, kwargs = self.binding.decode({"args": each, "kwargs": {}}, converts=self.serializer != "pickle")
             yield msgspec.structs.replace(request, args=args, kwargs=kwargs, each=False)
+
+    def lost_limit(self, lease: Lease) -> int | None:
+        """How often a run may lose its worker, and be tried again alone, since another's run may have ended it; None: as the policy says."""
+        said = control.retries(lease.headers)
+        return None if said is None else max(1, said)
+
+    def is_final(self, error: BaseException) -> bool:
+        """Whether what ended a run from outside, like its time limit, is never tried again."""
+        del error
+        return False
 
     def _verdict(self, request: Request, error: Exception) -> Exception:
         """What a failure means: itself (the policy decides), or Reject where the call or the task says that it is final."""

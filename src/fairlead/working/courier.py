@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fairlead import codec, texts, units
+from fairlead.engines.admission import STARTED_AND_LOST
 from fairlead.errors import BacklogFull, EngineCorrupt, EngineUnavailable
 from fairlead.message import Settlement
 from fairlead.working.keeper import Keeper
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Protocol
 
-    from fairlead.engines.base import Arrivals, FullEngine
+    from fairlead.engines.base import Arrivals, FullEngine, MessageView
     from fairlead.message import Batch, Draft, Lease
     from fairlead.working.handler import Handler
     from fairlead.working.options import Options
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         def arrived(self, works: list[Work]) -> None: ...
         def unhandled(self, leases: list[Lease]) -> None: ...
         def started(self, works: list[Work]) -> None: ...
+        def refused(self, refused: list[tuple[Work, Exception]]) -> None: ...
         def lost(self, works: list[Work]) -> None: ...
         def told(self, settlement: Settlement, answer: str) -> None: ...
         def drained(self) -> None: ...
@@ -109,6 +111,8 @@ class Courier(threading.Thread):
         self._counted, self._counted_since = 0, time.monotonic()
         self._away = 0.0
         self._leasing = True
+        self.pauses = False
+        """Nothing is taken while a message that may kill this process runs alone."""
         self._ending = False
         self._ask_again = True
         self._was_notified = False
@@ -121,6 +125,13 @@ class Courier(threading.Thread):
         self._leasing = False
         self._bell.end()
         self._arrivals.end()
+
+    def resume(self) -> None:
+        """Take again."""
+        if self.pauses:
+            self.pauses = False
+            self._ask_again = True
+            self.go.set()
 
     def end(self, seconds: float) -> None:
         """Settle what is in the boxes, then stop; waits for that. From any thread but the loop's."""
@@ -180,7 +191,7 @@ class Courier(threading.Thread):
     def _asks_for(self, ahead: int, ending: int) -> int:
         """How many are to be leased now, where so many leases are about to end."""
         room = self._options.concurrency + ahead - len(self.held) + ending
-        if not self._leasing or not self._ask_again:
+        if not self._leasing or self.pauses or not self._ask_again:
             return 0
         if room < max(1, ahead // ASK_AT):
             # The engine notified this worker only. It asks although it is full, so that the engine notifies
@@ -191,7 +202,7 @@ class Courier(threading.Thread):
     def _lease_arrivals(self, ahead: int) -> None:
         """A few at once where something has arrived, before anything that takes longer; what is leased ahead is then half as much again, at most."""
         asked = min(FOR_ARRIVALS, self._options.concurrency + ahead + ahead // 2 - len(self.held))
-        if self._arrivals.take() and self._leasing and asked > 0:
+        if self._arrivals.take() and self._leasing and not self.pauses and asked > 0:
             self._deliver(self._lease(asked), asked)
 
     def _turn(self) -> None:
@@ -328,10 +339,15 @@ class Courier(threading.Thread):
     def _start(self, count: int) -> None:
         works = [self.starts.popleft() for _ in range(count)]
         try:
-            answers = _narrowed(self._start_some, works)
+            refused = self._refused(works)
+            begun = [work for work in works if work not in refused]
+            answers = _narrowed(self._start_some, begun) if begun else []
         except BaseException:
             self.starts.extendleft(reversed(works))
             raise
+        if refused:
+            self._desk.refused(list(refused.items()))
+            works = begun
         started = [work for work, is_held in zip(works, answers, strict=True) if is_held]
         lost = [work for work, is_held in zip(works, answers, strict=True) if not is_held]
         if started:
@@ -340,6 +356,17 @@ class Courier(threading.Thread):
             for work in lost:
                 self.held.pop(work.lease.fence, None)
             self._desk.lost(lost)
+
+    def _refused(self, works: list[Work]) -> dict[Work, Exception]:
+        """Those that have lost their workers too often."""
+        refused: dict[Work, Exception] = {}
+        for work in works:
+            if work.parts is None and work.lease.attempt > 1:
+                view = self._engine.find(work.lease.id, work.lease.topic) if work.handler.asks_for_losses else None
+                error = work.handler.refusal(work.lease, _losses(view))
+                if error is not None:
+                    refused[work] = error
+        return refused
 
     def _lease(self, count: int) -> Batch:
         options = self._options
@@ -411,6 +438,16 @@ def _narrowed(call: Callable[[Sequence[Work]], list[bool]], works: Sequence[Work
             return [False]
         middle = len(works) // 2
         return _narrowed(call, works[:middle]) + _narrowed(call, works[middle:])
+
+
+def _losses(view: MessageView | None) -> int:
+    """How often in a row a message's recorded start was its last sign."""
+    count = 0
+    for trouble in reversed(view.history if view is not None else []):
+        if trouble["what"] != STARTED_AND_LOST:
+            break
+        count += 1
+    return count
 
 
 class _Bell(threading.Thread):

@@ -81,6 +81,14 @@ class Handler:
         except ValueError as error:
             raise Reject(str(error)) from error
 
+    asks_for_losses = False
+    """Whether `refusal` is to be told how often a message has lost its worker: that is one more question to the engine."""
+
+    def refusal(self, lease: Lease, losses: int) -> Exception | None:
+        """What a message ends with that has lost its worker `losses` times in a row, the starts of suspects counted; None: it is tried once more."""
+        del lease, losses
+        return None
+
     def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> Sequence[Draft]:
         """
         The handler has ended, and this is how its lease will: what is kept of that may be added. Returns what is to be published with it.

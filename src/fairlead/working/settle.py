@@ -62,6 +62,10 @@ CANNOT_SETTLE = "cannot be settled: "
 """How the reason of a dead letter begins whose handler ended in a way that no settlement can say."""
 
 
+class WorkerLost(FairleadError):
+    """The worker that ran the handler ended before the handler did."""
+
+
 def judge(work: Work, error: BaseException | None, cost_us: int) -> Settlement:
     """How a lease ends, from what its handler raised (None: it returned)."""
     handle, fence = work.lease.handle, work.lease.fence

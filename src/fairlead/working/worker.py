@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
 import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from fairlead import codec, texts
@@ -54,7 +54,10 @@ PUT_OFF_US = 1_000_000
 """How long a message stays away whose handler is at its own limit in this worker with enough more waiting."""
 
 TRIAL_SECONDS = 1.0
-"""How long a suspect runs before the next one is begun beside it."""
+"""How long a suspect runs alone before others are begun beside it."""
+
+ALONE_SECONDS = 30.0
+"""How long one runs alone that has failed or lost its worker before: so long, too, it waits for others to end."""
 
 CANCEL_SECONDS = 2.0
 """How long cancelled tasks may take to end when the worker does."""
@@ -79,8 +82,11 @@ class Worker:
         self._options = options
         self._buffer = Buffer(options.concurrency, keeps_all=options.burst)
         self._running: set[Work] = set()
-        self._suspects: deque[Work] = deque()
+        self._suspects: list[tuple[int, int, Work]] = []
+        """A heap of suspects, the fewest attempts first: who has never been tried waits for no one who may kill this process."""
         self._on_trial: Work | None = None
+        self._alone_from: float | None = None
+        """Until then the next suspect, who has to be alone, waits for others to end."""
         self._pause = Pause(embedded=engine.capabilities.embedded)
         self._flush_is_due = False
         self._collect_is_due = False
@@ -232,7 +238,7 @@ class Worker:
         self._children.close()
 
     def _release_unbegun(self) -> None:
-        for work in [*self._buffer.drain(), *self._suspects]:
+        for work in [*self._buffer.drain(), *(work for _, _, work in self._suspects)]:
             if not work.is_gone():
                 work.over = True
                 self._settle(give_back(work, begun=False))
@@ -268,6 +274,9 @@ class Worker:
     def started(self, works: list[Work]) -> None:
         self._loop.call_soon_threadsafe(self._begin_started, works)
 
+    def refused(self, refused: list[tuple[Work, Exception]]) -> None:
+        self._loop.call_soon_threadsafe(self._refuse_suspects, refused)
+
     def lost(self, works: list[Work]) -> None:
         self._loop.call_soon_threadsafe(self._let_go_of, works)
 
@@ -293,7 +302,9 @@ class Worker:
                 self._settle(give_back(work, begun=False))
             return
         for work in works:
-            if not self._buffer.add(work):
+            if work.lease.suspect:
+                self._suspect(work)
+            elif not self._buffer.add(work):
                 work.over = True
                 self._settle(give_back(work, begun=False, delay_us=PUT_OFF_US))
         self._dispatch()
@@ -305,9 +316,18 @@ class Worker:
 
     def _dispatch(self) -> None:
         """Begin what can be begun now."""
-        most, running, buffer = self._options.concurrency, self._running, self._buffer
         if self._suspects:
             self._try_suspect()
+        if not self._suspects and self._on_trial is None:
+            self._alone_from = None
+            self._courier.resume()
+        self._begin_others()
+
+    def _begin_others(self) -> None:
+        """All but suspects; beside one on its trial nothing is begun."""
+        most, running, buffer = self._options.concurrency, self._running, self._buffer
+        if self._on_trial is not None or self._alone_from is not None:
+            return  # its end comes back here
         if self._teller is not None and self._teller.asks_to_wait():
             return  # it calls _caught_up
         while True:
@@ -319,10 +339,7 @@ class Worker:
                 break
             if work.is_gone():
                 continue
-            if work.lease.suspect:
-                self._suspects.append(work)
-                self._try_suspect()
-            elif shelf.handler.batch is not None:
+            if shelf.handler.batch is not None:
                 self._begin_batch(shelf, work)
             else:
                 self._begin(shelf, work)
@@ -343,18 +360,23 @@ class Worker:
         with contextlib.suppress(RuntimeError):  # the worker has ended
             self._loop.call_soon_threadsafe(self._dispatch)
 
+    def _suspect(self, work: Work) -> None:
+        heapq.heappush(self._suspects, (work.lease.attempt, work.lease.fence, work))
+
     def _try_suspect(self) -> None:
         """
         Begin the next message whose lease ran out before: its start is recorded first, so that killing this process is an
         attempt of its own. One at a time, and the next when it has ended or run for a while, so that no other is charged.
         """
         while self._suspects and self._on_trial is None and len(self._running) < self._options.concurrency:
-            shelf = self._buffer.shelf(self._suspects[0].handler)
-            if shelf.running >= shelf.most:
-                return
-            work = self._suspects.popleft()
+            attempt, _, work = self._suspects[0]
             if work.is_gone():
+                heapq.heappop(self._suspects)
                 continue
+            shelf = self._buffer.shelf(work.handler)
+            if shelf.running >= shelf.most or (attempt > 1 and not self._is_alone()):
+                return
+            heapq.heappop(self._suspects)
             unit = self._together([work]) if work.handler.batch is not None else work
             if unit is not None:
                 shelf.running += 1
@@ -363,17 +385,50 @@ class Worker:
                 self._courier.starts.append(unit)
                 self._flush_soon()
 
+    def _is_alone(self) -> bool:
+        """
+        Whether one may begin that killed its worker perhaps more than once: nothing else runs, or has not ended for long. What was leased and has not
+        begun goes back: it should not wait for the lease's end if this process dies.
+        """
+        self._courier.pauses = True
+        now = self._loop.time()
+        if self._alone_from is None and self._running:
+            self._alone_from = now + ALONE_SECONDS
+            self._loop.call_later(ALONE_SECONDS, self._dispatch)
+        if self._running and self._alone_from is not None and now < self._alone_from:
+            return False
+        self._alone_from = None
+        for work in self._buffer.drain():
+            if not work.is_gone():
+                work.over = True
+                self._settle(give_back(work, begun=False))
+        return True
+
     def _begin_started(self, units: list[Work]) -> None:
         for unit in units:
             if not unit.over:
-                self._loop.call_later(TRIAL_SECONDS, self._end_trial, unit)
+                if unit.handler.kind != "process":  # a child has to start first
+                    self._time_trial(unit)
                 self._execute(unit)
 
+    def _time_trial(self, unit: Work) -> None:
+        self._loop.call_later(TRIAL_SECONDS if unit.lease.attempt == 1 else ALONE_SECONDS, self._end_trial, unit)
+
+    def _refuse_suspects(self, refused: list[tuple[Work, Exception]]) -> None:
+        for unit, error in refused:
+            if not unit.over:
+                self._end(unit)
+                self._conclude(unit, error, 0)
+        self._dispatch()
+
     def _end_trial(self, unit: Work) -> None:
+        """It has ended, or runs for so long that others may begin: those first that are no suspects."""
         if self._on_trial is unit:
             self._on_trial = None
-            if self._suspects:
-                self._loop.call_soon(self._dispatch)
+            self._courier.resume()
+            if not unit.over:
+                self._begin_others()
+            self._loop.call_soon(self._dispatch)
 
     def _begin(self, shelf: Shelf, unit: Work) -> None:
         shelf.running += 1
@@ -384,9 +439,7 @@ class Worker:
         works = [first]
         while shelf.count and len(works) < (shelf.handler.batch or 1):
             work = shelf.pop()
-            if work.lease.suspect:
-                self._suspects.append(work)
-            elif not work.is_gone():
+            if not work.is_gone():
                 works.append(work)
         unit = self._together(works)
         if unit is not None:
@@ -434,13 +487,17 @@ class Worker:
     def _child_began(self, unit: Work) -> None:
         """A child has begun to run it; called from a thread."""
         unit.began = time.perf_counter()
-        if unit.limits != (None, None):
+        if unit.limits != (None, None) or self._on_trial is unit:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._set_timers_of_child, unit)
 
     def _set_timers_of_child(self, unit: Work) -> None:
-        if not unit.over:
+        if unit.over:
+            return
+        if unit.limits != (None, None):
             self._set_timers(unit, *unit.limits)
+        if self._on_trial is unit:
+            self._time_trial(unit)
 
     def _ring(self) -> None:
         """A thread has a result; called from it."""

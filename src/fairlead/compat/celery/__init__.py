@@ -27,6 +27,7 @@ from fairlead.compat.celery.errors import (
     SoftTimeLimitExceeded,
     TaskRevokedError,
     TimeLimitExceeded,
+    WorkerLostError,
     states,
 )
 from fairlead.compat.celery.results import AsyncResult, EagerResult, GroupResult
@@ -57,6 +58,7 @@ __all__ = [
     "Task",
     "TaskRevokedError",
     "TimeLimitExceeded",
+    "WorkerLostError",
     "chain",
     "chord",
     "crontab",

@@ -177,6 +177,8 @@ class Celery:
             "time_limit": own["time_limit"] or conf.task_time_limit,
             "soft_time_limit": own["soft_time_limit"] or conf.task_soft_time_limit,
         }
+        if limits["time_limit"] and limits["soft_time_limit"] and limits["soft_time_limit"] >= limits["time_limit"]:
+            limits["soft_time_limit"] = None  # the hard one comes first
         made_of = TaskOptions(topic=topic, name=name, bind=bind, serializer=own["serializer"], ignore_result=bool(ignores), **limits)
         fairlead.policy(topic, retries=FOREVER, **({"rate": _rate(rate)} if rate else {}))  # type: ignore[arg-type]
         kind = type(base.__name__, (base,), {"celery": self})
@@ -185,6 +187,7 @@ class Celery:
             type(task).celery = self
             run = function
             _Task.__init__(task, fairlead, _plain(run), made_of)
+            task.handler.asks_for_losses = True
             task.bound = True
         else:
             task = kind(fairlead, function, made_of)

@@ -6,8 +6,9 @@ from fairlead.errors import FairleadError, HandlerSignal, JobCancelled
 from fairlead.errors import Reject as _Reject
 from fairlead.errors import Retry as _Retry
 from fairlead.working.limits import SoftTimeLimit, TimeLimit
+from fairlead.working.settle import WorkerLost
 
-SoftTimeLimitExceeded, TimeLimitExceeded = SoftTimeLimit, TimeLimit
+SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError = SoftTimeLimit, TimeLimit, WorkerLost
 
 
 Retry = _Retry

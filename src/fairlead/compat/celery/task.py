@@ -17,15 +17,20 @@ from fairlead.tasks.job import Job
 from fairlead.tasks.request import Request, current_request
 from fairlead.tasks.task import Task as _Task
 from fairlead.tasks.task import final, used_up
+from fairlead.working.limits import TimeLimit
 from fairlead.working.settle import describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fairlead.compat.celery.application import Celery
+    from fairlead.message import Lease
 
 FOREVER = 1_000_000
 """Retries of a task with `max_retries=None`."""
+
+LOST_MOST = 1
+"""How often a task is begun again, alone, after its worker was lost while it ran so."""
 
 
 class Context:
@@ -72,6 +77,7 @@ class Task(_Task[..., Any]):
     def __init__(self, *made: Any) -> None:
         if made:  # by the decorator; one of your own begins when it is registered
             super().__init__(*made)
+            self.handler.asks_for_losses = True
             self.bound = True
         else:
             self.bound = False
@@ -206,6 +212,15 @@ class Task(_Task[..., Any]):
         made = Retry(str(error), delay=self._autoretry_delay(request.retries))
         made.__cause__ = error
         return made
+
+    def lost_limit(self, lease: Lease) -> int | None:
+        """Celery ends a task whose worker is lost; here it is tried again, alone, so that it is known which task did it."""
+        del lease
+        return min(LOST_MOST, self._limit)
+
+    def is_final(self, error: BaseException) -> bool:
+        """A hard time limit is."""
+        return isinstance(error, TimeLimit)
 
     def _autoretry_delay(self, retries: int) -> float:
         if not self.retry_backoff:
