@@ -178,6 +178,7 @@ class StoreCollector:
     def __init__(self, app: Fairlead) -> None:
         self._app = app
         self._lock = threading.Lock()
+        self._walk = store_figures.Walk()
         self._figures: store_figures.Figures | None = None
         self._read_at = float("-inf")
 
@@ -197,7 +198,7 @@ class StoreCollector:
             return
         overview = figures.overview
         for name, what, value in (
-            ("exact", "Whether every topic was looked at; else the pattern (other) has what is not attributed", float(figures.is_exact)),
+            ("exact", "1: every topic was looked at; 0: the split between patterns is that of the last walk", float(figures.is_exact)),
             ("topics", "Topics that have something waiting or leased, or limits not yet recovered", overview.topics),
             ("bytes", "Size of all bodies that wait", overview.bytes),
         ):
@@ -229,7 +230,7 @@ class StoreCollector:
         with self._lock:
             if time.monotonic() - self._read_at >= FRESH:
                 try:
-                    self._figures = store_figures.read(self._app)
+                    self._figures = store_figures.read(self._app, self._walk)
                 except (FairleadError, OSError) as error:
                     log.warning("metrics: the store cannot be read: %s", escaped(without_passwords(str(error))))
                     self._figures = None

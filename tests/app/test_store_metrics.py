@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from fairlead import DestinationUnwell, Fairlead, Message, metrics, store_figures
 from fairlead.metrics import StoreCollector, measure
-from fairlead.servers import Server
+from fairlead.servers import Server, until
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
@@ -80,10 +80,34 @@ def test_many_topics_are_not_many_series_nor_much_work(app: Fairlead, monkeypatc
     assert [group.pattern for group in store_figures.read(app).groups] == ["push.vip.*", "(other)"]
 
 
+def test_a_walk_attributes_the_rest(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It visits all topics, a few at a time; then the sums are split as it found them, and stay exact."""
+    monkeypatch.setattr(store_figures, "TOPICS", 10)
+    monkeypatch.setattr(store_figures, "PAGE", 7)
+    monkeypatch.setattr(store_figures, "PAUSE", 0.001)
+    fill(app, 40)
+    walk = store_figures.Walk()
+    store_figures.read(app, walk)
+    until(lambda: walk.walks, "the first walk")
+    figures = store_figures.read(app, walk)
+    assert not figures.is_exact
+    assert {(group.pattern, group.tier): group.waiting for group in figures.groups} == {
+        ("push.*", "high"): 40,
+        ("push.vip.*", "high"): 40,
+        ("*", "mid"): 38,
+    }
+    app.publish_many((Message(f"mail.{n}", n) for n in range(40)), progress=False)
+    assert sum(group.waiting for group in store_figures.read(app, walk).groups) == 158
+    walks = walk.walks
+    until(lambda: walk.walks > walks + 1, "the walk after that")
+    figures = store_figures.read(app, walk)
+    assert {group.pattern: group.waiting for group in figures.groups} == {"push.*": 40, "push.vip.*": 40, "*": 78}
+
+
 def test_a_store_that_is_away_is_down(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prometheus gets an answer, and it says so."""
 
-    def away(_: Fairlead) -> store_figures.Figures:
+    def away(*_: object) -> store_figures.Figures:
         raise ConnectionError("valkey://:secret@host is away")
 
     monkeypatch.setattr(store_figures, "read", away)
