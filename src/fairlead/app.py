@@ -36,6 +36,7 @@ from fairlead.tasks.hub import Hub
 from fairlead.tasks.job import Job
 from fairlead.tasks.queue import NamedTask, Queue, find, named_task
 from fairlead.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, Task, TaskDecorator, TaskOptions
+from fairlead.tiers import check_tiers
 from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from fairlead.twins import twin
 from fairlead.working.handler import Handler, Handlers
@@ -48,11 +49,12 @@ if TYPE_CHECKING:
 
     from fairlead.engines.base import Durability, Explanation, FullEngine, Settings
     from fairlead.message import Draft, Receipt
-    from fairlead.policy import PolicyOptions, Tier
+    from fairlead.policy import PolicyOptions
     from fairlead.producing.call import PublishOptions
     from fairlead.schedules.book import Planned, Schedule
     from fairlead.tasks.request import Request
     from fairlead.tasks.task import AsyncTask, TaskKeywords
+    from fairlead.tiers import Tier
     from fairlead.topic import DeadLetter
     from fairlead.units import Duration
     from fairlead.working.embedded import EmbeddedWorker
@@ -80,7 +82,8 @@ class Fairlead:
     An application's messages: publish them, handle them, and see what holds them.
 
     `url` names the engine; default: `$FAIRLEAD_URL`, `[tool.fairlead] url` in ./pyproject.toml, `sqlite:///fairlead.db`.
-    `namespace` is a whole separate world. `tiers` are the service classes with their shares. `durability`, `max_backlog` and
+    `namespace` is a whole separate world. `tiers` are the service classes with their shares, `default_tier` is that
+    of topics whose policy names none. `durability`, `max_backlog` and
     `on_full` hold for the namespace. `result_ttl` and `failure_ttl`: how long what tasks return or raise
     is kept. Nothing is opened before it is used; then policies and gates that were given before are set.
 
@@ -93,6 +96,7 @@ class Fairlead:
         *,
         namespace: str = "default",
         tiers: Mapping[str, Tier | float | str] | None = None,
+        default_tier: str | None = None,
         durability: Durability | None = None,
         max_backlog: int | str | None = None,
         on_full: str = "refuse",
@@ -101,16 +105,24 @@ class Fairlead:
         failure_ttl: Duration = outcomes.FAILURE_TTL,
         **unknown: Never,
     ) -> None:
-        known = ("namespace", "tiers", "durability", "max_backlog", "on_full", "create", "result_ttl", "failure_ttl")
+        known = ("namespace", "tiers", "default_tier", "durability", "max_backlog", "on_full", "create", "result_ttl", "failure_ttl")
         config.refuse_unknown("Fairlead", unknown, ("url", *known))
         self._settings = config.settings(
-            namespace=namespace, tiers=tiers, durability=durability, max_backlog=max_backlog, on_full=on_full, create=create
+            namespace=namespace,
+            tiers=tiers,
+            default_tier=default_tier,
+            durability=durability,
+            max_backlog=max_backlog,
+            on_full=on_full,
+            create=create,
         )
         self._url = None if url is None else arguments.name("Fairlead", "url", url)
         self._chosen_url: str | None = None
         self._options_of_store: tuple[str | None, str | None] = (None, None)
         self._gates: dict[str, Gate] = {}
         self._policies: dict[str, dict[str, Any]] = {}
+        self._tier_changes: dict[str, Tier | None] = {}
+        self._tiers_to_set: dict[str, Tier | None] = {}
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fairlead")
         self._notes = ThreadPoolExecutor(1, thread_name_prefix="fairlead-notes")
         self._begin()
@@ -195,13 +207,15 @@ class Fairlead:
         return self.engine
 
     def _open(self) -> FullEngine:
-        return self._with_settings(open_engine(self.url, self._settings))
+        engine = self._with_settings(open_engine(self.url, self._settings), self._tiers_to_set)
+        self._tiers_to_set = {}
+        return engine
 
     @contextlib.contextmanager
     def lent(self, make: Callable[[Settings], FullEngine]) -> Iterator[FullEngine]:
         """For tests: all that this application does in the block, it does on another engine, which is closed at its end."""
         with self.opening:
-            own, self._engine, self._pid = (self._engine, self._pid), self._with_settings(make(self._settings)), os.getpid()
+            own, self._engine, self._pid = (self._engine, self._pid), self._with_settings(make(self._settings), self._tier_changes), os.getpid()
             lent = self._engine
         try:
             yield lent
@@ -211,9 +225,11 @@ class Fairlead:
             self.hub.close()
             lent.close()
 
-    def _with_settings(self, engine: FullEngine) -> FullEngine:
+    def _with_settings(self, engine: FullEngine, tiers: Mapping[str, Tier | None]) -> FullEngine:
         """The engine, told of the gates and policies that were given before it was opened."""
         try:
+            if tiers:
+                engine.tier_set("code", tiers)
             for name, gate in self._gates.items():
                 engine.gate_set(name, gate, layer="code")
             for pattern, fields in self._policies.items():
@@ -239,6 +255,23 @@ class Fairlead:
         self.close()
 
     # Settings
+
+    def tiers(self, changes: Mapping[str, Tier | float | str | None] | None = None, /, **shares: Tier | float | str | None) -> None:
+        """
+        Add and change tiers, by name as in `Fairlead(tiers=…)`; None removes one: `app.tiers(gold=3, low=None)`.
+
+        Every process obeys at its next lease. The code's layer: an operator's setting (`fairlead tier set`) stands
+        above it. It stays until a program opens the store that declares other tiers than the one before. Given
+        before the store is opened, it is set when that is. Raises BadPolicy, also where a tier is to go that is the
+        default or that a policy names.
+        """
+        checked = check_tiers({**(changes or {}), **shares})
+        with self.opening:
+            self._tier_changes |= checked
+            if self._engine is None:
+                self._tiers_to_set |= checked
+            elif checked:
+                self._engine.tier_set("code", checked)
 
     def policy(self, pattern: str, /, **fields: Unpack[PolicyOptions]) -> None:
         """
@@ -752,6 +785,7 @@ class Fairlead:
     apause_schedule = twin(pause_schedule)
     aresume_schedule = twin(resume_schedule)
     apolicy = twin(policy)
+    atiers = twin(tiers)
     agate = twin(gate)
     acopy_policies = twin(copy_policies)
     acompare_policies = twin(compare_policies)

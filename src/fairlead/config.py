@@ -14,8 +14,8 @@ import msgspec
 from fairlead import units
 from fairlead.engines.base import Settings
 from fairlead.errors import BadPolicy, UsageError
-from fairlead.policy import Tier
 from fairlead.safetext import redacted
+from fairlead.tiers import Tier, check_tiers, unknown_default
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -93,6 +93,7 @@ def settings(
     max_backlog: int | str | None,
     on_full: str,
     create: bool,
+    default_tier: str | None = None,
 ) -> Settings:
     """Check what `Fairlead(…)` was given. Raises UsageError or BadPolicy, which name the option and what was expected."""
     check_namespace(namespace)
@@ -101,9 +102,11 @@ def settings(
     if on_full not in ON_FULL:
         raise UsageError(f"on_full: expected one of {', '.join(ON_FULL)}, got {on_full!r}")
     count, size = _backlog(max_backlog)
+    read = _tiers(tiers)
     return Settings(
         namespace=namespace,
-        tiers=_tiers(tiers),
+        tiers=read,
+        default_tier=_default_tier(default_tier, read),
         durability=durability,
         max_backlog=count,
         max_backlog_bytes=size,
@@ -119,13 +122,21 @@ def _tiers(tiers: Mapping[str, Tier | float | str] | None) -> dict[str, Tier] | 
         raise UsageError(f'Fairlead: expected tiers to be a dict like {{"high": 6, "low": 1}}, got {tiers!r}')
     if not tiers:
         raise BadPolicy("tiers: expected at least one tier with its share")
-    read: dict[str, Tier] = {}
-    for name, share in tiers.items():
-        try:
-            read[name] = Tier.of(share)
-        except BadPolicy as error:
-            raise BadPolicy(f"tiers: {name}: {error}") from error
-    return read
+    read = check_tiers(tiers)
+    missing = [name for name, tier in read.items() if tier is None]
+    if missing:
+        raise BadPolicy(f'tiers: {missing[0]}: expected a share above 0 or "strict", got None')
+    return {name: tier for name, tier in read.items() if tier is not None}
+
+
+def _default_tier(default: str | None, tiers: Mapping[str, Tier] | None) -> str | None:
+    if default is None:
+        return None
+    if not isinstance(default, str):
+        raise UsageError(f"Fairlead: expected default_tier to be the name of a tier, got {default!r:.80}")
+    if tiers is not None and default not in tiers:
+        raise BadPolicy(unknown_default(default, tiers))
+    return default
 
 
 def _backlog(value: int | str | None) -> tuple[int | None, int | None]:

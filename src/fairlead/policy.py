@@ -16,6 +16,8 @@ import msgspec
 
 from fairlead import units
 from fairlead.errors import BadMessage, BadPolicy
+from fairlead.tiers import USUAL, Tiers
+from fairlead.tiers import Tier as Tier  # noqa: PLC0414  # where it is known from
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,37 +32,11 @@ MAX_PARTITIONS = 1024
 MAX_BUCKETS = 65_536
 MAX_FACTOR = 1000
 WEIGHTS = (0.01, 1000.0)
-DEFAULT_TIERS: dict[str, float | str] = {"high": 6, "mid": 3, "low": 1}
 FOREVER = -1
 """How `dedupe` is kept when it is for ever."""
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """Control characters, those of 8 bits (C1) too: a terminal obeys both."""
-
-
-class Tier(msgspec.Struct, frozen=True):
-    """
-    A service class of topics.
-
-    `share`: its part of the deliveries against the other tiers' shares, or `"strict"`: served before all others.
-    `fair_by`: `"messages"`, or `"time"`: topics share the workers' time instead of the number of messages.
-    """
-
-    share: float | Literal["strict"] = 1
-    fair_by: Literal["messages", "time"] = "messages"
-
-    @staticmethod
-    def of(value: Tier | float | str) -> Tier:
-        """Read a tier as the application writes it: a `Tier`, a share, or `"strict"`."""
-        tier = value if isinstance(value, Tier) else Tier(value)  # type: ignore[arg-type]  # checked in the next lines
-        share_is_right = tier.share == "strict" or (
-            isinstance(tier.share, (int, float)) and not isinstance(tier.share, bool) and 0 < tier.share <= 1_000_000
-        )
-        if not share_is_right:
-            raise BadPolicy(f'tier: expected a share above 0 or "strict", got {tier.share!r}')
-        if tier.fair_by not in ("messages", "time"):
-            raise BadPolicy(f'tier: expected fair_by to be "messages" or "time", got {tier.fair_by!r}')
-        return tier
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -101,7 +77,7 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     burst: int | None = None
     concurrency: int | None = None
     weight: float = 1.0
-    tier: str = "mid"
+    tier: str = USUAL
     pool: str = "default"
     lease: int = 60 * units.SECOND
     retries: int = 16
@@ -128,6 +104,9 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     buckets_pattern: str | None = None
     delivery: str = "at_least_once"
     paused: bool = False
+
+    names_tier: bool = False
+    """Whether a policy names the tier; else it is the default one, which may change."""
 
     # What follows from these, looked at at every visit
 
@@ -259,7 +238,7 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "burst": (_integer(1, 1_000_000), "deliveries at once after a pause; default: 1 + a twentieth of the rate"),
     "concurrency": (_integer(1, 1_000_000), "most leases at once"),
     "weight": (_weight, "share inside the tier; default 1"),
-    "tier": (_word, "service class; default mid"),
+    "tier": (_word, "service class; default: the default tier"),
     "pool": (_word, "which workers serve the topic; default default"),
     "lease": (_duration(), "time to settle a delivery before it goes back; default 60 s"),
     "retries": (_integer(0, 1_000_000), "attempts after the first; default 16"),
@@ -470,7 +449,7 @@ class PolicyBook:
     """
 
     def __init__(self, tiers: Mapping[str, Tier] | None = None, own_of: Callable[[str], Layers] | None = None) -> None:
-        self.tiers = dict(tiers) if tiers else {name: Tier.of(share) for name, share in DEFAULT_TIERS.items()}
+        self.tiers = tiers if isinstance(tiers, Tiers) else Tiers(tiers) if tiers else Tiers.usual()
         self._layers: dict[str, Layers] = {}
         self._own_of = own_of
         self._resolved: dict[tuple[str, ...], Resolved] = {}
@@ -495,6 +474,10 @@ class PolicyBook:
         self._resolved.clear()
         self._stems.clear()
         return layers.get(layer, {})
+
+    def forget_resolved(self) -> None:
+        """The tiers were changed: what was resolved before no longer holds."""
+        self._resolved.clear()
 
     def rows(self) -> list[tuple[str, str, dict[str, Any]]]:
         """Every (layer, pattern, fields) that the book holds, sorted."""
@@ -526,7 +509,7 @@ class PolicyBook:
         What holds for a topic.
 
         Where a pattern's change left fields of an exact topic without what they need, these have no effect (see
-        `docs/behaviour.md`, "Changes"). Raises BadPolicy only where the tier does not exist.
+        `docs/behaviour.md`, "Changes"); a tier that does not exist is the default one.
         """
         own = self._own_of(topic) if self._own_of is not None else None
         if own:
@@ -586,19 +569,19 @@ class PolicyBook:
                 del values["buckets"]
             else:
                 values["buckets_pattern"] = merged["buckets"][2]
-        resolved = Resolved(**values)
-        if resolved.tier not in self.tiers:
-            where = f"policy {merged['tier'][2]}: " if "tier" in merged else ""
-            raise BadPolicy(f'{where}tier "{resolved.tier}" does not exist; the namespace has {", ".join(self.tiers)}')
-        return resolved
+        names_tier = values.get("tier") in self.tiers
+        if not names_tier:
+            values["tier"] = self.tiers.default
+        return Resolved(**values, names_tier=names_tier)
 
-    @staticmethod
-    def _check_together(name: str, policy: Resolved, merged: dict[str, tuple[Any, str, str]], *, own_name: bool) -> None:
+    def _check_together(self, name: str, policy: Resolved, merged: dict[str, tuple[Any, str, str]], *, own_name: bool) -> None:
         values = {field: value for field, (value, _, _) in merged.items()}
 
         def refuse(field: str, text: str) -> BadPolicy:
             return BadPolicy(f"policy {merged[field][2] if field in merged else name}: {text}")
 
+        if "tier" in values and values["tier"] not in self.tiers:
+            raise refuse("tier", f'tier "{values["tier"]}" does not exist; the namespace has {", ".join(self.tiers)}')
         if values.get("concurrency") is not None and values["concurrency"] < policy.partitions:
             raise refuse("concurrency", f"concurrency {values['concurrency']} is less than partitions {policy.partitions}; "
                          "each partition needs at least one")  # fmt: skip

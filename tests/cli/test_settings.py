@@ -126,6 +126,26 @@ def test_gates(fairlead: Command) -> None:
     fairlead("gate", "set", "nothing", code=2)
 
 
+def test_tiers(fairlead: Command) -> None:
+    """Set, listed with who set them, removed unless they are used, and reset."""
+    with Fairlead(fairlead.url, tiers={"high": 6, "mid": 3, "low": 1}) as app:
+        app.policy("push.*", tier="low")
+        app.publish("push.acme", 1)
+    fairlead("tier", "set", "high", "7")
+    fairlead("tier", "set", "gold", "strict", "--fair-by", "time")
+    found = {row["tier"]: row for row in fairlead.json("tier", "list")}
+    assert (found["high"]["share"], found["high"]["set_by"]) == ("7", "operator")
+    assert (found["mid"]["note"], found["gold"]["fair_by"]) == ("default", "time")
+    assert "before all others" in fairlead("tier", "list").stdout
+    assert "policy push.* names it" in fairlead("tier", "remove", "low", code=2).stderr
+    fairlead("tier", "set", "high", "much", code=2)
+    fairlead("tier", "remove", "gold")
+    fairlead("tier", "remove", "gold", code=1)
+    fairlead("tier", "reset", "high")
+    fairlead("tier", "reset", code=1)
+    assert [row["share"] for row in fairlead.json("tier", "list")] == ["6", "3", "1"]
+
+
 def test_pause_and_resume(fairlead: Command) -> None:
     """A paused topic delivers nothing, a resumed one does."""
     fairlead("publish", "push.acme", "1")

@@ -9,6 +9,7 @@ import pytest
 
 from fairlead.engines.base import FullEngine, Settings
 from fairlead.testing import EngineBench
+from fairlead.tiers import Tier
 from tests.conformance.conftest import ENGINES
 
 PERSISTENT = ("sqlite file", "valkey", "valkey, cluster")
@@ -72,3 +73,26 @@ def test_finished_ids_attempts_and_rests_are_kept(kept: Reopened) -> None:
     assert [(lease.body, lease.attempt) for lease in kept.lease()] == [(b"2", 2)]
     kept.later(5)
     assert kept.bodies() == ["3"]
+
+
+def test_lanes_move_where_a_program_declares_other_tiers(kept: Reopened) -> None:
+    """What waits in a tier that is no more is served in the new default one; a tier that a policy names stays."""
+    kept.policy("h.*", tier="high")
+    kept.put("a", *"123")
+    kept.put("h.1", *"456")
+    kept.open(tiers={"vip": Tier(6), "rest": Tier(1)})
+    assert list(kept.engine.tiers) == ["vip", "rest", "high"]
+    assert kept.engine.topic_stats("a", now_us=kept.now).tier == "rest"
+    assert sorted(kept.bodies()) == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_changes_of_tiers_stay_where_the_same_program_comes_again(kept: Reopened) -> None:
+    """Also where it declares the tiers that it declared before."""
+    kept.open(tiers={"vip": Tier(6), "rest": Tier(1)})
+    kept.engine.tier_set("code", {"vip": Tier(5), "gold": Tier(2)}, now_us=kept.now)
+    kept.engine.tier_set("operator", {"rest": Tier(4)}, now_us=kept.now)
+    for settings in ({"tiers": {"vip": Tier(6), "rest": Tier(1)}}, {}):
+        kept.open(**settings)
+        assert kept.engine.tiers == {"vip": Tier(5), "rest": Tier(4), "gold": Tier(2)}
+    kept.open(tiers={"vip": Tier(6), "rest": Tier(3)})
+    assert kept.engine.tiers == {"vip": Tier(6), "rest": Tier(4)}

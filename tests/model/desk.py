@@ -12,12 +12,38 @@ from fairlead.engines import fairness
 from fairlead.engines.base import KEEPS_HEADER, Explanation, MessageView, Overview, TierStats, TopicStats
 from fairlead.errors import BadPolicy, TopicInUse, UsageError
 from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved, check_changes, check_pattern, is_pattern, matches
+from fairlead.tiers import Tier, TierLayers, moves_lanes
 from tests.model.engine import Engine
 from tests.model.things import COUNTERS, Band, GateState, Lane, Message, rate_now, shape, size_of, spread_by
 
 
 class Model(Engine):
     """Engine and Desk."""
+
+    # Tiers
+
+    def tier_layers(self) -> TierLayers:
+        return self.layers_of_tiers
+
+    def tier_set(self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None) -> None:
+        self._change_tiers(self.layers_of_tiers.change(layer, changes, self._tier_named_by), now_us)
+
+    def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
+        before = self.layers_of_tiers
+        self._change_tiers(before.reset(name, self._tier_named_by), now_us)
+        return self.layers_of_tiers is not before
+
+    def _tier_named_by(self, tier: str) -> str | None:
+        return next((pattern for _, pattern, fields in self.book.rows() if fields.get("tier") == tier), None)
+
+    def _change_tiers(self, after: TierLayers, now_us: int | None) -> None:
+        """Shares hold from the next lease on; lanes whose default tier became another one move."""
+        self.now = self._time(now_us)
+        before, self.layers_of_tiers = self.tiers, after
+        self.book = self._copy_of_book()
+        if moves_lanes(before, self.tiers):
+            for lane in self.lanes.values():
+                self._place(lane)
 
     # Policies and gates
 
@@ -337,7 +363,8 @@ class Model(Engine):
 
     def _tier_stats(self, band: Band) -> TierStats:
         runnable = sum(lane.band is band and lane.place == "runnable" for lane in self.lanes.values())
-        return TierStats(band.pool, band.tier, self.tiers[band.tier].share, band.delivered, runnable)
+        share = self.tiers[band.tier].share if band.tier in self.tiers else 0
+        return TierStats(band.pool, band.tier, share, band.delivered, runnable)
 
     def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
         now = self._time(now_us)

@@ -437,7 +437,7 @@ class Engine(Lanes):
         return fairness.stride(take, policy.weight)
 
     def _is_fair_by_time(self, band: Band) -> bool:
-        return self.tiers[band.tier].fair_by == "time"
+        return self._fair_by(band) == "time"
 
     def _expected_cost(self, lane: Lane) -> int:
         return lane.mean or lane.band.mean or FIRST_COST_US

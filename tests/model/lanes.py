@@ -10,7 +10,8 @@ import msgspec
 
 from fairlead.engines import fairness
 from fairlead.engines.base import KEEPS_HEADER, STICKY_US
-from fairlead.policy import DEFAULT_TIERS, FOREVER, PolicyBook, Resolved, Tier
+from fairlead.policy import FOREVER, PolicyBook, Resolved
+from fairlead.tiers import Tier, TierLayers, Tiers
 from tests.model.things import CAN_DELIVER, HISTORY, LINGER_US, Band, Death, GateState, Held, Lane, Message, is_past
 
 
@@ -26,7 +27,7 @@ class Lanes:
         max_backlog_bytes: int | None = None,
         on_full: str = "refuse",
     ) -> None:
-        self.tiers = tiers or {name: Tier.of(share) for name, share in DEFAULT_TIERS.items()}
+        self.layers_of_tiers = TierLayers.new(tiers, None)
         self.random = random
         self.max_backlog, self.max_backlog_bytes, self.on_full = max_backlog, max_backlog_bytes, on_full
         self.now = 0
@@ -45,6 +46,16 @@ class Lanes:
         self.outcomes: dict[str, bytes] = {}  # how messages ended, by id, where that is kept
         self.book = PolicyBook(self.tiers)
         self.deadlines_given: set[int] = set()
+
+    @property
+    def tiers(self) -> Tiers:
+        """The tiers in force."""
+        return self.layers_of_tiers.in_force()
+
+    def _fair_by(self, band: Band) -> str:
+        """Lanes may linger in a tier that is no more."""
+        tier = self.tiers.get(band.tier)
+        return tier.fair_by if tier is not None else "messages"
 
     def _time(self, now_us: int | None) -> int:
         """The clock never goes back."""
@@ -149,7 +160,7 @@ class Lanes:
         return ("at_gate", None) if policy.gate is not None else ("runnable", None)
 
     def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:
-        at = lane.wake if lane.place == "idle" and lane.wake is not None else self.now + LINGER_US[self.tiers[lane.band.tier].fair_by]
+        at = lane.wake if lane.place == "idle" and lane.wake is not None else self.now + LINGER_US[self._fair_by(lane.band)]
         if lane.rest_step:
             at = max(at, lane.rest_until)
         if policy.rate is not None:

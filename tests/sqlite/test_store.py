@@ -20,7 +20,8 @@ import pytest
 from fairlead.engines import open_engine
 from fairlead.engines.base import FullEngine, Settings
 from fairlead.engines.sqlite import store
-from fairlead.errors import EngineCorrupt, EngineUnavailable, FairleadError, SchemaMismatch, UsageError
+from fairlead.engines.sqlite.statements import SQL
+from fairlead.errors import BadPolicy, EngineCorrupt, EngineUnavailable, FairleadError, SchemaMismatch, UsageError
 from fairlead.message import Draft, Settlement
 from fairlead.policy import Tier
 from fairlead.units import SECOND
@@ -280,12 +281,28 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 2_000_000
 
 
-def test_other_tiers_than_the_stored_ones_are_an_error(tmp_path: Path) -> None:
-    """They belong to the namespace; a program that names none takes those that are there."""
-    engine_at(tmp_path / "q.db", tiers={"gold": Tier(3), "mid": Tier(1)}).close()
-    assert list(engine_at(tmp_path / "q.db").tiers) == ["gold", "mid"]
-    with pytest.raises(UsageError, match="gold 3"):
-        engine_at(tmp_path / "q.db", tiers={"gold": Tier(4), "mid": Tier(1)})
+def test_tiers_of_an_older_layout_are_the_codes_layer(tmp_path: Path) -> None:
+    """They were stored as a list; the default is the one that every topic had."""
+    path = tmp_path / "q.db"
+    make_layout(path, 3, """INSERT INTO setting VALUES ('tiers', '[["gold", {"share": 3.0}], ["mid", {"share": 1.0}]]')""", *ONE_MESSAGE)
+    with closing(engine_at(path)) as engine:
+        assert (list(engine.tiers), engine.tiers.default) == (["gold", "mid"], "mid")
+        engine.tier_set("operator", {"gold": Tier(5)})
+        assert engine.tier_layers().code["gold"] == Tier(3.0)
+        assert [lease.topic for lease in engine.lease(1).leases] == ["a"]
+
+
+def test_whether_a_topics_own_policy_names_a_tier_is_answered_by_an_index(tmp_path: Path) -> None:
+    """It costs the same at one and at a million such policies."""
+    with closing(engine_at(tmp_path / "q.db")) as engine:
+        engine.policy_set_many("code", [(f"t.{n}", {"rate": n + 1}) for n in range(500)])
+        engine.policy_set("operator", "t.7", {"tier": "low"})
+        with pytest.raises(BadPolicy, match=r"policy t\.7 names it"):
+            engine.tier_set("code", {"low": None})
+        connection = engine._store.connection  # type: ignore[attr-defined]
+        for layer in ("code", "operator"):
+            plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[f'own_set_with_{layer}_tier']}", ("low",)).fetchall()
+            assert f"own_set_{layer}_tier" in plan[0][3]
 
 
 @pytest.mark.parametrize("url", ["fairlead.db", "sqlit:///x.db", "sqlite://x.db", "mongodb://x"])

@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fairlead.engines.base import KEEPS_HEADER, NEEDS_HEADER
 from fairlead.message import Draft, Lease, Receipt, Settlement
 from fairlead.policy import Gate, own_rows
+from fairlead.tiers import Tier
 from fairlead.units import SECOND
 from tests.conformance.conftest import ENGINES
 from tests.stateful.twins import START, Twins, handles
@@ -61,7 +62,7 @@ FIELDS: dict[str, list[Any]] = {
     "burst": [1, 3],
     "concurrency": [1, 2, 4],
     "weight": [0.5, 7],
-    "tier": ["high", "mid", "low", "vip"],
+    "tier": ["high", "mid", "low", "vip", "gold"],
     "pool": ["other"],
     "lease": [1, 5],
     "retries": [0, 1],
@@ -169,6 +170,7 @@ def an_end(chance: random.Random) -> Settlement:
     return Settlement(0, 0, action, delay, reason, reason, pick([0, 1_000, 2 * SECOND, 500 * SECOND]), pick([True, False]))
 
 
+NEW_TIERS = [Tier(1), Tier(5), Tier(2.5, "time"), Tier("strict"), None]
 chances = st.randoms(use_true_random=True)
 _single = st.lists(st.sampled_from(sorted(FIELDS)), max_size=3, unique=True).flatmap(
     lambda names: st.fixed_dictionaries({name: st.sampled_from([*FIELDS[name], None]) for name in names})
@@ -368,6 +370,14 @@ class Histories(RuleBasedStateMachine):
     @rule(layer=layers, pattern=st.sampled_from(PATTERNS), fields=policies)
     def policy(self, layer: str, pattern: str, fields: dict[str, Any]) -> None:
         self.do("policy_set", layer, pattern, fields)
+
+    @rule(layer=layers, changes=st.dictionaries(st.sampled_from(["high", "mid", "low", "vip", "gold"]), st.sampled_from(NEW_TIERS), max_size=2))
+    def tiers(self, layer: str, changes: dict[str, Tier | None]) -> None:
+        self.do("tier_set", layer, changes)
+
+    @rule(name=st.sampled_from([None, "high", "gold"]))
+    def tiers_as_the_code_says(self, name: str | None) -> None:
+        self.do("tier_reset", name)
 
     @rule(
         what=st.sampled_from(["policy_reset", "gate_set", "gate_set", "topic_purge", "topic_delete"]),

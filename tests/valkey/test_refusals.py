@@ -20,7 +20,6 @@ from fairlead.engines.valkey.fitness import Facts
 from fairlead.engines.valkey.health import examine
 from fairlead.errors import EngineCorrupt, EngineUnavailable, FairleadError, NoNamespace, SchemaMismatch, UsageError
 from fairlead.message import Draft
-from fairlead.policy import Tier
 from fairlead.servers import Cluster, Replicated, Server, free_port
 from tests.conformance.forms import sentinels, server
 from tests.valkey.conftest import drain, some
@@ -183,9 +182,7 @@ def test_another_number_of_shards_and_another_layout(opened: Opened) -> None:
         assert mend in str(error)
 
 
-def test_other_tiers_and_a_missing_namespace(opened: Opened) -> None:
-    opened(server().url, namespace="with-tiers", tiers={"a": Tier(1)})
-    assert "its tiers are a 1" in str(refusal(opened, server().url, namespace="with-tiers", tiers={"b": Tier(1)}))
+def test_a_missing_namespace(opened: Opened) -> None:
     assert isinstance(refusal(opened, server().url, namespace="nobody-was-here", create=False), NoNamespace)
     assert isinstance(refusal(opened, server().url, namespace="no/slash"), UsageError)
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "top": "top",
     "policy": "policy",
     "gate": "gate",
+    "tier": "tier",
     "schedules": "schedules",
     "job": "job",
     "pause": "pause",

@@ -39,8 +39,9 @@ def migrate(session: Session, source: str, target: str, *, to_namespace: str | N
     from fairlead import Fairlead
 
     with Fairlead(source, namespace=session.namespace, create=False) as old:
-        tiers = old.engine.tiers
-        with Fairlead(target, namespace=to_namespace or session.namespace, tiers=tiers) as new:
+        tiers = old.engine.tier_layers()
+        with Fairlead(target, namespace=to_namespace or session.namespace, tiers=tiers.code, default_tier=tiers.default) as new:
+            new.engine.tier_set("operator", tiers.operator)
             counts = move(old.engine, new.engine, lambda text: None if as_json else say(text), wait=wait)
     if as_json:
         print_json(counts)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fairlead.message import Draft, Receipt
-    from fairlead.policy import Resolved, Tier
+    from fairlead.policy import Resolved
 
 MAX_WAIT_WINDOWS = 10
 """Default of `max_wait`: so many windows."""
@@ -131,12 +131,3 @@ def check_namespace(name: str) -> None:
         raise UsageError(f"namespace {name!r:.80}: use letters, digits, - and _ only")
     if len(name.encode()) > MAX_NAMESPACE_BYTES:  # it is a part of the name of a file
         raise UsageError(f"namespace {name[:40]!r}…: the name has {len(name.encode())} bytes, at most {MAX_NAMESPACE_BYTES} are allowed")
-
-
-def different_tiers(namespace: str, stored: Mapping[str, Tier], asked: Mapping[str, Tier]) -> str:
-    """Why a program with other tiers is refused."""
-    return f"namespace {namespace}: its tiers are {_tiers_text(stored)}, this program came with {_tiers_text(asked)}; use the same everywhere"
-
-
-def _tiers_text(tiers: Mapping[str, Tier]) -> str:
-    return ", ".join(f"{name} {tier.share}" + (" by time" if tier.fair_by == "time" else "") for name, tier in tiers.items())

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from fairlead.engines.interrupt import Interrupt
     from fairlead.message import Batch, Draft, Kept, Note, Receipt, Settlement
-    from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved, Tier
+    from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved
+    from fairlead.tiers import Tier, TierLayers, Tiers
 
 Durability = Literal["memory", "fsync", "replicated"]
 
@@ -80,13 +81,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
     What an application says when it opens an engine.
 
-    `tiers` None: the stored ones, or the default. `max_backlog` / `max_backlog_bytes` / `on_full` limit the whole namespace.
+    `tiers` None: the stored ones, or the usual; `default_tier`: that of topics whose policy names none.
+    `max_backlog` / `max_backlog_bytes` / `on_full` limit the whole namespace.
     `random` feeds the jitter of backoffs (a test hook).
     """
 
     namespace: str = "default"
     durability: Durability | None = None  # None: the engine's default
     tiers: dict[str, Tier] | None = None
+    default_tier: str | None = None
     max_backlog: int | None = None
     max_backlog_bytes: int | None = None
     on_full: str = "refuse"
@@ -425,7 +428,26 @@ class Engine(Protocol):
 class Desk(Protocol):
     """Administration: what the application object, the CLI and dashboards call. Every engine has both faces."""
 
-    tiers: dict[str, Tier]
+    @property
+    def tiers(self) -> Tiers:
+        """The tiers in force, as this engine object last read them."""
+        ...
+
+    def tier_layers(self) -> TierLayers:
+        """What the namespace stores of its tiers, by layer, as it is now."""
+        ...
+
+    def tier_set(self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None) -> None:
+        """
+        Add and change tiers; None removes one. Every process obeys at its next lease.
+
+        Raises BadPolicy for a tier that is the default or that a policy names, and is to go.
+        """
+        ...
+
+    def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
+        """Remove what the operator set for a tier, or for all; False if it set nothing. Raises BadPolicy as `tier_set`."""
+        ...
 
     def policies(self) -> PolicyBook:
         """

@@ -47,6 +47,8 @@ class Facts(msgspec.Struct, kw_only=True):
     tat: int
     rate_now: float
     tier: str
+    share: str
+    """What its tier has, see `tiers.share_text`."""
     ahead: int
     """Messages of its lane before it."""
     lanes_before: int
@@ -119,9 +121,9 @@ def waiting(facts: Facts) -> Explanation:
         told.reasons.append(f"{facts.ahead:,}{'+' if facts.ahead == COUNTED else ''} messages of its topic are ahead of it")
     if facts.is_runnable and facts.lanes_before:
         more = "+" if facts.lanes_before == COUNTED else ""
-        told.reasons.append(f'{facts.lanes_before:,}{more} topics of tier "{facts.tier}" are served before its own')
+        told.reasons.append(f'{facts.lanes_before:,}{more} topics of tier "{facts.tier}" ({facts.share}) are served before its own')
     if not told.reasons:
-        told.reasons.append(f'nothing holds it back: it waits for a free worker of pool "{policy.pool}"')
+        told.reasons.append(f'nothing holds it back: it waits for a free worker of pool "{policy.pool}"; tier "{facts.tier}", {facts.share}')
     if not policy.paused and view.state != "parked" and not is_deferred and later is not None:
         begins = max(starts, later)
         told.starts_us = (begins if begins > now else min(now, facts.clock_us)) + _time_ahead(facts)

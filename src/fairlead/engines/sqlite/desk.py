@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.engines.base import Check, Explanation, MessageView, Overview, Parcel, TierStats, TopicStats
-from fairlead.engines.sqlite import explaining, health, listing, moving, policies, purging, views
+from fairlead.engines.sqlite import explaining, health, listing, moving, policies, purging, tiers, views
 from fairlead.engines.sqlite.engine import Core, _clock
 from fairlead.engines.sqlite.rows import Row
 from fairlead.engines.sqlite.turn import Turn
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from fairlead.policy import Layer, Layers, Resolved
+    from fairlead.tiers import Tier, TierLayers
 
 COUNTED = 1000
 """Lanes are counted up to here for people; more is "1,000+"."""
@@ -31,11 +32,25 @@ class SqliteEngine(Core):
         with self._store.reading() as connection:
             yield Turn(connection, self._rules, _clock() if now_us is None else now_us)
 
+    # Tiers
+
+    def tier_layers(self) -> TierLayers:
+        with self._view() as turn:
+            return turn.rules.tier_layers
+
+    def tier_set(self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None) -> None:
+        with self._turn(now_us, durable=True) as turn:
+            tiers.change(turn, layer, changes)
+
+    def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
+        with self._turn(now_us, durable=True) as turn:
+            return tiers.reset(turn, name)
+
     # Policies
 
     def policies(self) -> PolicyBook:
         with self._view() as turn:
-            book = PolicyBook(self.tiers, self.policy_own)
+            book = PolicyBook(turn.rules.tiers, self.policy_own)
             book.load(turn.rules.book.rows())
             return book
 
@@ -210,7 +225,7 @@ class SqliteEngine(Core):
         with self._view(now_us) as turn:
             shard = turn.shard
             tiers = [
-                TierStats(band.pool, band.tier, self.tiers[band.tier].share if band.tier in self.tiers else 0, band.delivered,
+                TierStats(band.pool, band.tier, turn.rules.tiers[band.tier].share if band.tier in turn.rules.tiers else 0, band.delivered,
                           turn.one("band_runnable", band.band, COUNTED)[0])
                 for band in turn.bands.values()
             ]  # fmt: skip

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fairlead.engines.admission import check_namespace, different_tiers
+from fairlead.engines.admission import check_namespace
 from fairlead.engines.base import BRING_IN, CHANGED, Capabilities, Settings
 from fairlead.engines.explaining import CLOCK_SLACK_US
 from fairlead.engines.interrupt import Interrupt
 from fairlead.engines.naming import lane_name
 from fairlead.engines.sqlite import housekeeping, keeping, putting, serving, settling, views
+from fairlead.engines.sqlite import tiers as tier_changes
 from fairlead.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
 from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.statements import SQL
@@ -24,8 +25,8 @@ from fairlead.engines.sqlite.store import Store
 from fairlead.engines.sqlite.turn import Rules, Turn
 from fairlead.errors import UsageError
 from fairlead.message import Batch
-from fairlead.policy import DEFAULT_TIERS, Tier
 from fairlead.safetext import redacted
+from fairlead.tiers import TierLayers
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from fairlead.engines.base import Arrivals, Ear
     from fairlead.message import Draft, Kept, Note, Receipt, Settlement
+    from fairlead.tiers import Tiers
 
 log = logging.getLogger("fairlead.engine")
 
@@ -98,28 +100,43 @@ class Core:
             embedded=True,
         )
         self._store = Store(path, self.durability, create=settings.create)
-        self.tiers = self._settle_tiers(settings)
         self._memory = Memory()
-        self._rules = Rules(self.tiers, settings.random or random.random)
+        self._rules = Rules(self._read_tiers(settings), settings.random or random.random)
         self._settle_limits(settings)
         self._bell = Doorbell(path, self._look)
         self._closed = False
         self._warned = -WARN_EVERY
+        try:
+            self._declare_tiers(settings)
+        except BaseException:
+            self._store.close()
+            raise
 
     # Opening
 
-    def _settle_tiers(self, settings: Settings) -> dict[str, Tier]:
-        with self._store.writing(durable=True) as connection:
+    def _read_tiers(self, settings: Settings) -> TierLayers:
+        """Those stored; those of the program, where it makes the file."""
+        with self._store.reading() as connection:
             stored = connection.execute(SQL["setting_read"], ("tiers",)).fetchone()
+        if stored is not None:
+            return TierLayers.read(stored[0])
+        with self._store.writing(durable=True) as connection:
+            stored = connection.execute(SQL["setting_read"], ("tiers",)).fetchone()  # another process may have been faster
             if stored is not None:
-                tiers = {name: msgspec.convert(value, Tier) for name, value in msgspec.json.decode(stored[0])}
-                if settings.tiers is not None and list(tiers.items()) != list(settings.tiers.items()):
-                    raise UsageError(different_tiers(self.namespace, tiers, settings.tiers))
-                return tiers
-            tiers = settings.tiers or {name: Tier.of(share) for name, share in DEFAULT_TIERS.items()}
-            pairs = [[name, msgspec.to_builtins(tier)] for name, tier in tiers.items()]
-            connection.execute(SQL["setting_write"], ("tiers", msgspec.json.encode(pairs).decode()))
-            return dict(tiers)
+                return TierLayers.read(stored[0])
+            made = TierLayers.new(settings.tiers, settings.default_tier)
+            connection.execute(SQL["setting_write"], ("tiers", made.json().decode()))
+            return made
+
+    def _declare_tiers(self, settings: Settings) -> None:
+        layers = self._rules.tier_layers
+        if layers.declare(settings.tiers, settings.default_tier, lambda _: None) is not layers:
+            with self._turn(None, durable=True) as turn:
+                tier_changes.declare(turn, settings)
+
+    @property
+    def tiers(self) -> Tiers:
+        return self._rules.tiers
 
     def _settle_limits(self, settings: Settings) -> None:
         """The namespace's own limits: those of the program that said some last."""

@@ -8,6 +8,7 @@ from fairlead.engines import classes, explaining
 from fairlead.engines.explaining import COUNTED, Facts, GateFacts
 from fairlead.engines.sqlite import messages, views
 from fairlead.engines.sqlite.rows import DELAYED, PARKED, RUNNABLE, Lane, Row
+from fairlead.tiers import share_text
 
 if TYPE_CHECKING:
     from fairlead.engines.base import Explanation, MessageView
@@ -41,6 +42,7 @@ def _facts(turn: Turn, row: Row, view: MessageView) -> Facts:
         now_us=turn.now, clock_us=turn.clock, view=view, policy=policy, is_runnable=is_runnable, leased=lane.leased, rest_step=lane.rest_step,
         rest_until_us=lane.rest_until, tat=lane.tat, rate_now=classes.rate(turn.now, lane.seen, lane.lately, lane.before),
         tier=turn.bands[lane.band].tier,
+        share=share_text(turn.rules.tiers, turn.bands[lane.band].tier),
         ahead=turn.one("ready_before", lane.lane, row.rank, row.pos, row.seq, COUNTED)[0] if row.state != DELAYED else 0,
         lanes_before=turn.one("lanes_before", lane.band, lane.vt, lane.lane, COUNTED)[0] if is_runnable else 0,
         busy_with=_busy_with(turn, lane, row) if row.state == PARKED else None, gate=_gate(turn, policy),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 APPLICATION_ID = 0x46_4C_45_44  # "FLED": tells our files from other SQLite files
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process's transaction before giving up."""
 

@@ -21,7 +21,8 @@ from fairlead.engines.sqlite.changes import LaneChanges
 from fairlead.engines.sqlite.memory import Memory
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE, Band, Lane
 from fairlead.engines.sqlite.statements import SQL, insert_many
-from fairlead.policy import Gate, PolicyBook, Resolved, Tier
+from fairlead.policy import Gate, PolicyBook, Resolved
+from fairlead.tiers import TierLayers
 
 if TYPE_CHECKING:
     import sqlite3
@@ -113,11 +114,12 @@ class GateState(msgspec.Struct, gc=False):
 class Rules:
     """What an engine object keeps between transactions: the policies as last read, the tiers, the namespace's limits."""
 
-    def __init__(self, tiers: dict[str, Tier], random: Callable[[], float]) -> None:
-        self.tiers = tiers
+    def __init__(self, tier_layers: TierLayers, random: Callable[[], float]) -> None:
+        self.tier_layers = tier_layers
+        self.tiers = tier_layers.in_force()
         self.random = random
         self.version = -1
-        self.book = PolicyBook(tiers)
+        self.book = PolicyBook(self.tiers)
         self._resolved: dict[tuple[tuple[str, ...], int], Resolved] = {}
         self.max_backlog: int | None = None
         self.max_backlog_bytes: int | None = None
@@ -132,10 +134,18 @@ class Rules:
 
     def refresh(self, connection: sqlite3.Connection, version: int) -> None:
         if version != self.version:
+            self.set_tiers(TierLayers.read(connection.execute(SQL["setting_read"], ("tiers",)).fetchone()[0]))
             rows = connection.execute(SQL["policies"]).fetchall()
             self.book.load([(layer, pattern, json.loads(fields)) for layer, pattern, fields in rows])
             self.changed()
             self.version = version
+
+    def set_tiers(self, layers: TierLayers) -> None:
+        """These hold from here on."""
+        self.tier_layers = layers
+        self.tiers = self.book.tiers = layers.in_force()
+        self.book.forget_resolved()
+        self.changed()
 
     @property
     def has_backlog_limit(self) -> bool:

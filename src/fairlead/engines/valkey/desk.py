@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fairlead.engines.base import Check, Explanation, MessageView, Overview, Parcel, TopicStats
     from fairlead.engines.valkey.records import Record
     from fairlead.policy import Gate, Layer, Layers, Resolved
+    from fairlead.tiers import Tier, TierLayers
 
 PAGE = 250
 """Messages that one call of a script takes away or puts back."""
@@ -35,6 +36,26 @@ class ValkeyEngine(Core):
 
     def _view(self, now_us: int | None = None) -> View:
         return View(self._space, now_us)
+
+    # Tiers
+
+    def tier_layers(self) -> TierLayers:
+        self._space.reload_tiers()
+        return self._space.tier_layers
+
+    def tier_set(self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None) -> None:
+        self._change_tiers(lambda layers: layers.change(layer, changes, self._space.tier_named_by), now_us)
+
+    def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
+        return self._change_tiers(lambda layers: layers.reset(name, self._space.tier_named_by), now_us)
+
+    def _change_tiers(self, change: Callable[[TierLayers], TierLayers], now_us: int | None) -> bool:
+        self._space.reload()
+        if self._space.change_tiers(change, now_us):
+            return True
+        for shard in range(self._space.shards):
+            self._space.run("keep", shard, now_us, records.pack([]), b"", repeatable=True)  # nothing but the clock goes on
+        return False
 
     # Policies
 

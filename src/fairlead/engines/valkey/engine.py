@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from fairlead.engines.base import Arrivals, Ear, Settings
     from fairlead.engines.valkey.namespace import Route
+    from fairlead.tiers import Tiers
 
 HOUSE = 60
 """Events, wakes and sweeps that one call of a script brings in at most: the server answers nobody else meanwhile."""
@@ -61,7 +62,6 @@ class Core:
         self._space = Namespace(url, settings)
         self.url = url
         self.namespace = settings.namespace
-        self.tiers = self._space.tiers
         self.durability: str = self._space.link.durability
         self.capabilities = Capabilities(
             name="valkey",
@@ -77,6 +77,10 @@ class Core:
         self._spread = itertools.count(random.randrange(1 << 16))
         self._leased_at_once = MOST_LEASED // 2
         self._next_shard = random.randrange(self._space.shards)
+
+    @property
+    def tiers(self) -> Tiers:
+        return self._space.tiers
 
     # Publishing
 
@@ -221,6 +225,7 @@ class Core:
         now_us: int | None = None,
     ) -> Batch:
         self._grants.renew()
+        self._space.look_at_tiers()
         room, startable = n, n if startable is None else startable
         made = Batch([], 0, None)
         wakes: list[int] = []

@@ -9,6 +9,7 @@ from fairlead.engines.explaining import COUNTED, Facts, GateFacts
 from fairlead.engines.naming import PARTITION
 from fairlead.engines.valkey import records, views
 from fairlead.engines.valkey.records import DEAD, DELAYED, RUNNABLE, Lane, Record
+from fairlead.tiers import share_text
 
 if TYPE_CHECKING:
     from fairlead.engines.base import Explanation, MessageView
@@ -38,6 +39,7 @@ def _facts(view: View, shard: int, record: Record, told: MessageView, lane: Lane
         now_us=view.times[shard], clock_us=view.clocks[shard],
         view=told, policy=policy, is_runnable=lane.place == RUNNABLE, leased=lane.leased, rest_step=lane.rest_step,
         rest_until_us=lane.rest_until, tat=lane.tat, rate_now=classes.rate(view.times[shard], lane.seen, lane.lately, lane.before), tier=tier,
+        share=share_text(view.space.tiers, tier),
         ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0, lanes_before=min(before, COUNTED),
         busy_with=_busy_with(view, shard, record) if told.state == "parked" else None, gate=_gate(view, shard, policy),
         unhandled_us=record.unhandled_from or None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairlead.engines.admission import check_namespace, different_tiers
+from fairlead.engines.admission import check_namespace
 from fairlead.engines.base import Settings
 from fairlead.engines.naming import made_number
 from fairlead.engines.valkey import layouts, records
@@ -19,16 +19,20 @@ from fairlead.engines.valkey.fitness import NamespaceGone
 from fairlead.engines.valkey.link import Link
 from fairlead.engines.valkey.records import Counters
 from fairlead.errors import NoNamespace, UsageError
-from fairlead.policy import DEFAULT_TIERS, PolicyBook, Resolved, Tier
+from fairlead.policy import PolicyBook, Resolved
+from fairlead.tiers import TierLayers, Tiers, moves_lanes
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from fairlead.message import Draft
     from fairlead.policy import Layers
 
 log = logging.getLogger("fairlead.engine")
+
+TIERS_EVERY = 1.0
+"""Seconds between two looks at the tiers, where there are several shards."""
 
 MOST_ROUTES = 200_000
 """Topics whose policy is kept at hand."""
@@ -56,7 +60,7 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 class Book:
     """The policies as this process knows them."""
 
-    def __init__(self, tiers: dict[str, Tier], shards: int) -> None:
+    def __init__(self, tiers: Tiers, shards: int) -> None:
         self.policies = PolicyBook(tiers)
         self.version = 0
         self._shards = shards
@@ -97,6 +101,12 @@ class Book:
         own = self._own
         return {topic: own[topic].decode() for topic in topics if topic in own} if own else {}
 
+    def set_tiers(self, tiers: Tiers) -> None:
+        """These hold from here on."""
+        self.policies.tiers = tiers
+        self.policies.forget_resolved()
+        self._routes.clear()
+
     def route(self, topic: str) -> Route:
         """What holds for a topic."""
         found = self._routes.get(topic)
@@ -128,6 +138,7 @@ class Namespace:
     def __init__(self, url: str, settings: Settings) -> None:
         check_namespace(settings.namespace)
         self.name = settings.namespace
+        self._look_again = 0.0
         self.link = Link(url, durability=settings.durability or "memory")
         self.link.keys_of = self.keys_of
         try:
@@ -207,18 +218,16 @@ class Namespace:
             stored = self._make(settings)
         self.shards = int(stored[b"shards"])
         self.nonce = stored[b"nonce"].decode()
-        self.tiers = {name: msgspec.convert(value, Tier) for name, value in msgspec.json.decode(stored[b"tiers"])}
+        self._know_tiers(stored.get(b"tier_layers") or stored[b"tiers"])
         if self.link.shards is not None and self.link.shards != self.shards:
             raise UsageError(
                 f"{self.link.name}: namespace {self.name} was made with {self.shards} shards, the URL says {self.link.shards}; "
                 "the number is fixed when a namespace is made: leave ?shards= out, or move to a new namespace with `fairlead migrate`"
             )
-        if settings.tiers is not None and list(self.tiers.items()) != list(settings.tiers.items()):
-            raise UsageError(different_tiers(self.name, self.tiers, settings.tiers))
-        self._tiers = records.pack([[name, tier.share, tier.fair_by == "time"] for name, tier in self.tiers.items()])
         self.book = Book(self.tiers, self.shards)
         layouts.bring_up(self)
         self.reload()
+        self.change_tiers(lambda layers: layers.declare(settings.tiers, settings.default_tier, self.tier_named_by), None)
         if settings.max_backlog is not None or settings.max_backlog_bytes is not None:
             limits = (_part(settings.max_backlog, self.shards), _part(settings.max_backlog_bytes, self.shards), settings.on_full)
             for shard in range(self.shards):
@@ -228,13 +237,13 @@ class Namespace:
         found = self.read(0, "HGETALL", "settings")
         return dict(zip(found[::2], found[1::2], strict=True))
 
-    def _make(self, settings: Settings) -> dict[bytes, bytes]:
+    def _make(self, settings: Settings, layers: TierLayers | None = None) -> dict[bytes, bytes]:
         """Each step may be done by several processes at once, or have been done before by one that ended in its middle."""
-        tiers = settings.tiers or {name: Tier.of(share) for name, share in DEFAULT_TIERS.items()}
+        layers = layers or TierLayers.new(settings.tiers, settings.default_tier)
         values = {
             "shards": str(self.link.shards or self.link.usual_shards),
             "nonce": secrets.token_hex(4)[:7],
-            "tiers": msgspec.json.encode([[name, msgspec.to_builtins(tier)] for name, tier in tiers.items()]),
+            "tier_layers": layers.json(),
             # Of the policies: grows with each change, and is larger than any that a namespace lost with its server has had.
             "version": str(int(time.time())),
         }
@@ -257,7 +266,7 @@ class Namespace:
             raise error
         log.warning("%s: the server has forgotten namespace %s and all its messages (was it restarted?); it is made again", self.link.name, self.name)
         rows = self.book.policies.rows()
-        self._make(Settings(tiers=self.tiers))
+        self._make(Settings(), self.tier_layers)
         self.reload()
         if rows and not self.book.policies.rows():
             fields = [each for layer, pattern, fields in rows for each in (f"{layer}:{pattern}", json.dumps(fields))]
@@ -316,10 +325,71 @@ class Namespace:
             if cursor == 0:
                 return
 
+    # Tiers
+
+    def _know_tiers(self, stored: bytes) -> None:
+        """What the first shard has is what counts; every call brings it to the shard that it goes to."""
+        self.tier_layers = TierLayers.read(stored)
+        self.tiers = self.tier_layers.in_force()
+        self._tiers = records.tiers_record(self.tier_layers)
+        self._tiers_stored = stored
+
+    def reload_tiers(self) -> None:
+        """Read them as they are."""
+        layers, before_layers = self.read(0, "HMGET", "settings", "tier_layers", "tiers")
+        stored = layers or before_layers
+        if stored is not None and stored != self._tiers_stored:
+            self._know_tiers(stored)
+            self.book.set_tiers(self.tiers)
+
+    def look_at_tiers(self) -> None:
+        """Once a second, of a namespace with several shards: one of them may not have been told of a change."""
+        now = time.monotonic()
+        if self.shards > 1 and now >= self._look_again:
+            self._look_again = now + TIERS_EVERY
+            self.reload_tiers()
+
+    def change_tiers(self, change: Callable[[TierLayers], TierLayers], now_us: int | None) -> bool:
+        """
+        Change them on the first shard, then tell the others; whether anything changed. Again, where another process changed something meanwhile.
+
+        Whoever ends in the middle leaves shards that have the shares of before, until a lease comes to them from
+        a process that knows the new ones: each learns of these within about a second.
+        """
+        while True:
+            before, version = self.tier_layers, self.book.version
+            after = change(before)
+            if after is before:
+                return False
+            moves = moves_lanes(before.in_force(), after.in_force())
+            text, record = after.json(), records.tiers_record(after)
+            if self.run("tiers", 0, now_us, self._tiers_stored, text, record, version, version + 1, durable=True) != b"changed":
+                self.reload_tiers()
+                self.reload()
+                continue
+            self._know_tiers(text)
+            self.book.set_tiers(self.tiers)
+            self.book.version = version + 1
+            for shard in range(1, self.shards):
+                known = version
+                while self.run("tiers", shard, now_us, b"", b"", record, known, version + 1, durable=True) != b"changed":
+                    known = records.read_counters(self.read(shard, "GET", "shard")).version
+                    self.agree(shard, known)
+                    known = self.book.version
+            if moves:  # namespaces of before have the default in the record of every pattern
+                for shard in range(self.shards):
+                    self.tell(shard, self.book.version)
+            return True
+
+    def tier_named_by(self, tier: str) -> str | None:
+        """A policy that names the tier."""
+        return next((pattern for _, pattern, fields in self.book.policies.rows() if fields.get("tier") == tier), None)
+
     # Policies
 
     def reload(self) -> None:
         """Read the policies as they are; those of the first shard are the ones that count."""
+        self.reload_tiers()
         version, nonce, rows = self.run("policies", 0, None, repeatable=True)
         self.nonce = nonce.decode()
         found = []

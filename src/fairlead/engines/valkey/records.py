@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fairlead.policy import Layers, PolicyBook
+    from fairlead.tiers import TierLayers
 
 LAYOUT = 4
 """Version of the keys and records; `scripts/parts/shard.lua` knows the same."""
@@ -52,7 +53,8 @@ def rule_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = 
     spread = min(policy.partitions, shards)
     backoff = policy.backoff
     return pack_values(
-        policy.lane_rate if policy.rate is not None else False, policy.lane_burst, policy.lane_concurrency or False, policy.weight, policy.tier,
+        policy.lane_rate if policy.rate is not None else False, policy.lane_burst, policy.lane_concurrency or False, policy.weight,
+        policy.tier if policy.names_tier else False,
         policy.pool, policy.lease, policy.retries, [backoff.base, backoff.factor, backoff.cap, backoff.jitter], policy.ttl or False,
         policy.on_expiry == "drop", policy.dead_ttl, policy.serial or False, policy.gate or False, policy.merge or False, policy.merge_limit,
         policy.window or False, policy.debounce, policy.max_wait or False, policy.edge == "leading", policy.dedupe or False,
@@ -128,6 +130,12 @@ def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _part(limit: int | None, parts: int) -> int | bool:
     return -(-limit // parts) if limit is not None else False
+
+
+def tiers_record(layers: TierLayers) -> bytes:
+    """The tiers in force, as `shard.lua` reads them: their version, the default, and name, share and whether it is fair by time of each."""
+    tiers = layers.in_force()
+    return layers.version.to_bytes(7) + _pack([tiers.default, [[name, tier.share, tier.fair_by == "time"] for name, tier in tiers.items()]])
 
 
 def gate_record(gate: Gate) -> bytes:

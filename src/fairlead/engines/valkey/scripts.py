@@ -23,7 +23,7 @@ PARTS = (
 FUNCTIONS = (
     "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "own", "own_read", "relayout",
     "gate", "limits", "purge", "delete", "dead", "check", "totals", "send",
-    "receive", "know", "note", "withdraw", "follow", "arrivals", "watch",
+    "receive", "know", "note", "withdraw", "follow", "arrivals", "tiers", "watch",
 )  # fmt: skip
 
 _FOLDER = resources.files("fairlead.engines.valkey") / "scripts"

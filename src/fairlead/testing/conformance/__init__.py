@@ -17,7 +17,7 @@ import pytest
 PARTS = (
     "test_changes", "test_figures", "test_kept", "test_limits", "test_not_twice", "test_numbers", "test_order_and_time",
     "test_own_policies", "test_together",
-    "test_top_lists", "test_waking",
+    "test_tiers", "test_top_lists", "test_waking",
 )  # fmt: skip
 
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in PARTS))

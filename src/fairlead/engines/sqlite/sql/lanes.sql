@@ -155,6 +155,17 @@ UPDATE own_set SET uses = uses + ? WHERE no = ?;
 -- name: own_set_forget
 DELETE FROM own_set WHERE no = ? AND uses <= 0;
 
+-- name: own_set_with_code_tier
+-- A set that names a tier, and how many topics share it.
+SELECT no, uses FROM own_set WHERE json_extract(layers, '$.code.tier') = ? AND uses > 0 LIMIT 1;
+
+-- name: own_set_with_operator_tier
+SELECT no, uses FROM own_set WHERE json_extract(layers, '$.operator.tier') = ? AND uses > 0 LIMIT 1;
+
+-- name: own_topic_of
+-- One of the topics that share a set, for people: looked for among the first ones only.
+SELECT topic FROM (SELECT topic, own FROM own_policy LIMIT 10000) WHERE own = ? LIMIT 1;
+
 -- name: sweep_begin
 INSERT INTO sweep (pattern, after) VALUES (?, '') ON CONFLICT (pattern) DO UPDATE SET after = '';
 

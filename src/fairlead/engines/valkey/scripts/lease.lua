@@ -5,6 +5,7 @@
 -- microseconds, something has to be due for another waiter to be rung.
 -- Answers {now, next wake or -1, whether to call again, the namespace's nonce, first fence, messages, runs, bodies}, see serving.lease.
 
+adopt_tiers(ARGV[2])
 local room, pool = tonumber(ARGV[3]), ARGV[4]
 local more = housekeeping.keep(tonumber(ARGV[8]))
 if more and ARGV[9] ~= '1' then

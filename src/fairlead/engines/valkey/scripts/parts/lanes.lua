@@ -186,7 +186,7 @@ local lanes = part(function(lanes)
                 lane.gate, lane.latest = shard.lanes_made, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, 0, 0, 0, 0, '', ''
             begin_call(lane, name)
             local policy = lanes.rule(lane)
-            local band = bands.of(policy.pool, policy.tier)
+            local band = bands.of(policy.pool, tier_of(policy))
             lane.band, lane.vt = band.number, band.vt
             known[name] = lane
             places.set(keys.names, name, 0)
@@ -337,8 +337,8 @@ local lanes = part(function(lanes)
         local policy = lanes.rule(lane)
         local band = bands[lane.band]
         lanes.lift(lane)
-        if band.pool ~= policy.pool or band.tier ~= policy.tier then -- it begins there like one that wakes up
-            band = bands.of(policy.pool, policy.tier)
+        if band.pool ~= policy.pool or band.tier ~= tier_of(policy) then -- it begins there like one that wakes up
+            band = bands.of(policy.pool, tier_of(policy))
             lane.band, lane.vt, lane.place, lane.wake, lane.gate = band.number, band.vt, IDLE, 0, ''
         end
         local place, wake = where(lane, policy, band)

@@ -360,7 +360,7 @@ local serving = part(function(serving)
     local function mixed(visits)
         local strict, by_tier, queues, counts = {}, {}, {}, {}
         for _, each in ipairs(visits) do
-            local tier = tiers[bands[each[1].lane.band].tier]
+            local tier = tiers.named[bands[each[1].lane.band].tier]
             if tier.strict then
                 strict[#strict + 1] = each
             else

@@ -7,7 +7,7 @@
 -- of the counters, from which the others are derived; KEYS[2] never exists: while an old-style migration moves the keys of the slot one by one,
 -- a node refuses a call that names a missing key before the function has begun, and nothing is ever half done.
 --
--- ARGV[1]: the time in microseconds, or "" for the server's own. ARGV[2]: the tiers, see `tiers`. The rest is each function's own.
+-- ARGV[1]: the time in microseconds, or "" for the server's own. ARGV[2]: the tiers as the client knows them, see `tiers`. The rest is each function's own.
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
@@ -153,7 +153,9 @@ local function made_id(mid)
     return shard.nonce .. '-' .. string.format('%x', mid * shard.shards + shard.index)
 end
 
--- Tiers, in the order of their declaration: {name, share or "strict", whether it is fair by time}
+-- Tiers, in the order of their declaration: {name, share or "strict", whether it is fair by time}; `default`: that of topics whose policy names
+-- none. The key `tiers` has their record: the version, 7 bytes, then {default, {tier, …}}. Each call brings the record that its client knows: so a
+-- shard that was not told of a change learns of it.
 
 local tiers, tiers_told
 
@@ -161,11 +163,17 @@ local function read_tiers(told)
     if told == tiers_told then
         return
     end
-    tiers, tiers_told = {}, told
-    for n, tier in ipairs(values_of(told)) do
+    local default, found = unpack(values_of(string.sub(told, 8)))
+    tiers, tiers_told = { default = default, named = {} }, told
+    for n, tier in ipairs(found) do
         local each = { name = tier[1], strict = tier[2] == 'strict', share = tonumber(tier[2]), by_time = tier[3], place = n }
-        tiers[n], tiers[tier[1]] = each, each
+        tiers[n], tiers.named[tier[1]] = each, each
     end
+end
+
+-- Of a policy: its own, as long as there is one of that name.
+local function tier_of(policy)
+    return tiers.named[policy.tier] and policy.tier or tiers.default
 end
 
 -- Bands: one tier of one pool. `vt`: the virtual time of the lane picked last; `carry`: of the tier's share; `mean`: a message's usual
@@ -178,7 +186,7 @@ local bands = part(function(bands)
     local function keep(number, pool, tier, vt, carry, mean, delivered)
         local band = { number = number, pool = pool, tier = tier, vt = vt, carry = carry, mean = mean, delivered = delivered,
             runnable = key('run:' .. number), heads = key('heads:' .. number) }
-        band.by_time = tiers[tier] ~= nil and tiers[tier].by_time
+        band.by_time = tiers.named[tier] ~= nil and tiers.named[tier].by_time
         bands[number] = band
         by_name[pool .. '\0' .. tier] = band
         return band
@@ -209,6 +217,25 @@ local bands = part(function(bands)
     end
 end)
 
+-- Take in a newer record. Where a tier has gone, or another one is the default, lanes have to move. Before anything else is done in the call.
+local function adopt_tiers(told)
+    local stored = call('GET', keys.tiers)
+    if told == stored or (stored and unpack_from('>I7', told) <= unpack_from('>I7', stored)) then
+        return
+    end
+    local before = tiers
+    call('SET', keys.tiers, told)
+    read_tiers(told)
+    local moves = before.default ~= tiers.default
+    for _, tier in ipairs(before) do
+        moves = moves or not tiers.named[tier.name]
+    end
+    if moves and call('HSET', keys.sweeps, '*', '') == 1 then
+        shard.sweeping = shard.sweeping + 1
+    end
+    bands.read()
+end
+
 -- Pools in which something can be leased now that could not be before: who waits there is to be rung, at the end.
 local rang
 
@@ -232,7 +259,7 @@ local function begin(call_keys, arguments)
     if refusal then
         return refusal
     end
-    read_tiers(ARGV[2])
+    read_tiers(call('GET', keys.tiers) or ARGV[2])
     bands.read()
     rang, has_arrivals = {}, false
     for n = 1, #beginnings do
