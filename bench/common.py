@@ -99,7 +99,7 @@ COMES_AND_GOES = ("lane", "message", "ready", "lease", "event", "ident", "note",
 class ServerStore(Store):
     """A server that was started for the benchmark, and is empty; or several, of which the first is looked at."""
 
-    STAYS = ("settings", "rules", "policies", "shard", "gates")
+    STAYS = ("settings", "rules", "policies", "shard", "gates", "tiers")
 
     def __init__(self, url: str, servers: list[Server]) -> None:
         super().__init__(url)

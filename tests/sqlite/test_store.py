@@ -284,7 +284,7 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
 def test_tiers_of_an_older_layout_are_the_codes_layer(tmp_path: Path) -> None:
     """They were stored as a list; the default is the one that every topic had."""
     path = tmp_path / "q.db"
-    make_layout(path, 3, """INSERT INTO setting VALUES ('tiers', '[["gold", {"share": 3.0}], ["mid", {"share": 1.0}]]')""", *ONE_MESSAGE)
+    make_layout(path, 3, """INSERT INTO setting VALUES ('tiers', '[["gold", {"share": 3.0}], ["mid", {"share": 1.0}]]')""", ONE_MESSAGE)
     with closing(engine_at(path)) as engine:
         assert (list(engine.tiers), engine.tiers.default) == (["gold", "mid"], "mid")
         engine.tier_set("operator", {"gold": Tier(5)})

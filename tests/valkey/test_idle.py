@@ -9,7 +9,7 @@ from fairlead.message import Draft, Settlement
 from fairlead.policy import Gate
 from fairlead.servers import Server
 
-STAYS = {"settings", "shard", "rules", "policies", "gates"}
+STAYS = {"settings", "shard", "rules", "policies", "gates", "tiers"}
 START = 2_200_000_000_000_000
 
 

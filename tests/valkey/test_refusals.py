@@ -14,13 +14,15 @@ import msgspec
 import pytest
 
 from fairlead.engines.base import FullEngine
-from fairlead.engines.valkey import fitness
+from fairlead.engines.valkey import fitness, records
 from fairlead.engines.valkey.address import parse
 from fairlead.engines.valkey.fitness import Facts
 from fairlead.engines.valkey.health import examine
 from fairlead.errors import EngineCorrupt, EngineUnavailable, FairleadError, NoNamespace, SchemaMismatch, UsageError
 from fairlead.message import Draft
+from fairlead.policy import Resolved
 from fairlead.servers import Cluster, Replicated, Server, free_port
+from fairlead.tiers import Tier
 from tests.conformance.forms import sentinels, server
 from tests.valkey.conftest import drain, some
 
@@ -185,6 +187,22 @@ def test_another_number_of_shards_and_another_layout(opened: Opened) -> None:
 def test_a_missing_namespace(opened: Opened) -> None:
     assert isinstance(refusal(opened, server().url, namespace="nobody-was-here", create=False), NoNamespace)
     assert isinstance(refusal(opened, server().url, namespace="no/slash"), UsageError)
+
+
+def test_tiers_of_a_namespace_of_before_there_were_layers(opened: Opened) -> None:
+    """They are the code's layer; then every shard learns of changes as of any."""
+    url = f"{server().url}?shards=2"
+    opened(url, namespace="old-tiers").put([Draft(f"t.{n}", b"x") for n in range(10)])
+    settings = "fairlead:{old-tiers/0}:settings"
+    server().run("HDEL", settings, "tier_layers")
+    server().run("HSET", settings, "tiers", '[["high",{"share":6.0}],["mid",{"share":3.0}]]')
+    for shard in range(2):
+        server().run("DEL", f"fairlead:{{old-tiers/{shard}}}:tiers")
+        server().run("HSET", f"fairlead:{{old-tiers/{shard}}}:rules", "", records.rule_record(Resolved(names_tier=True)))
+    engine = opened(url, namespace="old-tiers", tiers={"vip": Tier(6), "rest": Tier(1)})
+    assert engine.tiers == {"vip": Tier(6), "rest": Tier(1)}
+    assert len(drain(engine)) == 10
+    assert {tier.tier for tier in engine.overview().tiers} == {"mid", "rest"}
 
 
 def test_a_namespace_whose_maker_died_is_finished_by_the_next(opened: Opened) -> None:

@@ -218,7 +218,7 @@ class Namespace:
             stored = self._make(settings)
         self.shards = int(stored[b"shards"])
         self.nonce = stored[b"nonce"].decode()
-        self._know_tiers(stored.get(b"tier_layers") or stored[b"tiers"])
+        self._know_tiers(stored.get(b"tier_layers") or self._begin_layers(stored[b"tiers"]))
         if self.link.shards is not None and self.link.shards != self.shards:
             raise UsageError(
                 f"{self.link.name}: namespace {self.name} was made with {self.shards} shards, the URL says {self.link.shards}; "
@@ -251,11 +251,12 @@ class Namespace:
         self.link.read(0, [("HSETNX", key, field, value) for field, value in values.items()])
         stored = self._settings()
         self.shards, self.nonce = int(stored[b"shards"]), stored[b"nonce"].decode()
-        default = records.rule_record(Resolved())
+        default, tiers = records.rule_record(Resolved()), records.tiers_record(TierLayers.read(stored[b"tier_layers"]))
         for shard in range(self.shards):
             counters = Counters(records.LAYOUT, self.nonce, self.shards, shard, version=int(stored[b"version"]))
             self.link.read(shard, [
-                ("HSETNX", self.key(shard, "rules"), "", default), ("SET", self.key(shard, "shard"), records.counters_record(counters), "NX"),
+                ("HSETNX", self.key(shard, "rules"), "", default), ("SET", self.key(shard, "tiers"), tiers, "NX"),
+                ("SET", self.key(shard, "shard"), records.counters_record(counters), "NX"),
             ])  # fmt: skip
         self.read(0, "HSETNX", "settings", "layout", str(records.LAYOUT))
         return self._settings()
@@ -334,10 +335,19 @@ class Namespace:
         self._tiers = records.tiers_record(self.tier_layers)
         self._tiers_stored = stored
 
+    def _begin_layers(self, tiers: bytes) -> bytes:
+        """Of a namespace of before there were layers: what they were becomes the code's, and every shard knows it before anything changes."""
+        layers = TierLayers.read(tiers)
+        for shard in range(self.shards):
+            default = ("HSET", "rules", "", records.rule_record(Resolved()))  # it named the tier
+            self.read_many(shard, [("SET", "tiers", records.tiers_record(layers), "NX"), default])
+        self.read(0, "HSETNX", "settings", "tier_layers", layers.json())
+        found: bytes = self.read(0, "HGET", "settings", "tier_layers")
+        return found
+
     def reload_tiers(self) -> None:
         """Read them as they are."""
-        layers, before_layers = self.read(0, "HMGET", "settings", "tier_layers", "tiers")
-        stored = layers or before_layers
+        stored = self.read(0, "HGET", "settings", "tier_layers")
         if stored is not None and stored != self._tiers_stored:
             self._know_tiers(stored)
             self.book.set_tiers(self.tiers)

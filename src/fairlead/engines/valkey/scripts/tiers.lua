@@ -2,11 +2,7 @@
 -- shard, which has no settings); [5]: their record, see shard.lua; [6]: the version of the policies that the client knows, [7]: the one they have
 -- then. Answers "changed" or "stale".
 
-local function stored()
-    return call('HGET', keys.settings, 'tier_layers') or call('HGET', keys.settings, 'tiers') -- as it was before there were layers
-end
-
-if tonumber(ARGV[6]) ~= shard.version or (ARGV[4] ~= '' and stored() ~= ARGV[3]) then
+if tonumber(ARGV[6]) ~= shard.version or (ARGV[4] ~= '' and call('HGET', keys.settings, 'tier_layers') ~= ARGV[3]) then
     return 'stale'
 end
 if ARGV[4] ~= '' then
