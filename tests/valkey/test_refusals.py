@@ -14,13 +14,12 @@ import msgspec
 import pytest
 
 from fairlead.engines.base import FullEngine
-from fairlead.engines.valkey import fitness, records
+from fairlead.engines.valkey import fitness
 from fairlead.engines.valkey.address import parse
 from fairlead.engines.valkey.fitness import Facts
 from fairlead.engines.valkey.health import examine
 from fairlead.errors import EngineCorrupt, EngineUnavailable, FairleadError, NoNamespace, SchemaMismatch, UsageError
 from fairlead.message import Draft
-from fairlead.policy import Resolved
 from fairlead.servers import Cluster, Replicated, Server, free_port
 from fairlead.tiers import Tier
 from tests.conformance.forms import sentinels, server
@@ -198,7 +197,6 @@ def test_tiers_of_a_namespace_of_before_there_were_layers(opened: Opened) -> Non
     server().run("HSET", settings, "tiers", '[["high",{"share":6.0}],["mid",{"share":3.0}]]')
     for shard in range(2):
         server().run("DEL", f"fairlead:{{old-tiers/{shard}}}:tiers")
-        server().run("HSET", f"fairlead:{{old-tiers/{shard}}}:rules", "", records.rule_record(Resolved(names_tier=True)))
     engine = opened(url, namespace="old-tiers", tiers={"vip": Tier(6), "rest": Tier(1)})
     assert engine.tiers == {"vip": Tier(6), "rest": Tier(1)}
     assert len(drain(engine)) == 10

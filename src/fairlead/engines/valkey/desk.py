@@ -20,7 +20,7 @@ from fairlead.policy import PolicyBook, check_changes, check_pattern, is_pattern
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fairlead.engines.base import Check, Explanation, MessageView, Overview, Parcel, TopicStats
     from fairlead.engines.valkey.records import Record
@@ -80,6 +80,8 @@ class ValkeyEngine(Core):
 
     def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
         checked = check_changes(changes)
+        if any(fields.get("tier") is not None and fields["tier"] not in self.tiers for _, fields in checked):
+            self._space.reload()  # another process may have added it
         gates = {fields["gate"]: pattern for pattern, fields in checked if fields.get("gate") is not None}
         for gate, pattern in gates.items():
             if not self._space.read(0, "HEXISTS", "gates", gate):

@@ -20,7 +20,7 @@ from fairlead.engines.valkey.link import Link
 from fairlead.engines.valkey.records import Counters
 from fairlead.errors import NoNamespace, UsageError
 from fairlead.policy import PolicyBook, Resolved
-from fairlead.tiers import TierLayers, Tiers, moves_lanes
+from fairlead.tiers import TierLayers, Tiers
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from fairlead.policy import Layers
 
 log = logging.getLogger("fairlead.engine")
+
+LOOKED_AT = 1000
+"""Topics among which an example is looked for."""
 
 TIERS_EVERY = 1.0
 """Seconds between two looks at the tiers, where there are several shards."""
@@ -218,7 +221,7 @@ class Namespace:
             stored = self._make(settings)
         self.shards = int(stored[b"shards"])
         self.nonce = stored[b"nonce"].decode()
-        self._know_tiers(stored.get(b"tier_layers") or self._begin_layers(stored[b"tiers"]))
+        self._know_tiers(stored.get(b"tier_layers") or stored[b"tiers"])
         if self.link.shards is not None and self.link.shards != self.shards:
             raise UsageError(
                 f"{self.link.name}: namespace {self.name} was made with {self.shards} shards, the URL says {self.link.shards}; "
@@ -226,6 +229,8 @@ class Namespace:
             )
         self.book = Book(self.tiers, self.shards)
         layouts.bring_up(self)
+        if b"tier_layers" not in stored:
+            self._begin_layers()
         self.reload()
         self.change_tiers(lambda layers: layers.declare(settings.tiers, settings.default_tier, self.tier_named_by), None)
         if settings.max_backlog is not None or settings.max_backlog_bytes is not None:
@@ -335,15 +340,11 @@ class Namespace:
         self._tiers = records.tiers_record(self.tier_layers)
         self._tiers_stored = stored
 
-    def _begin_layers(self, tiers: bytes) -> bytes:
-        """Of a namespace of before there were layers: what they were becomes the code's, and every shard knows it before anything changes."""
-        layers = TierLayers.read(tiers)
+    def _begin_layers(self) -> None:
+        """Of a namespace of before there were layers: what they were is the code's, and every shard knows it before anything changes."""
         for shard in range(self.shards):
-            default = ("HSET", "rules", "", records.rule_record(Resolved()))  # it named the tier
-            self.read_many(shard, [("SET", "tiers", records.tiers_record(layers), "NX"), default])
-        self.read(0, "HSETNX", "settings", "tier_layers", layers.json())
-        found: bytes = self.read(0, "HGET", "settings", "tier_layers")
-        return found
+            self.read(shard, "SET", "tiers", self._tiers, "NX")
+        self.read(0, "HSETNX", "settings", "tier_layers", self.tier_layers.json())
 
     def reload_tiers(self) -> None:
         """Read them as they are."""
@@ -371,7 +372,6 @@ class Namespace:
             after = change(before)
             if after is before:
                 return False
-            moves = moves_lanes(before.in_force(), after.in_force())
             text, record = after.json(), records.tiers_record(after)
             if self.run("tiers", 0, now_us, self._tiers_stored, text, record, version, version + 1, durable=True) != b"changed":
                 self.reload_tiers()
@@ -386,14 +386,24 @@ class Namespace:
                     known = records.read_counters(self.read(shard, "GET", "shard")).version
                     self.agree(shard, known)
                     known = self.book.version
-            if moves:  # namespaces of before have the default in the record of every pattern
-                for shard in range(self.shards):
-                    self.tell(shard, self.book.version)
             return True
 
     def tier_named_by(self, tier: str) -> str | None:
-        """A policy that names the tier."""
-        return next((pattern for _, pattern, fields in self.book.policies.rows() if fields.get("tier") == tier), None)
+        """A policy that names the tier: of a pattern (these are in memory), or of topics of their own (each shard counts them)."""
+        for _, pattern, fields in self.book.policies.rows():
+            if fields.get("tier") == tier:
+                return pattern
+        for shard in range(self.shards):
+            count = self.read(shard, "HGET", "own_tiers", tier)
+            if count is not None:
+                return self._topic_with(shard, tier) or f"of {int(count):,} topics of their own"
+        return None
+
+    def _topic_with(self, shard: int, tier: str) -> str | None:
+        """A topic whose own policy names the tier, for people: looked for among the first ones only."""
+        _, entries = self.read(shard, "HSCAN", "own", 0, "COUNT", LOOKED_AT)
+        layers = self.own_of([topic.decode() for topic in entries[::2]])
+        return next((topic for topic, own in layers.items() if any(fields.get("tier") == tier for fields in own.values())), None)
 
     # Policies
 

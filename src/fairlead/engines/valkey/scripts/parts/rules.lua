@@ -204,6 +204,15 @@ local rules = part(function(rules)
         end
     end
 
+    -- `own_tiers`: how many topics name a tier in a layer of their own, so that no tier goes that is used.
+    local function count_tiers(set, count)
+        for _, fields in ipairs({ set.code, set.operator }) do
+            if fields.tier and count ~= 0 and call('HINCRBY', keys.own_tiers, fields.tier, count) <= 0 then
+                call('HDEL', keys.own_tiers, fields.tier)
+            end
+        end
+    end
+
     -- {topic, the id that it has had, the id that it gets} each, "" for none; `stored`: {id, record} of those that are new. Answers the positions of those
     -- that somebody else has changed meanwhile, and the topics that have changed.
     function rules.set_own(changes, stored)
@@ -238,6 +247,7 @@ local rules = part(function(rules)
         call_many('HSET', keys.own, written, 2)
         call_many('HDEL', keys.own, removed, 1)
         for id, count in pairs(uses) do
+            count_tiers(set_of(id), count)
             if call('HINCRBY', keys.own_uses, id, count) <= 0 then
                 call('HDEL', keys.own_uses, id)
                 call('HDEL', keys.own_sets, id)
