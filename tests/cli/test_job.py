@@ -26,11 +26,11 @@ def test_show_watch_cancel_requeue(fairlead: Command) -> None:
         assert fairlead("job", "show", done.id).stdout == "pending in task.count\n"
         app.run_worker(burst=True)
     shown = fairlead("job", "show", done.id).stdout
-    assert shown.startswith('success\n  result: [3]\n  said: {"current":3,"total":3}\n  ended: 20')
+    assert shown.startswith('success in task.count\n  result: [3]\n  said: {"current":3,"total":3}\n  ended: 20')
     assert fairlead.json("job", "show", done.id)["result"] == [3]
     assert "[##############################] 100%  success" in fairlead("job", "watch", done.id).stdout
     wrong = fairlead("job", "show", failed.id).stdout
-    assert wrong.startswith("failure\n")
+    assert wrong.startswith("failure in task.fail\n")
     assert "error: ValueError: as it stands" in wrong
     assert "Traceback" in wrong
     fairlead("job", "watch", failed.id, code=1)

@@ -66,9 +66,9 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
         "local function part(define) local functions = {} define(functions) return functions end",
         text("fairness"),
         "local told = {} for n = 1, #ARGV, 3 do local rate, tat, now = tonumber(ARGV[n]), tonumber(ARGV[n + 1]), tonumber(ARGV[n + 2])",
-        "local step = fairness.interval(rate)",
-        "told[#told + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', step, fairness.permits(tat, now, step, 7),",
-        "fairness.next_permit(tat, now, step, 3), fairness.stride(7, rate), fairness.stride_of_work(now % 1000003, rate),",
+        "local step = fairness.interval(rate) local seven, three = fairness.depth(step, 7), fairness.depth(step, 3.25)",
+        "told[#told + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', step, fairness.permits(tat, now, step, seven),",
+        "fairness.next_permit(tat, now, step, three), fairness.stride(7, rate), fairness.stride_of_work(now % 1000003, rate),",
         "fairness.size_class(now % 100000)) end return told",
     ])  # fmt: skip
     cases = [(rate, tat, now) for rate in (0.03, 0.5, 1.0, 3.0, 7.5, 10_000.0) for now in (1_795_000_000_123_457, 2_200_000_000_999_999)
@@ -77,7 +77,7 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
         told = server.run("EVAL", script, 0, *(each for case in cases for each in case))
     for (rate, tat, now), line in zip(cases, told, strict=True):
         expected = (
-            fairness.interval(rate), fairness.permits(tat, now, rate, 7), fairness.next_permit_us(tat, now, rate, 3), fairness.stride(7, rate),
+            fairness.interval(rate), fairness.permits(tat, now, rate, 7), fairness.next_permit_us(tat, now, rate, 3.25), fairness.stride(7, rate),
             fairness.stride_of_work(now % 1000003, rate), classes.size_class(now % 100000) or 0,
         )  # fmt: skip
         assert [int(each) for each in line.split()] == list(expected), (rate, tat, now)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -31,18 +30,17 @@ def test_a_worker_takes_and_settles_many_in_one_call(far: Fairlead) -> None:
         seen.append(message.body)
         await asyncio.sleep(0)
 
-    began = time.monotonic()
     assert far.run_worker(burst=True, concurrency=50).acked == 500
-    assert time.monotonic() - began < 500 * CALL / 4
+    calls = far.engine.made  # type: ignore[attr-defined]
+    assert calls["lease"] + calls["settle"] < 500 / 4
     assert sorted(map(str, seen)) == sorted(map(str, range(500)))
 
 
 def test_threads_that_publish_share_a_call(far: Fairlead) -> None:
     """Each is told of its own message when that is stored."""
-    began = time.monotonic()
     with ThreadPoolExecutor(40) as threads:
         ids = list(threads.map(lambda n: far.publish("a", n).id, range(200)))
-    assert time.monotonic() - began < 200 * CALL / 4
+    assert far.engine.made["put"] < 200 / 4  # type: ignore[attr-defined]
     assert far.topic("a").stats().waiting == len(set(ids)) == 200
 
 

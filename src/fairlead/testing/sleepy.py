@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +24,7 @@ def sleepy(engine: FullEngine, seconds: float = 0.02, *, calls: frozenset[str] =
 
     For tests of what has to hold also where the store is far away: that callers batch, that leases outlast a round trip, that nobody
     asks again what was answered. It says `embedded=False`, since other threads can run meanwhile. Closing it closes the engine.
+    Its attribute `made` counts the calls by name.
     """
     return cast("FullEngine", _Sleepy(engine, seconds, calls))
 
@@ -33,6 +35,7 @@ class _Sleepy:
         self._engine = engine
         self._half = seconds / 2
         self._calls = calls
+        self.made: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._engine, name)
@@ -41,6 +44,7 @@ class _Sleepy:
     def _slowed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
         def slowly(*args: Any, **options: Any) -> Any:
+            self.made[call.__name__] += 1
             time.sleep(self._half)
             answer = call(*args, **options)
             time.sleep(self._half)
