@@ -23,7 +23,7 @@ from fairlead.engines.interrupt import Interrupt
 from fairlead.engines.listing import ORDERS
 from fairlead.errors import BacklogFull, BadMessage, UsageError
 from fairlead.message import Message, Settlement
-from fairlead.policy import FIELDS, Gate, check_fields, check_pattern, check_topic
+from fairlead.policy import FIELDS, Gate, check_changes, check_fields, check_pattern, check_topic
 from fairlead.producing.bulk import put_all, wait_for_room
 from fairlead.producing.call import batches_of, message_from
 from fairlead.producing.middlewares import Middlewares
@@ -284,6 +284,36 @@ class Fairlead:
             self._policies[pattern] = {**self._policies.get(pattern, {}), **checked}
             if self._engine is not None:
                 self._engine.policy_set("code", pattern, checked)
+
+    def policy_many(self, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
+        """
+        Set the policies of many topics (or patterns): pairs of a name and its fields, streamed in batches; returns how many.
+
+        What one costs does not depend on how many topics have a policy. Raises BadPolicy, which names the topic; its notes say
+        how many were set before.
+        """
+        with self.opening:
+            if self._engine is None:
+                return self._declare_many(policies)
+        engine, count = self.engine, 0
+        for batch in namespaces.batches(iter(policies)):
+            try:
+                engine.policy_set_many("code", batch)
+            except Exception as error:
+                error.add_note(f"policy_many: {count:,} policies of earlier batches had been set")
+                raise
+            count += len(batch)
+        return count
+
+    apolicy_many = twin(policy_many)
+
+    def _declare_many(self, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
+        count = 0
+        for pattern, checked in check_changes(policies):
+            before = self._policies.get(pattern)
+            self._policies[pattern] = checked if before is None else {**before, **checked}  # equal ones are shared
+            count += 1
+        return count
 
     def gate(self, name: str, *, rate: float | str | None = None, burst: int | None = None, concurrency: int | None = None) -> None:
         """A limit that many topics share, by `gate=` in their policies. Raises BadPolicy."""

@@ -41,13 +41,14 @@ def set_policies(engine: Desk, rows: Iterable[tuple[str, str, dict[str, Any]]]) 
     """Set these in their layers, in batches; returns how many."""
     count = 0
     for layer, run in groupby(rows, key=lambda row: row[0]):
-        for batch in _batches(run):
+        for batch in batches(run):
             engine.policy_set_many("operator" if layer == "operator" else "code", [(pattern, fields) for _, pattern, fields in batch])
             count += len(batch)
     return count
 
 
-def _batches(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
+def batches(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
+    """In lists of `PAGE`."""
     while batch := list(islice(rows, PAGE)):
         yield batch
 

@@ -383,6 +383,20 @@ def test_explain(app: Fairlead) -> None:
     assert "pause" in " ".join(app.explain(receipt.id).reasons)
 
 
+def test_policies_of_many_topics(tmp_path: Path) -> None:
+    """Before the store is opened and after, of a generator; a bad one is named, with how many were set before it."""
+    with Fairlead(f"sqlite:///{tmp_path}/q.db") as app:
+        assert app.policy_many((f"push.{n}", {"rate": 5}) for n in range(1500)) == 1500
+        app.publish("push.7", 1)
+        assert app.topic("push.1499").policy() == {"rate": 5.0}
+        assert app.policy_many([("push.7", {"rate": "600/m", "weight": 2}), ("push.*", {"retries": 1})]) == 2
+        assert app.topic("push.7").policy() == {"rate": 10.0, "weight": 2.0, "retries": 1}
+        with pytest.raises(BadPolicy, match=r"policy push\.1200: rate") as refused:
+            app.policy_many((f"push.{n}", {"rate": -1 if n == 1200 else 6}) for n in range(1500))
+        assert "1,000 policies of earlier batches had been set" in refused.value.__notes__[0]
+        assert app.topic("push.0").policy()["rate"] == 6
+
+
 def test_policies_of_two_namespaces(tmp_path: Path) -> None:
     """Try in one namespace, compare, and copy to another."""
     sandbox = Fairlead(f"sqlite:///{tmp_path}/f.db", namespace="sandbox")

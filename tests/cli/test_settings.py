@@ -35,6 +35,20 @@ def test_policy_set_show_reset(fairlead: Command) -> None:
     fairlead("policy", "reset", "push.*", code=1)
 
 
+def test_policies_are_listed_by_pattern_and_number(fairlead: Command) -> None:
+    """Patterns first, then topics; how many there are more is said."""
+    with Fairlead(fairlead.url) as app:
+        app.policy("push.*", rate=10)
+        app.policy_many((f"push.{n}", {"weight": 2}) for n in range(20))
+        app.policy("mail", rate=1)
+        app.publish("push.1", 1)
+    listed = fairlead.json("policy", "list", "push.*", "--limit", "3")
+    assert listed[0] == {"layer": "code", "pattern": "push.*", "fields": {"rate": 10.0}}
+    assert len(listed) == 3
+    assert "there are more than 3" in fairlead("policy", "list", "--limit", "3").stdout
+    assert {row["pattern"] for row in fairlead.json("policy", "list")} == {"push.*", "mail", *(f"push.{n}" for n in range(20))}
+
+
 @pytest.mark.parametrize("arguments", [("--rate", "-1"), ("--partitions", "3"), ("--concurrency", "many"), ()])
 def test_an_impossible_policy(fairlead: Command, arguments: tuple[str, ...]) -> None:
     """A policy that cannot be is a wrong call, told in one line."""

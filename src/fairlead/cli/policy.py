@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import click
@@ -9,7 +10,8 @@ import msgspec
 
 from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json, say, table
 from fairlead.cli.settings import in_seconds, setting_options, size, value_of, words
-from fairlead.policy import FIELDS
+from fairlead.namespaces import every_policy
+from fairlead.policy import FIELDS, matches
 
 EXAMPLES = """\b
 Examples:
@@ -25,15 +27,20 @@ def policy() -> None:
 
 
 @policy.command("list")
+@click.argument("pattern", default="*")
+@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many; patterns come first, then topics.")
 @json_option
 @pass_session
-def list_policies(session: Session, *, as_json: bool) -> None:
-    """Every policy that the code or an operator has set."""
-    rows = session.engine().policies().rows()
+def list_policies(session: Session, pattern: str, *, limit: int, as_json: bool) -> None:
+    """Policies that the code or an operator has set, of PATTERN and all that it covers."""
+    found = (row for row in every_policy(session.engine()) if matches(pattern, row[1]))
+    rows = list(islice(found, limit + 1))
     if as_json:
-        print_json([{"layer": layer, "pattern": pattern, "fields": fields} for layer, pattern, fields in rows])
+        print_json([{"layer": layer, "pattern": name, "fields": fields} for layer, name, fields in rows[:limit]])
         return
-    table(("layer", "pattern", "settings"), [(layer, pattern, _text(fields)) for layer, pattern, fields in rows], empty="no policies are set")
+    table(("layer", "pattern", "settings"), [(layer, name, _text(fields)) for layer, name, fields in rows[:limit]], empty="no policies are set")
+    if len(rows) > limit:
+        say(f"there are more than {limit:,}; see all with --limit, or name a pattern")
 
 
 @policy.command("show", epilog="Example: fairlead policy show push.acme --set")
