@@ -87,8 +87,7 @@ class Core:
     def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
         if not drafts:
             return []
-        for draft in drafts:
-            self._check(draft)
+        self._check(drafts)
         if self._space.shards == 1:
             return self._put_in(0, drafts, now_us)
         receipts: list[Receipt | None] = [None] * len(drafts)
@@ -99,16 +98,18 @@ class Core:
                 receipts[position] = receipt
         return cast("list[Receipt]", receipts)
 
-    def _check(self, draft: Draft) -> None:
-        # A delay can be compared with the ttl without the server's clock: better here, before a part of the call is done.
-        book, now = self._space.book, 0 if draft.delay_us and draft.at_us is None else None
-        try:
-            check_draft(draft, book.route(draft.topic).policy, now)
-        except BadMessage:
-            if not book.knows_own(draft.topic):
-                raise
-            self._space.refresh_own(draft.topic)  # perhaps it has been changed: nobody says so
-            check_draft(draft, book.route(draft.topic).policy, now)
+    def _check(self, drafts: Sequence[Draft], *, is_again: bool = False) -> None:
+        book = self._space.book
+        route_of = book.route
+        for draft in drafts:
+            try:
+                # A delay can be compared with the ttl without the server's clock: better here, before a part of the call is done.
+                check_draft(draft, route_of(draft.topic).policy, 0 if draft.delay_us and draft.at_us is None else None)
+            except BadMessage:
+                if is_again or not book.knows_own(draft.topic):
+                    raise
+                self._space.refresh_own(draft.topic)  # perhaps it has been changed: nobody says so
+                self._check([draft], is_again=True)
 
     def _by_shard(self, drafts: Sequence[Draft]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
@@ -147,13 +148,12 @@ class Core:
                 first = self._put_slice(shard, drafts[:AT_ONCE], now_us)
                 with _part_of_it(is_first=False):
                     return first + self._put_slice(shard, drafts[AT_ONCE:], now_us)
-            known = space.book.known_own(dict.fromkeys(draft.topic for draft in drafts))
+            known = space.book.known_own(drafts)
             head = (version, records.pack(lanes), records.pack(order), records.pack(known))
             answers = space.run("put", shard, now_us, *head, *messages, durable=True)
             if not self._is_stale(answers, shard):
                 break
-            for draft in drafts:  # by the policies that were not known when they were looked at first
-                self._check(draft)
+            self._check(drafts)  # by the policies that were not known when they were looked at first
         if answers and answers[0] == b"impossible":
             draft = drafts[answers[1]]
             raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.book.ttl_of(draft)))
@@ -396,7 +396,7 @@ class Core:
                 routes = [space.book.route(draft.topic) for _, draft in follow]
                 sizes = [(place_of[place], len(draft.body) > route.policy.max_body) for (place, draft), route in zip(follow, routes, strict=True)]
                 messages = [self._rich(draft, route) for (_, draft), route in zip(follow, routes, strict=True)]
-                known = space.book.known_own(draft.topic for _, draft in follow)
+                known = space.book.known_own([draft for _, draft in follow])
                 arguments = (*packed, records.pack([space.book.version, known]), records.pack(sizes), *messages, *outcomes)
             answers: list[Any] = space.run("settle", shard, now_us, *arguments, durable=True)
             if not self._is_stale(answers, shard):

@@ -24,7 +24,7 @@ from fairlead.tiers import TierLayers, Tiers
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fairlead.message import Draft
     from fairlead.policy import Layers
@@ -99,10 +99,10 @@ class Book:
         """Whether something is known of what the topic sets of its own."""
         return topic in self._own
 
-    def known_own(self, topics: Iterable[str]) -> dict[str, str]:
+    def known_own(self, drafts: Sequence[Draft]) -> dict[str, str]:
         """The ids of what is known, by topic: the functions compare them with what is."""
         own = self._own
-        return {topic: own[topic].decode() for topic in topics if topic in own} if own else {}
+        return {draft.topic: own[draft.topic].decode() for draft in drafts if draft.topic in own} if own else {}
 
     def set_tiers(self, tiers: Tiers) -> None:
         """These hold from here on."""
