@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from fairlead.engines import forking
+from fairlead.engines.sqlite.files import Files, is_of_another
 from fairlead.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -46,9 +47,11 @@ class Store:
         self._full = durability == "fsync" and path is not None
         self._synchronous = ""
         self._create = create
+        self._files: Files | None = None
         with self.lock:  # a fork waits until it is open
             _stores.add(self)
             self.connection = self._open()
+        self._create = False  # what is opened again later has to be there
 
     def _open(self) -> sqlite3.Connection:
         if self.path is not None:
@@ -56,12 +59,20 @@ class Store:
                 self._check_path(Path(self.path))
             except PermissionError as error:
                 raise EngineUnavailable(f"{self.path}: {error.strerror}; check the permissions of the folders on the way to it") from error
+            if is_of_another(self.path):
+                raise EngineCorrupt(
+                    f"{self.path}: the {self.path}-wal beside it was left by another file; end all programs that use them and move "
+                    f"{self.path}-wal and {self.path}-shm away, then start again"
+                )
         try:
             connection = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False, cached_statements=1024)
         except sqlite3.Error as error:
             raise self.explain(error) from error
         try:
             self._patiently(lambda: self._prepare(connection))  # another process may be making the file just now
+            if self.path is not None:
+                self._patiently(lambda: connection.execute("SELECT one FROM shard").fetchone())  # now all its files are there
+                self._files = Files(self.path)
         except BaseException:
             connection.close()
             raise
@@ -97,6 +108,8 @@ class Store:
             connection.execute("ROLLBACK")
         if tables and application != APPLICATION_ID:
             raise EngineCorrupt(f"{self.name}: this SQLite file belongs to another program; name another file")
+        if version < 0 or (tables and not version):
+            raise SchemaMismatch(f"{self.name}: the file has layout {version}, which no Fairlead has written; restore a copy, or name another file")
         if version > SCHEMA_VERSION:
             raise SchemaMismatch(f"{self.name}: the file has layout {version}, this Fairlead knows layouts up to {SCHEMA_VERSION}; upgrade Fairlead")
         if self.path is not None:
@@ -126,6 +139,7 @@ class Store:
         other is on disk with the next durable one, or when SQLite checkpoints.
         """
         with self.lock:
+            self._check_files(durable=False)
             connection = self.connection
             self._set_synchronous("FULL" if durable and self._full else "NORMAL" if self._full else "OFF")
             self._begin(connection)
@@ -142,11 +156,14 @@ class Store:
             except sqlite3.Error as error:
                 self._roll_back(connection)
                 raise self.explain(error) from error
+            if durable and self._full:
+                self._check_files(durable=True)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """One consistent view, without a write lock."""
         with self.lock:
+            self._check_files(durable=False)
             connection = self.connection
             nested = self._is_in_transaction()
             if not nested:
@@ -158,6 +175,12 @@ class Store:
             finally:
                 if not nested and connection.in_transaction:
                     connection.execute("ROLLBACK")
+
+    def _check_files(self, *, durable: bool) -> None:
+        """Raises EngineUnavailable where the file is no longer the one at its path; after a durable commit, what is returned for is in it."""
+        wrong = self._files.wrong(durable=durable) if self._files is not None else None
+        if wrong is not None:
+            raise EngineUnavailable(wrong, applied=None if durable else False)
 
     def _is_in_transaction(self) -> bool:
         try:

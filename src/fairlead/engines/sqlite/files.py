@@ -1,0 +1,108 @@
+"""
+Whether the files that a process has open are still those at their path.
+
+A file that was deleted, moved or replaced can be written as before: what is committed then is seen by nobody else, and lost with
+the process. So each commit is checked. The folder's own time tells most often, with one `stat`, that nothing in it has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+SETTLED_NS = 3_000_000_000
+"""A folder's time is trusted once it is so old: file systems count it in steps of up to two seconds."""
+
+LOOK_EVERY = 0.1
+"""Seconds between looks where a commit is not promised to be on disk."""
+
+WAL_HEADER = 32
+
+
+class Files:
+    """The file with its `-wal` and `-shm`, as they were when it was opened."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)  # the program may change its working folder
+        real = os.path.realpath(path)
+        self._folder = os.path.dirname(self.path)
+        self._is_link = real != os.path.realpath(self._folder) + "/" + os.path.basename(self.path)
+        self._names = (self.path, f"{real}-wal", f"{real}-shm")
+        self._known = [_identity(name) for name in self._names]
+        self._quiet: tuple[int, int] | None = None
+        """The folder and its time, where nothing has changed since."""
+        self._looked = 0.0
+        self._wrong: str | None = None
+
+    def wrong(self, *, durable: bool) -> str | None:
+        """What is wrong, and what to do; None: nothing."""
+        if self._wrong is None and not durable:
+            now = time.monotonic()
+            if now - self._looked < LOOK_EVERY:
+                return None
+            self._looked = now
+        try:
+            found = os.stat(self._folder)
+        except OSError:
+            self._quiet = None
+        else:
+            if self._wrong is None and self._quiet == (found.st_ino, found.st_mtime_ns):
+                return None
+            is_settled = not self._is_link and time.time_ns() - found.st_mtime_ns > SETTLED_NS
+            self._quiet = (found.st_ino, found.st_mtime_ns) if is_settled else None
+        self._wrong = self._look()
+        return self._wrong
+
+    def _look(self) -> str | None:
+        path = self.path
+        now = [_identity(name) for name in self._names]
+        if now[0] is None:
+            return (
+                f"{path}: the file was removed or moved away under this process; nothing more is accepted into it: put it back, "
+                "or restart all programs that use it to begin with a new one"
+            )
+        if now[0] != self._known[0]:
+            return f"{path}: another file was put in its place under this process; nothing more is accepted into the old one: restart this program"
+        for name, known, found in zip(self._names[1:], self._known[1:], now[1:], strict=True):
+            if known is not None and found != known:
+                return (
+                    f"{name}: the file was removed or replaced while programs use {path}; nothing more is accepted: end all of them, then start "
+                    "them again; the last that ends writes what the removed file held"
+                )
+        return None
+
+
+def _identity(name: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(name)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def is_of_another(path: str) -> bool:
+    """
+    Whether the `-wal` beside a file was left by another file that was there before.
+
+    SQLite would take its pages for the file's own. Each store has a random nonce: what the file says of it by itself and
+    with the `-wal` is compared, by connections that can write nothing.
+    """
+    wal = Path(f"{os.path.realpath(path)}-wal")
+    try:
+        if not Path(path).stat().st_size or wal.stat().st_size <= WAL_HEADER:
+            return False
+    except OSError:
+        return False
+    own, together = _nonce(path, "&immutable=1"), _nonce(path, "")
+    return own is not None and together is not None and own != together
+
+
+def _nonce(path: str, more: str) -> str | None:
+    """None: it cannot be read, which says nothing: somebody may be making the file."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{quote(os.path.realpath(path))}?mode=ro{more}", uri=True, timeout=1)) as reading:
+        return str(reading.execute("SELECT nonce FROM shard").fetchone()[0])
+    return None
