@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -35,7 +35,28 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     delay: Duration | None = None
     at: datetime | float | None = None
     ttl: Duration | None = None
-    id: str | None = None
+    if TYPE_CHECKING:
+        # A handler's message has an id, so that is what reading it gives; one that is yet to be published may have None.
+        id: str = ""
+
+        def __init__(
+            self,
+            topic: str,
+            body: Any = None,
+            key: str | None = None,
+            priority: int = 0,
+            delay: Duration | None = None,
+            at: datetime | float | None = None,
+            ttl: Duration | None = None,
+            id: str | None = None,  # noqa: A002
+            headers: dict[str, str] | None = None,
+            at_front: bool = False,
+            attempt: int = 0,
+            deliveries: int = 0,
+            published_at: float = 0.0,
+        ) -> None: ...
+    else:
+        id: str | None = None
     headers: dict[str, str] | None = None
     at_front: bool = False
     attempt: int = 0

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from fairlead.engines import fairness
+from fairlead.engines.admission import retries_used_up
 from fairlead.engines.base import BRING_IN, REST_FIRST_US, REST_MOST_US, UNHANDLED_FIRST_US, UNHANDLED_MOST_US, UNTIL_SIGNALLED_US
 from fairlead.errors import BacklogFull, BadMessage
 from fairlead.message import Batch, Draft, Lease, Receipt, Settlement
@@ -609,7 +610,7 @@ class Engine(Lanes):
         message.attempts += 1
         self._note(message, what, settlement.error)
         if message.attempts > policy.retries:
-            return self._die(message, f"retries used up: {what}", settlement.error)
+            return self._die(message, retries_used_up(message.attempts, settlement.error, settlement.reason), settlement.error)
         delay = settlement.delay_us
         if delay is None:
             delay = policy.backoff.delay_us(message.attempts, self.random() if policy.backoff.jitter else 1.0)

@@ -207,7 +207,7 @@ def test_a_task_asks_for_another_attempt(app: Fairlead) -> None:
     assert attempts == [1, 2, 3, 4]
     assert (summary.retried, summary.died) == (3, 1)
     (dead,) = app.dead_letters()
-    assert dead.reason.startswith("retries used up: OSError: no route")
+    assert dead.reason.startswith("retries used up (4 attempts): OSError: no route")
 
 
 def test_fewer_attempts_where_the_call_or_the_retry_says_so(app: Fairlead) -> None:
@@ -227,9 +227,8 @@ def test_fewer_attempts_where_the_call_or_the_retry_says_so(app: Fairlead) -> No
     app.run_worker(burst=True)
     assert attempts == {"by the call": 3, "never": 1, "by the retry": 2, "no more than the policy": 11}
     dead = app.dead_letters()
-    assert sorted(each.reason for each in dead) == [
-        f"retries used up: ValueError: {why}" for why in ("by the call", "by the retry", "never", "no more than the policy")
-    ]  # fmt: skip
+    counts = {"by the call": "3 attempts", "never": "1 attempt", "by the retry": "2 attempts", "no more than the policy": "11 attempts"}
+    assert {each.reason for each in dead} == {f"retries used up ({count}): ValueError: {why}" for why, count in counts.items()}
     assert all("test_calling.py" in (each.error or "") for each in dead if "by the retry" not in each.reason), "where it was raised"
     with pytest.raises(UsageError, match="expected retries to be"):
         failing.using(retries=-1).enqueue("x")
@@ -248,7 +247,7 @@ def test_only_some_failures_are_tried_again(app: Fairlead) -> None:
     app.run_worker(burst=True)
     assert sorted(kind.__name__ for kind in attempts) == ["ConnectionError", "ConnectionError", "KeyError", "UnicodeError"]
     reasons = sorted(dead.reason.splitlines()[0] for dead in app.dead_letters())
-    assert reasons == ["KeyError: 'c'", "UnicodeError: b", "retries used up: failed"]
+    assert reasons == ["KeyError: 'c'", "UnicodeError: b", "retries used up (2 attempts): ConnectionError: a"]
 
 
 def test_celerys_names_of_the_backoff(app: Fairlead) -> None:

@@ -56,6 +56,6 @@ def test_tasks_in_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         notes = (tmp_path / "notes").read_text().splitlines()
         assert sorted(notes) == ["failure double 'one' in the child", "failure double two in the child", "success 7.0 Decimal"]
         dead = {letter.reason: letter.error for letter in app.dead_letters()}
-        assert sorted(dead) == ["KeyError: 'one'", "retries used up: OSError: two"]
+        assert sorted(dead) == ["KeyError: 'one'", "retries used up (2 attempts): OSError: two"]
         assert f"{name}.py" in (dead["KeyError: 'one'"] or "")
     assert not (tmp_path / "fairlead.db").exists(), "neither here nor in a child is the store opened"

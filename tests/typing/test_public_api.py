@@ -117,6 +117,18 @@ if TYPE_CHECKING:
     def handle(message: Message) -> None: ...
 
     assert_type(handle(Message("push.acme")), None)
+
+    @app.handler("hooks.*")
+    async def hook(message: Message) -> None:
+        assert_type(message.id, str)
+        takes_headers({"webhook-id": message.id})
+
+    def takes_headers(headers: dict[str, str]) -> None: ...
+
+    Message("push.acme", id=None)
+    Message("push.acme", {"order": 1}, "key", id="17")
+    Message("push.acme", id=17)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    Message("push.acme", idd="17")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     app.handler("push.*", isolation="fork")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     app.handler("push.*", batc=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

@@ -441,3 +441,38 @@ def test_bad_messages_are_refused_before_anything_is_stored(app: Fairlead) -> No
     app.publish("h")
     app.run_worker(burst=True)
     assert BadMessage.__name__ in (app.topic("h").dead_letters()[0].error or "")
+
+
+@pytest.mark.parametrize("kind", ["from", "context", "reason", "bare", "process"])
+def test_retry_keeps_its_cause(app: Fairlead, kind: str) -> None:
+    """An empty Retry tells the error that it was raised from, or while handling; the reason and the history of the dead letter have it."""
+    app.policy("*", retries=1, backoff=0)
+
+    def handle(_: Message) -> None:
+        try:
+            raise ValueError("HTTP 500")
+        except ValueError as error:
+            if kind == "from":
+                raise Retry from error
+            if kind == "context":
+                raise Retry  # noqa: B904
+            if kind == "reason":
+                raise Retry("busy") from error
+        raise Retry
+
+    app.handler("t", isolation="process" if kind == "process" else None)(retry_in_child if kind == "process" else handle)
+    app.publish("t")
+    while not (letters := app.topic("t").dead_letters()):
+        app.run_worker(burst=True)
+    (letter,) = letters
+    said = {"reason": "busy", "bare": "the handler asked for a retry"}.get(kind, "ValueError: HTTP 500")
+    assert letter.reason == f"retries used up (2 attempts): {said}"
+    assert [entry["error"].partition("\n")[0] for entry in letter.history] == [said, said]
+    assert ("HTTP 500" in (letter.error or "")) == (kind != "bare")
+
+
+def retry_in_child(_: Message) -> None:
+    try:
+        raise ValueError("HTTP 500")
+    except ValueError as error:
+        raise Retry from error

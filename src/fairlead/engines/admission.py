@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,8 +35,11 @@ STEP = 16
 DEFAULT_MEAN_US = SECOND
 """What a message is taken to cost in a tier that is fair by time, before anything is known."""
 
-RETRIES_USED_UP = "retries used up: "
-"""Why a letter is dead; what failed last follows."""
+RETRIES_USED_UP = "retries used up"
+"""Why a letter is dead; how many attempts there were and what failed last follow."""
+
+BRIEF_BYTES = 300
+"""Of the first line of an error, as a dead letter's reason has it."""
 
 STARTED_AND_LOST = "lease ran out after its start was recorded"
 DROPPED = "dropped: the backlog was full"
@@ -131,3 +135,17 @@ def check_namespace(name: str) -> None:
         raise UsageError(f"namespace {name!r:.80}: use letters, digits, - and _ only")
     if len(name.encode()) > MAX_NAMESPACE_BYTES:  # it is a part of the name of a file
         raise UsageError(f"namespace {name[:40]!r}…: the name has {len(name.encode())} bytes, at most {MAX_NAMESPACE_BYTES} are allowed")
+
+
+def retries_used_up(attempts: int, error: str | None, reason: str | None = None) -> str:
+    """Why a letter is dead after so many attempts: what failed last is the settlement's reason, else the first line of its error."""
+    what = reason or (brief(error) if error else "") or "failed"
+    return f"{RETRIES_USED_UP} ({attempts} {'attempt' if attempts == 1 else 'attempts'}): {what}"
+
+
+def brief(error: str) -> str:
+    """The first line of an error, cut at `BRIEF_BYTES`; as `brief` in settling.lua, which counts bytes."""
+    line = error.partition("\n")[0].encode(errors="replace")
+    if len(line) > BRIEF_BYTES:
+        line = re.sub(rb"[\xc0-\xff][\x80-\xbf]*$", b"", line[:BRIEF_BYTES])
+    return line.decode(errors="replace")

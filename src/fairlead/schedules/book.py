@@ -137,7 +137,7 @@ def made(name: str, when: Every | Cron | Sun | Once, message: Message, *, missed
     if message.at is not None or message.delay is not None or message.id is not None or message.at_front:
         raise BadMessage(f"schedule {name}: when it is due, its id and its place are the schedule's to say; leave them out of the call")
     draft = codec.draft(message)
-    return Schedule(name, when, Call(draft.topic, draft.body, draft.headers, draft.key, draft.priority, draft.ttl_us), missed, spread_us)  # type: ignore[arg-type]
+    return Schedule(name, when, Call(draft.topic, draft.body, draft.headers, draft.key, draft.priority, draft.ttl_us), missed, spread_us)
 
 
 # In the store

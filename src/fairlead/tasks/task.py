@@ -19,7 +19,7 @@ import msgspec
 
 from fairlead import arguments, codec, config, signals, units
 from fairlead import headers as control
-from fairlead.engines.admission import RETRIES_USED_UP, keeps
+from fairlead.engines.admission import brief, keeps, retries_used_up
 from fairlead.engines.base import KEEPS_HEADER, TASK_HEADER
 from fairlead.errors import BadMessage, DependencyFailed, DestinationUnwell, EngineUnavailable, Reject, Retry, UsageError
 from fairlead.message import Lease, Message, Receipt
@@ -30,7 +30,7 @@ from fairlead.tasks.job import Job
 from fairlead.tasks.request import ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
 from fairlead.tasks.serializers import SERIALIZER_HEADER, Serializer
 from fairlead.working.handler import CURRENT, SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER, Handler, Isolation
-from fairlead.working.settle import Portable, WorkerLost, describe, text_of
+from fairlead.working.settle import Portable, WorkerLost, describe, error_text, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -242,8 +242,7 @@ class _TaskHandler(Handler):
             with contextlib.suppress(EngineUnavailable):  # the engine tells what follows of its end then
                 limit = min(limit, self.task.app.engine.policy_of(lease.topic).retries)
         if lease.attempt > limit:
-            what = settlement.reason or (settlement.error or "failed").partition("\n")[0]
-            settlement.action, settlement.reason = "dead", RETRIES_USED_UP + what
+            settlement.action, settlement.reason = "dead", retries_used_up(lease.attempt, settlement.error, settlement.reason)
 
 
 class Task(Generic[P, R]):
@@ -557,7 +556,7 @@ class Task(Generic[P, R]):
         limit = self.retries_limit(request) if max_retries is None else min(max_retries, self.retries_limit(request))
         cause = exc if exc is not None else sys.exception()
         if request.retries >= limit:
-            raise used_up(cause) from cause
+            raise used_up(request.attempt, cause) from cause
         delay = countdown
         if eta is not None:
             delay = max(0.0, units.moment(eta) / units.SECOND - self.app.handlers.now())
@@ -696,7 +695,7 @@ class Task(Generic[P, R]):
             if not retried or isinstance(error, options.dont_autoretry_for):
                 return final(error)
         if request.retries_limit is not None and request.retries >= request.retries_limit:
-            return used_up(error)
+            return used_up(request.attempt, error)
         return error
 
     def _hooks_of_success(self, request: Request, returned: Any) -> Iterator[Callable[[], Any]]:
@@ -779,14 +778,16 @@ async def _awaited(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def final(cause: BaseException, why: str = "") -> Reject:
+def final(cause: BaseException) -> Reject:
     """A failure that is not tried again: its first line is the reason, all of it is kept."""
-    text = text_of(cause)
-    return Reject(why + text.partition("\n")[0], error=text)
+    text = error_text(cause)
+    return Reject(brief(text), error=text)
 
 
-def used_up(cause: BaseException | None) -> Reject:
-    return Reject(RETRIES_USED_UP + "the task asked for one more") if cause is None else final(cause, RETRIES_USED_UP)
+def used_up(attempts: int, cause: BaseException | None) -> Reject:
+    """A failure after which the call allows no more retries."""
+    text = error_text(cause) if cause is not None else "the task asked for one more"
+    return Reject(retries_used_up(attempts, text), error=text if cause is not None else None)
 
 
 def _links(options: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from fairlead import texts, units
 from fairlead.engines.base import TASK_HEADER
 from fairlead.errors import DependencyFailed, DestinationUnwell, Reject, Retry
 from fairlead.working.logs import FIELDS
-from fairlead.working.settle import attribute
+from fairlead.working.settle import attribute, cause_of, error_text
 
 if TYPE_CHECKING:
     import asyncio
@@ -124,7 +124,7 @@ class EndingLines:
         elif issubclass(kind, DestinationUnwell):
             level, what, cause = logging.WARNING, f"the topic backs off: {said}", None
         elif issubclass(kind, Retry):
-            level, what, cause = logging.INFO, f"{attempt} asks to be tried again: {said}", attribute(error, "__cause__")
+            level, what, cause = logging.INFO, f"{attempt} asks to be tried again: {error_text(error).partition(chr(10))[0]}", cause_of(error)
         else:
             level, what = logging.WARNING, f"{attempt} failed: {_shortly(error)}"
         is_last = answer == "died"

@@ -75,11 +75,27 @@ def judge(work: Work, error: BaseException | None, cost_us: int) -> Settlement:
     if issubclass(kind, Reject):
         return Settlement(handle, fence, "dead", reason=_said(error, "reason"), error=_said(error, "error"), cost_us=cost_us)
     if issubclass(kind, Retry):
-        return _again(Settlement(handle, fence, "retry", error=_said(error, "reason"), cost_us=cost_us), work, "delay", attribute(error, "delay"))
+        return _again(Settlement(handle, fence, "retry", error=error_text(error), cost_us=cost_us), work, "delay", attribute(error, "delay"))
     if issubclass(kind, DestinationUnwell):
         settlement = Settlement(handle, fence, "rest", error=_said(error, "reason"), cost_us=cost_us)
         return _again(settlement, work, "retry_after", attribute(error, "retry_after"))
     return Settlement(handle, fence, "retry", error=text_of(error), cost_us=cost_us)
+
+
+def error_text(error: BaseException) -> str:
+    """What is kept of an error with its message. Of a Retry: its reason, and the error that it was raised from or while handling."""
+    if not issubclass(type(error), Retry):
+        return text_of(error)
+    said, cause = _said(error, "reason"), cause_of(error)
+    told = [*([said] if said else []), *([text_of(cause)] if cause is not None else [])]
+    return texts.clean("\n".join(told)) or "the handler asked for a retry"
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """The error that it was raised from, else the one that was being handled."""
+    names = ["__cause__"] if attribute(error, "__suppress_context__") else ["__cause__", "__context__"]
+    found = [attribute(error, name) for name in names]
+    return next((each for each in found if issubclass(type(each), BaseException)), None)
 
 
 def impossible(work: Work, error: BaseException | None, fault: BaseException, cost_us: int) -> Settlement:
@@ -132,9 +148,10 @@ def describe(error: BaseException, depth: int = 0) -> Details:
     told = attribute(error, "details")
     if type(told) is Details:
         return told
-    kind, cause = type(error), attribute(error, "__cause__")
+    kind = type(error)
+    cause = cause_of(error) if issubclass(kind, Retry) else attribute(error, "__cause__")
     stands_for_another = issubclass(kind, Retry) or (issubclass(kind, Reject) and attribute(error, "error") is not None)
-    if stands_for_another and issubclass(type(cause), BaseException) and depth < MOST_CAUSES:
+    if stands_for_another and cause is not None and issubclass(type(cause), BaseException) and depth < MOST_CAUSES:
         return describe(cause, depth + 1)
     return Details(texts.qualified_name(kind), texts.of(error, ERROR_CHARACTERS), _traceback_of(error), _arguments_of(error))
 

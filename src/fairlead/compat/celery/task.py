@@ -188,7 +188,7 @@ class Task(_Task[..., Any]):
         if request.retries >= limit:
             if cause is None:
                 raise final(MaxRetriesExceededError(f"Can't retry {self.name}[{request.id}]"))
-            raise used_up(cause) from cause
+            raise used_up(request.attempt, cause) from cause
         delay: Any = self.default_retry_delay if countdown is None else countdown
         if eta is not None:
             delay = max(0.0, self.celery.aware(eta).timestamp() - self.app.handlers.now())
@@ -208,7 +208,7 @@ class Task(_Task[..., Any]):
             return final(error)
         limit = self.retry_kwargs.get("max_retries", self._limit)
         if limit is not None and request.retries >= limit:
-            return used_up(error)
+            return used_up(request.attempt, error)
         made = Retry(str(error), delay=self._autoretry_delay(request.retries))
         made.__cause__ = error
         return made

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead.engines import base, fairness
-from fairlead.engines.admission import DEFAULT_MEAN_US, NO_HANDLER, REFUSED, RETRIES_USED_UP, STARTED_AND_LOST, backlog_full_with_ack
+from fairlead.engines.admission import DEFAULT_MEAN_US, NO_HANDLER, REFUSED, STARTED_AND_LOST, backlog_full_with_ack, retries_used_up
 from fairlead.engines.naming import PARTITION, made_id
 from fairlead.engines.sqlite import keeping, merging, messages, putting
 from fairlead.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END, Held, Lane, Row
@@ -251,7 +251,7 @@ def _retry(turn: Turn, lane: Lane, row: Row, settlement: Settlement, topic: str)
     what = settlement.reason or "failed"
     messages.note_trouble(turn, row, what, settlement.error)
     if row.attempts > policy.retries:
-        _die(turn, lane, row, RETRIES_USED_UP + what, settlement.error, noted=True)
+        _die(turn, lane, row, retries_used_up(row.attempts, settlement.error, settlement.reason), settlement.error, noted=True)
         return "died"
     delay = settlement.delay_us
     if delay is None:

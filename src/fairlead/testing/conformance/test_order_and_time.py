@@ -104,8 +104,27 @@ def test_retries_count_attempts_and_end_in_a_dead_letter_with_its_history(bench:
             assert bench.lease() == []
             bench.later(0.000001)
     ((_, dead),) = bench.engine.dead_list()
-    assert dead.reason == "retries used up: boom"
+    assert dead.reason == "retries used up (3 attempts): boom"
     assert [entry["error"] for entry in dead.history] == ["Boom 1", "Boom 2", "Boom 3"]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (None, "failed"),
+        ("ValueError: no\n  File shop.py", "ValueError: no"),
+        ("\n", "failed"),
+        ("x" * 300, "x" * 300),
+        ("é" * 200, "é" * 149),  # 300 bytes, of which the last character is cut
+    ],
+)
+def test_a_dead_letters_reason_shows_the_last_error(bench: EngineBench, error: str | None, told: str) -> None:
+    """Its first line, cut; the whole is the letter's error."""
+    bench.policy("a", retries=0)
+    bench.put("a", "1")
+    assert bench.settle(bench.lease(), "retry", error=error) == ["died"]
+    ((_, dead),) = bench.engine.dead_list()
+    assert (dead.reason, dead.error) == (f"retries used up (1 attempt): {told}", error)
 
 
 def test_release_counts_no_attempt_and_keeps_the_place(bench: EngineBench) -> None:

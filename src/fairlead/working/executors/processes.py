@@ -21,7 +21,7 @@ from fairlead.working import starting
 from fairlead.working.handler import DELIVERY
 from fairlead.working.limits import SoftTimeLimit
 from fairlead.working.logs import Style
-from fairlead.working.settle import ChildDied, Portable, RemoteFailure, describe, text_of
+from fairlead.working.settle import ChildDied, Portable, RemoteFailure, describe, error_text, text_of
 from fairlead.working.starting import CannotStart
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def _plain_signal(error: Retry | Reject | DestinationUnwell) -> BaseException:
     if isinstance(error, Reject):
         return Reject(error.reason, error=error.error)
     if isinstance(error, Retry):
-        return Retry(error.reason, delay=error.delay)
+        return Retry(error_text(error), delay=error.delay)
     return DestinationUnwell(error.reason, retry_after=error.retry_after)
 
 

@@ -22,7 +22,7 @@ local REASONS = {
     refused = 'the handler refused it',
     unhandled = 'no handler: no worker had a handler for it within on_unhandled',
     started = 'lease ran out after its start was recorded',
-    retries = 'retries used up: ',
+    retries = 'retries used up',
 }
 
 local ids -- below

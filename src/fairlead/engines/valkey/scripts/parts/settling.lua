@@ -4,6 +4,7 @@ local settling = part(function(settling)
     local REST_FIRST, REST_MOST = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
     local REST_LEAST = 54 -- bytes behind fence and lane: a hash whose values have 64 or less is a list while it is small, which is slow to look into
+    local BRIEF_BYTES = 300
     local UNHANDLED_FIRST, UNHANDLED_MOST = 5 * SECOND, 300 * SECOND
 
     -- `empty`: at most once, the message is gone already; `line`: the serial key that it keeps then; `quick`: of the message nothing is kept but counts.
@@ -89,13 +90,28 @@ local settling = part(function(settling)
         messages.begin_waiting(lane, record, collects)
     end
 
+    -- The first line of an error, as `admission.brief` in Python.
+    local function brief(failure)
+        local line = string.match(failure, '^[^\n]*')
+        if #line > BRIEF_BYTES then
+            line = string.gsub(string.sub(line, 1, BRIEF_BYTES), '[\192-\255][\128-\191]*$', '')
+        end
+        return line
+    end
+
+    local function used_up(attempts, settlement)
+        local what = settlement.reason or settlement.failure and brief(settlement.failure) or ''
+        local counted = string.format('%d attempt%s', attempts, attempts == 1 and '' or 's')
+        return REASONS.retries .. ' (' .. counted .. '): ' .. (what ~= '' and what or 'failed')
+    end
+
     local function retry(lane, record, settlement)
         local policy = rules.of(record.topic)
         local what = settlement.reason or 'failed'
         record.attempts = record.attempts + 1
         messages.note(record, what, settlement.failure)
         if record.attempts > policy.retries then
-            return die(lane, record, REASONS.retries .. what, settlement.failure)
+            return die(lane, record, used_up(record.attempts, settlement), settlement.failure)
         end
         local delay = settlement.delay or rules.backoff(policy, record.attempts, settlement.random)
         lane.retried, shard.retried = lane.retried + 1, shard.retried + 1
