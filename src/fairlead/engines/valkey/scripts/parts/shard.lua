@@ -100,10 +100,13 @@ local LEAST_UNIT = 16 -- microseconds
 local least -- number of this call; 0 where the caller tells the time
 
 local shard
+local tiers_stored -- the record of the tiers, false: there is none
 
 -- Read them. Returns why that cannot be.
 local function open_shard()
-    local stored = call('GET', keys.shard)
+    local found = call('MGET', keys.shard, keys.tiers)
+    local stored = found[1]
+    tiers_stored = found[2]
     if not stored then
         return redis.error_reply('NOSHARD there is no namespace here')
     end
@@ -219,8 +222,7 @@ end)
 
 -- Take in a newer record. Where a tier has gone, or another one is the default, lanes have to move. Before anything else is done in the call.
 local function adopt_tiers(told)
-    local stored = call('GET', keys.tiers)
-    if told == stored or (stored and unpack_from('>I7', told) <= unpack_from('>I7', stored)) then
+    if told == tiers_stored or (tiers_stored and unpack_from('>I7', told) <= unpack_from('>I7', tiers_stored)) then
         return
     end
     local before = tiers
@@ -259,7 +261,7 @@ local function begin(call_keys, arguments)
     if refusal then
         return refusal
     end
-    read_tiers(call('GET', keys.tiers) or ARGV[2])
+    read_tiers(tiers_stored or ARGV[2])
     bands.read()
     rang, has_arrivals = {}, false
     for n = 1, #beginnings do
