@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from rich.console import Console
 
 from fairlead.demo.logs import Growing, Handled
 from fairlead.demo.merchants import BEST_SELLER, FLOOD
+from fairlead.demo.processors import Used, used
 from fairlead.demo.report import Phase, Promise, Seen, State, promises, report
 from fairlead.demo.view import Scene, bar, picture, sparkline
 from fairlead.engines.base import Overview, TierStats, TopicStats
@@ -93,11 +95,15 @@ def test_the_others_must_not_notice_the_flood() -> None:
     assert states(seen(0.039))["the others"] == "held"
     assert states(seen(0.05))["the others"] == "broken"
     assert not report(ENGINE, seen(0.05), 40.0)["promises held"]
+    beside_others = seen(0.05)
+    beside_others.phases[NAMES[1]].others = 0.4
+    assert states(beside_others)["the others"] == "not judged"
+    assert "other programs used 40% of its processors" in str(report(ENGINE, beside_others, 40.0)["promises"])
     busy = report(ENGINE, seen(0.05, late=0.03), 40.0)
     assert states(seen(0.05, late=0.03))["the others"] == "not judged"
     assert busy["promises held"]
     assert not busy["all judged"]
-    assert "an idle process was woken 30.0 ms late (p99), 0.1 ms before" in str(busy["promises"])
+    assert "an idle process was woken 30.0 ms late (p99)" in str(busy["promises"])
 
 
 def states(run: Seen) -> dict[str, str]:
@@ -132,6 +138,14 @@ def test_the_screen_fits(width: int, rows: int) -> None:
     assert text.count("┃") == 3
     assert re.search(r"wait \(p99\) +3\.0 ms ▁+ *$", text, re.MULTILINE), "flat"
     assert re.search(r"its backlog +199,000 .*▇█+ *$", text, re.MULTILINE), "growing"
+
+
+def test_what_other_programs_use() -> None:
+    """Of all processors' time, what was not idle and not ours."""
+    assert Used(1000, 800, 300).others_since(Used(0, 0, 0)) == 0.5
+    assert Used(1000, 200, 300).others_since(Used(0, 0, 0)) == 0.0
+    look = used([os.getpid()])
+    assert look is None or look.own <= look.busy <= look.total
 
 
 def test_sparklines_and_bars() -> None:

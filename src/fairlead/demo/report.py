@@ -29,8 +29,11 @@ QUIET_FACTOR = 2.0
 QUIET_FLOOR = 0.01
 """Seconds of p99 up to which nobody is said to wait: a timer and two processes that take turns are not more exact."""
 
-LATE = 0.005
-"""An idle process that is woken so much too late (p99, seconds) means: the machine is too busy to measure on."""
+OTHERS = 0.2
+"""Where other programs use so much of the processors, or more, the machine is too busy to measure on."""
+
+LATE = 0.02
+"""The same where an idle process is woken so much too late (p99, seconds)."""
 
 SHARE_SLACK = 0.01
 
@@ -44,6 +47,7 @@ class Phase(msgspec.Struct):
     ended: float
     before: Overview
     after: Overview
+    others: float | None = None  # what part of the processors other programs used
 
     @property
     def seconds(self) -> float:
@@ -79,6 +83,9 @@ def report(engine: FullEngine, seen: Seen, took: float) -> dict[str, Any]:
         },
         "waiting time of the quiet merchants": {name: _p50_p99(_waits(quiet, phase)) for name, phase in phases.items() if name.endswith("the flood")},
         "lateness of an idle process": {name: _p50_p99(_lags(seen, phase)) for name, phase in phases.items() if name.endswith("the flood")},
+        "processors used by other programs": {
+            name: f"{phase.others:.0%}" for name, phase in phases.items() if name.endswith("the flood") and phase.others is not None
+        },
         "shares of the tiers, while all had work": _shares(phases[SHARING])[0],
         "limits": {
             f"{BEST_SELLER}: most starts in one second": _starts(handled)[1],
@@ -147,8 +154,9 @@ def _quiet(seen: Seen) -> Promise:
     if became <= max(QUIET_FACTOR * was, QUIET_FLOOR):
         return Promise(name, "held", detail)
     late = [percentile(lags, 0.99) if (lags := _lags(seen, seen.phases[phase])) else 0.0 for phase in (BEFORE, DURING)]
-    if max(late) >= LATE:
-        why = f"the machine is too busy: an idle process was woken {_ms(late[1])} late (p99), {_ms(late[0])} before"
+    others = max(seen.phases[phase].others or 0.0 for phase in (BEFORE, DURING))
+    if others >= OTHERS or max(late) >= LATE:
+        why = f"the machine is too busy: other programs used {others:.0%} of its processors, an idle process was woken {_ms(max(late))} late (p99)"
         return Promise(name, "not judged", f"{detail}; {why}")
     return Promise(name, "broken", detail)
 

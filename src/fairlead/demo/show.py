@@ -35,6 +35,7 @@ from fairlead.demo.merchants import (
     WORKERS,
     make_app,
 )
+from fairlead.demo.processors import used
 from fairlead.demo.report import AFTER, BEFORE, DURING, SHARING, Phase, Seen, promises, quiet_only, report, shares_between
 from fairlead.demo.view import Scene, picture
 from fairlead.errors import FairleadError
@@ -93,11 +94,11 @@ class Trickle(threading.Thread):
 
 
 @contextmanager
-def _server(engine: str, durability: str) -> Iterator[None]:
+def _server(engine: str, durability: str) -> Iterator[Server | None]:
     """A server for the demo alone, where it is not played on a file."""
     os.environ[DURABILITY_VARIABLE] = durability
     if engine == "sqlite":
-        yield
+        yield None
         return
     try:
         server = Server(appendonly="yes", appendfsync="always") if durability == "fsync" else Server()
@@ -106,7 +107,7 @@ def _server(engine: str, durability: str) -> Iterator[None]:
     with server:
         os.environ[URL_VARIABLE] = server.url
         try:
-            yield
+            yield server
         finally:
             del os.environ[URL_VARIABLE]
 
@@ -123,7 +124,7 @@ def run(
     svg: Path | None = None,
 ) -> int:
     """The whole demo; returns the exit code: 0 if all that was promised held. `svg`: a file for a picture of the last screen."""
-    with _server(engine, durability), tempfile.TemporaryDirectory(prefix="fairlead-demo-") as folder:
+    with _server(engine, durability) as server, tempfile.TemporaryDirectory(prefix="fairlead-demo-") as folder:
         app = make_app(Path(folder))
         worker = subprocess.Popen(  # noqa: S603  # our own interpreter and module
             [sys.executable, "-m", "fairlead", "worker", "fairlead.demo.merchants:app", "-c", str(WORKERS), "--log-level", "error"],
@@ -131,7 +132,8 @@ def run(
         )
         probe = subprocess.Popen([sys.executable, "-m", "fairlead.demo.probe", f"{folder}/lags.log"])  # noqa: S603  # our own
         began = time.time()
-        stage = _Stage(app, Path(folder), merchants, quiet=as_json)
+        own = [os.getpid(), worker.pid, probe.pid, *([] if server is None else [server.pid])]
+        stage = _Stage(app, Path(folder), merchants, own, quiet=as_json)
         try:
             with stage:
                 _Play(app, worker, seconds, flood, stage).play(seed)
@@ -192,10 +194,12 @@ class _Play:
         self._stage.watch("the end", 1.0)
 
     def _phase(self, name: str, title: str, part: float, act: Callable[[], object] | None = None) -> None:
-        began, before = time.time(), self._app.engine.overview()
+        began, before, used_before = time.time(), self._app.engine.overview(), used(self._stage.own)
         self._stage.shares_since = before if name == SHARING else None
         self._stage.watch(title, self._seconds * part, act)
-        self._stage.ended(name, Phase(began, time.time(), before, self._app.engine.overview()))
+        now_used = used(self._stage.own)
+        others = None if used_before is None or now_used is None else now_used.others_since(used_before)
+        self._stage.ended(name, Phase(began, time.time(), before, self._app.engine.overview(), others))
 
     def _get_ready(self) -> None:
         """What the special merchants have from the beginning, and a worker that works."""
@@ -238,10 +242,11 @@ def _publish(app: Fairlead, messages: Iterable[Message]) -> None:
 class _Stage:
     """What is seen and shown: the live view; plain lines where there is no terminal, nothing with --json."""
 
-    def __init__(self, app: Fairlead, folder: Path, merchants: int, *, quiet: bool) -> None:
+    def __init__(self, app: Fairlead, folder: Path, merchants: int, own: list[int], *, quiet: bool) -> None:
         self.seen = Seen(handled=[], phases={}, lags=[])
         self.scene = Scene(merchants - SPECIAL, promises=promises(app.engine, self.seen))
         self.shares_since: Overview | None = None
+        self.own = own
         self._app = app
         self._console = Console()
         self._quiet = quiet

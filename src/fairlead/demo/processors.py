@@ -1,0 +1,39 @@
+"""How much of the machine's processors other programs use, where the system says so (Linux)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Used(msgspec.Struct, frozen=True):
+    """Ticks of all processors since the machine began: in all, busy, and busy with some processes."""
+
+    total: int
+    busy: int
+    own: int
+
+    def others_since(self, before: Used) -> float:
+        """The part of all processors that other programs used between two looks."""
+        total = self.total - before.total
+        return max(0.0, min(1.0, (self.busy - before.busy - (self.own - before.own)) / total)) if total > 0 else 0.0
+
+
+def used(processes: Iterable[int]) -> Used | None:
+    """A look at the machine and these processes; None where the system does not say."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+        return Used(sum(ticks), sum(ticks) - ticks[3] - ticks[4], sum(map(_ticks_of, processes)))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _ticks_of(process: int) -> int:
+    with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
