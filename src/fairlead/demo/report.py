@@ -82,7 +82,7 @@ def report(engine: FullEngine, seen: Seen, took: float) -> dict[str, Any]:
             "of the flood": f"{sum(each.topic == FLOOD for each in handled):,} messages handled",
         },
         "waiting time of the quiet merchants": {name: _p50_p99(_waits(quiet, phase)) for name, phase in phases.items() if name.endswith("the flood")},
-        "lateness of an idle process": {name: _p50_p99(_lags(seen, phase)) for name, phase in phases.items() if name.endswith("the flood")},
+        "lateness of an idle process": {name: _p50_p99(_lags(seen, phase), "looks") for name, phase in phases.items() if name.endswith("the flood")},
         "processors used by other programs": {
             name: f"{phase.others:.0%}" for name, phase in phases.items() if name.endswith("the flood") and phase.others is not None
         },
@@ -239,11 +239,11 @@ def _lags(seen: Seen, phase: Phase) -> list[float]:
     return sorted(late for moment, late in seen.lags if phase.began <= moment < phase.ended)
 
 
-def _p50_p99(waits: list[float]) -> str:
+def _p50_p99(waits: list[float], what: str = "messages") -> str:
     if not waits:
-        return "none were handled"
+        return f"no {what}"
     p50, p99 = (percentile(waits, part) for part in (0.5, 0.99))
-    return f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms ({len(waits):,} messages)"
+    return f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms ({len(waits):,} {what})"
 
 
 def _most_in_a_second(starts: list[float]) -> int:

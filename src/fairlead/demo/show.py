@@ -126,10 +126,12 @@ def run(
     """The whole demo; returns the exit code: 0 if all that was promised held. `svg`: a file for a picture of the last screen."""
     with _server(engine, durability) as server, tempfile.TemporaryDirectory(prefix="fairlead-demo-") as folder:
         app = make_app(Path(folder))
-        worker = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-            [sys.executable, "-m", "fairlead", "worker", "fairlead.demo.merchants:app", "-c", str(WORKERS), "--log-level", "error"],
-            env={**os.environ, FOLDER_VARIABLE: folder},
-        )
+        with open(f"{folder}/worker.log", "w", encoding="utf-8") as log:  # not on our screen: one merchant fails all the time
+            worker = subprocess.Popen(  # noqa: S603  # our own interpreter and module
+                [sys.executable, "-m", "fairlead", "worker", "fairlead.demo.merchants:app", "-c", str(WORKERS), "--log-level", "error"],
+                env={**os.environ, FOLDER_VARIABLE: folder},
+                stderr=log,
+            )
         probe = subprocess.Popen([sys.executable, "-m", "fairlead.demo.probe", f"{folder}/lags.log"])  # noqa: S603  # our own
         began = time.time()
         own = [os.getpid(), worker.pid, probe.pid, *([] if server is None else [server.pid])]
@@ -138,7 +140,8 @@ def run(
             with stage:
                 _Play(app, worker, seconds, flood, stage).play(seed)
         except DemoFailed as error:
-            leave(str(error), 1)
+            told = Path(folder, "worker.log").read_text(encoding="utf-8").strip().splitlines()
+            leave(f"{error}: {told[-1]}" if told else str(error), 1)
         finally:
             probe.kill()
             probe.wait()
