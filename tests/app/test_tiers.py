@@ -14,6 +14,7 @@ import pytest
 from fairlead import Fairlead, Tier
 from fairlead.engines import open_engine
 from fairlead.engines.base import Settings
+from fairlead.errors import BadPolicy
 from fairlead.message import Draft
 from fairlead.tiers import TierLayers
 from tests.conformance.forms import server
@@ -91,6 +92,22 @@ def test_a_shard_that_was_not_told_of_a_change_learns_of_it(namespace: str) -> N
     assert len(found) == 30
     assert {tier.tier for tier in other.overview().tiers} == {"mid", "rest"}
     assert other.topic_stats("t.1").tier == "rest"
+    for engine in (one, other):
+        engine.close()
+
+
+def test_a_process_sets_a_policy_with_a_tier_that_another_has_added(url: str, namespace: str) -> None:
+    """Also of one exact topic, of which no other process is told; the tier cannot go then, whoever asks."""
+    one, other = (open_engine(url, Settings(namespace=namespace, durability="memory")) for _ in range(2))
+    one.tier_set("code", {"gold": Tier(2)})
+    other.policy_set("code", "push.acme", {"tier": "gold"})
+    for engine in (one, other):
+        with pytest.raises(BadPolicy, match=r"policy push\.acme names it"):
+            engine.tier_set("code", {"gold": None})
+    other.policy_reset("code", "push.acme")
+    one.tier_set("code", {"gold": None})
+    with pytest.raises(BadPolicy, match="gold"):
+        other.policy_set("code", "push.acme", {"tier": "gold"})
     for engine in (one, other):
         engine.close()
 

@@ -99,6 +99,7 @@ def topic_stats(turn: Turn, topic: str) -> TopicStats:
 
 def many_stats(turn: Turn, topics: Sequence[str]) -> list[TopicStats]:
     """Several topics: their lanes, heads and dead letters are read together."""
+    turn.policies(topics)  # of all at once
     names = {topic: _lane_names(turn, topic) for topic in topics}
     turn.load_names(name for own in names.values() for name in own)
     lanes = {topic: _known_lanes(turn, own) for topic, own in names.items()}

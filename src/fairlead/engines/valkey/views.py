@@ -550,11 +550,12 @@ def overview(view: View) -> Overview:
         setattr(told, name, sum(getattr(counters, name) for counters in view.counters))
     told.last_number = max(counters.seq for counters in view.counters)
     tiers: dict[tuple[str, str], TierStats] = {}
-    for shard, counters in enumerate(view.counters):
-        for band, (pool, tier, _, _, _, delivered) in enumerate(counters.bands, 1):
-            share = view.space.tiers[tier].share if tier in view.space.tiers else 0
-            stats = tiers.setdefault((pool, tier), TierStats(pool, tier, share))
-            stats.delivered += delivered
-            stats.runnable = min(stats.runnable + view.space.read(shard, "ZCARD", f"run:{band}"), COUNTED)
+    bands = [(shard, number, band) for shard, counters in enumerate(view.counters) for number, band in enumerate(counters.bands, 1)]
+    runnable = together(view, [(shard, _number(("ZCARD", f"run:{number}"))) for shard, number, _ in bands])
+    for (_, _, (pool, tier, _, _, _, delivered)), count in zip(bands, runnable, strict=True):
+        share = view.space.tiers[tier].share if tier in view.space.tiers else 0
+        stats = tiers.setdefault((pool, tier), TierStats(pool, tier, share))
+        stats.delivered += delivered
+        stats.runnable = min(stats.runnable + count, COUNTED)
     told.tiers = list(tiers.values())
     return told
