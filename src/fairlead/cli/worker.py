@@ -38,11 +38,13 @@ Examples:
 @click.option("--reload", is_flag=True, help="Begin anew when a source file changes (development).")
 @click.option("-l", "--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 @click.option("--log-json", is_flag=True, help="One JSON object a line.")
+@click.option("--health-port", type=click.IntRange(0, 65_535), help="Answer /live and /ready over HTTP; each further process one port higher.")
+@click.option("--health-address", default="127.0.0.1", show_default=True, help="Where the health port listens.")
 @click.option("--traceback/--no-traceback", default=None, help="Log tracebacks of attempts that are tried again too; default: on a terminal.")
 @pass_session
 def worker(
     session: Session, target: str, *, concurrency: int, processes: int, pool: str, topics: str | None, burst: bool, grace: str, reload: bool,
-    log_level: str, log_json: bool, traceback: bool | None,
+    log_level: str, log_json: bool, traceback: bool | None, health_port: int | None, health_address: str,
 ) -> None:  # fmt: skip
     """Handle the messages of an application's topics until SIGTERM or Ctrl-C."""
     style = Style(logging.getLevelNamesMapping()[log_level.upper()], log_json)
@@ -51,7 +53,8 @@ def worker(
     _use_store(session, app)
     named = None if topics is None else [topic.strip() for topic in topics.split(",") if topic.strip()]
     summary = app.run_worker(
-        concurrency=concurrency, processes=processes, pool=pool, topics=named, burst=burst, grace=grace, reload=reload, traceback=traceback
+        concurrency=concurrency, processes=processes, pool=pool, topics=named, burst=burst, grace=grace, reload=reload, traceback=traceback,
+        health_port=health_port, health_address=health_address,
     )  # fmt: skip
     if burst:
         say(f"{summary.acked:,} done, {summary.retried:,} to be retried, {summary.died:,} dead")

@@ -21,7 +21,8 @@ class EmbeddedOptions(TypedDict, total=False):
 
     `concurrency`: most handlers at once (100). `burst`: end when nothing is left to run now. `pool`, `topics`: what to serve; named topics
     strictly in their order. `grace`: how long running handlers may go on at the end (30 s). `traceback`: log the traceback of every failed
-    attempt, not of the last one alone; default: where standard error is a terminal.
+    attempt, not of the last one alone; default: where standard error is a terminal. `health_port`: answer /live and /ready over HTTP there,
+    on `health_address` (127.0.0.1).
     """
 
     concurrency: int
@@ -30,6 +31,8 @@ class EmbeddedOptions(TypedDict, total=False):
     topics: Sequence[str] | None
     grace: units.Duration
     traceback: bool | None
+    health_port: int | None
+    health_address: str
 
 
 class WorkerOptions(EmbeddedOptions, total=False):
@@ -50,6 +53,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 1
     reload: bool = False
     traceback: bool | None = None
+    health_port: int | None = None
+    health_address: str = "127.0.0.1"
     store: tuple[str | None, str | None] = (None, None)
     """URL and namespace, where the command line names others than the code."""
 
@@ -65,6 +70,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             "grace": lambda value: arguments.seconds(call, "grace", value),
             "processes": lambda value: arguments.whole(call, "processes", value, most=MOST_PROCESSES),
             "reload": bool,
+            "health_port": lambda value: None if value is None else arguments.whole(call, "health_port", value, least=0, most=65_535),
+            "health_address": lambda value: arguments.name(call, "health_address", value),
             "traceback": lambda value: None if value is None else bool(value),
         }
         checked: dict[str, Any] = {name: checks[name](value) for name, value in given.items()}

@@ -131,7 +131,8 @@ class _Place:
         """What it says at its end; None once its end of the pipe is closed."""
         self.summary = Summary()
         self._target = target
-        self._options = msgspec.structs.replace(options, processes=1)
+        port = None if options.health_port is None else options.health_port + (number if options.health_port else 0)
+        self._options = msgspec.structs.replace(options, processes=1, health_port=port)
         self._pause = RESTART_FIRST
         self._started = 0.0
 

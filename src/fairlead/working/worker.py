@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from fairlead.message import Lease
     from fairlead.working.buffer import Shelf
     from fairlead.working.handler import Handler, Handlers
+    from fairlead.working.health import Health
     from fairlead.working.options import Options, Summary
 
 log = logging.getLogger("fairlead.worker")
@@ -95,6 +96,7 @@ class Worker:
         self._stops = 0
         self._failure: BaseException | None = None
         self._thread = 0
+        self._is_started = False
         self._owns_loop = False  # whoever owns it ends the tasks that are left
         self.ended = threading.Event()
         """Set once it uses the engine no more."""
@@ -125,6 +127,7 @@ class Worker:
         self._thread = threading.get_ident()
         self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()  # a stop was asked for, or the last handler has ended
+        health = self._open_health()  # first: the port may be taken
         self._aio = AsyncExecutor(self._finished, self._surroundings)
         self._children = ProcessCaller(self._child_began, template_for(self._handlers))
         self._threads = ThreadExecutor(self._options.concurrency, self._call, self._ring, self._pause)
@@ -137,6 +140,7 @@ class Worker:
             with self._signals(signals), contextlib.closing(aborts):
                 self._courier.start()
                 aborts.start()
+                self._is_started = True
                 signals_.worker_ready.send(self)
                 log.info("worker %d is ready: pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
                 if ready is not None:
@@ -149,6 +153,8 @@ class Worker:
                 signals_.worker_shutdown.send(self)
                 is_cancelled |= await self._to_the_end(self._shut_down())
         finally:
+            if health is not None:
+                await self._loop.run_in_executor(None, health.close)
             self.ended.set()
         self._lines.close()
         log.info("worker %d stopped after %.1f s: %s", os.getpid(), time.monotonic() - began, self._courier.summary.in_words())
@@ -157,6 +163,20 @@ class Worker:
         if is_cancelled:
             raise asyncio.CancelledError
         return self._courier.summary
+
+    def _open_health(self) -> Health | None:
+        options = self._options
+        if options.health_port is None:
+            return None
+        from fairlead.working.health import Health  # noqa: PLC0415  # it imports a server that most workers do not need
+
+        made = Health(
+            options.health_address, options.health_port, call_soon=self._loop.call_soon_threadsafe,
+            is_alive=lambda: not self._is_started or self._courier.is_alive(), is_serving=lambda: self._is_started and not self._stops,
+            ask_store=self._engine.overview,
+        )  # fmt: skip
+        made.start()
+        return made
 
     async def _to_the_end(self, stopping: Coroutine[Any, Any, None]) -> bool:
         """Await it also where the caller is cancelled meanwhile, which stops the worker at once. Returns whether that was so."""

@@ -1,0 +1,113 @@
+"""The health port: whether the worker lives, and whether its store answers."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fairlead import EngineUnavailable, Fairlead, Message, UsageError
+from fairlead.working import health
+from tests.working.support import Running, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.fixture
+def port(caplog: pytest.LogCaptureFixture, app: Fairlead) -> Iterator[int]:
+    """Of a worker of the application, which runs during the test."""
+    caplog.set_level("INFO", "fairlead.worker")
+    blocked = threading.Event()
+
+    @app.handler("block")
+    async def block(_: Message) -> None:
+        blocked.set()
+        time.sleep(2)  # noqa: ASYNC251  # what is tested
+
+    app.block_began = blocked  # type: ignore[attr-defined]
+    with Running(app, health_port=0):
+        until(lambda: "is ready" in caplog.text, 60)
+        found = re.search(r"http://127.0.0.1:(\d+)/live", caplog.text)
+        assert found is not None
+        yield int(found[1])
+
+
+def test_a_worker_that_works(port: int) -> None:
+    """200 for both; 404 for anything else; HEAD has no body."""
+    assert ask(port, "/live") == (200, '{"ok": true}\n')
+    assert ask(port, "/ready") == (200, '{"ok": true}\n')
+    assert ask(port, "/") == (404, '{"error": "there are /live and /ready"}\n')
+    assert ask(port, "/ready?x=1", "HEAD") == (200, "")
+
+
+def test_a_loop_that_is_blocked(app: Fairlead, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/live is 503 while a coroutine blocks the event loop, and 200 afterwards."""
+    monkeypatch.setattr(health, "LOOP_SECONDS", 0.2)
+    app.publish("block")
+    assert app.block_began.wait(60)  # type: ignore[attr-defined]
+    status, said = ask(port, "/live")
+    assert (status, "a handler blocks it" in said) == (503, True)
+    monkeypatch.setattr(health, "LOOP_SECONDS", 60.0)
+    assert ask(port, "/live")[0] == 200
+
+
+def test_a_store_that_is_away(app: Fairlead, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/ready is 503 while the store fails or does not answer, /live stays 200; both are 200 when it is back."""
+    back = threading.Event()
+    real = app.engine.overview
+
+    def fail(**_: object) -> object:
+        raise EngineUnavailable("valkey://user:s3cret@host: gone")
+
+    def hang(**_: object) -> object:
+        back.wait(60)
+        return real()
+
+    monkeypatch.setattr(health, "RECENT_SECONDS", 0.0)
+    monkeypatch.setattr(health, "STORE_SECONDS", 0.2)
+    monkeypatch.setattr(app.engine, "overview", fail)
+    # The worker has the method of before: ask through the engine.
+    made = health.Health("127.0.0.1", 0, call_soon=lambda call: call(), is_alive=lambda: True, is_serving=lambda: True,
+                         ask_store=lambda: app.engine.overview(now_us=None))  # fmt: skip
+    made.start()
+    own = int(made.url.rpartition(":")[2])
+    try:
+        status, said = ask(own, "/ready")
+        assert (status, "cannot be used" in said, "s3cret" in said) == (503, True, False)
+        monkeypatch.setattr(app.engine, "overview", hang)
+        assert ask(own, "/ready")[0] == 503
+        assert ask(own, "/ready")[0] == 503
+        assert ask(own, "/live")[0] == 200
+        back.set()
+        monkeypatch.setattr(health, "STORE_SECONDS", 60.0)
+        assert ask(own, "/ready")[0] == 200
+    finally:
+        made.close()
+    assert ask(port, "/live")[0] == 200
+
+
+def test_a_port_that_is_taken(app: Fairlead) -> None:
+    """One sentence, before anything is leased."""
+    app.handler("*")(print)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"the health port {number} of 127.0.0.1 cannot be opened"):
+            app.run_worker(burst=True, health_port=number)
+    with pytest.raises(UsageError, match="health_port"):
+        app.run_worker(burst=True, health_port=65_536)
