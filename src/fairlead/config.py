@@ -34,6 +34,9 @@ class StoreChoice(msgspec.Struct, frozen=True):
     source: str
     passed_over: tuple[tuple[str, str], ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<StoreChoice {self}>"
+
     def __str__(self) -> str:
         text = f"{redacted(self.url)} ({self.source})"
         if self.passed_over:

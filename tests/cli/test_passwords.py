@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fairlead import Fairlead
+from fairlead import Fairlead, Request
 from fairlead.cli import main
+from fairlead.cli.session import Session
 from fairlead.engines.valkey import link
 from fairlead.engines.valkey.address import parse
 from fairlead.errors import FairleadError
 from fairlead.servers import Server, free_port
 from fairlead.working.logs import JsonLines, TextLines
+from fairlead.working.options import Options
 from tests.cli.every import calls
 
 PASSWORD = "s3cret-pass"
@@ -104,6 +106,17 @@ def test_what_cannot_be_read_is_not_repeated(url: str, monkeypatch: pytest.Monke
     assert "cr3t" not in repr(Fairlead(url))
     for call in (["top"], ["doctor"], ["publish", "a", "1"], ["doctor", url], ["migrate", url, "sqlite:///x.db"], [url]):
         assert "cr3t" not in run(monkeypatch, url, call), call
+
+
+def test_no_repr_has_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of anything that knows the URL, printed by a program."""
+    url = f"valkey://u:{PASSWORD}@127.0.0.1:1"
+    app = Fairlead(url)
+    app.use_store(f"valkey://:{PASSWORD}@127.0.0.1:2", "apart")
+    request = Request(id="1", task="t", topic="t", args=(), kwargs={}, store=(url, "default"))
+    for each in (app, app.store, request, Options(store=app.store_options), Session(url, "default"), parse(url), app.topic("a")):
+        assert PASSWORD not in repr(each)
+        assert PASSWORD not in str(each)
 
 
 def test_log_lines_have_no_password() -> None:

@@ -78,7 +78,7 @@ def test_the_option_stands_above_the_code(tmp_path: Path, processes: str) -> Non
     done = run_apart(tmp_path, "worker", "shop:app", "--burst", "--processes", processes, "-u", "sqlite:///option.db", "-n", "apart")
     assert done.returncode == 0, done.stderr
     assert "handled 17" in done.stdout
-    assert "store: sqlite:///option.db (option --url); passed over: sqlite:///code.db (argument in the code)" in done.stderr
+    assert "store sqlite:///option.db (option --url); passed over: sqlite:///code.db (argument in the code)" in done.stderr
     assert "namespace: apart (option --namespace); passed over: default" in done.stderr
 
 
@@ -89,7 +89,7 @@ def test_the_environment_does_not_end_a_worker(tmp_path: Path, monkeypatch: pyte
     call("publish", "push.a", "17", "-u", "sqlite:///code.db")
     done = run_apart(tmp_path, "worker", "shop", "--burst")
     assert "handled 17" in done.stdout
-    assert "store: sqlite:///code.db (argument in the code); passed over: valkey://***@host (pyproject.toml" in done.stderr
+    assert "store sqlite:///code.db (argument in the code); passed over: valkey://***@host (pyproject.toml" in done.stderr
 
 
 def test_the_readme_program_and_the_commands_share_a_store(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ class Session(msgspec.Struct):
     namespace: str
     namespace_given: bool = False
 
+    def __repr__(self) -> str:
+        return without_passwords(msgspec.Struct.__repr__(self))  # a store's URL is in it
+
     def app(self, *, create: bool = False) -> Fairlead:
         """The application on the store; a missing one is an error unless the command publishes or sets."""
         from fairlead import Fairlead

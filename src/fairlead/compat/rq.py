@@ -27,6 +27,7 @@ from fairlead.errors import FairleadError, UsageError
 from fairlead.safetext import escaped, without_passwords
 from fairlead.tasks.queue import Call, Dependency
 from fairlead.tasks.request import current_request
+from fairlead.working.logs import TextLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -445,7 +446,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-c", "--concurrency", type=int, default=1, help="jobs at once (default 1)")
     parser.add_argument("-P", "--path", default=".", help="where modules are looked for (default: here)")
     said = parser.parse_args(arguments)
-    logging.basicConfig(level="INFO", format="%(asctime)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextLines("%(asctime)s %(message)s"))
+    logging.basicConfig(level="INFO", handlers=[handler])
     sys.path.insert(0, said.path)
     try:
         Worker(said.queues, connection=said.url).work(burst=said.burst, concurrency=said.concurrency)

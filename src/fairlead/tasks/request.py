@@ -9,6 +9,7 @@ import msgspec
 from fairlead import headers as control
 from fairlead import units
 from fairlead.engines.base import FLOW_HEADER, KEEPS_HEADER
+from fairlead.safetext import without_passwords
 from fairlead.tasks.flow import Signal  # noqa: TC001  # msgspec reads it
 from fairlead.working.handler import CURRENT
 
@@ -60,6 +61,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     is_kept: bool = False
     each: bool = False
     store: tuple[str, str] | None = None
+
+    def __repr__(self) -> str:
+        return without_passwords(msgspec.Struct.__repr__(self))  # a store's URL is in it
 
     @property
     def retries(self) -> int:

@@ -20,11 +20,13 @@ MOST_NAMES = 20
 
 
 def tell_banner(app: Any, options: Options, how_to_stop: str) -> None:
-    """One record a line, at info. `app`: the `Fairlead` application, opened."""
+    """One record a line, at info; a warning where another store was named too. `app`: the `Fairlead` application, opened."""
+    store = app.store
+    level = logging.WARNING if store.passed_over else logging.INFO
+    log.log(level, "fairlead %s: store %s, durability %s, namespace %s", _version(), store, app.engine.durability, app.namespace)
     if not log.isEnabledFor(logging.INFO):
         return
     handlers = app.handlers
-    log.info("fairlead %s: store %s, durability %s, namespace %s", _version(), app.store, app.engine.durability, app.namespace)
     _tell_names(
         "handlers", [f"{handler.pattern} ({handler.name})" for handler in handlers.by_pattern() if not handler.pattern.startswith("fairlead.")]
     )

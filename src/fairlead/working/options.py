@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 
 from fairlead import arguments, config, units
+from fairlead.safetext import without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,6 +58,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     health_address: str = "127.0.0.1"
     store: tuple[str | None, str | None] = (None, None)
     """URL and namespace, where the command line names others than the code."""
+
+    def __repr__(self) -> str:
+        return without_passwords(msgspec.Struct.__repr__(self))  # a store's URL is in it
 
     @staticmethod
     def checked(call: str, given: dict[str, Any], known: frozenset[str] = WorkerOptions.__optional_keys__) -> Options:

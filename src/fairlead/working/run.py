@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,8 +12,6 @@ from fairlead.working.banner import tell_banner
 from fairlead.working.embedded import refuse_running_loop
 from fairlead.working.loading import refuse_while_importing
 from fairlead.working.worker import Worker, check_handlers
-
-log = logging.getLogger("fairlead.worker")
 
 if TYPE_CHECKING:
     from fairlead.app import Fairlead
@@ -27,8 +24,6 @@ def run_worker(app: Fairlead, options: Options, registry: WorkerRegistry) -> Sum
     refuse_while_importing("run_worker")
     refuse_running_loop("run_worker")
     check_handlers(app.handlers)
-    if app.store.passed_over:
-        log.warning("store: %s", app.store)
     app.install_schedules()
     tell_banner(app, options, f"stop with Ctrl-C or SIGTERM: running handlers may go on for {options.grace:g} s")
     if options.processes > 1 or options.reload:
