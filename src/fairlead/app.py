@@ -171,6 +171,16 @@ class Fairlead:
         """The store that is used, what named it, and what was passed over for it."""
         return config.choose_store(self._options_of_store[0], self._url)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this process has its engine open."""
+        return self._engine is not None and self._pid == os.getpid()
+
+    def name_store(self, url: str | None) -> None:
+        """Say late what the constructor's `url` says: before it is used."""
+        self._url = None if url is None else arguments.name("Fairlead", "url", url)
+        self._chosen_url = None
+
     def use_store(self, url: str | None = None, namespace: str | None = None) -> None:
         """Use another store or namespace than the code names, as `fairlead worker --url … --namespace …` does. None leaves it."""
         if (url, namespace) == (None, None):

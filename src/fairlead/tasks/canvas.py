@@ -21,6 +21,7 @@ from fairlead.engines.base import FLOW_HEADER, NEEDS_HEADER
 from fairlead.errors import UsageError
 from fairlead.headers import MOST_SIGNALS
 from fairlead.message import Message
+from fairlead.tasks import flow
 from fairlead.tasks.flow import Flow, Follower, Target
 from fairlead.tasks.job import Job
 from fairlead.tasks.task import CALL_OPTIONS, LATER, Task
@@ -244,12 +245,16 @@ class Chain(Part[H]):
 
     def weave(self, graph: _Graph, before: _Ends) -> _Ends:
         for part in self.parts:
+            if before.nodes and _is_nothing(part):
+                continue  # what is before it stands
             before = part.weave(graph, before)
         return before
 
     def eagerly(self, before: tuple[Any, ...]) -> Any:
         job: Any = None
         for part in self.parts:
+            if job is not None and _is_nothing(part):
+                continue
             job = part.eagerly(before)
             before = (job.get(),)
         return job
@@ -276,12 +281,23 @@ class Group(Part["GroupJob[R]"], Generic[R]):
 
     def weave(self, graph: _Graph, before: _Ends) -> _Ends:
         ends: list[_Node] = []
+        shape: list[Any] = []
         for part in self.parts:
-            ends += part.weave(graph, before).nodes
-        return _Ends(ends, is_group=True)
+            inner = part.weave(graph, before)
+            ends += inner.nodes
+            shape.append(inner.shape if inner.is_group else None)
+        return _Ends(ends, is_group=True, shape=shape)
 
     def eagerly(self, before: tuple[Any, ...]) -> GroupJob[R]:
         return GroupJob([part.eagerly(before) for part in self.parts])
+
+    def link_error(self, follower: L) -> L:
+        """A call that is made when one of them fails for good; in Celery's words, for each of them that fails."""
+        if self.parts and next(self.calls()).task.errors_of_each:
+            for part in self.parts:
+                part.link_error(follower)
+            return follower
+        return super().link_error(follower)
 
     def link(self, follower: L) -> L:
         """Something that follows each of them."""
@@ -302,8 +318,7 @@ def chain(*parts: *tuple[*tuple[Part[Any], ...], Part[H]]) -> Part[H]: ...
 def chain(*parts: Part[Any] | Iterable[Part[Any]]) -> Part[Any]: ...
 def chain(*parts: Any) -> Part[Any]:  # type: ignore[misc]  # mypy does not see that Any takes an unpacked tuple
     """`a | b | c`: each gets the result of the one before it as its first argument."""
-    made: Chain[Any] = Chain([part.clone() for part in _parts(parts)])
-    return made.parts[0] if len(made.parts) == 1 else made
+    return Chain([part.clone() for part in _parts(parts)])
 
 
 @overload
@@ -417,10 +432,18 @@ class GroupJob(Generic[R]):
 
 
 class _Ends(msgspec.Struct):
-    """Where a part of a flow ends. `is_group`: what follows gets a list, also of one."""
+    """
+    Where a part of a flow ends. `is_group`: what follows gets a list, also of one. `shape`: of a group, None for each call, a list for each group
+    in which a part of it ends.
+    """
 
     nodes: list[Any]
     is_group: bool
+    shape: list[Any] = []
+
+    def shaped(self, values: Iterable[Any]) -> list[Any]:
+        """One value for each node, in the group's shape."""
+        return flow.shaped(self.shape, iter(values))
 
 
 class _Node:
@@ -437,7 +460,10 @@ class _Node:
         args = call.args
         if takes is not None and not before.nodes:  # behind a group of nothing
             args = ([], *args)
-        self.flow = Flow(takes=self.takes, errors=[_follower(error_id, call) for error_id, call in call.errors])
+        is_nested = self.takes == "all" and any(before.shape)
+        self.flow = Flow(
+            takes=self.takes, shape=before.shape if is_nested else None, errors=[_follower(error_id, call) for error_id, call in call.errors]
+        )
         self.needs = len(before.nodes)
         if self.needs > MOST_SIGNALS:
             raise UsageError(f"a flow: {call!r:.80} would wait for {self.needs:,} calls, at most {MOST_SIGNALS:,} can be waited for; use chunks")
@@ -493,24 +519,34 @@ class _Graph:
         last = {node.id for node in ends.nodes}
         before = tuple(job for job_id, job in jobs.items() if job_id not in last)
         if ends.is_group:
-            return GroupJob([jobs[node.id] for node in ends.nodes], before)
+            return _group_job(ends.shaped(jobs[node.id] for node in ends.nodes), before)
         job = jobs[ends.nodes[0].id]
         job.before = before
         return job
 
 
+def _group_job(members: list[Any], before: tuple[Job[Any], ...] = ()) -> GroupJob[Any]:
+    return GroupJob([_group_job(each) if isinstance(each, list) else each for each in members], before)
+
+
 def _follower(error_id: str, call: Signature[Any]) -> Follower:
     """What is published when a task fails: the call as a message."""
     task, args = call.task, call.args
-    first = () if call.immutable else (LATER, LATER, LATER)
+    first = () if call.immutable else (LATER,) * task.errback_takes(len(args))
     topic, body, said = task._call_of(args, call.kwargs, {**call.options, "id": call.options.get("id", error_id)}, first=first)  # noqa: SLF001
-    if not call.immutable:
+    if not call.immutable and task.errors_of_each and task.serializer == "json":
+        body = {"errback": len(first), "args": list(args), "kwargs": call.kwargs}
+    elif not call.immutable:
         if task.serializer != "json" or args or call.kwargs:
             raise UsageError(f"link_error: {call!r:.80} is called with the id, the error and the traceback; use si(…) for arguments of its own")
         body = None
     elif not isinstance(body, dict):
         raise UsageError(f'link_error: the task "{task.name}" has to read JSON')
     return Follower(topic, str(said.get("id")), body, dict(said.get("headers") or {}), said.get("key"))
+
+
+def _is_nothing(part: Part[Any]) -> bool:
+    return isinstance(part, Group) and not part.parts
 
 
 def _part(said: object) -> Part[Any]:

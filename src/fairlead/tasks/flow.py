@@ -20,7 +20,7 @@ from fairlead.working.handler import Handler
 from fairlead.working.settle import Details
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fairlead.message import Lease, Settlement
     from fairlead.tasks.outcomes import Outcome
@@ -51,11 +51,13 @@ class Flow(msgspec.Struct, omit_defaults=True):
     What a task's body says of the others around it.
 
     `then`: who is signalled when it ends. `takes`: what of those before it goes first among its arguments: "one" result, "all" as a list, or
-    nothing. `allows_failure`: it runs also where one of them failed. `errors`: what is called when it fails.
+    nothing; `shape`: how that list is nested, None for each result. `allows_failure`: it runs also where one of them failed. `errors`: what is
+    called when it fails.
     """
 
     then: list[Target] = []
     takes: str | None = None
+    shape: list[Any] | None = None
     allows_failure: bool = False
     errors: list[Follower] = []
 
@@ -106,7 +108,14 @@ def results_of(flow: Flow, signals: Sequence[Signal], read: Any) -> tuple[Any, .
     if flow.takes is None:
         return ()
     found = [read(signal) for signal in signals]
+    if flow.shape is not None:
+        found = shaped(flow.shape, iter(found))
     return (found,) if flow.takes == "all" else (found[0],)
+
+
+def shaped(shape: list[Any], values: Iterator[Any]) -> list[Any]:
+    """The values nested as the shape is, which has a None for each."""
+    return [shaped(each, values) if isinstance(each, list) else next(values, None) for each in shape]
 
 
 def failed_before(signal: Signal) -> DependencyFailed:
@@ -126,9 +135,20 @@ def following(job_id: str, flow: Flow, ended: Outcome, *, is_own_failure: bool =
     drafts = [signal(target, job_id, ended) for target in flow.then]
     if ended.status != outcomes.SUCCESS and is_own_failure:
         for follower in flow.errors:
-            body = {"args": [job_id, *_told(ended)], "kwargs": {}} if follower.body is None else follower.body
+            body = _errback(job_id, ended, follower.body)
             drafts.append(Draft(follower.topic, _encode(body), key=follower.key, id=follower.id, headers=dict(follower.headers), sticky=True))
     return drafts
+
+
+def _errback(job_id: str, ended: Outcome, body: Any) -> Any:
+    """The body of a call that is made when a task fails: its own arguments stand behind what is told of the failure."""
+    told = [job_id, *_told(ended)]
+    if body is None:
+        return {"args": told, "kwargs": {}}
+    if not isinstance(body, dict) or "errback" not in body:
+        return body
+    error = msgspec.to_builtins(ended.error) if ended.error is not None else None
+    return {**body, "args": [*told[: body["errback"]], *body["args"]], "error": error}
 
 
 def _told(ended: Outcome) -> tuple[str, str]:

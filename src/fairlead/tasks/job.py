@@ -59,7 +59,7 @@ class JobState(msgspec.Struct, kw_only=True):
 
     `status`: pending, delayed, deferred (waits for other jobs), started, progress (or what `update_state` said), retry, success, failure, cancelled,
     expired, dead (ended without an end of its own), or unknown (never there, or no longer kept). `info`: what `update_state` said with it.
-    `error`: class and text of what it raised. `finished_at`: Unix seconds.
+    `error`: class and text of what it raised. `finished_at`: Unix seconds. `said`: the state that the task ended with by its own word.
     """
 
     id: str
@@ -73,6 +73,7 @@ class JobState(msgspec.Struct, kw_only=True):
     attempts: int = 0
     published_at: float | None = None
     finished_at: float | None = None
+    said: str | None = None
 
     @property
     def is_over(self) -> bool:
@@ -157,7 +158,7 @@ class Job(Generic[R]):
             state.status, state.finished_at = ended.status, ended.at or None
             state.topic = self.topic or ended.topic
             state.published_at = ended.published_us / SECOND if ended.published_us else None
-            state.error = ended.reason
+            state.error, state.said = ended.reason, ended.said
             if ended.error is not None:
                 state.error = f"{ended.error.type.rpartition(':')[2]}: {ended.error.message}"
                 state.traceback = ended.error.traceback

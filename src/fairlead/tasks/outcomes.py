@@ -38,10 +38,17 @@ DEAD = "dead"
 ENDS = (SUCCESS, FAILURE, CANCELLED, EXPIRED, DEAD)
 
 
+class Said(msgspec.Struct):
+    """Returned by a run that has said itself how it ended: `state` and `about` are what `update_state` was told last."""
+
+    state: str
+    about: Any = None
+
+
 class Outcome(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
     How a task ended. `pickled`: the result of a task that pickles, base64. `reason`: of ends that the task itself did not tell.
-    `topic`, `published_us`: of its message, which is gone by then.
+    `topic`, `published_us`: of its message, which is gone by then. `said`: the state that the task has set itself.
     """
 
     status: str
@@ -52,6 +59,7 @@ class Outcome(msgspec.Struct, omit_defaults=True, kw_only=True):
     reason: str | None = None
     topic: str | None = None
     published_us: int = 0
+    said: str | None = None
 
 
 class Progress(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -68,6 +76,7 @@ class Origin(TypedDict, total=False):
 
     topic: str
     published_us: int
+    said: str
 
 
 _encode = msgspec.json.Encoder(enc_hook=codec.plain).encode

@@ -218,6 +218,8 @@ class _TaskHandler(Handler):
         if times is None and around is None:
             return super().concluded(lease, returned, error, settlement)
         origin: outcomes.Origin = {"topic": lease.topic, "published_us": lease.published_us}
+        if isinstance(returned, outcomes.Said):
+            origin["said"], returned = returned.state, returned.about
         if error is None:
             kept = returned if isinstance(returned, Portable) else outcomes.success(self.task.name, self.task.serializer, returned, **origin)
         elif settlement.action in ("retry", "dead"):
@@ -468,7 +470,10 @@ class Task(Generic[P, R]):
         if each:
             args, kwargs = (*first, *body["args"]), dict[str, Any]()
         else:
-            args, kwargs = self.binding.decode(body, first, converts=self.serializer != "pickle")
+            is_errback = self.errors_of_each and isinstance(body, dict) and body.get("errback") == 3
+            args, kwargs = self.binding.decode(body, first, converts=self.serializer != "pickle" and not is_errback)
+            if is_errback:
+                args = self.errback_args(args, body.get("error"))
         return request_of(self.name, lease, args, kwargs, before=before, each=each)
 
     def _result_before(self, signal: flow.Signal) -> Any:
@@ -659,6 +664,9 @@ class Task(Generic[P, R]):
         if request.each:
             return self._run_each(request)
         args, kwargs = self.binding.complete(request) if self.binding.injected else (request.args, request.kwargs)
+        return self._invoke(args, kwargs)
+
+    def _invoke(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return self.function(self, *args, **kwargs) if self._options.bind else self.function(*args, **kwargs)
 
     def _run_each(self, request: Request) -> Any:
@@ -674,6 +682,22 @@ class Task(Generic[P, R]):
         for each in request.args:
             args, kwargs = self.binding.decode({"args": each, "kwargs": {}}, converts=self.serializer != "pickle")
             yield msgspec.structs.replace(request, args=args, kwargs=kwargs, each=False)
+
+    errors_of_each = False
+    """As Celery: an error handler of a group is called for each of its members that fails, and gets (request, error, traceback), or the id alone."""
+
+    def errback_takes(self, own: int) -> int:
+        """How many arguments about a failure it takes as an error handler, before so many of its own."""
+        del own
+        return 3
+
+    def errback_args(self, args: tuple[Any, ...], error: Any) -> tuple[Any, ...]:
+        """Its arguments as an error handler; `error`: what is known of the error."""
+        del error
+        return args
+
+    retries_eagerly = False
+    """Whether a call that runs where it is made is tried again there."""
 
     def lost_limit(self, lease: Lease) -> int | None:
         """How often a run may lose its worker, and be tried again alone, since another's run may have ended it; None: as the policy says."""
@@ -709,7 +733,7 @@ class Task(Generic[P, R]):
 
     def _hooks_of_failure(self, request: Request, error: Exception, verdict: Exception) -> Iterator[Callable[[], Any]]:
         if self._has_hooks or signals.of_runs():
-            is_final = isinstance(verdict, Reject) or self.app.eager
+            is_final = isinstance(verdict, Reject) or (self.app.eager and not self.retries_eagerly)
             why = error.__cause__ if isinstance(error, (Retry, Reject)) and error.__cause__ is not None else error
             einfo, state = text_of(why), "FAILURE" if is_final else "RETRY"
             about = (request.id, request.args, request.kwargs, einfo)

@@ -183,9 +183,9 @@ class Handlers:
         self._by_pattern[handler.pattern] = handler
         self._by_topic.clear()
 
-    def add_task(self, handler: Handler) -> None:
-        """Register a task by its name. Raises UsageError where the name is taken."""
-        if handler.name in self._by_task:
+    def add_task(self, handler: Handler, *, replaces: bool = False) -> None:
+        """Register a task by its name. Raises UsageError where the name is taken, unless it `replaces` that."""
+        if handler.name in self._by_task and not replaces:
             raise UsageError(f'task "{handler.name}": there is a task of that name already; give one of them another name=')
         self._by_task[handler.name] = handler
 

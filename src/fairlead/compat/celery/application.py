@@ -9,6 +9,7 @@ import inspect
 import logging
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -55,13 +56,17 @@ class Celery:
         known = ("broker", "backend", "include", "config_source", "set_as_current", "task_cls", "namespace")
         config.refuse_unknown("Celery", {name for name in unknown if name not in _CELERY_PASSED_OVER}, known)
         self.main = main or "celery"
-        self.conf = Conf()
+        self.conf = Conf(self._changed)
         self.tasks: dict[str, Task] = {}
         self._fairlead: Fairlead | None = None
+        self._is_settled = False
+        self._settling = threading.RLock()
+        self._made: dict[str, tuple[Any, Callable[..., Any], dict[str, Any], bool]] = {}
+        """How tasks were made, so that they can be made of later settings."""
         self._pending: list[Callable[[Celery], Any]] = []
         self._periodic: dict[str, tuple[Any, Any]] = {}
         self._finalized = False
-        self.Task: type[Task] = task_cls if isinstance(task_cls, type) else Task
+        self.Task: type[Task] = _class_of(task_cls)
         self.on_after_configure = Signal("on_after_configure", "The application's settings are known, and its worker starts: sender.")
         self.on_after_finalize = Signal("on_after_finalize", "The application's tasks are known: sender.")
         self.control = Control(self)
@@ -109,22 +114,56 @@ class Celery:
 
     @property
     def fairlead(self) -> Fairlead:
-        """Fairlead's application, made of the settings when it is first asked for."""
+        """Fairlead's application; the settings count from here on, for all tasks."""
+        with self._settling:
+            if not self._is_settled:
+                self._is_settled = True
+                try:
+                    self._settle()
+                except BaseException:
+                    self._is_settled = False
+                    raise
+            assert self._fairlead is not None
+            return self._fairlead
+
+    def for_task(self) -> Fairlead:
+        """What a task uses; while it is made, of whichever settings there are yet."""
+        return self._bare() if self._settling._is_owned() else self.fairlead  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _bare(self) -> Fairlead:
         if self._fairlead is None:
-            conf = self.conf
-            url = url_of(conf.broker_url, "broker_url")
-            backend = conf.result_backend
-            if backend not in (None, "", "rpc://", "disabled://") and url_of(backend, "result_backend") != url:
-                raise UsageError(
-                    f"result_backend: results are kept where the messages are ({redacted(conf.broker_url)}); leave it out, or name the same"
-                )
-            expires = conf.result_expires
-            kept: dict[str, Any] = {} if expires is None else {"result_ttl": expires, "failure_ttl": expires}
-            if self._namespace is not None:
-                kept["namespace"] = self._namespace
-            self._fairlead = Fairlead(url, **kept)
-            self._fairlead.policy(conf.task_default_queue, retries=FOREVER)
+            kept = {} if self._namespace is None else {"namespace": self._namespace}
+            self._fairlead = Fairlead(**kept)  # type: ignore[arg-type]
         return self._fairlead
+
+    def _settle(self) -> None:
+        """Use the settings: where messages are, and what they say of each task."""
+        conf, fairlead = self.conf, self._bare()
+        url = url_of(conf.broker_url, "broker_url")
+        backend = conf.result_backend
+        if backend not in (None, "", "rpc://", "disabled://") and url_of(backend, "result_backend") != url:
+            raise UsageError(f"result_backend: results are kept where the messages are ({redacted(conf.broker_url)}); leave it out, or name the same")
+        fairlead.name_store(url)
+        if conf.result_expires is not None:
+            fairlead.result_ttl = fairlead.failure_ttl = arguments.seconds("app.conf", "result_expires", conf.result_expires)
+        fairlead.eager = bool(conf.task_always_eager)
+        fairlead.policy(conf.task_default_queue, retries=FOREVER)
+        for name, (base, function, own, bind) in list(self._made.items()):
+            self._configure(self.tasks[name], base, function, name, dict(own), bind=bind)
+
+    def _changed(self, setting: str) -> None:
+        """Settings count when the first call or worker needs them; those of tasks also later."""
+        with self._settling:
+            if setting in ("broker_url", "result_backend") and self._fairlead is not None and self._fairlead.is_open:
+                raise UsageError(f"app.conf: {setting}: the application is in use already; set it before its first call or worker")
+            self._is_settled = False
+
+    def set_default(self) -> None:
+        """Be the application of tasks that name none."""
+        if current.applications[-1:] != [self]:
+            current.applications[:] = [each for each in current.applications if each is not self] + [self]
+
+    set_current = set_default
 
     @property
     def timezone(self) -> str:
@@ -160,15 +199,35 @@ class Celery:
         own = {attribute: said.pop(attribute, getattr(base, attribute)) for attribute in ATTRIBUTES}
         bind = bool(said.pop("bind", base.bind))
         config.refuse_unknown(f"task {name}", {each for each in said if each not in PASSED_OVER}, (*ATTRIBUTES, "bind", "base", "name"))
-        own |= self._annotated(name)
         return self._register(base, function, name, own, bind=bind)
 
     def _register(self, base: Any, function: Callable[..., Any], name: str, own: dict[str, Any], *, bind: bool) -> Task:
-        conf, fairlead = self.conf, self.fairlead
-        if own["serializer"] is None:
-            own["serializer"] = conf.task_serializer
-        if own["serializer"] not in ("json", "pickle", "msgpack"):
+        if own["serializer"] not in (None, "json", "pickle", "msgpack"):
             raise UsageError(f'task "{name}": the serializer {own["serializer"]!r} is not supported; there are json, msgpack and pickle')
+        with self._settling:
+            if isinstance(getattr(function, "__self__", None), Task):  # a class of one's own, registered
+                task: Task = function.__self__  # type: ignore[attr-defined]
+                type(task).celery = self
+                function = _plain(function)
+            else:
+                kind = type(base.__name__, (base,), {"celery": self})
+                task = cast("Task", object.__new__(kind))
+            self._made[name] = (base, function, own, bind)
+            self.tasks[name] = task
+            try:
+                self._configure(task, base, function, name, dict(own), bind=bind, is_new=True)
+            except BaseException:
+                del self._made[name], self.tasks[name]
+                raise
+            return task
+
+    def _configure(
+        self, task: Task, base: Any, function: Callable[..., Any], name: str, own: dict[str, Any], *, bind: bool, is_new: bool = False
+    ) -> None:
+        """Make a task of what its program says, and the settings of now."""
+        conf, fairlead = self.conf, self._bare()
+        own |= self._annotated(name)
+        serializer = own["serializer"] or conf.task_serializer
         ignores = conf.task_ignore_result if own["ignore_result"] is None else own["ignore_result"]
         queue = own["queue"] or self._routed(name) or conf.task_default_queue
         rate = own["rate_limit"] if own["rate_limit"] is not None else conf.task_default_rate_limit
@@ -179,27 +238,21 @@ class Celery:
         }
         if limits["time_limit"] and limits["soft_time_limit"] and limits["soft_time_limit"] >= limits["time_limit"]:
             limits["soft_time_limit"] = None  # the hard one comes first
-        made_of = TaskOptions(topic=topic, name=name, bind=bind, serializer=own["serializer"], ignore_result=bool(ignores), **limits)
-        fairlead.policy(topic, retries=FOREVER, **({"rate": _rate(rate)} if rate else {}))  # type: ignore[arg-type]
-        kind = type(base.__name__, (base,), {"celery": self})
-        if isinstance(getattr(function, "__self__", None), Task):  # a class of one's own, registered
-            task: Task = function.__self__  # type: ignore[attr-defined]
-            type(task).celery = self
-            run = function
-            _Task.__init__(task, fairlead, _plain(run), made_of)
-            task.handler.asks_for_losses = True
-            task.bound = True
+        made_of = TaskOptions(topic=topic, name=name, bind=bind, serializer=serializer, ignore_result=bool(ignores), **limits)
+        if self._is_settled:
+            fairlead.policy(topic, retries=FOREVER, **({"rate": _rate(rate)} if rate else {}))  # type: ignore[arg-type]
+        if type(task).__mro__[1] is base and "celery" in vars(type(task)) and is_new:
+            task.__init__(fairlead, function, made_of)  # type: ignore[misc]  # a class of one's own may do more there
         else:
-            task = kind(fairlead, function, made_of)
+            _Task.__init__(task, fairlead, function, made_of)
+            task.become_bound()
         for attribute, value in own.items():
             if attribute != "serializer":
                 setattr(task, attribute, value)
         if own["priority"] is None and conf.task_default_priority is not None:
             task.priority = conf.task_default_priority
         task.queue = queue
-        fairlead.handlers.add_task(task.handler)
-        self.tasks[name] = task
-        return task
+        fairlead.handlers.add_task(task.handler, replaces=not is_new)
 
     def _annotated(self, name: str) -> dict[str, Any]:
         """What the settings say of a task besides."""
@@ -229,7 +282,7 @@ class Celery:
         made = task() if isinstance(task, type) else task
         kind = type(made)
         name = kind.__dict__.get("name") or f"{kind.__module__}.{kind.__qualname__}"
-        own = {attribute: getattr(made, attribute) for attribute in ATTRIBUTES} | self._annotated(name)
+        own = {attribute: getattr(made, attribute) for attribute in ATTRIBUTES}
         return self._register(kind, made.run, name, own, bind=False)
 
     def send_task(self, name: str, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **options: Any) -> AsyncResult:
@@ -257,9 +310,9 @@ class Celery:
 
         self._pending.append(find)
 
-    def AsyncResult(self, task_id: str, **_: object) -> AsyncResult:  # noqa: N802  # Celery's name
+    def AsyncResult(self, task_id: str | None = None, id: str | None = None, **_: object) -> AsyncResult:  # noqa: A002, N802  # Celery's names
         """The handle of a call, by its id."""
-        return AsyncResult(task_id, self)
+        return AsyncResult(task_id if task_id is not None else id, self)
 
     # Periodic tasks
 
@@ -276,8 +329,9 @@ class Celery:
         return key
 
     def _plan(self, name: str, when: Any, sig: Signature[Any]) -> None:
+        fairlead = self.fairlead  # the settings count now
         message = sig.task.message(sig.args, sig.kwargs, {name: value for name, value in sig.options.items() if name not in ("delay", "at")})
-        self.fairlead.schedule(name, message, **options_of(when, self.timezone))
+        fairlead.schedule(name, message, **options_of(when, self.timezone))
 
     def finalize(self) -> Celery:
         """Import what is named, and plan what runs by the clock; what a worker does when it starts."""
@@ -397,6 +451,13 @@ class Control:
 
     def __getattr__(self, name: str) -> Any:
         raise UsageError(f"app.control.{name} is not supported; `fairlead top`, `fairlead topics` and `fairlead explain` show what workers do")
+
+
+def _class_of(said: type[Task] | str | None) -> type[Task]:
+    if isinstance(said, str):
+        module, _, name = said.rpartition(":" if ":" in said else ".")
+        said = getattr(importlib.import_module(module), name)
+    return Task if said is None else cast("type[Task]", said)
 
 
 def _rate(said: str | float) -> str | float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fairlead.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 log = logging.getLogger("fairlead.compat.celery")
 
@@ -23,12 +23,12 @@ class Conf:
         "result_serializer": "json", "accept_content": ["json"], "result_expires": None, "task_time_limit": None, "task_soft_time_limit": None,
         "task_always_eager": False, "task_eager_propagates": False, "task_ignore_result": False, "task_default_queue": DEFAULT_QUEUE,
         "task_routes": None, "task_annotations": None, "task_default_rate_limit": None, "task_default_priority": None, "imports": (), "include": (),
-        "worker_concurrency": None, "task_create_missing_queues": True,
+        "worker_concurrency": None, "task_create_missing_queues": True, "task_track_started": False,
     }  # fmt: skip
     """What counts here."""
 
     ALWAYS = frozenset({
-        "task_acks_late", "task_track_started", "worker_prefetch_multiplier", "broker_connection_retry_on_startup", "broker_connection_retry",
+        "task_acks_late", "worker_prefetch_multiplier", "broker_connection_retry_on_startup", "broker_connection_retry",
         "broker_connection_max_retries", "worker_send_task_events", "task_send_sent_event", "result_extended", "worker_hijack_root_logger",
         "task_reject_on_worker_lost", "broker_heartbeat", "broker_pool_limit", "task_store_errors_even_if_ignored", "result_persistent",
         "worker_disable_rate_limits", "broker_transport_options", "result_backend_transport_options", "worker_log_format",
@@ -48,9 +48,9 @@ class Conf:
         "celery_acks_late": "task_acks_late", "celeryd_prefetch_multiplier": "worker_prefetch_multiplier",
     }  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[str], object] = lambda _: None) -> None:
         self.__dict__["_values"] = dict(self.DEFAULTS)
-        self.__dict__["_changed"] = lambda _: None
+        self.__dict__["_changed"] = changed
 
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__["_values"]
@@ -63,6 +63,8 @@ class Conf:
         name = self.OLD.get(lower, lower.removeprefix("celery_") if lower.removeprefix("celery_") in self.known() else lower)
         if name in self.ALWAYS:
             self._values[name] = value
+            return
+        if self._values.get(name) == value and name in self._values:
             return
         if name not in self.DEFAULTS:
             log.warning("app.conf: %s is not supported, and means nothing here", name)

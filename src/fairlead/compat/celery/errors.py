@@ -48,7 +48,7 @@ class states:  # noqa: N801  # Celery's name
 
 
 STATES = {
-    "unknown": states.PENDING, "pending": states.PENDING, "delayed": states.PENDING, "deferred": states.PENDING, "started": states.STARTED,
+    "unknown": states.PENDING, "pending": states.PENDING, "delayed": states.PENDING, "deferred": states.PENDING, "started": states.PENDING,
     "retry": states.RETRY, "success": states.SUCCESS, "failure": states.FAILURE, "dead": states.FAILURE, "expired": states.REVOKED,
     "cancelled": states.REVOKED,
 }  # fmt: skip

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import traceback
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from fairlead.compat.celery import current
-from fairlead.compat.celery.errors import STATES
+from fairlead.compat.celery.errors import STATES, states
+from fairlead.errors import UsageError
 from fairlead.tasks import outcomes
+from fairlead.tasks.canvas import GroupJob
 from fairlead.tasks.job import Job, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fairlead.compat.celery.application import Celery
-    from fairlead.tasks.canvas import GroupJob
 
 
 class AsyncResult:
     """The handle of a task, in Celery's words; `job` is Fairlead's."""
 
-    def __init__(self, id: str | Job[Any], app: Celery | None = None, task_name: str | None = None, **_: object) -> None:  # noqa: A002
+    def __init__(
+        self,
+        id: str | Job[Any] | None = None,  # noqa: A002  # Celery's name
+        app: Celery | None = None,
+        task_name: str | None = None,
+        task_id: str | None = None,
+        **_: object,
+    ) -> None:
+        id = id if id is not None else task_id  # noqa: A001
+        if id is None:
+            raise UsageError("AsyncResult: expected the id of a task's call, like AsyncResult(task_id)")
         self.app = app if app is not None else current.application()
         self.task_name = task_name
         self.job: Job[Any] = id if isinstance(id, Job) else self.app.fairlead.job(id)
@@ -65,11 +77,11 @@ class AsyncResult:
 
     def successful(self) -> bool:
         """Whether it has returned."""
-        return self.job.successful()
+        return self.state == states.SUCCESS
 
     def failed(self) -> bool:
         """Whether it has failed."""
-        return self.job.failed()
+        return self.state == states.FAILURE
 
     @property
     def traceback(self) -> str | None:
@@ -117,7 +129,86 @@ class AsyncResult:
         return f"<AsyncResult: {self.id}>"
 
 
-EagerResult = AsyncResult
+class EagerResult(AsyncResult):
+    """The handle of a task that has run where it was called; it knows the result itself, or the error."""
+
+    def __init__(self, id: str, app: Celery, task_name: str, returned: Any = None, error: BaseException | None = None) -> None:  # noqa: A002
+        self.app = app
+        self.task_name = task_name
+        self._id = id
+        self._returned = returned
+        self._error = error
+
+    @property
+    def id(self) -> str:
+        """Of the task's call."""
+        return self._id
+
+    task_id = id  # noqa: A003
+
+    @property
+    def state(self) -> str:
+        """SUCCESS or FAILURE."""
+        return states.SUCCESS if self._error is None else states.FAILURE
+
+    status = state
+
+    @property
+    def info(self) -> Any:
+        """What it returned, or the error that it failed with."""
+        return self._returned if self._error is None else self._error
+
+    result = info
+
+    def get(self, timeout: float | None = None, propagate: bool = True, on_message: Callable[[dict[str, Any]], Any] | None = None, **_: Any) -> Any:
+        """What it returned. Raises what it raised."""
+        del timeout, on_message
+        if self._error is not None and propagate:
+            raise self._error
+        return self.info
+
+    wait = get
+
+    def ready(self) -> bool:
+        """It has ended."""
+        return True
+
+    def successful(self) -> bool:
+        """Whether it has returned."""
+        return self._error is None
+
+    def failed(self) -> bool:
+        """Whether it has failed."""
+        return self._error is not None
+
+    @property
+    def traceback(self) -> str | None:
+        """Of its failure."""
+        return None if self._error is None else "".join(traceback.format_exception(self._error))
+
+    @property
+    def date_done(self) -> datetime | None:
+        """It has no store that would know."""
+        return None
+
+    @property
+    def parent(self) -> AsyncResult | None:
+        """Nothing is kept of what came before."""
+        return None
+
+    def then(self, callback: Callable[[AsyncResult], Any], on_error: Callable[[AsyncResult], Any] | None = None) -> AsyncResult:
+        """Call `callback`, or `on_error`, with this."""
+        if self._error is None:
+            callback(self)
+        elif on_error is not None:
+            on_error(self)
+        return self
+
+    def revoke(self, terminate: bool = False, **_: object) -> None:
+        """It has ended."""
+
+    def forget(self) -> None:
+        """Nothing is kept of it."""
 
 
 class GroupResult:
@@ -126,7 +217,7 @@ class GroupResult:
     def __init__(self, jobs: GroupJob[Any], app: Celery) -> None:
         self.jobs = jobs
         self.app = app
-        self.results = [job if isinstance(job, (AsyncResult, GroupResult)) else AsyncResult(job, app) for job in jobs]
+        self.results = [_handle(job, app) for job in jobs]
         self.children = self.results
 
     def get(self, timeout: float | None = None, propagate: bool = True, **_: Any) -> list[Any]:
@@ -175,5 +266,15 @@ def _info(job: Job[Any], state: JobState) -> Any:
     return job.get(0, propagate=False) if state.is_over else state.info
 
 
+def _handle(job: Any, app: Celery) -> AsyncResult | GroupResult:
+    if isinstance(job, (AsyncResult, GroupResult)):
+        return job
+    return GroupResult(job, app) if isinstance(job, GroupJob) else AsyncResult(job, app)
+
+
 def _word(state: JobState) -> str:
+    if state.said is not None:
+        return state.said
+    if state.status == "started" and state.info is not None:  # `task_track_started` says so, or the task itself
+        return states.STARTED
     return STATES.get(state.status, state.status.upper())

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
+import socket
 import sys
 import types
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from inspect import Parameter
+from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fairlead.compat.celery.errors import Ignore, MaxRetriesExceededError, Reject
-from fairlead.compat.celery.results import AsyncResult, GroupResult
+import msgspec
+
+from fairlead.compat.celery import current
+from fairlead.compat.celery.errors import Ignore, MaxRetriesExceededError, Reject, states
+from fairlead.compat.celery.results import AsyncResult, EagerResult, GroupResult
 from fairlead.errors import HandlerSignal, Retry, UsageError
+from fairlead.errors import Reject as _Reject
 from fairlead.tasks import outcomes
 from fairlead.tasks.canvas import CELERY_NAMES, GroupJob, Signature, over
 from fairlead.tasks.job import Job
@@ -18,7 +29,7 @@ from fairlead.tasks.request import Request, current_request
 from fairlead.tasks.task import Task as _Task
 from fairlead.tasks.task import final, used_up
 from fairlead.working.limits import TimeLimit
-from fairlead.working.settle import describe
+from fairlead.working.settle import Details
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -40,8 +51,9 @@ class Context:
         self._request = request
         self.delivery_info = {"exchange": "", "routing_key": request.topic, "priority": request.priority, "redelivered": request.deliveries > 1}
         self.correlation_id = request.id
-        self.hostname = None
+        self.hostname = socket.gethostname()
         self.called_directly = False
+        self.is_eager = request.fence == 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._request, name)
@@ -71,21 +83,50 @@ class Task(_Task[..., Any]):
     soft_time_limit: float | None = None
     priority: int | None = None
     expires: Any = None
+    track_started: bool | None = None
     bind = False
+    bound = False
+    errors_of_each = True
+    retries_eagerly = True
     celery: Celery
 
     def __init__(self, *made: Any) -> None:
         if made:  # by the decorator; one of your own begins when it is registered
             super().__init__(*made)
-            self.handler.asks_for_losses = True
-            self.bound = True
-        else:
-            self.bound = False
+            self.become_bound()
+
+    def become_bound(self) -> None:
+        """It is registered."""
+        self._stated: dict[int, outcomes.Said] = {}  # what runs have said of their state, by their fences
+        self.handler.asks_for_losses = True
+        self.bound = True
+
+    @property
+    def app(self) -> Any:
+        """Fairlead's application, made of the settings when it is first needed."""
+        return self.celery.for_task()
+
+    @app.setter
+    def app(self, app: Any) -> None:
+        pass
+
+    def __reduce__(self) -> Any:
+        return _task_named, (self.name,)
+
+    def _invoke(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """By `__call__` where a class of your own says what that does: Flask's application context, for example."""
+        if type(self).__call__ is not _Task.__call__:
+            return self(*args, **kwargs)
+        return super()._invoke(args, kwargs)
+
+    def _call_of(self, *args: Any, **kwargs: Any) -> Any:
+        self.celery.for_task()  # the settings count now
+        return super()._call_of(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """What the task does; of a class of your own."""
         if self.bound:
-            return self.function(*args, **kwargs)
+            return super()._invoke(args, kwargs)
         raise NotImplementedError(f"{type(self).__name__}: say in run(self, …) what the task does")
 
     @property
@@ -122,7 +163,10 @@ class Task(_Task[..., Any]):
             if isinstance(said.get(name), datetime):
                 said[name] = self.celery.aware(said[name])
         if self.celery.conf.task_always_eager:
-            return self.apply(args, kwargs)
+            made = self.apply(args, kwargs, task_id=options.get("task_id"))
+            for each in _listed(link) if made.successful() else ():
+                each.clone().delay(*(() if each.immutable else (made.get(),)))
+            return made
         return super().apply_async(tuple(args or ()), kwargs, link=link, link_error=link_error, **said)
 
     def publish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Any:
@@ -140,16 +184,38 @@ class Task(_Task[..., Any]):
             found["expires"] = self.expires
         return found
 
-    def apply(self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **_: Any) -> Any:
-        """Run it here and now; the handle knows the result, or the error."""
-        try:
-            returned = self.function(*([self] if self._options.bind else []), *(args or ()), **(kwargs or {}))
-            ended = outcomes.read(outcomes.success(self.name, "json", returned))
-        except Exception as error:
-            if self.celery.conf.task_eager_propagates:
-                raise
-            ended = outcomes.read(outcomes.failure(describe(error)))
-        return AsyncResult(Job(self.app, "eager", self.template.text, task=self, local=ended), self.celery, self.name)
+    def apply(self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
+        """Run it here and now, its retries too; the handle knows the result, or the error."""
+        job_id = options.get("task_id") or str(uuid.uuid4())
+        throw = options.get("throw")
+        throw = self.celery.conf.task_eager_propagates if throw is None else throw
+        for attempt in count(1 + int(options.get("retries") or 0)):
+            request = Request(
+                id=job_id,
+                task=self.name,
+                topic=self.template.text,
+                args=tuple(args or ()),
+                kwargs=dict(kwargs or {}),
+                attempt=attempt,
+                root_id=job_id,
+            )
+            try:
+                returned = self._performed(request)
+            except Retry:
+                continue  # it says how much later; nobody waits for that here
+            except Exception as error:  # noqa: BLE001  # the handle has it
+                cause = error.__cause__ if isinstance(error, _Reject) and error.__cause__ is not None else error
+                if throw:
+                    raise cause  # noqa: B904  # what stands between is ours
+                return EagerResult(job_id, self.celery, self.name, error=cause)
+            return EagerResult(job_id, self.celery, self.name, returned=returned)
+        raise AssertionError("attempts have no end")
+
+    def _performed(self, request: Request) -> Any:
+        if self.handler.kind != "async":
+            return self.perform(request)
+        with ThreadPoolExecutor(1) as thread:  # the caller may be on a loop of its own
+            return thread.submit(asyncio.run, self.aperform(request)).result()
 
     def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802  # Celery's name
         """The handle of a call of this task."""
@@ -228,34 +294,81 @@ class Task(_Task[..., Any]):
         delay = min(float(self.retry_backoff_max), int(self.retry_backoff) * 2.0**retries)
         return random.uniform(0, delay) if self.retry_jitter else delay  # spreads what failed together
 
+    def update_state(self, state: str = "PROGRESS", meta: Any = None, task_id: str | None = None) -> None:
+        """Say how this run stands."""
+        del task_id  # it is this run's
+        request = current_request()
+        if request is not None and request.fence == 0:
+            return  # it runs where it was called: nobody can look
+        super().update_state(state, meta)
+        if request is not None:
+            self._stated[request.fence] = outcomes.Said(state, meta)
+
     def _run(self, request: Request) -> Any:
+        if self._is_tracked and request.fence:
+            super().update_state(states.STARTED, {"pid": os.getpid(), "hostname": socket.gethostname()})
         if self.handler.kind == "async":
             return self._arun(request)
         try:
             return super()._run(request)
         except Ignore:
-            return None
+            return self._ignored(request)
+        finally:
+            self._stated.pop(request.fence, None)
 
     async def _arun(self, request: Request) -> Any:
         try:
             return await super()._run(request)
         except Ignore:
-            return None
+            return self._ignored(request)
+        finally:
+            self._stated.pop(request.fence, None)
+
+    def _ignored(self, request: Request) -> Any:
+        """The state that the run has set stays."""
+        return self._stated.get(request.fence)
+
+    @property
+    def _is_tracked(self) -> bool:
+        said = self.track_started
+        return bool(self.celery.conf.task_track_started if said is None else said)
+
+    def errback_takes(self, own: int) -> int:
+        """As Celery: one with one parameter gets the id alone."""
+        kinds = [each.kind for each in self.binding.signature.parameters.values()]
+        positional = kinds.count(Parameter.POSITIONAL_ONLY) + kinds.count(Parameter.POSITIONAL_OR_KEYWORD)
+        return 3 if Parameter.VAR_POSITIONAL in kinds or positional - own > 1 else 1
+
+    def errback_args(self, args: tuple[Any, ...], error: Any) -> tuple[Any, ...]:
+        """(request, error, traceback), as Celery calls it."""
+        job_id, text, trace, *own = args
+        details = msgspec.convert(error, Details) if error is not None else None
+        failed = outcomes.Outcome(status=outcomes.FAILURE, error=details, reason=text)
+        request = types.SimpleNamespace(id=job_id, task_id=job_id, correlation_id=job_id, args=(), kwargs={}, retries=0, is_eager=False)
+        return (request, outcomes.error_of(job_id, failed), trace, *own)
 
     def __repr__(self) -> str:
         return f"<@task: {self.name} of {self.celery.main}>"
 
 
+def _task_named(name: str) -> Any:
+    return current.application().tasks[name]
+
+
+def _listed(said: Any) -> list[Any]:
+    return [] if said is None else list(said) if isinstance(said, (list, tuple)) else [said]
+
+
 NO_MEANING = {
     "exchange", "delivery_mode", "compression", "connection", "producer", "retry_policy", "add_to_parent", "publisher", "shadow", "chord", "group_id",
-    "parent_id", "root_id", "reply_to", "mandatory", "immutable_headers", "replaced_task_nesting", "serializer",
+    "parent_id", "root_id", "retry", "reply_to", "mandatory", "immutable_headers", "replaced_task_nesting", "serializer",
 }  # fmt: skip
 """Options of Celery's about brokers and its own inside."""
 
 ATTRIBUTES = (
     "max_retries", "default_retry_delay", "autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_backoff", "retry_backoff_max", "retry_jitter",
-    "queue", "rate_limit", "ignore_result", "serializer", "time_limit", "soft_time_limit", "priority", "expires",
+    "queue", "rate_limit", "ignore_result", "serializer", "time_limit", "soft_time_limit", "priority", "expires", "track_started",
 )  # fmt: skip
-PASSED_OVER = {"acks_late", "reject_on_worker_lost", "track_started", "typing", "trail", "store_errors_even_if_ignored", "send_events", "options",
+PASSED_OVER = {"acks_late", "reject_on_worker_lost", "typing", "trail", "store_errors_even_if_ignored", "send_events", "options",
                 "acks_on_failure_or_timeout", "lazy", "shared", "pydantic", "request_stack", "throws"}  # fmt: skip
 """Options of tasks that have no meaning here: what they choose is always so, or there is nothing to choose."""

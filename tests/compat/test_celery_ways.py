@@ -1,0 +1,259 @@
+"""What Celery's and its friends' own pages teach: late settings, Flask's task class, eager flows, error handlers, states."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from fairlead import UsageError
+from fairlead.compat.celery import AsyncResult, Celery, Ignore, Task, chain, chord, group, shared_task, states
+from tests.conformance.forms import server
+from tests.tasks.conftest import working
+
+SOON = 20.0
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def celery(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Celery]:
+    url = f"sqlite:///{tmp_path}/q.db" if request.param == "sqlite" else server().url
+    with Celery("ways", broker=url, namespace=uuid4().hex) as app:
+        yield app
+
+
+@contextmanager
+def runs(app: Celery) -> Iterator[None]:
+    with working(app.finalize().fairlead):
+        yield
+
+
+def test_settings_count_when_they_are_needed(tmp_path: Path) -> None:
+    """Set after the first task, as application factories do: broker, queue, serializer, limits."""
+    app = Celery("late")
+
+    @app.task
+    def add(one: int, other: int) -> int:
+        return one + other
+
+    app.conf.broker_url = f"sqlite:///{tmp_path}/late.db"
+    app.conf.update(task_default_queue="late", task_serializer="msgpack", task_routes={"*.mul": {"queue": "other"}}, task_time_limit=30)
+    app.config_from_object({"result_expires": 60})
+
+    @app.task
+    def mul(one: int, other: int) -> int:
+        return one * other
+
+    with app:
+        job = add.delay(1, 2)
+        assert app.fairlead.url == f"sqlite:///{tmp_path}/late.db"
+        assert (job.job.topic, add.serializer, add.handler.time_limit, app.fairlead.result_ttl) == ("late", "msgpack", 30, 60)
+        assert app.fairlead.engine.policy_of("late").retries > 1000
+        with runs(app):
+            assert job.get(timeout=SOON) == 3
+            assert mul.delay(2, 3).get(timeout=SOON) == 6
+        app.conf.task_default_queue = "later"  # of tasks, also later
+        assert add.delay(1, 1).job.topic == "later"
+        with pytest.raises(UsageError, match="in use already"):
+            app.conf.broker_url = "sqlite:///elsewhere.db"
+    assert not Path("fairlead.db").exists()
+
+
+def test_a_task_class_that_says_what_a_call_does(celery: Celery) -> None:
+    """Flask's own pattern: each run has the application's context; set_default makes shared tasks its own."""
+    context: list[str] = []
+
+    class FlaskTask(Task):
+        def __call__(self, *args: object, **kwargs: object) -> object:
+            context.append("pushed")
+            try:
+                return self.run(*args, **kwargs)
+            finally:
+                context.pop()
+
+    app = Celery("flask", task_cls=FlaskTask, broker=celery.conf.broker_url, namespace=uuid4().hex)
+    app.set_default()
+
+    @shared_task(ignore_result=False, name=uuid4().hex)
+    def add(one: int, other: int) -> list[Any]:
+        return [one + other, list(context)]
+
+    @app.task(bind=True)
+    def bound(self: Any, n: int) -> list[Any]:
+        return [self.request.id, n, list(context)]
+
+    with app, runs(app):
+        assert add.delay(1, 2).get(timeout=SOON) == [3, ["pushed"]]
+        job = bound.delay(5)
+        assert job.get(timeout=SOON) == [job.id, 5, ["pushed"]]
+    assert context == []
+    celery.set_default()
+
+
+def test_eager(celery: Celery) -> None:
+    """Flows run where they are made; so do retries; the request says so."""
+    ran: list[int] = []
+
+    @celery.task
+    def add(one: int, other: int = 10) -> int:
+        return one + other
+
+    @celery.task
+    def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    @celery.task(bind=True, max_retries=2)
+    def flaky(self: Any) -> str:
+        ran.append(self.request.retries)
+        assert self.request.is_eager
+        if len(ran) < 3:
+            raise self.retry(countdown=60)
+        return str(self.request.id)
+
+    @celery.task(bind=True, max_retries=1)
+    def never(self: Any) -> None:
+        try:
+            raise LookupError("no")
+        except LookupError as error:
+            raise self.retry(exc=error) from error
+
+    celery.conf.task_always_eager = True
+    assert chain(add.s(1), add.s())().get() == 21
+    assert (add.s(1) | add.s()).apply_async().get() == 21
+    assert group(add.s(n) for n in range(3))().get() == [10, 11, 12]
+    assert chord([add.s(n) for n in range(3)])(total.s()).get() == 33
+    job = flaky.delay()
+    assert (job.get(), ran, job.state) == (job.id, [0, 1, 2], "SUCCESS")
+    failed = never.apply_async()
+    assert (failed.state, failed.failed(), type(failed.result)) == ("FAILURE", True, LookupError)
+    with pytest.raises(LookupError):
+        failed.get()
+    value = object()
+    identity = celery.task(name="identity")(lambda: value)
+    assert identity.delay().get() is value
+    celery.conf.task_eager_propagates = True
+    with pytest.raises(LookupError):
+        never.delay()
+
+
+def test_a_chain_of_one_and_of_nothing(celery: Celery) -> None:
+    @celery.task
+    def pid() -> int:
+        return threading.get_ident()
+
+    @celery.task
+    def double(n: int) -> int:
+        return 2 * n
+
+    with runs(celery):
+        assert chain(pid.s())().get(timeout=SOON) != threading.get_ident()
+        ends = group(double.s(2), double.s(4)) | group()
+        assert ends.apply_async().get(timeout=SOON) == [4, 8]
+        assert (double.s(1) | group()).apply_async().get(timeout=SOON) == 2
+
+
+def test_groups_in_groups_keep_their_shape(celery: Celery) -> None:
+    @celery.task
+    def add(one: int, other: int) -> int:
+        return one + other
+
+    @celery.task
+    def same(value: Any) -> Any:
+        return value
+
+    inner = add.s(1, 1) | group(add.s(1), add.s(2))
+    with runs(celery):
+        made = group(add.s(0, 1), inner)()
+        assert made.get(timeout=SOON) == [1, [3, 4]]
+        assert [type(each).__name__ for each in made.results] == ["AsyncResult", "GroupResult"]
+        assert chord([add.s(0, 1), inner], same.s())().get(timeout=SOON) == [1, [3, 4]]
+        deeper = group(inner, add.s(5, 5) | group(same.s(), same.s() | group(same.s(), add.s(1))))
+        assert deeper().get(timeout=SOON) == [[3, 4], [10, [10, 11]]]
+        assert (deeper | same.s())().get(timeout=SOON) == [[3, 4], [10, [10, 11]]]
+
+
+def test_error_handlers(celery: Celery) -> None:
+    """With (request, exc, traceback), with the id alone, with arguments of their own; once for each member of a group that fails."""
+    told: list[Any] = []
+    ended = threading.Semaphore(0)
+
+    @celery.task
+    def fails(n: int) -> None:
+        raise LookupError(f"order {n}")
+
+    @celery.task
+    def log_error(request: Any, exc: Any, traceback: Any) -> None:
+        told.append((request.id, type(exc), str(exc), "LookupError" in traceback))
+        ended.release()
+
+    @celery.task
+    def by_id(uuid: str) -> None:
+        told.append(uuid)
+        ended.release()
+
+    @celery.task
+    def with_more(request: Any, exc: Any, traceback: Any, more: str) -> None:
+        told.append((request.id, more))
+        ended.release()
+
+    def heard(count: int) -> list[Any]:
+        for _ in range(count):
+            assert ended.acquire(timeout=SOON)
+        found = sorted(told, key=str)
+        told.clear()
+        return found
+
+    with runs(celery):
+        job = fails.apply_async((1,), link_error=log_error.s())
+        assert heard(1) == [(job.id, LookupError, "order 1", True)]
+        job = fails.apply_async((1,), link_error=by_id.s())
+        assert heard(1) == [job.id]
+        job = fails.apply_async((1,), link_error=with_more.s("extra"))
+        assert heard(1) == [(job.id, "extra")]
+        members = group(fails.s(n) for n in range(3)).apply_async(link_error=by_id.s())
+        assert heard(3) == sorted(each.id for each in members)
+
+
+def test_states(celery: Celery) -> None:
+    """STARTED is shown only where that is asked for, with a dict; Ignore leaves the state that the task has set."""
+    go, at = threading.Event(), threading.Semaphore(0)
+
+    @celery.task
+    def waits() -> None:
+        at.release()
+        assert go.wait(SOON)
+
+    @celery.task(track_started=True)
+    def tracked() -> None:
+        at.release()
+        assert go.wait(SOON)
+
+    @celery.task(bind=True)
+    def custom(self: Any, state: str) -> None:
+        self.update_state(state=state, meta={"why": "mine"})
+        raise Ignore
+
+    @celery.task
+    def ignored() -> None:
+        raise Ignore
+
+    with runs(celery):
+        plain, shown = waits.delay(), tracked.delay()
+        assert at.acquire(timeout=SOON)
+        assert at.acquire(timeout=SOON)
+        assert (plain.state, plain.info) == (states.PENDING, None)
+        assert (shown.state, shown.info) == (states.STARTED, {"pid": os.getpid(), "hostname": socket.gethostname()})
+        go.set()
+        assert (plain.get(SOON), plain.state) == (None, "SUCCESS")
+        for state in ("CUSTOM", "FAILURE"):
+            job = custom.delay(state)
+            ended = ignored.delay()
+            while celery.fairlead.topic("celery").stats().leased or celery.fairlead.topic("celery").stats().waiting:
+                assert ended.get(SOON) is None
+            assert (AsyncResult(job.id, celery).state, job.info) == (state, {"why": "mine"})
