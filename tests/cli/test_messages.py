@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
 from fairlead import Fairlead
+from fairlead.cli import main
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command
@@ -156,3 +158,53 @@ def test_a_few_dead_letters(fairlead: Command) -> None:
     assert "1 redriven" in fairlead("dead", "redrive", "--all", "--limit", "1", "--rate", "10/s").stdout
     assert "1 dropped" in fairlead("dead", "drop", "--all", "--yes", "--limit", "1").stdout
     assert [each["message"]["body"] for each in fairlead.json("dead", "list")] == [3]
+
+
+LONE = "\udcff"
+"""How an argument arrives that is not UTF-8."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("explain", LONE),
+        ("explain", "m", "--topic", LONE),
+        ("dead", "drop", LONE),
+        ("dead", "redrive", LONE),
+        ("dead", "show", LONE),
+        ("dead", "list", LONE),
+        ("job", "show", LONE),
+        ("job", "cancel", LONE),
+        ("peek", LONE),
+        ("purge", LONE),
+        ("pause", LONE),
+        ("publish", LONE),
+        ("publish", "t", f'"{LONE}"'),
+        ("publish", "t", LONE, "--raw"),
+        ("publish", "t", "1", "--id", LONE),
+        ("publish", "t", "1", "--key", LONE),
+        ("publish", "t", "1", "-H", f"a={LONE}"),
+        ("publish", "t", "1", "--delay", "1e15"),
+        ("publish", "t", "1", "--ttl", LONE),
+        ("publish", "t", "1", "--at", "1e300"),
+        ("topics", LONE),
+        ("topics", "--pattern", LONE),
+        ("policy", "set", LONE, "rate=1"),
+        ("policy", "set", "t", f"pool={LONE}"),
+        ("policy", "set", "t", "lease=1e400"),
+        ("policy", "show", LONE),
+        ("policy", "copy", "n" * 200),
+        ("policy", "copy", LONE),
+        ("gate", "set", LONE, "--rate", "1"),
+        ("schedules", "remove", LONE),
+        ("schedules", "pause", LONE),
+        ("schedules", "show", LONE),
+    ],
+)
+def test_arguments_that_cannot_be_are_clear_errors(fairlead: Command, arguments: tuple[str, ...]) -> None:
+    """One line, no traceback, and an exit code that says that the call was at fault or found nothing."""
+    fairlead("publish", "t", "1")
+    result = CliRunner().invoke(main, ["--url", fairlead.url, *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code in (1, 2), result.output
+    assert "Traceback" not in result.output

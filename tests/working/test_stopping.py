@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fairlead import EngineUnavailable, Fairlead, LeaseLost, Message, SoftTimeLimit
+from fairlead.errors import EngineCorrupt
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
@@ -319,3 +320,24 @@ def test_an_expired_lease_is_dropped_unstarted(app: Fairlead) -> None:
     summary = app.run_worker(burst=True, concurrency=5)
     assert summary.lost == 0
     assert sorted(handled) == list(range(20))
+
+
+def test_a_worker_whose_engine_is_damaged_waits_for_no_suspect(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start would never be recorded: the worker ends at once, whatever its grace is."""
+    app.policy("t", lease=0.05)
+    app.publish("t")
+    app.lease()
+    until(lambda: app.topic("t").stats().leased == 0 or app.engine.tick() is None)
+
+    def damaged(*_: object, **__: object) -> object:
+        raise EngineCorrupt("the file is damaged")
+
+    monkeypatch.setattr(app.engine, "start", damaged)
+
+    @app.handler("t")
+    def handle(_: Message) -> None: ...
+
+    began = time.monotonic()
+    with pytest.raises(EngineCorrupt):
+        app.run_worker(grace=100)
+    assert time.monotonic() - began < 50

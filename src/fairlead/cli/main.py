@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from fairlead.cli.session import STATE_SAYS_NO, USAGE, Session, failing_well, leave, say
+from fairlead.policy import is_unicode
 
 COMMANDS = {
     "worker": "worker",
@@ -92,6 +93,13 @@ class Commands(click.Group):
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(COMMANDS)}"
             raise click.UsageError(f'there is no command "{args[0]}"; {hint}', ctx) from error
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What is not UTF-8 can be no name, id or setting of anything."""
+        for argument in args:
+            if not is_unicode(argument):
+                raise click.UsageError(f"expected arguments in UTF-8, got {argument!r:.80}", ctx)
+        return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click does it, but a wrong call is told in one line, like every other error."""

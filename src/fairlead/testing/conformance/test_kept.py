@@ -313,3 +313,31 @@ def test_a_watch_ends(bench: EngineBench) -> None:
     bench.run(1)
     assert not ear.listen(0.2)
     ear.close()
+
+
+IMPOSSIBLE_TIMES = ("9999999999999", "9" * 19, "9" * 30, "9" * 5000, "600,9999999999999", "-1", "nan", "", ",", "0", "1,2,3")
+
+
+def test_a_time_to_keep_that_cannot_be_harms_nobody(bench: EngineBench) -> None:
+    """Another program may have written anything there: it counts as a hundred years, or as nothing. Death, expiry, cancelling and redrive go on."""
+    for n, said in enumerate(IMPOSSIBLE_TIMES):
+        headers = {KEEPS_HEADER: said, FLOW_HEADER: "1"}
+        drafts = [Draft("a", b"1", id=f"{name} {n}", headers=headers) for name in ("dead", "cancelled", "acked")]
+        bench.engine.put([*drafts, Draft("a", b"1", id=f"late {n}", headers=headers, ttl_us=SECOND)], now_us=bench.now)
+        assert bench.engine.withdraw(f"cancelled {n}", "a", now_us=bench.now) == "cancelled"
+    bench.later(2)
+    leases = bench.lease(500)
+    ends = [Settlement(lease.handle, lease.fence, "dead" if lease.id.startswith("dead") else "ack", reason="why") for lease in leases]
+    assert set(bench.engine.settle(ends, now_us=bench.now)) == {"died", "acked"}
+    dead = [f"dead {n}" for n in range(len(IMPOSSIBLE_TIMES))]
+    assert bench.engine.dead_redrive("a", dead, now_us=bench.now) == len(dead)
+    bench.engine.tick(now_us=bench.now)
+    assert bench.engine.topic_stats("a", now_us=bench.now).leased == 0
+
+
+def test_a_number_of_signals_that_cannot_be_is_refused(bench: EngineBench) -> None:
+    """Nothing is changed, and what comes with it is refused as well, as every batch is."""
+    for said in ("9" * 5000, "100001", "-1", "x", "", "0", "1.5", "\u00b2"):
+        with pytest.raises(BadMessage, match=NEEDS_HEADER):
+            bench.engine.put([Draft("a", b"1"), Draft("a", b"1", headers={NEEDS_HEADER: said})], now_us=bench.now)
+    assert bench.engine.topic_stats("a", now_us=bench.now).waiting == 0
