@@ -213,9 +213,14 @@ class World:
             thread.join(300)
             assert found, "the burst did not end"
             assert not isinstance(found[0], BaseException), f"the worker ended with {endings.texts_of(found[0])}"
-            if not found[0].acked + found[0].retried + found[0].died:
+            if not (found[0].acked + found[0].retried + found[0].died or self.busy()):
                 return
             time.sleep(0.01)  # retries are due
+
+    def busy(self) -> list[str]:
+        """Topics of which something could be handled now. One that rests is one of them once its rest is over."""
+        found = self.app.topics(order="backlog", limit=1000)
+        return [topic.topic for topic in found if topic.ready and topic.state != "asleep" and not topic.topic.startswith("hand.")]
 
 
 def _run(app: Fairlead) -> Any:
@@ -245,8 +250,6 @@ def test_random_endings(app: Fairlead, tmp_path: Path, monkeypatch: pytest.Monke
         assert world.done == world.expected, f"{len(world.expected - world.done)} neighbors were not handled"
         overview = app.engine.overview()
         assert overview.leased == 0
-        busy = [topic for topic in app.topics(order="backlog", limit=1000) if topic.ready and topic.state != "asleep"]
-        assert [topic.topic for topic in busy if not topic.topic.startswith("hand.")] == []
         for letter in app.dead_letters(limit=1000):
             assert len(letter.reason) <= 1_100
             assert len(letter.error or "") <= 4_000

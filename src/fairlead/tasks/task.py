@@ -221,12 +221,13 @@ class _TaskHandler(Handler):
         if isinstance(returned, outcomes.Said):
             origin["said"], returned = returned.state, returned.about
         if error is None:
-            kept = returned if isinstance(returned, Portable) else outcomes.success(self.task.name, self.task.serializer, returned, **origin)
+            kept = returned if issubclass(type(returned), Portable) else outcomes.success(self.task.name, self.task.serializer, returned, **origin)
         elif settlement.action in ("retry", "dead"):
             kept = outcomes.failure(describe(error), **origin)
         else:
             return ()
-        if isinstance(error, DependencyFailed):
+        never_began = issubclass(type(error), DependencyFailed)
+        if never_began:
             settlement.action = "ack"  # nobody is to try again what never began
         if settlement.action == "retry" and around is not None:
             return ()  # were it dead after all, since its policy has just changed, then the engine tells of it
@@ -234,7 +235,7 @@ class _TaskHandler(Handler):
             settlement.id, settlement.outcome, settlement.keep_us = lease.id, kept, times[error is not None]
         if around is None or not (around.then or around.errors):
             return ()
-        return flow.following(lease.id, around, outcomes.read(kept), is_own_failure=not isinstance(error, DependencyFailed))
+        return flow.following(lease.id, around, outcomes.read(kept), is_own_failure=not never_began)
 
     def _look_at_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
         """A failure is final where its call allows no more retries; in a flow also where the policy does not: what follows is told with it."""

@@ -73,11 +73,11 @@ def judge(work: Work, error: BaseException | None, cost_us: int) -> Settlement:
         return Settlement(handle, fence, "ack", cost_us=cost_us)
     kind = type(error)  # not isinstance: it asks the error's own `__class__`
     if issubclass(kind, Reject):
-        return Settlement(handle, fence, "dead", reason=_said(error, "reason"), error=_said(error, "error"), cost_us=cost_us)
+        return Settlement(handle, fence, "dead", reason=said(error, "reason"), error=said(error, "error"), cost_us=cost_us)
     if issubclass(kind, Retry):
         return _again(Settlement(handle, fence, "retry", error=error_text(error), cost_us=cost_us), work, "delay", attribute(error, "delay"))
     if issubclass(kind, DestinationUnwell):
-        settlement = Settlement(handle, fence, "rest", error=_said(error, "reason"), cost_us=cost_us)
+        settlement = Settlement(handle, fence, "rest", error=said(error, "reason"), cost_us=cost_us)
         return _again(settlement, work, "retry_after", attribute(error, "retry_after"))
     return Settlement(handle, fence, "retry", error=text_of(error), cost_us=cost_us)
 
@@ -86,7 +86,7 @@ def error_text(error: BaseException) -> str:
     """What is kept of an error with its message. Of a Retry: its reason, and the error that it was raised from or while handling."""
     if not issubclass(type(error), Retry):
         return text_of(error)
-    said, cause = _said(error, "reason"), cause_of(error)
+    said, cause = said(error, "reason"), cause_of(error)
     told = [*([said] if said else []), *([text_of(cause)] if cause is not None else [])]
     return texts.clean("\n".join(told)) or "the handler asked for a retry"
 
@@ -112,9 +112,10 @@ def attribute(error: BaseException, name: str) -> Any:
         return None
 
 
-def _said(error: BaseException, name: str) -> str | None:
-    said = attribute(error, name)
-    return None if said is None else texts.clean(said) or None
+def said(error: BaseException, name: str) -> str | None:
+    """As `attribute`, as text."""
+    found = attribute(error, name)
+    return None if found is None else texts.clean(found) or None
 
 
 def _again(settlement: Settlement, work: Work, name: str, delay: Duration | None) -> Settlement:

@@ -535,7 +535,7 @@ class Worker:
     def _finished(self, unit: Work, returned: Any, error: BaseException | None) -> None:
         if unit.over:
             return
-        if issubclass(type(error), CannotStart) and isinstance(error, CannotStart):  # isinstance alone asks the error's own `__class__`
+        if type(error) is CannotStart and unit.handler.kind == "process":  # not isinstance: it asks the error's own `__class__`
             self._give_up(unit, error, [give_back(part, begun=False) for part in unit.parts or [unit] if part is unit or not part.over])
             self.failed(error)
             return

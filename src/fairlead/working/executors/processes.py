@@ -13,15 +13,17 @@ import os
 import pickle
 import signal
 import threading
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from fairlead import texts
 from fairlead.errors import DestinationUnwell, Reject, Retry
 from fairlead.message import Message
 from fairlead.working import starting
 from fairlead.working.handler import DELIVERY
 from fairlead.working.limits import SoftTimeLimit
 from fairlead.working.logs import Style
-from fairlead.working.settle import ChildDied, Portable, RemoteFailure, describe, error_text, text_of
+from fairlead.working.settle import ChildDied, Portable, RemoteFailure, attribute, describe, error_text, said, text_of
 from fairlead.working.starting import CannotStart
 
 if TYPE_CHECKING:
@@ -247,9 +249,10 @@ def _answer(function: Callable[..., Any], call: bytes) -> tuple[str, Any]:
             returned = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001  # also SystemExit: it is a failure of the message
         return "raised", _portable(error)
-    if is_batch and isinstance(returned, list):
-        return "returned", [_portable(one) if isinstance(one, BaseException) else None for one in returned]
-    return "returned", returned if isinstance(returned, Portable) else None
+    kind = type(returned)  # not isinstance, here and below: it asks what the handler has made
+    if is_batch and issubclass(kind, list):
+        return "returned", [_portable(one) if issubclass(type(one), BaseException) else None for one in list.copy(returned)]
+    return "returned", returned if issubclass(kind, Portable) else None
 
 
 def _delivery(args: tuple[Any, ...]) -> Any:
@@ -261,20 +264,28 @@ def _delivery(args: tuple[Any, ...]) -> Any:
 
 
 def _portable(error: BaseException) -> BaseException:
-    if isinstance(error, (Retry, Reject, DestinationUnwell)):
-        made = _plain_signal(error)
-        made.details = describe(error)  # type: ignore[attr-defined]  # goes with it through the pipe
-        return made
-    return RemoteFailure(text_of(error), describe(error))
+    made = _plain_signal(error)
+    if made is None:
+        return RemoteFailure(text_of(error), describe(error))
+    made.details = describe(error)  # type: ignore[attr-defined]  # goes with it through the pipe
+    return made
 
 
-def _plain_signal(error: Retry | Reject | DestinationUnwell) -> BaseException:
-    """Without what a user's subclass may have added: it has to survive the pipe."""
-    if isinstance(error, Reject):
-        return Reject(error.reason, error=error.error)
-    if isinstance(error, Retry):
-        return Retry(error_text(error), delay=error.delay)
-    return DestinationUnwell(error.reason, retry_after=error.retry_after)
+def _plain_signal(error: BaseException) -> BaseException | None:
+    """Without what a user's subclass may have added: it has to survive the pipe. None: it is no signal."""
+    kind, reason = type(error), said(error, "reason") or ""
+    if issubclass(kind, Reject):
+        return Reject(reason, error=said(error, "error"))
+    if issubclass(kind, Retry):
+        return Retry(error_text(error) or "", delay=_plain_delay(error, "delay"))
+    if issubclass(kind, DestinationUnwell):
+        return DestinationUnwell(reason, retry_after=_plain_delay(error, "retry_after"))
+    return None
+
+
+def _plain_delay(error: BaseException, name: str) -> Any:
+    delay = attribute(error, name)
+    return delay if delay is None or type(delay) in (int, float, str, timedelta) else texts.shown(delay)  # the worker tells what is none
 
 
 @contextlib.contextmanager
