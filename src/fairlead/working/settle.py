@@ -86,8 +86,8 @@ def error_text(error: BaseException) -> str:
     """What is kept of an error with its message. Of a Retry: its reason, and the error that it was raised from or while handling."""
     if not issubclass(type(error), Retry):
         return text_of(error)
-    said, cause = said(error, "reason"), cause_of(error)
-    told = [*([said] if said else []), *([text_of(cause)] if cause is not None else [])]
+    reason, cause = said(error, "reason"), cause_of(error)
+    told = [*([reason] if reason else []), *([text_of(cause)] if cause is not None else [])]
     return texts.clean("\n".join(told)) or "the handler asked for a retry"
 
 
