@@ -56,7 +56,7 @@ def test_options_that_cannot_be_are_refused_before_the_engine_sees_them(app: Fai
         with pytest.raises(BadMessage, match=told):
             delivery.ack(publish=[Message("t", 1, **options)])
         delivery.ack()
-    assert app.topic("t").stats().published == 0
+    assert app.topic("t").stats().waiting == 0
 
 
 @pytest.mark.parametrize("name", ["*x", "a*b", "a.*", "*", "a\x85b", "a\x9b", LONE, "x" * 256, "é" * 200, ""])
@@ -93,8 +93,7 @@ def test_one_producers_mistake_fails_no_other_publish(app: Fairlead) -> None:
     for thread in threads:
         thread.join(30)
     assert failed == []
-    assert app.topic("good").stats().published == sum(accepted) > 0
-    assert app.topic("bad").stats().published == 0
+    assert app.engine.overview().published == sum(accepted) > 0
 
 
 def test_what_only_the_engine_finds_fails_its_own_publish_alone(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,9 +147,9 @@ def test_every_result_is_settled(app: Fairlead, kind: str) -> None:
     publish_bad(app, kind, len(endings.VALUES))
     done = neighbors(app)
     burst(app)
-    stats = app.topic("bad").stats()
-    assert stats.waiting == stats.leased == 0
-    assert stats.done + stats.dead == len(endings.VALUES)
+    overview = app.engine.overview()  # an idle topic's own counters are forgotten after a second
+    assert overview.waiting == overview.leased == 0
+    assert overview.done + overview.died == len(endings.VALUES) + 20
     assert sorted(done) == list(range(20))
 
 
