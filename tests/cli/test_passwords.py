@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import sys
 import traceback
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,20 @@ from fairlead.servers import Server, free_port
 from fairlead.working.logs import JsonLines, TextLines
 from fairlead.working.options import Options
 from tests.cli.every import calls
+
+pytestmark = [  # a command's process ends with its sockets; here they are left to the garbage collector
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _collected() -> Iterator[None]:
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
+
 
 PASSWORD = "s3cret-pass"
 WRONG = "wr0ng-pass"

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from fairlead.demo.logs import Handled
     from fairlead.engines.base import FullEngine, Overview
 
-BEFORE, DURING, AFTER, SHARING = "before the flood", "during the flood", "after the flood", "while all tiers had work"
+BEFORE, ARRIVING, DURING, AFTER = "before the flood", "publishing the flood", "during the flood", "after the flood"
+SHARING = "while all tiers had work"
 
 START_SLACK = 2
 """
@@ -113,11 +114,15 @@ def promises(engine: FullEngine, seen: Seen, *, is_over: bool = False) -> list[P
 
 def sentence(seen: Seen) -> str:
     """The demo in one sentence."""
-    waits = {name: _waits(quiet_only(seen.handled), seen.phases[name]) for name in (BEFORE, DURING) if name in seen.phases}
-    if len(waits) < 2 or not all(waits.values()):
+    if BEFORE not in seen.phases or DURING not in seen.phases:
         return ""
-    others = len({each.topic for each in quiet_only(seen.handled)})
-    flood = seen.phases[DURING]
+    first = seen.phases.get(ARRIVING, seen.phases[DURING])
+    flood = Phase(first.began, seen.phases[DURING].ended, first.before, seen.phases[DURING].after)
+    quiet = quiet_only(seen.handled)
+    waits = {BEFORE: _waits(quiet, seen.phases[BEFORE]), DURING: _waits(quiet, flood)}
+    if not all(waits.values()):
+        return ""
+    others = len({each.topic for each in quiet})
     published = max(0, flood.after.published - flood.before.published - len(waits[DURING]))
     p50 = [percentile(waits[name], 0.5) * 1000 for name in (DURING, BEFORE)]
     p99 = [percentile(waits[name], 0.99) * 1000 for name in (DURING, BEFORE)]
@@ -142,7 +147,7 @@ def percentile(ordered: Sequence[float], part: float) -> float:
 
 
 def _quiet(seen: Seen) -> Promise:
-    name = f"the others do not notice the flood: p99 at most {QUIET_FACTOR:g} times"
+    name = f"the others do not notice the flood that waits: p99 at most {QUIET_FACTOR:g} times"
     if DURING not in seen.phases:
         return Promise(name)
     quiet = quiet_only(seen.handled)
@@ -151,6 +156,8 @@ def _quiet(seen: Seen) -> Promise:
         return Promise(name, "broken", "none of them was handled")
     was, became = percentile(before, 0.99), percentile(during, 0.99)
     detail = f"p99 {_ms(became)}, {_ms(was)} before"
+    if ARRIVING in seen.phases and (arriving := _waits(quiet, seen.phases[ARRIVING])):
+        detail += f" ({_ms(percentile(arriving, 0.99))} while it was being published)"
     if became <= max(QUIET_FACTOR * was, QUIET_FLOOR):
         return Promise(name, "held", detail)
     late = [percentile(lags, 0.99) if (lags := _lags(seen, seen.phases[phase])) else 0.0 for phase in (BEFORE, DURING)]

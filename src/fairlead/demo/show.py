@@ -36,7 +36,7 @@ from fairlead.demo.merchants import (
     make_app,
 )
 from fairlead.demo.processors import used
-from fairlead.demo.report import AFTER, BEFORE, DURING, SHARING, Phase, Seen, promises, quiet_only, report, shares_between
+from fairlead.demo.report import AFTER, ARRIVING, BEFORE, DURING, SHARING, Phase, Seen, promises, quiet_only, report, shares_between
 from fairlead.demo.view import Scene, picture
 from fairlead.errors import FairleadError
 from fairlead.message import Message
@@ -188,7 +188,8 @@ class _Play:
         trickle.start()
         self._get_ready()
         self._phase(BEFORE, f"{len(ordinary):,} quiet merchants, one that fails, one that is slow", 0.2)
-        self._phase(DURING, f"one merchant publishes {self._flood:,} messages at once", 0.28, self._publish_flood)
+        self._phase(ARRIVING, f"one merchant publishes {self._flood:,} messages at once", 0.02, self._publish_flood)
+        self._phase(DURING, f"{self._flood:,} messages of one merchant wait", 0.26)
         self._phase(AFTER, self._stop_flood(), 0.17)
         self._stage.watch("publishing for all three tiers", 0.5, self._publish_shares)
         self._phase(SHARING, "all three tiers have more to do than the worker can", 0.15)
