@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -150,7 +151,7 @@ class TierLayers(msgspec.Struct, kw_only=True):
         same_tiers = tiers is None or (self.declared is not None and list(tiers.items()) == list(self.declared.items()))
         if same_tiers and default == self.declared_default:
             return self
-        after = msgspec.structs.replace(self, version=self.version + 1, declared_default=default)
+        after = msgspec.structs.replace(self, version=self._next_version(), declared_default=default)
         if tiers is not None and not same_tiers:
             after.declared, after.code = dict(tiers), dict(tiers)
             for name, tier in self.in_force().items():
@@ -198,8 +199,12 @@ class TierLayers(msgspec.Struct, kw_only=True):
             pattern = named_by(name)
             if pattern is not None:
                 raise BadPolicy(f'tier "{name}" cannot be removed: policy {pattern} names it; change that policy first')
-        after.version = self.version + 1
+        after.version = self._next_version()
         return after
+
+    def _next_version(self) -> int:
+        """Larger than any that a namespace lost with its server has had."""
+        return max(self.version + 1, int(time.time()))
 
 
 def moves_lanes(before: Tiers, after: Tiers) -> bool:

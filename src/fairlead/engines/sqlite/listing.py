@@ -32,6 +32,14 @@ SELECT l.lane, l.name, l.rule, {columns}
 _NAMED = """
 SELECT l.lane, l.name, l.rule, {columns} FROM lane l WHERE l.name >= ?2 AND l.name < ?3 LIMIT ?1"""
 
+# Where there are few lanes: those that are a topic are sorted here, the others are all looked at.
+_FEW = """
+SELECT l.lane, l.name, l.rule, {columns} FROM lane l
+ WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NULL AND ?4 > 0 ORDER BY {sort}, l.name LIMIT ?1"""
+
+_PARTS = """
+SELECT l.lane, l.name, l.rule, {columns} FROM lane l WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NOT NULL LIMIT ?1"""
+
 _FOLDED = """
 WITH RECURSIVE found (topic) AS (
     SELECT (SELECT topic FROM message WHERE topic > ?1 AND topic < ?2 ORDER BY topic LIMIT 1)
@@ -52,9 +60,9 @@ class _Order:
     """
     How a top list is found.
 
-    `index`: the column of `lane` with the size classes, and its index; `columns`: what of a lane is read, and
-    `worth`: what that comes to. `folded`: of a topic in a bucket, the aggregate over its messages' `since`, and
-    which messages count; None: nothing is counted by topic there.
+    `index`: the column of `lane` with the size classes, and its index; `columns`: what of a lane is read,
+    `worth`: what that comes to, and `sort`: the same in SQL (?4: the time). `folded`: of a topic in a bucket,
+    the aggregate over its messages' `since`, and which messages count; None: nothing is counted by topic there.
     """
 
     def __init__(
@@ -63,10 +71,13 @@ class _Order:
         way: str,
         columns: str,
         worth: Callable[..., float | None],
+        sort: str,
         folded: tuple[str, str] | None = None,
     ) -> None:
         self.listed = _LISTED.format(index=index, way=way, columns=columns)
         self.named = _NAMED.format(columns=columns)
+        self.few = _FEW.format(columns=columns, sort=sort)
+        self.parts = _PARTS.format(columns=columns)
         self.folded = _FOLDED.format(worth=folded[0], states=folded[1]) if folded is not None else None
         self.worth = worth
 
@@ -78,9 +89,21 @@ _READY = """m.state = 0 AND EXISTS (
 """A message that is neither aside nor leased: leases are not indexed by message."""
 
 _FRONT = ", ".join(
-    f"(SELECT {column} FROM ready r WHERE r.lane = l.lane ORDER BY {order} LIMIT 1)"
-    for column, order in (("r.rank", "r.rank"), ("r.pos", "r.rank, r.pos"), ("r.rank", "r.rank DESC"))
-)
+    f"(SELECT {column} FROM ready r WHERE r.lane = l.lane ORDER BY {order} LIMIT 1) AS {name}"
+    for name, column, order in (
+        ("first_rank", "r.rank", "r.rank"), ("pos", "r.pos", "r.rank, r.pos"), ("last_rank", "r.rank", "r.rank DESC"),
+    )
+)  # fmt: skip
+_BY_FRONT = """CASE WHEN first_rank = last_rank AND first_rank & 1 THEN pos
+            WHEN first_rank IS NULL THEN 1 << 62 ELSE -(1 << 62) END"""
+"""Of lanes with several ranks the oldest is looked for afterwards."""
+
+_WAITING = "l.ready + l.delayed + l.parked"
+_THROTTLED = "coalesce(json_extract(l.more, '$[5]'), 0)"
+_RATE = f"""CASE WHEN ?4 - l.seen >= {2 * classes.WINDOW_US} THEN 0
+        WHEN ?4 - l.seen >= {classes.WINDOW_US} THEN 1.0 * l.lately * ({2 * classes.WINDOW_US} - ?4 + l.seen)
+        ELSE 1.0 * l.before * ({classes.WINDOW_US} - ?4 + l.seen) + 1.0 * l.lately * {classes.WINDOW_US} END DESC"""
+"""As `classes.rate`, but for a factor."""
 
 
 def _as_it_is(_turn: Turn, _lane: int, number: int) -> float:
@@ -98,16 +121,11 @@ def _age(turn: Turn, lane: int, *front: int | None) -> float:
 
 ORDERS = {
     "backlog": _Order(
-        "big", "DESC", "l.ready + l.delayed + l.parked", _as_it_is,
-        folded=("count(*)", f"m.state IN (1, 2) OR {_READY}"),
+        "big", "DESC", _WAITING, _as_it_is, f"{_WAITING} DESC", folded=("count(*)", f"m.state IN (1, 2) OR {_READY}"),
     ),
-    "age": _Order("old", "ASC", _FRONT, _age, folded=("min(since)", _READY)),
-    "rate": _Order(
-        "busy", "DESC", "l.seen, l.lately, l.before", _rate
-    ),
-    "throttled": _Order(
-        "slow", "DESC", "coalesce(json_extract(l.more, '$[5]'), 0)", _as_it_is
-    ),
+    "age": _Order("old", "ASC", _FRONT, _age, _BY_FRONT, folded=("min(since)", _READY)),
+    "rate": _Order("busy", "DESC", "l.seen, l.lately, l.before", _rate, _RATE),
+    "throttled": _Order("slow", "DESC", _THROTTLED, _as_it_is, f"{_THROTTLED} DESC"),
 }  # fmt: skip
 """By the names of `fairlead.engines.listing.MEASURES`."""
 
@@ -161,8 +179,9 @@ class _Topics:
         """All, where there are few. Else the first of the index; where it is short, others of the pattern."""
         prefix = pattern.removesuffix("*")
         if self._turn.shard.lanes <= FEW:
-            found = self._read(entry.named, FEW, prefix, prefix + _LAST)
-            return found if not prefix else found + self._read(entry.named, FEW, BUCKET, BUCKET + _LAST)
+            found = self._read(entry.few, most, prefix, prefix + _LAST, self._turn.now)
+            found += self._read(entry.parts, FEW, prefix, prefix + _LAST)
+            return found if not prefix else found + self._read(entry.parts, FEW, BUCKET, BUCKET + _LAST)
         looked_at = most if pattern == "*" else max(FEW, most)
         found = self._read(entry.listed, looked_at, most, prefix, prefix + _LAST, BUCKET + _LAST)
         if len(found) < most:
