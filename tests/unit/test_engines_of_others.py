@@ -37,7 +37,7 @@ def installed(tmp_path: Path) -> Path:
 
 
 def test_it_is_found_by_its_scheme(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match='there is no engine "kept", only redis, rediss, sqlite'):
+    with pytest.raises(UsageError, match=r'there is no engine "kept", only redis, redis\+cluster, .* sqlite'):
         open_engine("kept://here", Settings())
     monkeypatch.syspath_prepend(installed)
     seen = []
@@ -69,3 +69,13 @@ def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
     told = subprocess.run([*command, "-x"], cwd=installed, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert told.returncode == 1
     assert "set FAIRLEAD_ENGINE=URL, or define a fixture make_engine" in told.stdout
+
+
+@pytest.mark.parametrize("package", ["redis", "hiredis"])
+def test_a_missing_client_library_is_named(package: str) -> None:
+    script = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from fairlead.engines import open_engine\nfrom fairlead.engines.base import Settings\nopen_engine('valkey://localhost', Settings())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert f'engine valkey: the package "{package}" of the client library is missing; pip install' in done.stderr.splitlines()[-1]

@@ -33,7 +33,7 @@ def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_js
     try:
         engine = app.engine
     except NoNamespace as error:  # a server is looked at before anything is made on it
-        checks.append(Check("namespace", ok=True, detail=str(error).partition("; ")[0]))
+        checks.append(Check("namespace", ok=True, detail=str(error).partition("; ")[0], available=False))
         _tell(checks, as_json=as_json or dump)
         return
     checks += [check for check in engine.doctor(repair=repair) if not (checks and check.name == "server")]
@@ -54,4 +54,8 @@ def _tell(checks: list[Check], *, as_json: bool) -> None:
         print_json(checks)
         return
     for check in checks:
-        say(without_passwords(f"{'ok  ' if check.ok else 'ILL '} {check.name}: {check.detail}" + (f"; {check.mend}" if check.mend else "")))
+        say(without_passwords(f"{_word(check)} {check.name}: {check.detail}" + (f"; {check.mend}" if check.mend else "")))
+
+
+def _word(check: Check) -> str:
+    return "ILL " if not check.ok else "ok  " if check.available else "no  "

@@ -6,6 +6,7 @@ import difflib
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from fairlead.engines import schemes
 from fairlead.errors import UsageError
 from fairlead.safetext import redacted
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from fairlead.engines.base import Check, FullEngine, OpenEngine, Settings
 
 GROUP = "fairlead.engines"
-VALKEY = ("valkey", "valkeys", "redis", "rediss", "unix")
+VALKEY = {scheme.partition("+")[0] for scheme in schemes.VALKEY}
 
 
 def open_engine(url: str, settings: Settings) -> FullEngine:
@@ -49,13 +50,21 @@ def _opener(scheme: str, url: str) -> OpenEngine:
         try:
             from fairlead.engines.valkey import open_valkey  # noqa: PLC0415
         except ImportError as error:
-            raise UsageError(f"engine {scheme}: the client library is missing; pip install 'fairlead[valkey]'") from error
+            raise UsageError(f"engine {scheme}: {_missing(error)}; pip install 'fairlead[valkey]'") from error
         return open_valkey
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     if scheme in found:
         opener: OpenEngine = found[scheme].load()
         return opener
-    known = sorted({"sqlite", *VALKEY, *found})
+    if scheme in schemes.PLANNED:
+        raise UsageError(f"engine URL {redacted(url)!r}: there is no engine for PostgreSQL yet; use SQLite or Valkey, see docs/engines.md")
+    known = sorted({"sqlite", *schemes.VALKEY, *found})
     near = difflib.get_close_matches(scheme, known, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
     raise UsageError(f'engine URL {redacted(url)!r}: there is no engine "{scheme}", only {", ".join(known)}{hint}')
+
+
+def _missing(error: ImportError) -> str:
+    """Which package of the client library, or what is wrong with it."""
+    is_missing = isinstance(error, ModuleNotFoundError) and error.name in ("redis", "hiredis")
+    return f'the package "{error.name}" of the client library is missing' if is_missing else f"the client library cannot be used ({error})"

@@ -240,12 +240,13 @@ class Parcel(msgspec.Struct, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding of the doctor."""
+    """One finding of the doctor. `available` False: nothing is wrong, but this is not to be had."""
 
     name: str
     ok: bool
     detail: str
     mend: str = ""
+    available: bool = True
 
 
 class Ear(Protocol):

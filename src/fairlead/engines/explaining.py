@@ -117,6 +117,8 @@ def waiting(facts: Facts) -> Explanation:
     if view.state == "parked":
         told.reasons.append(f'its key "{view.key}" is busy with {facts.busy_with or "another message"}; they run one at a time, in order')
     later = _limits(facts, told)
+    if facts.ahead and not told.reasons and later is not None:
+        told.reasons.append(f'its topic can deliver now: it waits for a free worker of pool "{policy.pool}"')
     if facts.ahead:
         told.reasons.append(f"{facts.ahead:,}{'+' if facts.ahead == COUNTED else ''} messages of its topic are ahead of it")
     if facts.is_runnable and facts.lanes_before:
@@ -154,7 +156,7 @@ def _limits(facts: Facts, told: Explanation) -> int | None:
     if policy.rate is not None:
         tat = fairness.rebase(facts.tat, now, policy.lane_rate, policy.lane_burst)
         permit = fairness.next_permit_us(tat, now, policy.lane_rate, policy.lane_burst)
-        if permit > now or facts.ahead:
+        if permit > now:
             told.reasons.append(f"the topic may send again in {facts.left(permit)} (rate {policy.rate:g}/s)")
             at = max(at, permit) if at is not None else None
     if policy.gate is not None and (facts.gate is None or not facts.gate.room):

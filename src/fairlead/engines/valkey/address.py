@@ -8,18 +8,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
+from fairlead.engines.schemes import VALKEY as SCHEMES
 from fairlead.errors import UsageError
 from fairlead.safetext import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from urllib.parse import SplitResult
-
-SCHEMES = (
-    "valkey", "redis", "valkeys", "rediss", "unix", "valkey+unix", "redis+unix", "valkey+cluster", "redis+cluster", "valkeys+cluster",
-    "rediss+cluster", "valkey+sentinel", "redis+sentinel", "valkeys+sentinel", "rediss+sentinel",
-)  # fmt: skip
-"""With an `s` behind the name: over TLS."""
 
 PORT, SENTINEL_PORT = 6379, 26379
 MOST_SHARDS = 1024

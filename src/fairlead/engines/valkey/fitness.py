@@ -177,6 +177,16 @@ def confirm(address: Address, found: Facts, durability: str) -> Confirm | None:
     return None
 
 
+def check_authority(name: str, file: str) -> None:
+    """Raises UsageError where the file of `?ca=` holds no certificates."""
+    try:
+        ssl.create_default_context(cafile=file)
+    except ssl.SSLError as error:
+        raise UsageError(f"{name}: ?ca={file}: there are no certificates in this file; name one in PEM form") from error
+    except OSError as error:
+        raise UsageError(f"{name}: ?ca={file}: the file of certificates cannot be read ({error.strerror}); check the path") from error
+
+
 # What failures mean
 
 

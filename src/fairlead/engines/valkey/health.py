@@ -40,7 +40,11 @@ def examine(url: str) -> list[Check]:
     for durability in ("fsync", "replicated"):
         cannot = fitness.problems(facts, link.address, durability)
         slow = durability == "fsync" and facts.fsync == "everysec"
-        detail = cannot[0] if cannot else "each call may wait a second; appendfsync always is quicker" if slow else "fit"
+        if cannot:
+            what, _, mend = cannot[0].partition("; ")
+            checks.append(Check(f'durability "{durability}"', ok=True, detail=f"not on this server: {what}", mend=mend, available=False))
+            continue
+        detail = "each call may wait a second; appendfsync always is quicker" if slow else "fit"
         checks.append(Check(f'durability "{durability}"', ok=True, detail=detail))
     return checks
 

@@ -84,6 +84,8 @@ class Link:
         if address.kind != "unix":
             options["socket_keepalive"] = True
         if address.tls:
+            if address.ca is not None:
+                fitness.check_authority(self.name, address.ca)
             options |= {"ssl": True, "ssl_ca_certs": address.ca, "ssl_cert_reqs": "required" if address.verify else "none",
                         "ssl_check_hostname": address.verify}  # fmt: skip
         return options

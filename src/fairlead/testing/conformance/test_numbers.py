@@ -39,3 +39,27 @@ def test_the_stores_time_never_goes_back(bench: EngineBench) -> None:
 
 def test_by_its_own_clock_the_time_is_about_this_machines(bench: EngineBench) -> None:
     assert abs(bench.engine.time_us() - time.time_ns() // 1000) < 600_000_000
+
+
+def test_what_only_waits_for_a_worker_is_told_so(bench: EngineBench) -> None:
+    """Also in a topic with a rate, behind others: its next permit is there, and no worker has asked."""
+    bench.policy("a", rate=20)
+    bench.put("a", "x", "y")
+    last = bench.put("a", "z")[0].id
+    reasons = bench.engine.explain(last, now_us=bench.now).reasons
+    assert reasons[0] == 'its topic can deliver now: it waits for a free worker of pool "default"'
+    assert reasons[1].startswith("2 messages of its topic are ahead of it")
+
+
+def test_behind_a_clock_that_was_set_back_times_are_told_by_that_clock(bench: EngineBench) -> None:
+    bench.policy("a", rate=1, burst=1)
+    first, second = bench.put("a", "x", "y")
+    bench.lease(1)
+    bench.later(-3600)
+    told = bench.engine.explain(second.id, now_us=bench.now)
+    assert "stands still until" in told.reasons[0]
+    assert "may send again in 60.0 min" in told.reasons[1], "the hour, and a second"
+    assert told.now_us == bench.now
+    assert told.starts_us is not None
+    assert 3_600_000_000 < told.starts_us - bench.now <= 3_602_000_000
+    assert first.id != second.id
