@@ -268,6 +268,8 @@ class Namespace:
 
     def _make_again(self, error: NamespaceGone) -> None:
         """The server has lost everything: it keeps nothing over a restart. The policies at least are known here."""
+        for shard in range(self.shards):
+            self.read(shard, "GET", "shard")  # raises EngineCorrupt where a key of another program is in the way
         if self.link.durability != "memory":
             raise error
         log.warning("%s: the server has forgotten namespace %s and all its messages (was it restarted?); it is made again", self.link.name, self.name)
