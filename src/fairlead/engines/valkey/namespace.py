@@ -250,7 +250,7 @@ class Namespace:
             "nonce": secrets.token_hex(4)[:7],
             "tier_layers": layers.json(),
             # Of the policies: grows with each change, and is larger than any that a namespace lost with its server has had.
-            "version": str(int(time.time())),
+            "version": self.link.read(0, [("TIME",)])[0][0],
         }
         key = self.key(0, "settings")
         self.link.read(0, [("HSETNX", key, field, value) for field, value in values.items()])
