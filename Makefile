@@ -8,7 +8,7 @@ ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz lint fmt bench bench-smoke ci clean
+.PHONY: help setup demo test fuzz test-kills lint fmt bench bench-smoke ci clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ test: $(READY) ## all tests; make test ARGS="tests/conformance -k rate" for some
 
 fuzz: $(READY) ## 10,000 random endings of handlers on each engine (a while); FUZZ_SEED=7 repeats one, FUZZ_ENDINGS=50000 for more
 	FUZZ_ENDINGS=$${FUZZ_ENDINGS:-10000} $(BIN)/python -m pytest -s -p no:xdist tests/poison/test_fuzz.py $(ARGS)
+
+test-kills: $(READY) ## publishers and workers that are killed at random moments, many more rounds than in make test
+	FAIRLEAD_KILLS=200 FAIRLEAD_FLOW_KILLS=60 $(BIN)/python -m pytest -n auto --timeout 3600 tests/kill $(ARGS)
 
 lint: $(READY) ## ruff, mypy, pyright, the layers
 	$(BIN)/ruff check .

@@ -24,14 +24,14 @@ from fairlead.engines.listing import ORDERS
 from fairlead.errors import BacklogFull, BadMessage, UsageError
 from fairlead.message import Message, Settlement
 from fairlead.policy import FIELDS, Gate, check_changes, check_fields, check_pattern, check_topic
-from fairlead.producing.bulk import put_all, wait_for_room
+from fairlead.producing.bulk import BATCH, put_all, wait_for_room
 from fairlead.producing.call import batches_of, message_from
 from fairlead.producing.middlewares import Middlewares
 from fairlead.producing.publisher import Publisher
 from fairlead.safetext import redacted
 from fairlead.schedules import book, times
 from fairlead.tasks import carrying, outcomes
-from fairlead.tasks.flow import EndedHandler
+from fairlead.tasks.flow import EndedHandler, OpenHandler
 from fairlead.tasks.hub import Hub
 from fairlead.tasks.job import Job
 from fairlead.tasks.queue import NamedTask, Queue, find, named_task
@@ -128,6 +128,7 @@ class Fairlead:
         self._begin()
         self.handlers = Handlers()
         self.handlers.add_own(EndedHandler())
+        self.handlers.add_own(OpenHandler())
         self.handlers.find_named = functools.partial(find, self)
         self.queues: dict[str, Queue] = self.handlers.queues
         """Queues of functions by their names that the program has."""
@@ -426,6 +427,25 @@ class Fairlead:
 
     def _put(self, drafts: list[Draft]) -> list[Receipt]:
         return self.engine.put(drafts)
+
+    def publish_flow(self, messages: Sequence[Message], *, sticky: bool = False) -> list[Receipt]:
+        """Publish a flow's messages, apart from what others publish now; up to 1,000 are one call of the engine."""
+
+        def put(drafts: list[Draft]) -> list[Receipt]:
+            for draft in drafts:
+                draft.sticky = draft.sticky or sticky
+            return self._publisher.put_alone(drafts)
+
+        is_one = len(messages) <= BATCH
+        if not self._middlewares:
+            return put_all(messages, put, self._has_to_wait, timeout=None, progress=False, is_one=is_one)
+        with self._middlewares.around_many(messages, put) as stream:
+            return put_all(stream, stream.put, self._has_to_wait, timeout=None, progress=False, is_one=is_one)
+
+    @property
+    def limits_backlog(self) -> bool:
+        """Whether the namespace as a whole limits how much may wait."""
+        return self._settings.max_backlog is not None
 
     def _has_to_wait(self, topic: str) -> bool:
         return "block" in (self._settings.on_full, self.engine.policy_of(topic).on_full)

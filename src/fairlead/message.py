@@ -96,6 +96,7 @@ class Draft(msgspec.Struct, gc=False):
     signal: int | None = None
     """
     Not a message of its own, but for the one of this topic and id that waits for signals: its n-th, from 1 on, told once however often it comes.
+    Of the signal that ends the waiting, `delay_us`, `at_us` and `ttl_us` hold for that message too, its ttl from its publish.
     0: wait no longer. The topic, the key and the id are those of the message that waits.
     """
     own: bool = False  # Fairlead's: never refused, merged or expired

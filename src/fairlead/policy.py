@@ -119,6 +119,11 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     lane_concurrency: int | None = None
     """The part of the concurrency that each lane has."""
 
+    @property
+    def limits_backlog(self) -> bool:
+        """Whether a message may be refused because too many wait."""
+        return self.max_backlog is not None or self.max_backlog_bytes is not None
+
     def __post_init__(self) -> None:
         derive = msgspec.structs.force_setattr
         derive(self, "limited", self.rate is not None or self.concurrency is not None or self.gate is not None)

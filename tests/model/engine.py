@@ -105,6 +105,9 @@ class Engine(Lanes):
         self.now = self._time(now_us)
         return self._put(drafts)
 
+    def puts_whole(self, drafts: Sequence[Draft]) -> bool:
+        return not any(self.book.resolve(draft.topic).limits_backlog for draft in drafts)
+
     def _check_drafts(self, drafts: Iterable[Draft], now: int) -> None:
         for draft in drafts:
             policy = self.book.resolve(draft.topic)
@@ -168,8 +171,10 @@ class Engine(Lanes):
         message.bodies.append(draft.body)
         if number == 0 or len(message.signals) >= signals_needed(message.headers):
             ttl = self.book.resolve(message.topic).ttl
-            message.signals, message.since = None, self.now
+            message.signals, message.since = None, explicit_due(draft, self.now) or self.now
             message.expires = self.now + ttl if ttl is not None else None
+            if draft.ttl_us is not None:
+                message.expires = message.published + draft.ttl_us
             self._wait(message)
             arrivals.append(message.lane)
         return Receipt(draft.id or "", draft.topic)

@@ -324,6 +324,8 @@ class Histories(RuleBasedStateMachine):
         waiting = [receipt for receipt in self.receipts[-30:] if receipt.id in self.signalled]
         for receipt in waiting[-3:] or self.receipts[-1:]:
             draft = Draft(receipt.topic, b"s", id=receipt.id, signal=chance.choice([0, 1, 1, 1, 2, 2]))
+            if chance.random() < 0.3:
+                draft.delay_us, draft.ttl_us = chance.choice([0, 2 * SECOND]), chance.choice([None, SECOND, 9 * SECOND])
             self.twins.call("put", (self.for_engine([draft]),), ([draft],), now_us=self.twins.now)
 
     signal_more = signal

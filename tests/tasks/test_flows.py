@@ -107,11 +107,12 @@ def test_chunks(make_app: MakeApp) -> None:
 
 
 def test_a_chord_of_thousands(make_app: MakeApp) -> None:
-    """Each member costs one signal, the body gets all results at once."""
+    """Each member costs one signal, the body gets all results at once; messages that open the flow signal a hundred each."""
     with at_work(make_app) as t:
         before = t.app.engine.overview().published
         assert chord([t.double.s(n) for n in range(3_000)], t.total.s()).enqueue().get(60) == 8_997_000
-        assert t.app.engine.overview().published - before == 3_001
+        openers = 1 + 31 + 1  # the root, what it signals, and the message that would end the flow in an hour
+        assert t.app.engine.overview().published - before == 3_001 + openers
 
 
 def test_what_is_linked_is_called(make_app: MakeApp) -> None:
@@ -192,7 +193,8 @@ def test_a_flow_is_cancelled(make_app: MakeApp) -> None:
             ended.set()
 
     waiting = (tasks.add.signature((1, 1), delay=100) | tasks.double.s() | tasks.double.s()).enqueue()
-    assert [job.status for job in (*waiting.before, waiting)] == ["delayed", "deferred", "deferred"]
+    is_spread = tasks.app.engine.capabilities.shards > 1  # the flow is stored in several steps, and not open yet
+    assert [job.status for job in (*waiting.before, waiting)] == ["deferred" if is_spread else "delayed", "deferred", "deferred"]
     assert waiting.cancel()
     assert [job.status for job in (*waiting.before, waiting)] == ["cancelled"] * 3
     with working(tasks.app):

@@ -83,7 +83,7 @@ def explicit_due(draft: Draft, now_us: int) -> int | None:
 
 def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
     """Raises BadMessage for one that cannot be published. `now_us` None: what depends on the engine's time is left to the engine."""
-    if draft.signal is not None:
+    if draft.signal is not None or draft.own:
         return  # small, and never to be lost
     if len(draft.body) > policy.max_body:
         raise BadMessage(

@@ -310,6 +310,14 @@ class Engine(Protocol):
         """
         ...
 
+    def puts_whole(self, drafts: Sequence[Draft]) -> bool:
+        """
+        Whether one `put` of these stores all of them or none, also if this process is killed.
+
+        False where their topics limit their backlog: a part may be refused. Their bodies are not looked at.
+        """
+        ...
+
     def lease(
         self,
         n: int,

@@ -34,12 +34,17 @@ def put_all(
     *,
     timeout: float | None,
     progress: bool,
+    is_one: bool = False,
 ) -> list[Receipt]:
-    """Publish everything; answers per message. An error's notes say how many messages were accepted before it."""
+    """
+    Publish everything; answers per message. An error's notes say how many messages were accepted before it.
+
+    `is_one`: in one batch, however many bytes they are.
+    """
     receipts: list[Receipt] = []
     bar = _Progress() if progress else None
     try:
-        for drafts in _batches(messages):
+        for drafts in _batches(messages, most_bytes=sys.maxsize if is_one else BATCH_BYTES):
             answers = put(drafts)
             if any(answer.outcome == "refused" for answer in answers):
                 wait_for_room(drafts, answers, put, has_to_wait, timeout)
@@ -55,7 +60,7 @@ def put_all(
     return receipts
 
 
-def _batches(messages: Iterable[Message]) -> Iterator[list[Draft]]:
+def _batches(messages: Iterable[Message], *, most_bytes: int) -> Iterator[list[Draft]]:
     stream = iter(messages)
     position = 0
     while True:
@@ -67,7 +72,7 @@ def _batches(messages: Iterable[Message]) -> Iterator[list[Draft]]:
             drafts.append(codec.draft(message))
             position += 1
             size += len(drafts[-1].body)
-            if size > BATCH_BYTES:
+            if size > most_bytes:
                 break
         if not drafts:
             return

@@ -100,6 +100,12 @@ class Publisher:
         self._join(_Group([entry]))
         return entry.answer()
 
+    def put_alone(self, drafts: list[Draft]) -> list[Receipt]:
+        """As `put`, in a call of the engine by themselves: a flow is stored in one step only there."""
+        entry = _Entry(drafts)
+        self._commit([entry])
+        return entry.answer()
+
     def _join(self, group: _Group) -> None:
         """Returns when the group is done: by leading a commit, or by sleeping while others do."""
         with self._mutex:

@@ -2,7 +2,7 @@
 Flows: calls that follow each other, in the words of Celery: `a.s(1) | b.s()`, `group(…)`, `chord(group(…), c.s())`, nested as one likes.
 
 A flow becomes a graph of messages; each but the first ones waits for signals of those before it, see `fairlead.tasks.flow`. All are put into the
-store at once, the last first, so that nobody can end before those behind it are there.
+store before any of them can begin, or none, see `fairlead.tasks.whole`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import msgspec
 
 from fairlead import arguments
 from fairlead.engines.base import FLOW_HEADER, NEEDS_HEADER
-from fairlead.errors import UsageError
+from fairlead.errors import EngineUnavailable, UsageError
 from fairlead.headers import MOST_SIGNALS
 from fairlead.message import Message
-from fairlead.tasks import flow
+from fairlead.tasks import flow, whole
 from fairlead.tasks.flow import Flow, Follower, Target
 from fairlead.tasks.job import Job
 from fairlead.tasks.task import CALL_OPTIONS, LATER, Task
@@ -44,6 +44,9 @@ CELERY_NAMES = {"countdown": "delay", "eta": "at", "expires": "ttl", "task_id": 
 
 class Part(ABC, Generic[H]):
     """Something that can stand in a flow. `H` is the handle that publishing gives: `Job[R]`, or `GroupJob[R]` where a group is last."""
+
+    _unclear_id: str | None = None
+    """Under which id it was published when it is not known how far that went."""
 
     @abstractmethod
     def calls(self) -> Iterator[Signature[Any]]:
@@ -101,17 +104,25 @@ class Part(ABC, Generic[H]):
     # Publishing
 
     def enqueue(self) -> H:
-        """Publish all of it. Returns the handle of its end: a Job, or a GroupJob where a group is last. Raises what `publish` raises."""
+        """
+        Publish all of it, or nothing. Returns the handle of its end: a Job, or a GroupJob where a group is last.
+
+        Raises what `publish` raises. After EngineUnavailable it is not known whether the flow was stored; call this
+        again on the same object then: it stores what is missing, and nothing twice.
+        """
         app = self.app
         if app.eager:
             return cast("H", self._given(self.eagerly(())))
-        woven = _Graph()
+        woven = _Graph(self._unclear_id)
         ends = self.weave(woven, _Ends([], is_group=False))
-        messages = woven.messages()
         jobs = {node.id: node.job() for node in woven.nodes}
-        for receipt in app.publish_many(messages, progress=False):
-            if receipt.outcome == "refused":
-                raise UsageError(f"a flow: {receipt.topic}: {receipt.reason}; what was published of it waits for what was not")
+        if woven.nodes:
+            try:
+                whole.publish(app, woven.id, woven.messages(), again=self._unclear_id is not None)
+            except EngineUnavailable:
+                self._unclear_id = woven.id
+                raise
+        self._unclear_id = None
         return cast("H", self._given(woven.handle(ends, jobs)))
 
     def _given(self, handle: Any) -> Any:
@@ -501,8 +512,8 @@ class _Node:
 class _Graph:
     """The messages of one flow."""
 
-    def __init__(self) -> None:
-        self.id = uuid.uuid4().hex
+    def __init__(self, flow_id: str | None) -> None:
+        self.id = flow_id or uuid.uuid4().hex
         self.nodes: list[_Node] = []
 
     def add(self, call: Signature[Any], before: _Ends) -> _Node:

@@ -7,6 +7,7 @@ signal carries the result; it counts once for each number. A failure is a signal
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
 
     from fairlead.message import Lease, Settlement
     from fairlead.tasks.outcomes import Outcome
+
+
+OPEN = "fairlead.open"
+"""The task of messages that open a flow, or end it."""
+
+OPENED = 0
+"""Number of a signal that carries no result."""
+
+log = logging.getLogger("fairlead.worker")
 
 
 class Target(msgspec.Struct, array_like=True, frozen=True):
@@ -46,6 +56,17 @@ class Follower(msgspec.Struct, omit_defaults=True):
     key: str | None = None
 
 
+class Opening(msgspec.Struct, array_like=True, frozen=True):
+    """A call with which a flow begins: it waits for one signal until the flow opens, see `whole`. With its own delay, time and ttl."""
+
+    topic: str
+    id: str
+    key: str | None = None
+    delay_us: int = 0
+    at_us: int | None = None
+    ttl_us: int | None = None
+
+
 class Flow(msgspec.Struct, omit_defaults=True):
     """
     What a task's body says of the others around it.
@@ -60,6 +81,18 @@ class Flow(msgspec.Struct, omit_defaults=True):
     shape: list[Any] | None = None
     allows_failure: bool = False
     errors: list[Follower] = []
+    opens: list[Opening] = []
+    """Of an opener: what begins when it has run."""
+    others: list[Target] = []
+    """Of an opener: what ends, as `opens` do, if the flow never opens."""
+
+
+class Opener(msgspec.Struct, omit_defaults=True):
+    """The body of a message that opens a flow. `fails`: why it does not. `size`: of the root, the calls of the flow."""
+
+    flow: Flow
+    fails: str | None = None
+    size: int = 0
 
 
 class Signal(msgspec.Struct, omit_defaults=True):
@@ -80,7 +113,8 @@ class _Body(msgspec.Struct):
 
 _flow_of_body = msgspec.json.Decoder(_Body).decode
 _signal = msgspec.json.Decoder(Signal).decode
-_encode = msgspec.json.Encoder(enc_hook=codec.plain).encode
+_opener = msgspec.json.Decoder(Opener).decode
+encode = msgspec.json.Encoder(enc_hook=codec.plain).encode
 
 
 def of(body: bytes, headers: dict[str, str] | None) -> Flow | None:
@@ -97,7 +131,8 @@ def signals_of(lease: Lease) -> list[Signal]:
     """What came of those before it, in their order."""
     if lease.headers is None or NEEDS_HEADER not in lease.headers or lease.bodies is None:
         return []
-    return sorted(map(_signal, lease.bodies[1:]), key=lambda signal: signal.number)
+    signals = sorted(map(_signal, lease.bodies[1:]), key=lambda signal: signal.number)
+    return [signal for signal in signals if signal.number != OPENED or signal.status != outcomes.SUCCESS]
 
 
 def results_of(flow: Flow, signals: Sequence[Signal], read: Any) -> tuple[Any, ...]:
@@ -130,13 +165,15 @@ def failed_before(signal: Signal) -> DependencyFailed:
 _ENDS = {"cancelled": "fairlead.errors:JobCancelled", "expired": "fairlead.errors:JobExpired", "dead": "fairlead.errors:JobDead"}
 
 
-def following(job_id: str, flow: Flow, ended: Outcome, *, is_own_failure: bool = True) -> list[Draft]:
+def following(job_id: str, flow: Flow, ended: Outcome, *, is_own_failure: bool = True, published_us: int = 0) -> list[Draft]:
     """What is put into the store with the end of a task: signals for those behind it, calls of what handles its error."""
     drafts = [signal(target, job_id, ended) for target in flow.then]
+    if flow.opens or flow.others:
+        drafts += _opened(job_id, flow, ended, published_us)
     if ended.status != outcomes.SUCCESS and is_own_failure:
         for follower in flow.errors:
             body = _errback(job_id, ended, follower.body)
-            drafts.append(Draft(follower.topic, _encode(body), key=follower.key, id=follower.id, headers=dict(follower.headers), sticky=True))
+            drafts.append(Draft(follower.topic, encode(body), key=follower.key, id=follower.id, headers=dict(follower.headers), sticky=True))
     return drafts
 
 
@@ -151,6 +188,23 @@ def _errback(job_id: str, ended: Outcome, body: Any) -> Any:
     return {**body, "args": [*told[: body["errback"]], *body["args"]], "error": error}
 
 
+def _opened(opener_id: str, flow: Flow, ended: Outcome, published_us: int) -> list[Draft]:
+    if ended.status == outcomes.SUCCESS:
+        return [opening_signal(opening, opener_id, published_us) for opening in flow.opens]
+    targets = [Target(opening.topic, opening.id, 1, opening.key) for opening in flow.opens]
+    return [signal(target, opener_id, ended) for target in (*targets, *flow.others)]
+
+
+def opening_signal(opening: Opening, opener_id: str, published_us: int = 0) -> Draft:
+    """The one signal for which a call waits with which a flow begins. A delay counts from when the flow was published."""
+    body = encode(Signal(OPENED, opener_id, outcomes.SUCCESS))
+    made = Draft(opening.topic, body, key=opening.key, id=opening.id, signal=1)
+    made.at_us, made.ttl_us = opening.at_us, opening.ttl_us
+    if opening.delay_us and made.at_us is None:
+        made.at_us = published_us + opening.delay_us
+    return made
+
+
 def _told(ended: Outcome) -> tuple[str, str]:
     """What an error handler is called with behind the job's id: the error in one line, and its traceback."""
     if ended.error is None:
@@ -162,7 +216,7 @@ def signal(target: Target, job_id: str, ended: Outcome) -> Draft:
     """What a target is told; a failure that it does not allow ends its waiting at once."""
     number = target.number if ended.status == outcomes.SUCCESS or target.allows_failure else 0
     said = Signal(target.number, job_id, ended.status, ended.result, ended.pickled, ended.error, ended.reason)
-    return Draft(target.topic, _encode(said), key=target.key, id=target.id, signal=number)
+    return Draft(target.topic, encode(said), key=target.key, id=target.id, signal=number)
 
 
 class _Obituary(msgspec.Struct):
@@ -198,6 +252,37 @@ class EndedHandler(Handler):
         if said.body is not None and said.body.flow is not None:
             drafts += following(said.id, said.body.flow, said.outcome, is_own_failure=said.outcome.status != outcomes.CANCELLED)
         return drafts
+
+
+class OpenHandler(Handler):
+    """Opens a flow that was stored in several steps, or ends it; see `whole`."""
+
+    def __init__(self) -> None:
+        super().__init__(_nothing, OPEN, name=OPEN)
+
+    def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """It does nothing but end."""
+        del lease
+        return (), {}
+
+    def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> list[Draft]:
+        """Signals, in the same step as its own end."""
+        del returned, error
+        try:
+            said, signals = _opener(lease.body), signals_of(lease)
+        except (ValueError, RecursionError) as fault:
+            settlement.action, settlement.reason = "dead", f"this opens no flow: {fault}"
+            return []
+        failed = next((signal for signal in signals if signal.status != outcomes.SUCCESS), None)
+        if failed is not None:
+            ended = outcomes.Outcome(status=failed.status, error=failed.error, reason=failed.reason)
+        elif said.fails is not None:
+            ended = outcomes.Outcome(status=outcomes.EXPIRED, reason=said.fails)
+        else:
+            ended = outcomes.Outcome(status=outcomes.SUCCESS)
+        if said.size and ended.status != outcomes.SUCCESS:
+            log.warning("flow %s of %d calls, topic %s: %s", lease.id, said.size, lease.topic, ended.reason or ended.status)
+        return following(lease.id, said.flow, ended, published_us=lease.published_us)
 
 
 async def _nothing() -> None:

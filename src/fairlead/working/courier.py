@@ -81,6 +81,9 @@ BELL_SECONDS = 60.0
 BUSY_SECONDS = 5.0
 """How long after it last had all that it asked for the worker still counts as busy."""
 
+FOLLOWERS_AT_ONCE = 250
+"""Messages that are published with the settlements of one call: a step that opens a part of a flow has a hundred."""
+
 FOLLOW_LATER_US = 5_000_000
 """When a message comes again whose end could not be told since a backlog was full."""
 
@@ -240,7 +243,7 @@ class Courier(threading.Thread):
         size = count
         try:
             while left:
-                some = left[:size]
+                some = self._with_few_followers(left[:size])
                 try:
                     answers = self._answers(some)
                 except EngineUnavailable:
@@ -255,6 +258,16 @@ class Courier(threading.Thread):
                 self._settled(some, answers)
         finally:
             self.settlements.extendleft(reversed(left))
+
+    def _with_few_followers(self, settlements: list[Settlement]) -> list[Settlement]:
+        """As many of them, from the first on, as publish no more than one call should."""
+        if self.follow:
+            count = 0
+            for n, settlement in enumerate(settlements):
+                count += len(self.follow.get(settlement.fence, ()))
+                if n and count > FOLLOWERS_AT_ONCE:
+                    return settlements[:n]
+        return settlements
 
     def _settled(self, settlements: Sequence[Settlement], answers: Sequence[str]) -> None:
         held, summary, follow = self.held, self.summary, self.follow

@@ -17,6 +17,7 @@ from fairlead.policy import Gate, PolicyBook, check_changes, check_pattern, own_
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from fairlead.message import Draft
     from fairlead.policy import Layer, Layers, Resolved
     from fairlead.tiers import Tier, TierLayers
 
@@ -85,6 +86,10 @@ class SqliteEngine(Core):
     def policy_of(self, topic: str) -> Resolved:
         with self._view() as turn:
             return turn.policy(topic)
+
+    def puts_whole(self, drafts: Sequence[Draft]) -> bool:
+        with self._view() as turn:
+            return not any(turn.policy(topic).limits_backlog for topic in {draft.topic for draft in drafts})
 
     # Gates
 

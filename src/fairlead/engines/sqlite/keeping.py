@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairlead import headers as control
-from fairlead.engines.admission import ended, keeps, nobody_follows
+from fairlead.engines.admission import ended, explicit_due, keeps, nobody_follows
 from fairlead.engines.base import ABORT, ENDED, FLOW_HEADER, TASK_HEADER, UNTIL_SIGNALLED_US
 from fairlead.engines.naming import made_number
 from fairlead.engines.sqlite import messages, settling, views
@@ -175,9 +175,9 @@ def signal(turn: Turn, draft: Draft) -> tuple[Receipt, Lane | None]:
     turn.shard.bytes += len(draft.body)
     messages.end_waiting(turn, lane, row)
     turn.run("came_delete", row.mid)
-    row.since = turn.now
+    row.since = explicit_due(draft, turn.now) or turn.now
     ttl = turn.policy(draft.topic).ttl
-    row.expires = turn.now + ttl if ttl is not None else None
+    row.expires = row.published + draft.ttl_us if draft.ttl_us is not None else turn.now + ttl if ttl is not None else None
     messages.begin_waiting(turn, lane, row)
     messages.save(turn, row)
     return Receipt(message_id, draft.topic), lane

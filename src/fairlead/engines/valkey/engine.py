@@ -111,6 +111,12 @@ class Core:
                 self._space.refresh_own(draft.topic)  # perhaps it has been changed: nobody says so
                 self._check([draft], is_again=True)
 
+    def puts_whole(self, drafts: Sequence[Draft]) -> bool:
+        route_of = self._space.book.route
+        if len(drafts) > AT_ONCE or any(route_of(topic).policy.limits_backlog for topic in {draft.topic for draft in drafts}):
+            return False
+        return self._space.shards == 1 or len(self._by_shard(drafts)) == 1
+
     def _by_shard(self, drafts: Sequence[Draft]) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         for position, draft in enumerate(drafts):
@@ -208,7 +214,7 @@ class Core:
         if policy.partitions > 1:
             spread = self._part(draft, route) if self._space.shards > 1 else self._spread_by(draft, route)
         made = self._space.made(draft.id) if draft.id is not None else None
-        ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
+        ttl = draft.ttl_us if draft.ttl_us is not None or draft.signal is not None else policy.ttl
         rank = -2 * draft.priority + (0 if draft.at_front else 1)
         return records.draft_record(draft, rank, ttl, mkey, made[1] if made is not None else None, spread)
 

@@ -171,6 +171,27 @@ def test_signal_0_ends_the_waiting(bench: EngineBench) -> None:
     assert bench.lease()[0].bodies == [b"own", b"s5", b"s0"]
 
 
+def test_the_signal_that_ends_the_waiting_says_when_and_for_how_long(bench: EngineBench) -> None:
+    """Its delay or time, and the ttl, which counts from the message's publish; without them those of the policy."""
+    bench.policy("a", ttl=50)
+    for name in ("later", "at", "expired", "plain"):
+        bench.put("a", name, id=name, headers={NEEDS_HEADER: "1"})
+    bench.later(10)
+    now = bench.now
+    bench.engine.put([
+        Draft("a", b"s", id="later", signal=1, delay_us=5 * SECOND, ttl_us=30 * SECOND),
+        Draft("a", b"s", id="at", signal=1, at_us=now + 6 * SECOND, ttl_us=15 * SECOND),
+        Draft("a", b"s", id="expired", signal=1, ttl_us=9 * SECOND),
+        Draft("a", b"s", id="plain", signal=1),
+    ], now_us=now)  # fmt: skip
+    assert bench.run() == ["plain"]
+    bench.later(5.5)
+    assert bench.run() == ["later"]
+    bench.later(5)
+    assert bench.run() == []
+    assert {view.id for _, view in bench.engine.dead_list(limit=9)} == {"at", "expired"}
+
+
 def test_signals_come_with_the_end_of_another(bench: EngineBench) -> None:
     """With an ack, and with a refusal; not with a lease that is lost, and not over a full backlog's limit."""
     bench.policy("a", max_backlog=1)

@@ -63,7 +63,7 @@ local putting = part(function(putting)
     -- The first that would expire before it is due: its position, or nil. Looked at before anything is changed.
     function putting.impossible(drafts)
         for n, draft in pairs(drafts) do
-            local due = draft.ttl and not signals.waits(draft) and merging.explicit_due(draft)
+            local due = draft.ttl and not draft.signal and not signals.waits(draft) and merging.explicit_due(draft)
             if due and due >= shard.now + draft.ttl then
                 return n, due - shard.now
             end

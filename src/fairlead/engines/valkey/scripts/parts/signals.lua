@@ -26,10 +26,10 @@ local signals = part(function(signals)
         messages.touch(record)
         lanes.touch(lane)
         if draft.signal == 0 or record.parts >= (tonumber(record.headers and record.headers['fairlead-needs']) or 1) then
-            local policy = rules.of(record.topic)
             messages.end_waiting(lane, record)
-            record.since = shard.now
-            record.expires = policy.ttl and shard.now + policy.ttl
+            record.since = merging.explicit_due(draft) or shard.now
+            local ttl = rules.of(record.topic).ttl
+            record.expires = draft.ttl and record.published + draft.ttl or ttl and shard.now + ttl
             call('DEL', came)
             messages.begin_waiting(lane, record)
             arrivals[#arrivals + 1] = lane
