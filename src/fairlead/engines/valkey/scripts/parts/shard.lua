@@ -104,9 +104,8 @@ local tiers_stored -- the record of the tiers, false: there is none
 
 -- Read them. Returns why that cannot be.
 local function open_shard()
-    local found = call('MGET', keys.shard, keys.tiers)
-    local stored = found[1]
-    tiers_stored = found[2]
+    local stored = call('GET', keys.shard)
+    tiers_stored = call('GET', keys.tiers)
     if not stored then
         return redis.error_reply('NOSHARD there is no namespace here')
     end
