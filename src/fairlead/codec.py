@@ -164,7 +164,6 @@ def _check_headers(topic: str, headers: object) -> None:
     if not isinstance(headers, dict):
         raise BadMessage(f"message to {topic}: expected headers to be a dict of text by name, got {headers!r:.80}")
     size = 0
-    is_controlled = False
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise BadMessage(f"message to {topic}: expected the header {name!r:.80} to be text, got {value!r:.80}")
@@ -172,11 +171,10 @@ def _check_headers(topic: str, headers: object) -> None:
             size += len(name) + len(value)
         else:
             size += len(_utf8(topic, "name of a header", name)) + len(_utf8(topic, f"header {name:.80}", value))
-        is_controlled = is_controlled or name.startswith(control.OWN_PREFIX)
+        if name in control.CHECKED:
+            control.check(topic, name, value)
     if size > MAX_HEADERS_BYTES:
         raise BadMessage(f"message to {topic}: its headers have {size:,} bytes, at most {MAX_HEADERS_BYTES:,} are allowed; put it into the body")
-    if is_controlled:
-        control.check(topic, headers)
 
 
 def _check_key(topic: str, key: object) -> str:

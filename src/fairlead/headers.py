@@ -8,6 +8,7 @@ The scripts of the Valkey engine read `KEEPS`, `NEEDS` and `FLOW` too (`scripts/
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ MOST_SIGNALS = 100_000
 """Signals for which one message can wait."""
 
 MOST_RETRIES = 1_000_000_000
+MAX_TEXT = 100
+"""Characters of the value of a header that is checked."""
+
 MAX_DIGITS = 19
 """Digits of a number in a header: longer ones are not even converted, which takes time in proportion to their square."""
 
@@ -102,18 +106,23 @@ def _is_whole(text: str) -> bool:
     return whole(text) is not None
 
 
-_CHECKS = {
+CHECKED = {
     KEEPS: (_is_keeps, 'seconds, of at most 100 years, like "600,86400"'),
     NEEDS: (_is_needs, f"a number from 1 to {MOST_SIGNALS:,}"),
     TIME_LIMIT: (_is_seconds, "seconds above 0, of at most 100 years"),
     SOFT_TIME_LIMIT: (_is_seconds, "seconds above 0, of at most 100 years"),
     RETRIES: (_is_whole, "a whole number of at least 0"),
 }
+"""Control headers whose values are checked at publish: how, and what is expected."""
 
 
-def check(topic: str, headers: Mapping[str, str]) -> None:
-    """Raises BadMessage for a control header whose value cannot be meant."""
-    for name in _CHECKS.keys() & headers.keys():
-        is_meant, expected = _CHECKS[name]
-        if not is_meant(headers[name]):
-            raise BadMessage(f"message to {topic}: expected the header {name} to be {expected}, got {headers[name]!r:.40}")
+@functools.lru_cache(maxsize=1024)
+def is_meant(name: str, text: str) -> bool:
+    """Whether one of the headers that are checked can be meant. A program's calls say the same again and again."""
+    return CHECKED[name][0](text)
+
+
+def check(topic: str, name: str, text: str) -> None:
+    """Raises BadMessage for the value of one of the headers that are checked, if it cannot be meant."""
+    if len(text) > MAX_TEXT or not is_meant(name, text):  # nothing of any size is remembered
+        raise BadMessage(f"message to {topic}: expected the header {name} to be {CHECKED[name][1]}, got {text!r:.40}")

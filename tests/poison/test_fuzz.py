@@ -253,4 +253,4 @@ def test_random_endings(app: Fairlead, tmp_path: Path, monkeypatch: pytest.Monke
         for letter in app.dead_letters(limit=1000):
             assert len(letter.reason) <= 1_100
             assert len(letter.error or "") <= 4_000
-    assert app.topic("never").stats().published == 0
+    assert app.topic("never").stats().waiting == 0

@@ -70,7 +70,7 @@ def needs(draft: Draft) -> int:
     """For how many signals a message waits. Raises BadMessage."""
     if draft.headers is None or NEEDS_HEADER not in draft.headers:
         return 0
-    control.check(draft.topic, {NEEDS_HEADER: draft.headers[NEEDS_HEADER]})
+    control.check(draft.topic, NEEDS_HEADER, draft.headers[NEEDS_HEADER])
     return control.needs(draft.headers)
 
 
