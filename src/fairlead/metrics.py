@@ -91,7 +91,7 @@ def measure(
         kind = kinds.of(messages[0])
         for message in messages:
             if message.deliveries == 1:
-                waited.labels(kind).observe(max(0.0, time.time() - message.published_at))
+                waited.labels(kind).observe(max(0.0, app.handlers.now() - message.published_at))
         began = time.perf_counter()
         with running.labels(kind).track_inprogress():
             try:
