@@ -103,6 +103,9 @@ def test_the_others_must_not_notice_the_flood() -> None:
     assert states(seen(0.05, late=0.03))["the others"] == "not judged"
     assert busy["promises held"]
     assert not busy["all judged"]
+    slow = seen(0.5, late=0.03)
+    slow.handled[0] = Handled("push.mid.m1", 1, 1.6, 1.7)
+    assert states(slow)["the others"] == "not judged", "no flood is needed to wait so long"
     assert "an idle process was woken 30.0 ms late (p99)" in str(busy["promises"])
 
 

@@ -30,6 +30,9 @@ QUIET_FACTOR = 2.0
 QUIET_FLOOR = 0.01
 """Seconds of p99 up to which nobody is said to wait: a timer and two processes that take turns are not more exact."""
 
+QUIET_MOST = 0.25
+"""Seconds of p99 without any flood beyond which a comparison says nothing, where the machine is too busy."""
+
 OTHERS = 0.2
 """Where other programs use so much of the processors, or more, the machine is too busy to measure on."""
 
@@ -158,14 +161,15 @@ def _quiet(seen: Seen) -> Promise:
     detail = f"p99 {_ms(became)}, {_ms(was)} before"
     if ARRIVING in seen.phases and (arriving := _waits(quiet, seen.phases[ARRIVING])):
         detail += f" ({_ms(percentile(arriving, 0.99))} while it was being published)"
-    if became <= max(QUIET_FACTOR * was, QUIET_FLOOR):
+    held = became <= max(QUIET_FACTOR * was, QUIET_FLOOR)
+    if held and was <= QUIET_MOST:
         return Promise(name, "held", detail)
     late = [percentile(lags, 0.99) if (lags := _lags(seen, seen.phases[phase])) else 0.0 for phase in (BEFORE, DURING)]
     others = max(seen.phases[phase].others or 0.0 for phase in (BEFORE, DURING))
     if others >= OTHERS or max(late) >= LATE:
         why = f"the machine is too busy: other programs used {others:.0%} of its processors, an idle process was woken {_ms(max(late))} late (p99)"
         return Promise(name, "not judged", f"{detail}; {why}")
-    return Promise(name, "broken", detail)
+    return Promise(name, "held" if held else "broken", detail)
 
 
 def _limits(seen: Seen) -> list[Promise]:

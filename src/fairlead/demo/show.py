@@ -254,6 +254,7 @@ class _Stage:
         self._app = app
         self._console = Console()
         self._quiet = quiet
+        self._looks_of_flood = 0
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal and not quiet else None
         self._before = app.engine.overview()
         self._threads = ThreadPoolExecutor(1)
@@ -271,9 +272,13 @@ class _Stage:
 
     def close(self, found: dict[str, Any]) -> None:
         """Show how it ended: all promises are judged now."""
-        self.scene.title, self.scene.left = "the demo is over", 0.0
+        self.scene.title, self.scene.left = "the demo is over; the waits are those before, during and after the flood", 0.0
         self.scene.promises = promises(self._app.engine, self.seen, is_over=True)
-        self.scene.phase_waits = [each.wait for each in quiet_only(self.seen.handled)]
+        parts = [self.seen.phases[name] for name in (BEFORE, AFTER) if name in self.seen.phases]
+        if len(parts) == 2:  # after that the worker is overloaded on purpose
+            began, ended = parts[0].began, parts[1].ended
+            self.scene.phase_waits = [each.wait for each in quiet_only(self.seen.handled) if began <= each.published < ended]
+            self.scene.keep_looks(self._looks_of_flood)
         self.scene.sentence = found["in one sentence"]
         if self._live is not None:
             self._console.print(picture(self.scene, self._console.width))
@@ -298,6 +303,8 @@ class _Stage:
         """A part is over: what it proves is proven."""
         self.seen.phases[name] = phase
         self.read()
+        if name == AFTER:
+            self._looks_of_flood = len(self.scene.backlogs)
         self.scene.promises = promises(self._app.engine, self.seen)
 
     def read(self) -> list[float]:

@@ -47,6 +47,11 @@ class Scene(msgspec.Struct):
         self.backlogs.append(backlog)
         self.phase_waits += ordered
 
+    def keep_looks(self, first: int) -> None:
+        """Show only so many, the first."""
+        for series in (self.p50s, self.p99s, self.backlogs):
+            del series[first:]
+
     def begin(self, title: str) -> None:
         """A new part: its waits are counted by themselves."""
         self.title = title
