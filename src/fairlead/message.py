@@ -135,6 +135,8 @@ class Batch(msgspec.Struct, gc=False):
     leases: list[Lease]
     now_us: int
     next_wake_us: int | None = None  # engine time of the next known event, None: nothing until something is published
+    passed_over: bool = False  # lanes stand there that `only` excludes
+    goes_on: bool = False  # the lanes were not all looked at: the next call with the same `only` goes on
 
 
 class Settlement(msgspec.Struct, gc=False):

@@ -58,6 +58,9 @@ BRING_IN = 1000
 REST_FIRST_US, REST_MOST_US = 1_000_000, 300_000_000
 """A topic's rest without a Retry-After: one second, doubled up to five minutes."""
 
+PASS_OVER = 1_000
+"""Lanes that a lease with `only` passes over at most."""
+
 UNHANDLED_FIRST_US, UNHANDLED_MOST_US = 5_000_000, 300_000_000
 """A message for which a worker has no handler: 5 s, doubled up to 5 min; dead an hour after the first time."""
 
@@ -74,6 +77,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     processes: bool  # several processes may open the same store
     transactions: bool  # ack(publish=…) is one transaction
     shards: int = 1
+    only: bool = False  # `lease` knows `only`
     embedded: bool = False  # its work is done in the caller's process, in competition with the caller's other threads
 
 
@@ -326,6 +330,7 @@ class Engine(Protocol):
         topics: Sequence[str] | None = None,
         startable: int | None = None,
         record_start: bool = False,
+        only: Sequence[str] | None = None,
         now_us: int | None = None,
     ) -> Batch:
         """
@@ -333,6 +338,8 @@ class Engine(Protocol):
 
         `topics` restricts it to these, strictly in the order named (names or patterns' exact topics), tiers aside.
         `startable` (default n): how many the caller can start at once: no more than that of limited topics are handed out.
+        `only` (where the capabilities say so): lanes of topics that none of these patterns covers are passed over, at most `PASS_OVER` in a
+        call. The answer says whether some were, and whether the next call goes on where this one had to stop. Buckets are never passed over.
         `record_start`: the hand-out of a suspect counts as its recorded start (for consumers that do not call `start`).
         """
         ...

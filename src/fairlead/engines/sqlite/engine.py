@@ -97,6 +97,7 @@ class Core:
             persistent=path is not None,
             processes=path is not None,
             transactions=True,
+            only=True,
             embedded=True,
         )
         self._store = Store(path, self.durability, create=settings.create)
@@ -205,18 +206,20 @@ class Core:
         topics: Sequence[str] | None = None,
         startable: int | None = None,
         record_start: bool = False,
+        only: Sequence[str] | None = None,
         now_us: int | None = None,
     ) -> Batch:
         with self._turn(now_us, durable=False) as turn:
             housekeeping.keep_house(turn, BRING_IN)
             turn.flush_what_went_down()
             startable = n if startable is None else startable
-            leases, withheld = serving.lease(turn, n, pool, topics, startable, record_start=record_start)
+            kept = serving.Only.of(only, turn.memory.places)
+            leases, withheld = serving.lease(turn, n, pool, topics, startable, record_start=record_start, only=kept)
             turn.flush()
             wake = housekeeping.next_wake(turn)
             if withheld or (leases and (len(leases) == n or (wake is not None and wake < turn.now + SOON_US))):
                 turn.rang.add(pool)  # there may be more, now or soon, and this worker may be busy then
-        return Batch(leases, turn.now, wake)
+        return Batch(leases, turn.now, wake) if kept is None else Batch(leases, turn.now, wake, kept.passed_over, kept.goes_on)
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         with self._turn(now_us, durable=True) as turn:

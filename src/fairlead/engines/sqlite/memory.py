@@ -34,6 +34,8 @@ class Memory:
         """By topic: the number of its own policy (0: none) where it has no lane that says so."""
         self.handed: dict[int, tuple[int, int]] = {}
         """By fence: message and lane of leases that need nothing but to be deleted when they are acked."""
+        self.places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]] = {}
+        """Where leases that pass lanes over go on: by band, gate and patterns."""
         self._version = -1
         self._commits = -1
 

@@ -14,10 +14,12 @@ import msgspec
 
 from fairlead.engines import fairness
 from fairlead.engines.admission import DEFAULT_MEAN_US, STEP
+from fairlead.engines.base import PASS_OVER
 from fairlead.engines.naming import lane_name
 from fairlead.engines.sqlite import messages
 from fairlead.engines.sqlite.rows import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE, Band, Lane, Row
 from fairlead.message import Lease
+from fairlead.policy import prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 FIRST_PAGE = 16
 """Fewest lanes that are read at once."""
+
+START = (-1, -1)
+"""Before all lanes."""
+
+MOST_PLACES = 10_000
+"""Places that are remembered of calls that pass lanes over."""
 
 MANY_GATES = 4
 """With more open gates than this in a tier, a few lanes of each are read at first instead of as many as there is room for."""
@@ -38,9 +46,11 @@ _dumps = msgspec.json.Encoder().encode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
-def lease(turn: Turn, room: int, pool: str, topics: Sequence[str] | None, startable: int, *, record_start: bool) -> tuple[list[Lease], bool]:
+def lease(
+    turn: Turn, room: int, pool: str, topics: Sequence[str] | None, startable: int, *, record_start: bool, only: Only | None = None
+) -> tuple[list[Lease], bool]:
     """Choose, fetch and lease up to `room` messages; and whether some were withheld that this caller cannot start."""
-    serving = _Serving(turn, startable)
+    serving = _Serving(turn, startable, only)
     if topics is None:
         serving.serve_pool(pool, room)
     else:
@@ -48,7 +58,52 @@ def lease(turn: Turn, room: int, pool: str, topics: Sequence[str] | None, starta
     leases = _HandOut(turn, serving.picked, record_start=record_start).run(serving.visits if topics is not None else _mixed(turn, serving.visits))
     for lane in serving.visited.values():
         turn.place(lane)
-    return leases, serving.withheld
+    return leases, serving.withheld or (only is not None and only.passed_over)
+
+
+class Only:
+    """The patterns of a caller who takes nothing else, and where its calls go on: each passes over a bounded number of lanes."""
+
+    def __init__(self, patterns: Sequence[str], places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]]) -> None:
+        self._patterns = frozenset(patterns)
+        self._key = tuple(patterns)
+        self._places = places
+        self._left = PASS_OVER
+        self.passed_over = False
+        self.goes_on = False
+
+    @staticmethod
+    def of(patterns: Sequence[str] | None, places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]]) -> Only | None:
+        if len(places) > MOST_PLACES:
+            places.clear()
+        return None if patterns is None else Only(patterns, places)
+
+    def takes(self, lane: Lane) -> bool:
+        """Whether the caller does; one that it does not take is counted."""
+        if lane.topic is None or any(pattern in self._patterns for pattern in prefixes(lane.topic)):
+            return True
+        self.passed_over = True
+        self._left -= 1
+        return False
+
+    def begin(self, band: Band, gate: GateState | None) -> tuple[int, int]:
+        """Where reading begins."""
+        return self._places.get(self._place(band, gate), START)
+
+    def may_go_on(self, band: Band, gate: GateState | None, after: tuple[int, int]) -> bool:
+        """Whether more is to be read of it in this call; if not, the next one does."""
+        if self._left > 0:
+            return True
+        self._places[self._place(band, gate)] = after
+        self.goes_on = True
+        return False
+
+    def ended(self, band: Band, gate: GateState | None) -> None:
+        """All that stands there was read, in this call and those before: the next one begins at the beginning."""
+        self._places.pop(self._place(band, gate), None)
+
+    def _place(self, band: Band, gate: GateState | None) -> tuple[int, str | None, tuple[str, ...]]:
+        return band.band, gate.name if gate is not None else None, self._key
 
 
 def can_deliver(turn: Turn, lane: Lane) -> bool:
@@ -69,8 +124,9 @@ class _Line:
     last lane that was read of it; when the marker comes up, more are read.
     """
 
-    def __init__(self, turn: Turn, band: Band, room: int) -> None:
+    def __init__(self, turn: Turn, band: Band, room: int, only: Only | None = None) -> None:
         self.band = band
+        self._only = only
         self._turn = turn
         self._heap: list[tuple[int, int, int, Any]] = []
         self._page = max(room // fairness.CHUNK + 1, FIRST_PAGE)
@@ -78,13 +134,13 @@ class _Line:
         self._gates: dict[str, GateState] = {}
         for lane in turn.came_up:
             self._offer(lane)
-        self._read_more(None, (-1, -1))
+        self._read_more(None, START if only is None else only.begin(band, None))
         names = [name for (name,) in turn.all("gate_entries_open", band.band, self._page)]
         page = self._page if len(names) <= MANY_GATES else max(8, self._page // len(names))
         for name in names:
             gate = turn.gate(name)
             if gate is not None and gate.room(turn.now):
-                self._read_more(gate, (-1, -1), page)
+                self._read_more(gate, START if only is None else only.begin(band, gate), page)
 
     def _read_more(self, gate: GateState | None, after: tuple[int, int], page: int | None = None) -> None:
         page = page or self._page
@@ -98,12 +154,15 @@ class _Line:
         if len(rows) == page:
             number, vt = rows[-1]
             heapq.heappush(self._heap, (vt, number, 1, (gate, (vt, number))))
+        elif self._only is not None:
+            self._only.ended(self.band, gate)
 
     def _offer(self, lane: Lane) -> None:
         """Take a lane in, once; one that was changed in this call may no longer belong here."""
         if lane.lane not in self._seen and lane.band == self.band.band and can_deliver(self._turn, lane):
             self._seen.add(lane.lane)
-            self.push(lane)
+            if self._only is None or self._only.takes(lane):
+                self.push(lane)
 
     def push(self, lane: Lane) -> None:
         """Into the line, at its present virtual time."""
@@ -117,6 +176,8 @@ class _Line:
                 lane: Lane = entry
                 return lane
             gate, after = entry
+            if self._only is not None and not self._only.may_go_on(self.band, gate, after):
+                continue
             if gate is None or gate.room(self._turn.now):
                 self._read_more(gate, after)
         return None
@@ -129,8 +190,9 @@ class _Line:
 class _Serving:
     """Decides the visits of one call."""
 
-    def __init__(self, turn: Turn, startable: int) -> None:
+    def __init__(self, turn: Turn, startable: int, only: Only | None = None) -> None:
         self.turn = turn
+        self.only = only
         self.startable = startable
         self.visits: list[tuple[Lane, int]] = []
         self.visited: dict[int, Lane] = {}
@@ -142,9 +204,18 @@ class _Serving:
         """Strict tiers first, the others by their shares; what one cannot use flows to those that can."""
         found = [(tier.share, self.turn.find_band(pool, name)) for name, tier in self.turn.rules.tiers.items()]
         bands = [(share, band) for share, band in found if band is not None]
+        if self.only is None:
+            self._serve_bands(pool, room, bands)
+            return
+        carries = [(band, band.carry) for _, band in bands]
+        self._serve_bands(pool, room, bands)
+        for band, carry in carries:  # a caller who passes lanes over owes the tiers nothing, and they owe it nothing
+            band.carry = carry
+
+    def _serve_bands(self, pool: str, room: int, bands: list[tuple[float | str, Band]]) -> None:
         for share, band in bands:
             if share == "strict":
-                room -= self._serve(_Line(self.turn, band, room), room)
+                room -= self._serve(_Line(self.turn, band, room, self.only), room)
                 if self.withheld:
                     return
         lines: dict[str, _Line | None] = {}
@@ -180,7 +251,7 @@ class _Serving:
                 continue
             line = lines[name]
             if line is None:
-                line = lines[name] = _Line(self.turn, bands[name], part)
+                line = lines[name] = _Line(self.turn, bands[name], part, self.only)
             taken[name] = self._serve(line, part)
             if self.withheld:
                 break

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from fairlead.engines.admission import backlog_full_with_ack, check_draft, delay_outlasts_ttl, full
-from fairlead.engines.base import BRING_IN, NEEDS_HEADER, Capabilities
+from fairlead.engines.base import BRING_IN, NEEDS_HEADER, PASS_OVER, Capabilities
 from fairlead.engines.interrupt import Interrupt
 from fairlead.engines.naming import merge_key
 from fairlead.engines.valkey import records
@@ -69,6 +69,7 @@ class Core:
             persistent=True,
             processes=True,
             transactions=self._space.shards == 1,
+            only=True,
             shards=self._space.shards,
         )
         self._random = settings.random or random.random
@@ -76,6 +77,8 @@ class Core:
         self._waiting = Waiting(self._space, self._grants)
         self._spread = itertools.count(random.randrange(1 << 16))
         self._leased_at_once = MOST_LEASED // 2
+        self._places: dict[tuple[int, str, bytes], int] = {}
+        """Where leases that pass lanes over go on."""
         self._next_shard = random.randrange(self._space.shards)
 
     @property
@@ -228,6 +231,7 @@ class Core:
         topics: Sequence[str] | None = None,
         startable: int | None = None,
         record_start: bool = False,
+        only: Sequence[str] | None = None,
         now_us: int | None = None,
     ) -> Batch:
         self._grants.renew()
@@ -239,8 +243,10 @@ class Core:
             if made.leases and (room <= 0 or visited >= SHARDS_AT_ONCE):
                 wakes.append(made.now_us)  # there may be more
                 break
-            batch = self._lease_from(shard, room, pool, topics, startable, now_us, record_start=record_start)
+            batch = self._lease_from(shard, room, pool, topics, startable, now_us, record_start=record_start, only=only)
             made.leases += batch.leases
+            made.passed_over |= batch.passed_over
+            made.goes_on |= batch.goes_on
             made.now_us = max(made.now_us, batch.now_us)
             if batch.next_wake_us is not None:
                 wakes.append(batch.next_wake_us)
@@ -261,27 +267,40 @@ class Core:
         yield from dict.fromkeys((*self._waiting.take_rung(), *range(first, shards), *range(first)))
 
     def _lease_from(
-        self, shard: int, n: int, pool: str, topics: Sequence[str] | None, startable: int, now_us: int | None, *, record_start: bool
+        self,
+        shard: int,
+        n: int,
+        pool: str,
+        topics: Sequence[str] | None,
+        startable: int,
+        now_us: int | None,
+        *,
+        record_start: bool,
+        only: Sequence[str] | None = None,
     ) -> Batch:
         space = self._space
+        patterns = b"" if only is None else records.pack(list(only))
         leases: list[Lease] = []
         left = BRING_IN
         while True:
             room = min(n - len(leases), self._leased_at_once)
             left -= HOUSE
             began = time.perf_counter()
-            now, wake, again, nonce, fence, found, runs, bodies = space.run(
+            begins = self._places.get((shard, pool, patterns), 0) if patterns else 0
+            now, wake, again, nonce, fence, found, runs, bodies, passed_over, goes_on = space.run(
                 "lease", shard, now_us, room, pool, b"" if topics is None else records.pack(list(topics)), startable, int(record_start), HOUSE,
-                int(left <= 0), SOON_US,
+                int(left <= 0), SOON_US, patterns, begins, PASS_OVER,
             )  # fmt: skip
             if again:
                 continue
+            if patterns:
+                self._places[shard, pool, patterns] = max(goes_on, 0)
             self._fit(room, time.perf_counter() - began, is_full=len(found) == 2 * room)
             made = records.leases_of(found, runs, bodies, fence, nonce.decode(), space.shards, shard)
             leases += made
             startable -= sum(lease.limited for lease in made)
             if len(found) < 2 * room or len(leases) >= n:
-                return Batch(leases, now, wake if wake >= 0 else None)
+                return Batch(leases, now, wake if wake >= 0 else None, bool(passed_over), goes_on >= 0)
 
     def _fit(self, room: int, seconds: float, *, is_full: bool) -> None:
         """The server answers nobody else meanwhile: what one call asks for should take it no longer than that."""

@@ -7,7 +7,9 @@ from typing import Literal
 
 import pytest
 
+from fairlead.engines.base import PASS_OVER
 from fairlead.errors import BadPolicy, TopicInUse
+from fairlead.message import Draft
 from fairlead.policy import Gate, Tier
 from fairlead.testing.bench import TIERS, EngineBench
 from fairlead.units import SECOND
@@ -315,3 +317,43 @@ def test_purge_of_a_bucketed_topic_with_serial_keys_takes_everything(bench: Engi
     assert bench.bodies() == []
     bench.put("b.1", "new", key="k")
     assert bench.bodies() == ["new"]
+
+
+def test_a_lease_of_some_patterns_passes_over_the_others(bench: EngineBench) -> None:
+    """Only what they cover is delivered, in turn, by weight; what they do not cover is untouched, and the answer says that it is there."""
+    if not bench.engine.capabilities.only:
+        pytest.skip("the engine does not know it")
+    bench.policy("push.heavy", weight=3)
+    bench.put("mail.a", "m1", "m2")
+    for topic in ("push.a", "push.heavy", "single"):
+        bench.put(topic, *(f"{topic} {n}" for n in range(40)))
+    batch = bench.batch(40, only=["push.*", "single"])
+    assert batch.passed_over
+    counts = Counter(lease.topic for lease in batch.leases)
+    assert counts == {"push.heavy": 24, "push.a": 8, "single": 8}
+    assert {lease.topic for lease in bench.lease(200, only=["push.*"])} == {"push.a", "push.heavy"}
+    assert bench.lease(only=["nothing.*"]) == []
+    assert bench.bodies(2, only=["*"]) == ["m1", "m2"] or bench.waiting("mail.a") == 2
+    assert bench.waiting("mail.a") + bench.engine.topic_stats("mail.a", now_us=bench.now).leased == 2
+
+
+def test_a_lease_of_some_patterns_passes_over_a_bounded_number(bench: EngineBench) -> None:
+    """With thousands of others before them the next calls go on where one had to stop; all are found, and then nothing goes on."""
+    if not bench.engine.capabilities.only:
+        pytest.skip("the engine does not know it")
+    others = 2 * PASS_OVER + 500
+    bench.engine.put([Draft(f"mail.{n}", b"x") for n in range(others)], now_us=bench.now)
+    bench.engine.put([Draft(f"push.{n}", b"x") for n in range(50)], now_us=bench.now)
+    found: set[str] = set()
+    calls = 0
+    while True:
+        batch = bench.batch(100, only=["push.*"])
+        calls += 1
+        found |= {lease.topic for lease in batch.leases}
+        assert calls < 50
+        if not batch.goes_on:
+            break
+    assert found == {f"push.{n}" for n in range(50)}
+    assert calls >= 2
+    assert batch.passed_over
+    assert bench.engine.overview(now_us=bench.now).leased == 50

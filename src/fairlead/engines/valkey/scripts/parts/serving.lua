@@ -73,6 +73,23 @@ local serving = part(function(serving)
         source.page = math.min(2 * source.page, math.max(calls.left, PAGE), PAGE_MOST)
     end
 
+    -- Whether one of the patterns covers the lane's topic, for a caller who takes nothing else. Of buckets it takes all.
+    local function takes(lane)
+        local topic = lanes.topic(lane)
+        if not topic or calls.only[topic] or calls.only['*'] then
+            return true
+        end
+        local stem = string.match(topic, '^(.*%.)[^.]*$')
+        while stem do
+            if calls.only[stem .. '*'] then
+                return true
+            end
+            stem = string.match(stem, '^(.*%.)[^.]*%.$')
+        end
+        calls.passed_over, calls.may_pass = true, calls.may_pass - 1
+        return false
+    end
+
     -- The next of it goes into the heap; nothing where it is at its end.
     local function advance(heap, source)
         if source.at > #source.found then
@@ -90,6 +107,13 @@ local serving = part(function(serving)
             source.at = at + 1
             if not lane then -- a store that lost something: the doctor counts it
                 return advance(heap, source)
+            elseif calls.only and not takes(lane) then
+                if calls.may_pass <= 0 then -- the next call goes on here
+                    calls.goes_on = math.max(calls.goes_on, source.offset - #found + at)
+                    source.at, source.found, source.is_last = 1, {}, true
+                    return
+                end
+                return advance(heap, source)
             end
             push(heap, { lane.vt, lane.number, lane, source })
         else
@@ -99,7 +123,7 @@ local serving = part(function(serving)
     end
 
     local function begin(heap, name, of_lanes)
-        advance(heap, { name = name, of_lanes = of_lanes, offset = 0, page = PAGE, at = 1, found = {} })
+        advance(heap, { name = name, of_lanes = of_lanes, offset = of_lanes and calls.begins or 0, page = PAGE, at = 1, found = {} })
     end
 
     -- How many lanes it has, counted up to so many. Gates that this call has shut stand among the heads still.
@@ -579,8 +603,20 @@ local serving = part(function(serving)
 
     -- Choose, fetch and lease up to `room` messages. Returns number and record of each, then {how many of them in a row, when their leases end, whether
     -- they are limited} of all, then {place among them, further bodies} of those that have some, and the first fence.
-    function serving.lease(room, pool, topics, startable, record_start)
+    -- `only`: {patterns, where the lanes' order begins, how many lanes may be passed over}, or nil.
+    function serving.lease(room, pool, topics, startable, record_start, only)
         calls = { room = room, left = room, startable = startable, record_start = record_start, visits = {}, order = {}, given = {}, withheld = false }
+        calls.begins, calls.goes_on, calls.passed_over = 0, -1, false
+        local carries = {}
+        if only then
+            calls.only, calls.begins, calls.may_pass = {}, only[2], only[3]
+            for _, pattern in ipairs(only[1]) do
+                calls.only[pattern] = true
+            end
+            for _, band in ipairs(bands) do
+                carries[band] = band.carry
+            end
+        end
         messages.save() -- what housekeeping changed is read as it is stored
         places.write()
         local first = last_fence() + 1
@@ -593,7 +629,10 @@ local serving = part(function(serving)
         for _, given in ipairs(calls.order) do
             lanes.place(given.lane)
         end
-        return out.messages, out.runs, out.bodies, first, calls.withheld
+        for band, carry in pairs(carries) do -- a caller who passes lanes over owes the tiers nothing, and they owe it nothing
+            band.carry = carry
+        end
+        return out.messages, out.runs, out.bodies, first, calls.withheld or calls.passed_over, calls.passed_over, calls.goes_on
     end
 
     -- Whether something could be leased in the pool now.
