@@ -20,6 +20,7 @@ from fairlead import codec, texts, units
 from fairlead.engines.admission import STARTED_AND_LOST
 from fairlead.errors import BacklogFull, EngineCorrupt, EngineUnavailable
 from fairlead.message import Settlement
+from fairlead.working.coverage import PROBE, Coverage
 from fairlead.working.keeper import Keeper
 from fairlead.working.options import Summary
 from fairlead.working.settle import CANNOT_SETTLE
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
         def store_time(self, now_us: int) -> None: ...
         def find(self, lease: Lease) -> Handler | None: ...
+        def coverage(self) -> list[str] | None: ...
         def arrived(self, works: list[Work]) -> None: ...
         def unhandled(self, leases: list[Lease]) -> None: ...
         def started(self, works: list[Work]) -> None: ...
@@ -118,6 +120,7 @@ class Courier(threading.Thread):
         """Nothing is taken while a message that may kill this process runs alone."""
         self._ending = False
         self._ask_again = True
+        self._coverage = Coverage(desk.coverage())
         self._was_notified = False
         """The engine woke this worker, and it has not leased since."""
 
@@ -186,8 +189,13 @@ class Courier(threading.Thread):
     def _sleep(self) -> None:
         if self.settlements or self.starts or self._ending:
             return
-        self.go.wait(min(self._keeper.next_look - time.monotonic(), BELL_SECONDS) if self.held else BELL_SECONDS)
+        seconds = min(self._keeper.next_look - time.monotonic(), BELL_SECONDS) if self.held else BELL_SECONDS
+        if self._coverage.look_at:
+            seconds = min(seconds, self._coverage.look_at - time.monotonic())
+        self.go.wait(max(seconds, 0.0))
         self.go.clear()
+        if self._coverage.take_due():
+            self._ask_again = True
         if self._bell.take():
             self._ask_again = self._was_notified = True
 
@@ -382,10 +390,20 @@ class Courier(threading.Thread):
         return refused
 
     def _lease(self, count: int) -> Batch:
-        options = self._options
+        options, coverage = self._options, self._coverage
         startable = max(0, options.concurrency - len(self.held))
         self._was_notified = False
-        return self._engine.lease(count, pool=options.pool, topics=options.topics, startable=startable)
+        if coverage.only is None:
+            return self._engine.lease(count, pool=options.pool, topics=options.topics, startable=startable)
+        if coverage.is_time_to_probe():
+            batch = self._engine.lease(min(count, PROBE), pool=options.pool, startable=startable)
+            coverage.learn({lease.topic for lease in batch.leases if self._desk.find(lease) is not None})
+            batch.goes_on = True  # what is this worker's is still to be looked for
+            return batch
+        began = time.monotonic()
+        batch = self._engine.lease(count, pool=options.pool, startable=startable, only=coverage.only)
+        coverage.looked(batch, time.monotonic() - began)
+        return batch
 
     def _deliver(self, batch: Batch, asked: int) -> None:
         now = time.monotonic()
@@ -408,18 +426,26 @@ class Courier(threading.Thread):
             self._keeper.took(works)
             self._desk.arrived(works)
         if unhandled:
+            if self._options.topics is None and self._engine.capabilities.only:
+                self._coverage.met(unhandled)
             self._desk.unhandled(unhandled)
         if len(held) < self._options.concurrency and len(batch.leases) < asked:
             # There is no more; with every slot taken, the next settlement asks again instead.
-            self._ask_again = False
-            self._wait_for_bell(batch)
-        elif self._options.topics is None:
+            self._ask_again = batch.goes_on
+            if batch.goes_on:
+                self.go.set()
+            else:
+                self._wait_for_bell(batch)
+        elif self._options.topics is None and self._coverage.only is None:
             self._arrivals.listen()
 
     def _wait_for_bell(self, batch: Batch) -> None:
         if self._options.burst and not self.held and not self._anything_ready():
             self._leasing = False
             self._desk.drained()
+            return
+        if batch.passed_over:  # the engine would wake this worker at once for what is not its own
+            self._coverage.pause()
             return
         seconds = BELL_SECONDS
         if batch.next_wake_us is not None:
@@ -433,6 +459,7 @@ class Courier(threading.Thread):
             topic.ready
             and topic.state != "paused"
             and topic.backs_off_until_us is None
+            and (self._coverage.only is None or self._coverage.covers(topic.topic))
             and topic.pool == options.pool
             and (options.topics is None or topic.topic in options.topics)
             for topic in self._engine.topic_list(order="backlog", limit=BURST_LOOK)

@@ -128,6 +128,15 @@ def _limit(where: str, option: str, value: Duration | None) -> float | None:
     return limit
 
 
+def _covering(text: str) -> str:
+    """The pattern that covers a pattern, a topic, or a template like `mail.{customer}`."""
+    constant, field, _ = text.partition("{")
+    if not field:
+        return text
+    stem, dot, _ = constant.rpartition(".")
+    return f"{stem}.*" if dot else "*"
+
+
 def fields() -> dict[str, Any]:
     """What the code that runs here is about: message, topic, attempt, and of a task its name; empty outside of handlers."""
     run = CURRENT.get(None)
@@ -192,6 +201,12 @@ class Handlers:
     def add_own(self, handler: Handler) -> None:
         """Register one of Fairlead's own tasks, which is not counted."""
         self._own[handler.name] = handler
+
+    def coverage(self) -> list[str] | None:
+        """Patterns that cover the topics of all handlers, tasks and queues; None: it may be any topic."""
+        texts = [handler.pattern for handler in (*self._by_pattern.values(), *self._by_task.values(), *self._own.values())]
+        found = {_covering(text) for text in texts} | set(self.queues)
+        return None if "*" in found else sorted(found)
 
     def by_pattern(self) -> list[Handler]:
         """Those that were registered for a pattern, in the order of these."""

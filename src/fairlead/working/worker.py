@@ -282,6 +282,9 @@ class Worker:
             log.warning("message %s in %s: its handler cannot be found: %s", lease.id, lease.topic, texts.of(error, texts.MAX_REASON))
             return None
 
+    def coverage(self) -> list[str] | None:
+        return self._handlers.coverage()
+
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)
 

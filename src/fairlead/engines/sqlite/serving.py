@@ -212,7 +212,7 @@ class _Serving:
         for band, carry in carries:  # a caller who passes lanes over owes the tiers nothing, and they owe it nothing
             band.carry = carry
 
-    def _serve_bands(self, pool: str, room: int, bands: list[tuple[float | str, Band]]) -> None:
+    def _serve_bands(self, pool: str, room: int, bands: Sequence[tuple[float | str, Band]]) -> None:
         for share, band in bands:
             if share == "strict":
                 room -= self._serve(_Line(self.turn, band, room, self.only), room)

@@ -1,0 +1,89 @@
+"""Several programs on one store and in one pool: each gets its own messages, and nobody starves, spins or floods the log."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fairlead import Fairlead, Message
+from fairlead.working.handler import Handlers
+from tests.working.support import Running, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOPICS = 1_500
+
+
+def program(tmp_path: Path, pattern: str, seen: list[str]) -> Fairlead:
+    app = Fairlead(f"sqlite:///{tmp_path}/shared.db", durability="memory")
+
+    @app.handler(pattern)
+    async def handle(message: Message) -> None:
+        seen.append(message.topic)
+
+    return app
+
+
+def test_two_programs_share_a_pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Both get all of theirs; but for the first that a worker meets, nothing is given back, and a pattern is warned of once a minute."""
+    pushed: list[str] = []
+    mailed: list[str] = []
+    with program(tmp_path, "push.*", pushed) as push, program(tmp_path, "mail.*", mailed) as mail:
+        push.publish_many(Message(f"{kind}.{n}") for n in range(TOPICS) for kind in ("push", "mail"))
+        with Running(push, concurrency=10) as first, Running(mail, concurrency=10) as second:
+            until(lambda: len(pushed) == len(mailed) == TOPICS, 120)
+            push.publish("push.new")
+            until(lambda: pushed[-1] == "push.new", 60)
+        released = (first.join().released, second.join().released)
+    assert max(released) < TOPICS / 2
+    assert len([record for record in caplog.records if "no handler here" in record.getMessage()]) <= 4
+
+
+def test_others_messages_that_stand_there_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with nothing of its own does not spin while another program's messages wait; its own start soon."""
+    pushed: list[str] = []
+    with program(tmp_path, "push.*", pushed) as push:
+        push.publish_many(Message(f"mail.{n}") for n in range(TOPICS))
+        leases = 0
+        real = push.engine.lease
+
+        def counted(*args: object, **options: object) -> object:
+            nonlocal leases
+            leases += 1
+            return real(*args, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(push.engine, "lease", counted)
+        with Running(push, concurrency=10):
+            until(lambda: leases > 3)
+            before, began = leases, time.monotonic()
+            time.sleep(1.0)  # what is counted
+            assert leases - before < 150 * (time.monotonic() - began)
+            push.publish("push.acme")
+            until(lambda: pushed == ["push.acme"], 60)
+        waiting = sum(stats.waiting for stats in push.topics(pattern="mail.*", limit=2 * TOPICS))
+        assert waiting == TOPICS
+
+
+def test_a_burst_ends_beside_others_messages(tmp_path: Path) -> None:
+    """What no handler of this program covers holds up no burst."""
+    pushed: list[str] = []
+    with program(tmp_path, "push.*", pushed) as push:
+        push.publish_many(Message(f"{kind}.{n}") for n in range(TOPICS) for kind in ("mail", "push"))
+        assert push.run_worker(burst=True, concurrency=10).acked == TOPICS
+
+
+def test_what_handlers_cover(tmp_path: Path) -> None:
+    """Patterns, topics of tasks with their arguments cut off, queues; a handler or a task of any topic covers all."""
+    app = Fairlead(f"sqlite:///{tmp_path}/x.db")
+    app.handler("push.*")(print)
+    app.task(topic="mail.{who}", name="mail")(lambda who: who)
+    app.queue("low")
+    covered = app.handlers.coverage()
+    assert covered is not None
+    assert {"push.*", "mail.*", "low"} <= set(covered)
+    app.task(topic="{who}", name="any")(lambda who: who)
+    assert app.handlers.coverage() is None
+    assert Handlers().coverage() == []
