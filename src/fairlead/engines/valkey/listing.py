@@ -17,39 +17,38 @@ if TYPE_CHECKING:
     from fairlead.engines.valkey.records import Lane
     from fairlead.engines.valkey.views import Command, Reads, View
 
+    Lanes = Sequence[tuple[int, Lane]]
+
 
 class _Order(NamedTuple):
     """
     How a top list is found.
 
-    `key`: the sorted set of lanes by size class; `is_falling`: the largest first; `worth`: what a lane comes to;
+    `key`: the sorted set of lanes by size class; `is_falling`: the largest first; `worths`: what lanes come to;
     `folded`: what a topic in a bucket comes to, None: nothing is counted by topic there.
     """
 
     key: str
     is_falling: bool
-    worth: Callable[[int, Lane], Reads[float]]
+    worths: Callable[[View, Lanes], list[float]]
     folded: Callable[[int, str], Reads[float]] | None = None
 
 
-def _backlog(_now: int, lane: Lane) -> Reads[float]:
-    yield from ()
-    return lane.waiting
+def _backlogs(_view: View, lanes: Lanes) -> list[float]:
+    return [lane.waiting for _, lane in lanes]
 
 
-def _rate(now: int, lane: Lane) -> Reads[float]:
-    yield from ()
-    return classes.rate(now, lane.seen, lane.lately, lane.before)
+def _rates(view: View, lanes: Lanes) -> list[float]:
+    return [classes.rate(view.times[shard], lane.seen, lane.lately, lane.before) for shard, lane in lanes]
 
 
-def _throttled(_now: int, lane: Lane) -> Reads[float]:
-    yield from ()
-    return lane.throttled
+def _throttled(_view: View, lanes: Lanes) -> list[float]:
+    return [lane.throttled for _, lane in lanes]
 
 
-def _age(now: int, lane: Lane) -> Reads[float]:
-    oldest = yield from views.oldest_in(lane)
-    return now - oldest + 1 if oldest is not None else 0
+def _ages(view: View, lanes: Lanes) -> list[float]:
+    oldest = views.oldest_of(view, lanes)
+    return [view.times[shard] - since + 1 if since is not None else 0 for (shard, _), since in zip(lanes, oldest, strict=True)]
 
 
 def _folded_backlog(_now: int, topic: str) -> Reads[float]:
@@ -63,9 +62,9 @@ def _folded_age(now: int, topic: str) -> Reads[float]:
 
 
 ORDERS = {
-    "backlog": _Order("top:big", True, _backlog, _folded_backlog),
-    "age": _Order("top:old", False, _age, _folded_age),
-    "rate": _Order("top:busy", True, _rate),
+    "backlog": _Order("top:big", True, _backlogs, _folded_backlog),
+    "age": _Order("top:old", False, _ages, _folded_age),
+    "rate": _Order("top:busy", True, _rates),
     "throttled": _Order("top:slow", True, _throttled),
 }
 """By the names of `fairlead.engines.listing.MEASURES`."""
@@ -110,8 +109,7 @@ class _Topics:
         entry, view = ORDERS[order], self._view
         lanes = list(self._lanes(entry, pattern, most))
         own = [(shard, lane, topic) for shard, lane in lanes if (topic := views.topic_of_lane(lane.name)) is not None]
-        worths = together(view, [(shard, entry.worth(view.times[shard], lane)) for shard, lane, _ in own])
-        for (_, lane, topic), worth in zip(own, worths, strict=True):
+        for (_, lane, topic), worth in zip(own, entry.worths(view, [(shard, lane) for shard, lane, _ in own]), strict=True):
             yield Candidate(topic, worth, is_exact=lane.name == topic)
         buckets = {(shard, listing.common_prefix(pattern, pattern_of_bucket(lane.name))) for shard, lane in lanes if lane.name.startswith(BUCKET)}
         if entry.folded is not None:

@@ -237,6 +237,11 @@ def read_record(mid: int, stored: bytes) -> Record:
                   body=stored[end:-7], mid=mid)  # fmt: skip
 
 
+def since_of(stored: bytes) -> int:
+    """When a message began to wait, of its record: plain ones end with it."""
+    return read_record(0, stored).since if stored[0] == _RICH else int.from_bytes(stored[-7:])
+
+
 def leases_of(
     found: Sequence[Any], runs: Sequence[int], bodies: Sequence[Any], fence: int, nonce: str, shards: int, shard: int
 ) -> list[Lease]:  # fmt: skip

@@ -251,12 +251,30 @@ def oldest_in(lane: Lane) -> Reads[int | None]:
     return min(found, default=None)
 
 
+def oldest_of(view: View, lanes: Sequence[tuple[int, Lane]]) -> list[int | None]:
+    """The same of many: most lanes say themselves which message is their first, and these are read by one command."""
+    found: list[int | None] = [None] * len(lanes)
+    known: dict[int, dict[int, int]] = {}
+    others: list[tuple[int, int, Lane]] = []
+    for n, (shard, lane) in enumerate(lanes):
+        if lane.listed or lane.sorted:
+            others.append((n, shard, lane))
+        elif lane.ready and (first := lane.first_of_latest) is not None:
+            known.setdefault(shard, {})[n] = first
+    for shard, mids in known.items():
+        for n, stored in zip(mids, view.space.read(shard, "HMGET", "m", *mids.values()), strict=True):
+            found[n] = records.since_of(stored) if stored is not None else None
+    for (n, _, _), since in zip(others, together(view, [(shard, oldest_in(lane)) for _, shard, lane in others]), strict=True):
+        found[n] = since
+    return found
+
+
 def _sinces(mids: Sequence[int]) -> Reads[list[int]]:
     """When these messages began to wait."""
     if not mids:
         return []
     stored = (yield [("HMGET", "m", *mids)])[0]
-    return [records.read_record(0, each).since for each in stored if each is not None]
+    return [records.since_of(each) for each in stored if each is not None]
 
 
 def _oldest(name: str, prefix: bytes) -> Reads[list[int]]:
@@ -291,7 +309,7 @@ def many_stats(view: View, topics: Sequence[str]) -> list[TopicStats]:
         dead[topic] += count
     found = {topic: _begun(view, topic, lanes[topic], dead[topic]) for topic in topics}
     own = [(found[topic], shard, lane) for topic in topics for shard, lane in lanes[topic] if topic_of_lane(lane.name) is not None]
-    for (stats, _, _), oldest in zip(own, together(view, [(shard, oldest_in(lane)) for _, shard, lane in own]), strict=True):
+    for (stats, _, _), oldest in zip(own, oldest_of(view, [(shard, lane) for _, shard, lane in own]), strict=True):
         if oldest is not None:
             stats.oldest_us = oldest if stats.oldest_us is None else min(stats.oldest_us, oldest)
     together(view, [(space.shards_of(topic)[0], _count_folded(found[topic])) for topic in topics if view.policy(topic).buckets is not None])
