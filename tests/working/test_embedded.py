@@ -183,6 +183,19 @@ def test_close_on_the_workers_loop_says_what_to_do(app: Fairlead) -> None:
     asyncio.run(main())
 
 
+def test_close_in_a_handler_says_that_it_cannot(app: Fairlead) -> None:
+    """It would wait for the worker, which waits for the handler."""
+    app.policy("t", retries=0)
+
+    @app.handler("t")
+    def handle(_: Message) -> None:
+        app.close()
+
+    app.publish("t")
+    assert app.run_worker(burst=True).died == 1
+    assert "a handler cannot close the application that runs it" in (app.dead_letters("t")[0].error or "")
+
+
 def test_two_workers_in_one_process(app: Fairlead) -> None:
     """Each message is handled by one of them; ending one leaves the other."""
 

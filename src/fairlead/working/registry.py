@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from fairlead.errors import UsageError
+from fairlead.working.handler import fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +52,8 @@ class WorkerRegistry:
         self._forget_parents()
         with self._lock:
             workers = list(self._workers)
+        if workers and fields():
+            raise UsageError(f"{call}: a handler cannot close the application that runs it; stop the worker instead")
         if any(worker.runs_in_this_thread() for worker in workers):
             raise UsageError(f"{call}: a worker of this application runs on this event loop; await app.a{call}(), or stop the worker first")
         for worker in workers:
