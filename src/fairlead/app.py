@@ -659,7 +659,8 @@ class Fairlead:
 
         `concurrency`: most handlers at once. `pool`, `topics`: what to serve; named topics strictly in their order. `grace`: how
         long running handlers may go on at the end. `processes`: so many whole workers under a supervisor. `reload`: start again
-        when a source file changes. Raises UsageError where an event loop runs in this thread (see `arun_worker`), and while a
+        when a source file changes. `max_messages`: end after so many deliveries.
+        Raises UsageError where an event loop runs in this thread (see `arun_worker`), and while a
         worker imports the module that calls it: put the call under `if __name__ == "__main__":`.
         """
         from fairlead.working.run import run_worker  # noqa: PLC0415  # a program that only publishes needs none of it

@@ -17,16 +17,24 @@ import logging
 import os
 import sys
 import threading
+import time
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
 from fairlead import config
+from fairlead import headers as control
 from fairlead.app import Fairlead
 from fairlead.compat.addresses import url_of
+from fairlead.engines.base import TASK_HEADER
 from fairlead.errors import FairleadError, UsageError
 from fairlead.safetext import escaped, without_passwords
-from fairlead.tasks.queue import Call, Dependency
+from fairlead.tasks.queue import DESCRIPTION, PREFIX, Call, Dependency, name_of
 from fairlead.tasks.request import current_request
+from fairlead.tasks.tagged import untag
+from fairlead.working.handler import TIME_LIMIT_HEADER
 from fairlead.working.logs import TextLines
 
 if TYPE_CHECKING:
@@ -34,14 +42,14 @@ if TYPE_CHECKING:
 
     from fairlead.tasks.job import Job as _Job
 
-__all__ = ["Dependency", "Job", "NoSuchJobError", "Queue", "Retry", "SimpleWorker", "Worker", "get_current_job", "job"]
+__all__ = ["Dependency", "Job", "NoSuchJobError", "Queue", "Result", "Retry", "SimpleWorker", "Worker", "get_current_job", "job"]
 
 DEFAULT_TIMEOUT = 180
 """Seconds that a job may run, where nobody says otherwise."""
 
 _STATUS = {
     "pending": "queued", "delayed": "scheduled", "deferred": "deferred", "started": "started", "retry": "scheduled", "success": "finished",
-    "failure": "failed", "dead": "failed", "expired": "failed", "cancelled": "canceled",
+    "failure": "failed", "dead": "failed", "expired": "canceled", "cancelled": "canceled",
 }  # fmt: skip
 
 
@@ -91,8 +99,10 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class Job:
     """The handle of a job, in RQ's words; `job` is Fairlead's."""
 
-    def __init__(self, job: _Job[Any]) -> None:
+    def __init__(self, job: _Job[Any], call: Call | None = None) -> None:
         self.job = job
+        self._call = call
+        self._published_at = time.time() if call is not None else None
 
     @classmethod
     def fetch(cls, id: str, connection: Any = None) -> Job:  # noqa: A002  # RQ's name
@@ -145,10 +155,85 @@ class Job:
         del refresh
         return self.job.result
 
-    def latest_result(self, timeout: float = 0) -> Any:
-        """What it returned, waited for at most so many seconds."""
+    def latest_result(self, timeout: float = 0) -> Result | None:
+        """How it ended, waited for at most so many seconds; None: it has not, or nothing is kept of it."""
         self.job.wait(timeout)
-        return self.job.result
+        return next(iter(self.results()), None)
+
+    def results(self) -> list[Result]:
+        """How it ended; one at most: of runs that were tried again nothing is kept here."""
+        state = self.job.state()
+        if not state.is_over:
+            return []
+        kind = Result.Type.SUCCESSFUL if state.status == "success" else Result.Type.STOPPED if state.status == "cancelled" else Result.Type.FAILED
+        at = datetime.fromtimestamp(state.finished_at, UTC) if state.finished_at is not None else None
+        return [Result(self.id, kind, at, state.result, None if state.status == "success" else state.traceback or state.error)]
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When it was made."""
+        at = self.job.state().published_at or self._published_at
+        return datetime.fromtimestamp(at, UTC) if at is not None else None
+
+    @property
+    def func_name(self) -> str | None:
+        """The name of its function; None where nothing is known of its call any more."""
+        return cast("str | None", self._about()["func_name"])
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The function's arguments."""
+        return tuple(self._about()["args"])
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The function's arguments by name."""
+        return dict(self._about()["kwargs"])
+
+    @property
+    def description(self) -> str | None:
+        """What was said of it, else its call."""
+        about = self._about()
+        if about["description"] is not None or about["func_name"] is None:
+            return cast("str | None", about["description"])
+        said = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        return f"{about['func_name']}({', '.join(said)})"
+
+    @property
+    def timeout(self) -> float | None:
+        """How long it may run, in seconds."""
+        return cast("float | None", self._about()["timeout"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known of it, by RQ's names."""
+        about = self._about()
+        times = {"created_at": self.created_at, "enqueued_at": self.enqueued_at, "ended_at": self.ended_at}
+        return {
+            **{name: at.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if at is not None else "" for name, at in times.items()},
+            "id": self.id, "origin": self.origin, "status": self.get_status(), "description": self.description, "func_name": about["func_name"],
+            "args": list(self.args), "kwargs": self.kwargs, "timeout": about["timeout"], "meta": self.meta, "exc_info": self.exc_info,
+        }  # fmt: skip
+
+    def _about(self) -> dict[str, Any]:
+        """What its call says: of one that this program has made, or that is not finished."""
+        if self._call is not None:
+            call = self._call
+            timeout = call.options.get("job_timeout")
+            name = name_of(call.function).replace(":", ".")
+            return {
+                "func_name": name, "args": call.args, "kwargs": call.kwargs, "description": call.options.get("description"),
+                "timeout": DEFAULT_TIMEOUT if timeout is None else timeout,
+            }  # fmt: skip
+        view = self.job.app.engine.find(self.id, self.job.topic)
+        if view is None:
+            return {"func_name": None, "args": (), "kwargs": {}, "description": None, "timeout": None}
+        headers = view.headers or {}
+        body = msgspec.json.decode(view.body)
+        return {
+            "func_name": headers.get(TASK_HEADER, "")[len(PREFIX) :].replace(":", ".") or None, "args": untag(body.get("args", [])),
+            "kwargs": untag(body.get("kwargs", {})), "description": headers.get(DESCRIPTION),
+            "timeout": control.seconds(headers.get(TIME_LIMIT_HEADER)),
+        }  # fmt: skip
 
     @property
     def exc_info(self) -> str | None:
@@ -175,16 +260,24 @@ class Job:
     def refresh(self) -> None:
         """Nothing is remembered that could be old: each look asks the store."""
 
-    def cancel(self, **_: object) -> None:
-        """Take it out; one that runs is stopped."""
+    def cancel(self, pipeline: Any = None, enqueue_dependents: bool = False, remove_from_dependencies: bool = False) -> None:
+        """Take it out; one that runs is stopped, and those that wait for it fail."""
+        del pipeline
+        if enqueue_dependents or remove_from_dependencies:
+            raise UsageError("Job.cancel: enqueue_dependents and remove_from_dependencies are not supported: what waits for a cancelled job fails")
         self.job.cancel()
 
-    def delete(self, **_: object) -> None:
+    def delete(self, pipeline: Any = None, remove_from_queue: bool = True, delete_dependents: bool = False) -> None:
         """Forget it."""
+        del pipeline
+        if delete_dependents or not remove_from_queue:
+            raise UsageError("Job.delete: delete_dependents and remove_from_queue=False are not supported; delete each job by itself")
         self.job.delete()
 
-    def requeue(self, **_: object) -> None:
+    def requeue(self, at_front: bool = False) -> None:
         """Put it back, where it failed."""
+        if at_front:
+            raise UsageError("Job.requeue: at_front is not supported: what is put back goes to the end of its queue")
         self.job.requeue()
 
     @property
@@ -195,9 +288,8 @@ class Job:
 
     @property
     def enqueued_at(self) -> datetime | None:
-        """When it was put into its queue, while it is there."""
-        at = self.job.state().published_at
-        return datetime.fromtimestamp(at, UTC) if at is not None else None
+        """When it was put into its queue."""
+        return self.created_at
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and self.id == other.id
@@ -207,6 +299,28 @@ class Job:
 
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
+
+
+class Result:
+    """How a job ended."""
+
+    class Type(Enum):
+        """In which way."""
+
+        SUCCESSFUL = 1
+        FAILED = 2
+        STOPPED = 3
+        RETRIED = 4
+
+    def __init__(self, job_id: str, type: Type, created_at: datetime | None, return_value: Any = None, exc_string: str | None = None) -> None:  # noqa: A002
+        self.job_id = job_id
+        self.type = type
+        self.created_at = created_at
+        self.return_value = return_value
+        self.exc_string = exc_string
+
+    def __repr__(self) -> str:
+        return f"Result(job_id={self.job_id}, type={self.type.name})"
 
 
 class Queue:
@@ -222,11 +336,29 @@ class Queue:
         self.name = name
         timeout = default_timeout if default_timeout is not None else DEFAULT_TIMEOUT
         self.queue = self.app.queue(name, isolation="process", default_timeout=cast("float", timeout))
+        self.queue.tags = "strict"
+        self.app.policy(name, on_expiry="drop")  # RQ's ttl cancels a job; it does not fail
         self._is_async = is_async
 
     def enqueue(self, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
         """Have a function called in a worker; options stand among the keyword arguments, or `args` and `kwargs` hold the function's."""
-        return self._enqueue(self.prepare_data(f, *args, **kwargs))
+        own = {name: kwargs.pop(name) for name in list(kwargs) if name in _OPTIONS}
+        if "timeout" in own:
+            own["job_timeout"] = own.pop("timeout")
+        if not args and ("args" in kwargs or "kwargs" in kwargs) and not kwargs.keys() - {"args", "kwargs"}:
+            args, kwargs = tuple(kwargs.get("args") or ()), dict(kwargs.get("kwargs") or {})
+        return self._enqueue(self._call(f, args, kwargs, own))
+
+    @classmethod
+    def all(cls, connection: Any = None) -> list[Queue]:
+        """The queues that this program has named."""
+        app = application(connection)
+        return [cls(name, connection=app) for name in sorted(app.queues)]
+
+    @property
+    def key(self) -> str:
+        """RQ's name for it in Redis; nothing is there."""
+        return f"rq:queue:{self.name}"
 
     def enqueue_call(
         self, func: Callable[..., Any] | str, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, timeout: Any = None, **options: Any
@@ -244,19 +376,41 @@ class Queue:
         """As `enqueue`, due after a while."""
         return self.enqueue(f, *args, delay=delta, **kwargs)
 
-    def enqueue_many(self, job_datas: Iterable[Call], **_: object) -> list[Job]:
+    def enqueue_many(self, job_datas: Iterable[Call], pipeline: Any = None, **unknown: object) -> list[Job]:
         """Several that `prepare_data` has made."""
-        return [Job(each) for each in self.queue.enqueue_many(job_datas)]
+        del pipeline
+        config.refuse_unknown("enqueue_many", unknown, ("job_datas",))
+        calls = list(job_datas)
+        return [Job(job, call) for job, call in zip(self.queue.enqueue_many(calls), calls, strict=True)]
 
     @classmethod
-    def prepare_data(cls, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Call:
+    def prepare_data(
+        cls,
+        func: Callable[..., Any] | str,
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        timeout: float | str | None = None,
+        result_ttl: float | None = None,
+        ttl: float | None = None,
+        failure_ttl: float | None = None,
+        description: str | None = None,
+        depends_on: Any = None,
+        job_id: str | None = None,
+        at_front: bool = False,
+        meta: dict[str, Any] | None = None,
+        retry: Any = None,
+        on_success: Any = None,
+        on_failure: Any = None,
+        **unknown: object,
+    ) -> Call:
         """A call for `enqueue_many`."""
-        own = {name: kwargs.pop(name) for name in list(kwargs) if name in _OPTIONS}
-        if "timeout" in own:
-            own["job_timeout"] = own.pop("timeout")
-        if not args and ("args" in kwargs or "kwargs" in kwargs) and not kwargs.keys() - {"args", "kwargs"}:
-            args, kwargs = tuple(kwargs.get("args") or ()), dict(kwargs.get("kwargs") or {})
-        return cls._call(f, args, kwargs, own)
+        config.refuse_unknown("prepare_data", unknown, ("func", "args", "kwargs", *_OPTIONS))
+        said = {
+            "job_timeout": timeout, "result_ttl": result_ttl, "ttl": ttl, "failure_ttl": failure_ttl, "description": description,
+            "depends_on": depends_on, "job_id": job_id, "meta": meta, "retry": retry, "on_success": on_success, "on_failure": on_failure,
+        }  # fmt: skip
+        options: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+        return cls._call(func, tuple(args or ()), dict(kwargs or {}), {**options, **({"at_front": True} if at_front else {})})
 
     @staticmethod
     def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> Call:
@@ -274,10 +428,10 @@ class Queue:
         if not self._is_async:
             self.app.eager = True
             try:
-                return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs))
+                return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs), call)
             finally:
                 self.app.eager = False
-        return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options))
+        return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options), call)
 
     @property
     def jobs(self) -> list[Job]:
@@ -417,18 +571,33 @@ class Worker:
         self.name = name
         self.queues = [each.name if isinstance(each, Queue) else str(each) for each in listed]
         for each in self.queues:
-            self.app.queue(each, isolation=cast("Any", self.isolation))
+            self.app.queue(each, isolation=cast("Any", self.isolation)).tags = "strict"
+            self.app.policy(each, on_expiry="drop")
 
-    def work(self, burst: bool = False, logging_level: str | None = None, with_scheduler: bool = False, concurrency: int = 1, **_: object) -> bool:
+    def work(
+        self,
+        burst: bool = False,
+        logging_level: str | int | None = None,
+        date_format: str | None = None,
+        log_format: str | None = None,
+        max_jobs: int | None = None,
+        with_scheduler: bool = False,
+        concurrency: int = 1,
+        **unknown: object,
+    ) -> bool:
         """
-        Run jobs until told to stop, with `burst` until nothing is left; whether there were any.
+        Run jobs until told to stop, with `burst` until nothing is left, with `max_jobs` until so many have run; whether there were any.
 
         `with_scheduler` means nothing here: what is due is found by every worker. `concurrency`: jobs at once (RQ's worker has one).
         """
         del with_scheduler
+        if unknown.get("dequeue_strategy") in (None, "default"):
+            unknown.pop("dequeue_strategy", None)
+        known = ("burst", "logging_level", "date_format", "log_format", "max_jobs", "with_scheduler", "concurrency")
+        config.refuse_unknown("Worker.work", {name for name, value in unknown.items() if value is not None}, known)
         if logging_level is not None:
-            logging.basicConfig(level=logging_level)
-        return self.app.run_worker(topics=self.queues, burst=burst, concurrency=concurrency).handled > 0
+            logging.basicConfig(level=logging_level, format=log_format or logging.BASIC_FORMAT, datefmt=date_format)
+        return self.app.run_worker(topics=self.queues, burst=burst, concurrency=concurrency, max_messages=max_jobs).handled > 0
 
 
 class SimpleWorker(Worker):

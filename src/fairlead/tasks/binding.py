@@ -41,6 +41,11 @@ class Binding:
             each.name: (each.kind, hint) for each in self.signature.parameters.values() if (hint := hints.get(each.name, Any)) not in _PLAIN
         }
 
+    def annotated(self) -> tuple[set[int], set[str]]:
+        """Places and names of the arguments whose types are known."""
+        places = {place for place, name in enumerate(self.signature.parameters) if name in self._types}
+        return places, set(self._types)
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """All arguments of a call by name, defaults too. Raises BadMessage where they do not fit."""
         try:

@@ -105,6 +105,7 @@ class Signal(msgspec.Struct, omit_defaults=True):
     pickled: str | None = None
     error: Details | None = None
     reason: str | None = None
+    tagged: bool = False
 
 
 class _Body(msgspec.Struct):
@@ -215,7 +216,7 @@ def _told(ended: Outcome) -> tuple[str, str]:
 def signal(target: Target, job_id: str, ended: Outcome) -> Draft:
     """What a target is told; a failure that it does not allow ends its waiting at once."""
     number = target.number if ended.status == outcomes.SUCCESS or target.allows_failure else 0
-    said = Signal(target.number, job_id, ended.status, ended.result, ended.pickled, ended.error, ended.reason)
+    said = Signal(target.number, job_id, ended.status, ended.result, ended.pickled, ended.error, ended.reason, ended.tagged)
     return Draft(target.topic, encode(said), key=target.key, id=target.id, signal=number)
 
 

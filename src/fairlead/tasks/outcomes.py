@@ -15,6 +15,7 @@ import msgspec
 
 from fairlead import codec, texts
 from fairlead.errors import BadMessage, JobCancelled, JobDead, JobExpired, JobFailed, Reject
+from fairlead.tasks import tagged
 from fairlead.tasks.converting import convert
 from fairlead.units import SECOND
 from fairlead.working.settle import Details  # noqa: TC001  # msgspec reads it
@@ -49,6 +50,7 @@ class Outcome(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
     How a task ended. `pickled`: the result of a task that pickles, base64. `reason`: of ends that the task itself did not tell.
     `topic`, `published_us`: of its message, which is gone by then. `said`: the state that the task has set itself.
+    `tagged`: the result has its types with it.
     """
 
     status: str
@@ -60,6 +62,7 @@ class Outcome(msgspec.Struct, omit_defaults=True, kw_only=True):
     topic: str | None = None
     published_us: int = 0
     said: str | None = None
+    tagged: bool = False
 
 
 class Progress(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -77,6 +80,7 @@ class Origin(TypedDict, total=False):
     topic: str
     published_us: int
     said: str
+    tagged: bool
 
 
 _encode = msgspec.json.Encoder(enc_hook=codec.plain).encode
@@ -144,12 +148,13 @@ def value(outcome: Outcome, kind: Any, serializer: Serializer | None) -> Any:
         if serializer != "pickle":
             raise JobFailed('its result is pickled; read it by a program that has the task, with serializer="pickle"')
         return pickle.loads(base64.b64decode(outcome.pickled))  # noqa: S301  # the application chose it by name
+    result = tagged.untag(outcome.result) if outcome.tagged else outcome.result
     if kind is None:
-        return outcome.result
+        return result
     try:
-        return convert(outcome.result, kind)
+        return convert(result, kind)
     except (msgspec.ValidationError, ValueError, TypeError):
-        return outcome.result  # it returned something else than it says
+        return result  # it returned something else than it says
 
 
 def error_of(job_id: str, outcome: Outcome) -> BaseException:

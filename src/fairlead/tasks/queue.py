@@ -12,10 +12,10 @@ import msgspec
 from fairlead import arguments, config, texts
 from fairlead import headers as control
 from fairlead.engines.base import FLOW_HEADER, NEEDS_HEADER
-from fairlead.errors import FairleadError, HandlerSignal, Retry, UsageError
+from fairlead.errors import BadMessage, FairleadError, HandlerSignal, Retry, UsageError
 from fairlead.message import Message
 from fairlead.policy import check_topic
-from fairlead.tasks import flow, outcomes
+from fairlead.tasks import flow, outcomes, tagged
 from fairlead.tasks.flow import Flow, Target
 from fairlead.tasks.job import Job
 from fairlead.tasks.request import current_request
@@ -111,6 +111,7 @@ class Queue:
         self.name = check_topic(name)
         self.prefix = PREFIX_APART if isolation == "process" else PREFIX
         self._timeout = default_timeout
+        self.tags = "json"
 
     @property
     def threads(self) -> Executor:
@@ -175,7 +176,12 @@ class Queue:
         return Call(function, args, own, {name: value for name, value in kwargs.items() if name in OPTIONS})
 
     def _task(self, function: Any) -> NamedTask:
-        return self.app.named_task(self.prefix + name_of(function))
+        name = self.prefix + name_of(function)
+        if isinstance(function, str) and self.tags == "strict" and not self.app.eager:
+            return _known_by_name(self.app, name, tags=self.tags)  # RQ's way: the publisher may not have it
+        task = self.app.named_task(name)
+        task.tags = self.tags
+        return task
 
     def _enqueue(self, call: Call) -> Job[Any]:
         task = self._task(call.function)
@@ -279,6 +285,17 @@ class Queue:
 class NamedTask(Task[..., Any]):
     """A function by its name, with what `enqueue` says is to be called behind it."""
 
+    tags: str | None = "json"
+
+    def tagged_result(self, returned: Any) -> Any:
+        """What is kept of a result: tuples and sets too are what they were, where all of it can be that."""
+        if self.returns is not None:
+            return returned
+        try:
+            return tagged.tag(returned, strict=True)
+        except BadMessage:
+            return returned
+
     def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function that was named for it."""
         del args, kwargs
@@ -318,6 +335,17 @@ def named_task(app: Fairlead, name: str) -> NamedTask:
         raise UsageError(f"{_shown(name[len(PREFIX) :])} cannot be called as a job: {texts.of(error, 200)}") from error
     task.handler.own_address = "fairlead.app:perform_apart"
     return task
+
+
+def _known_by_name(app: Fairlead, name: str, tags: str) -> NamedTask:
+    """A function of which this program has only the name: nothing of a call is checked here."""
+    task = NamedTask(app, _any, TaskOptions(name=name, topic="default"))
+    task.tags = tags
+    return task
+
+
+def _any(*args: Any, **kwargs: Any) -> None:
+    """Takes whatever a function by its name is called with."""
 
 
 def find(app: Fairlead, name: str, topic: str) -> Handler | None:

@@ -24,7 +24,7 @@ from fairlead.engines.base import KEEPS_HEADER, TASK_HEADER
 from fairlead.errors import BadMessage, DependencyFailed, DestinationUnwell, EngineUnavailable, Reject, Retry, UsageError
 from fairlead.message import Lease, Message, Receipt
 from fairlead.policy import Backoff, PolicyOptions
-from fairlead.tasks import flow, outcomes, serializers
+from fairlead.tasks import flow, outcomes, serializers, tagged
 from fairlead.tasks.binding import Binding
 from fairlead.tasks.job import Job
 from fairlead.tasks.request import ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
@@ -220,6 +220,8 @@ class _TaskHandler(Handler):
         origin: outcomes.Origin = {"topic": lease.topic, "published_us": lease.published_us}
         if isinstance(returned, outcomes.Said):
             origin["said"], returned = returned.state, returned.about
+        if error is None and self.task.tags:
+            origin["tagged"], returned = True, returned if isinstance(returned, Portable) else self.task.tagged_result(returned)
         if error is None:
             kept = returned if issubclass(type(returned), Portable) else outcomes.success(self.task.name, self.task.serializer, returned, **origin)
         elif settlement.action in ("retry", "dead"):
@@ -465,6 +467,8 @@ class Task(Generic[P, R]):
     def request_for(self, lease: Lease) -> Request:
         """The run that a lease asks for. Raises Reject where its body is no call of this task."""
         body = serializers.decode(self.name, self.serializer, lease)
+        if self.tags and isinstance(body, dict) and self.serializer == "json":
+            body |= {name: tagged.untag(body[name]) for name in ("args", "kwargs") if name in body}
         around, before = flow.of(lease.body, lease.headers), flow.signals_of(lease)
         first = flow.results_of(around, before, self._result_before) if around is not None and (before or around.takes) else ()
         each = isinstance(body, dict) and body.get("each") is True
@@ -478,7 +482,7 @@ class Task(Generic[P, R]):
         return request_of(self.name, lease, args, kwargs, before=before, each=each)
 
     def _result_before(self, signal: flow.Signal) -> Any:
-        ended = outcomes.Outcome(status=signal.status, result=signal.result, pickled=signal.pickled)
+        ended = outcomes.Outcome(status=signal.status, result=signal.result, pickled=signal.pickled, tagged=signal.tagged)
         return outcomes.value(ended, None, self.serializer) if signal.status == outcomes.SUCCESS else None
 
     def _call_of(
@@ -511,7 +515,23 @@ class Task(Generic[P, R]):
                 told.pop(KEEPS_HEADER, None)
             said["headers"] = told
             said |= {name: value for name, value in options.items() if name in _OF_MESSAGES and value is not None}  # type: ignore[typeddict-item]
+        if self.tags and self.serializer == "json":
+            args, kwargs = self._tagged(args, kwargs)
         return topic, serializers.encode(self.name, self.serializer, args, kwargs, more), said
+
+    tags: str | None = None
+    """Whether the types of values that JSON does not know go with them: "json": of those of Celery's, "strict": or the call is refused."""
+
+    def _tagged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments with their types; those that are annotated get theirs by that."""
+        places, by_name = self.binding.annotated()
+        strict = self.tags == "strict"
+        made = tuple(each if place in places else tagged.tag(each, strict=strict) for place, each in enumerate(args))
+        return made, {name: each if name in by_name else tagged.tag(each, strict=strict) for name, each in kwargs.items()}
+
+    def tagged_result(self, returned: Any) -> Any:
+        """What is kept of a result."""
+        return tagged.tag(returned) if self.tags and self.serializer == "json" and self.returns is None else returned
 
     def _headers_of(self, options: Mapping[str, Any]) -> dict[str, str]:
         """What the run is to know of its call."""

@@ -23,7 +23,7 @@ class EmbeddedOptions(TypedDict, total=False):
     `concurrency`: most handlers at once (100). `burst`: end when nothing is left to run now. `pool`, `topics`: what to serve; named topics
     strictly in their order. `grace`: how long running handlers may go on at the end (30 s). `traceback`: log the traceback of every failed
     attempt, not of the last one alone; default: where standard error is a terminal. `health_port`: answer /live and /ready over HTTP there,
-    on `health_address` (127.0.0.1).
+    on `health_address` (127.0.0.1). `max_messages`: end after so many deliveries.
     """
 
     concurrency: int
@@ -34,6 +34,7 @@ class EmbeddedOptions(TypedDict, total=False):
     traceback: bool | None
     health_port: int | None
     health_address: str
+    max_messages: int | None
 
 
 class WorkerOptions(EmbeddedOptions, total=False):
@@ -56,6 +57,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     traceback: bool | None = None
     health_port: int | None = None
     health_address: str = "127.0.0.1"
+    max_messages: int | None = None
+    """End after so many deliveries."""
     store: tuple[str | None, str | None] = (None, None)
     """URL and namespace, where the command line names others than the code."""
 
@@ -77,6 +80,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             "health_port": lambda value: None if value is None else arguments.whole(call, "health_port", value, least=0, most=65_535),
             "health_address": lambda value: arguments.name(call, "health_address", value),
             "traceback": lambda value: None if value is None else bool(value),
+            "max_messages": lambda value: None if value is None else arguments.whole(call, "max_messages", value),
         }
         checked: dict[str, Any] = {name: checks[name](value) for name, value in given.items()}
         return Options(**checked)

@@ -85,6 +85,7 @@ class Worker:
         self._running: set[Work] = set()
         self._suspects: list[tuple[int, int, Work]] = []
         """A heap of suspects, the fewest attempts first: who has never been tried waits for no one who may kill this process."""
+        self._begun = 0
         self._on_trial: Work | None = None
         self._alone_from: float | None = None
         """Until then the next suspect, who has to be alone, waits for others to end."""
@@ -351,6 +352,7 @@ class Worker:
         most, running, buffer = self._options.concurrency, self._running, self._buffer
         if self._on_trial is not None or self._alone_from is not None:
             return  # its end comes back here
+        most = min(most, len(running) + self._left())
         if self._teller is not None and self._teller.asks_to_wait():
             return  # it calls _caught_up
         while True:
@@ -383,6 +385,11 @@ class Worker:
         with contextlib.suppress(RuntimeError):  # the worker has ended
             self._loop.call_soon_threadsafe(self._dispatch)
 
+    def _left(self) -> int:
+        """How many more may begin before the worker ends."""
+        most = self._options.max_messages
+        return self._options.concurrency if most is None else max(0, most - self._begun)
+
     def _suspect(self, work: Work) -> None:
         heapq.heappush(self._suspects, (work.lease.attempt, work.lease.fence, work))
 
@@ -391,7 +398,7 @@ class Worker:
         Begin the next message whose lease ran out before: its start is recorded first, so that killing this process is an
         attempt of its own. One at a time, and the next when it has ended or run for a while, so that no other is charged.
         """
-        while self._suspects and self._on_trial is None and len(self._running) < self._options.concurrency:
+        while self._suspects and self._on_trial is None and len(self._running) < self._options.concurrency and self._left():
             attempt, _, work = self._suspects[0]
             if work.is_gone():
                 heapq.heappop(self._suspects)
@@ -485,6 +492,7 @@ class Worker:
 
     def _execute(self, unit: Work) -> None:
         handler = unit.handler
+        self._begun += 1
         limits = unit.limits
         if limits != (None, None) and handler.kind != "process":  # a child has to start first
             self._set_timers(unit, *limits)
@@ -563,6 +571,8 @@ class Worker:
         if unit.timers is not None:
             for timer in unit.timers:
                 timer.cancel()
+        if not self._left() and not self._running and not self._stops:
+            self._stop()
         if self._stops and not self._running:
             self._change.set()
 

@@ -88,6 +88,7 @@ class Task(_Task[..., Any]):
     bound = False
     errors_of_each = True
     retries_eagerly = True
+    tags: str | None = "json"
     celery: Celery
 
     def __init__(self, *made: Any) -> None:

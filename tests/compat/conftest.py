@@ -1,0 +1,16 @@
+"""Applications that a test makes are current in that test only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fairlead.compat.celery import current
+
+
+@pytest.fixture(autouse=True)
+def only_here() -> Iterator[None]:
+    applications, shared = list(current.applications), list(current.shared)
+    yield
+    current.applications[:], current.shared[:] = applications, shared

@@ -1,0 +1,137 @@
+"""What RQ's own pages teach: prepare_data, results, max_jobs, types of arguments, attributes of jobs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from fairlead import BadMessage, Fairlead, UsageError
+from fairlead.compat.rq import Queue, Result, SimpleWorker
+from tests.compat import rq_functions as functions
+from tests.conformance.forms import server
+from tests.working.support import until
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fairlead]:
+    url = f"sqlite:///{tmp_path}/q.db" if request.param == "sqlite" else server().url
+    with Fairlead(url, namespace=uuid4().hex) as app:
+        yield app
+
+
+def test_max_jobs(connection: Fairlead) -> None:
+    """A worker ends after so many jobs, with and without burst; what it cannot do it refuses."""
+    queue = Queue("ways", connection=connection)
+    jobs = [queue.enqueue(functions.count_words, "a") for _ in range(3)]
+    worker = SimpleWorker([queue], connection=connection)
+    assert worker.work(burst=True, max_jobs=1)
+    assert [job.is_finished for job in jobs] == [True, False, False]
+    assert worker.work(max_jobs=1)
+    assert [job.is_finished for job in jobs] == [True, True, False]
+    with pytest.raises(UsageError, match="max_idle_time"):
+        worker.work(burst=True, max_idle_time=5)
+    with pytest.raises(UsageError, match="enqueue_dependents"):
+        jobs[2].cancel(enqueue_dependents=True)
+
+
+def test_prepare_data_and_results(connection: Fairlead) -> None:
+    """RQ's signature; a result with its type."""
+    queue = Queue("ways", connection=connection)
+    made, fails = queue.enqueue_many(
+        [
+            Queue.prepare_data(functions.count_words, ("one two",), job_id="mine", timeout=60),
+            Queue.prepare_data(functions.fails, kwargs={}),
+        ]
+    )
+    assert made.latest_result() is None
+    SimpleWorker([queue], connection=connection).work(burst=True)
+    result = made.latest_result(timeout=5)
+    assert result is not None
+    assert (made.id, result.type, result.return_value, result.exc_string) == ("mine", Result.Type.SUCCESSFUL, 2, None)
+    failed = fails.latest_result(timeout=5)
+    assert failed is not None
+    assert (failed.type, failed.return_value) == (Result.Type.FAILED, None)
+    assert "Error" in str(failed.exc_string)
+    assert [each.type for each in made.results()] == [Result.Type.SUCCESSFUL]
+
+
+def test_a_name_is_only_a_name(connection: Fairlead) -> None:
+    """What a name names is not imported where it is enqueued: a web process may lack it."""
+    queue = Queue("ways", connection=connection)
+    queue.enqueue("nobody.has.this", 1)
+    before = set(sys.modules)
+    job = queue.enqueue("tests.compat.rq_functions.count_words", "a b")
+    assert set(sys.modules) == before
+    assert SimpleWorker([queue], connection=connection).work(max_jobs=1)
+    assert job.return_value() == 2
+
+
+VALUES = [
+    datetime(2027, 1, 1, tzinfo=UTC), datetime(2027, 1, 1), date(2027, 1, 1), timedelta(seconds=5), UUID(int=5), Decimal("1.50"), b"x",  # noqa: DTZ001
+    (1, (2, 3)), {1, 2}, frozenset({3}), {1: 2, (1, 2): [b"y"]}, {"__type__": "datetime", "__value__": "no"}, [None, True, 1.5, "text"],
+]  # fmt: skip
+
+
+def test_types_of_arguments(connection: Fairlead) -> None:
+    """Arguments and results without annotations come back as what they were; what would not is refused."""
+    queue = Queue("ways", connection=connection)
+    jobs = [queue.enqueue(functions.same, value) for value in VALUES]
+    named = queue.enqueue(functions.same, value=(1, 2))
+    SimpleWorker([queue], connection=connection).work(burst=True)
+    for value, job in zip([*VALUES, (1, 2)], [*jobs, named], strict=True):
+        assert (type(job.return_value()), job.return_value()) == (type(value), value)
+    with pytest.raises(BadMessage, match="would not come back the same"):
+        queue.enqueue(functions.same, object())
+
+
+def test_attributes(connection: Fairlead) -> None:
+    """Of a job that was just made, and of one that was fetched."""
+    queue = Queue("ways", connection=connection)
+    made = queue.enqueue(functions.count_words, "a b", description="counts", job_timeout=7)
+    fetched = queue.fetch_job(made.id)
+    assert fetched is not None
+    for job in (made, fetched):
+        about = (job.func_name, job.args, job.kwargs, job.description, job.timeout)
+        assert about == ("tests.compat.rq_functions.count_words", ("a b",), {}, "counts", 7)
+        assert isinstance(job.created_at, datetime)
+        assert job.to_dict()["origin"] == "ways"
+    assert queue.enqueue(functions.count_words, "a").description == "tests.compat.rq_functions.count_words('a')"
+    assert queue.key == "rq:queue:ways"
+    assert [each.name for each in Queue.all(connection)] == ["ways"]
+    SimpleWorker([queue], connection=connection).work(burst=True)
+    assert made.enqueued_at is not None
+
+
+def test_a_job_that_nobody_came_for(connection: Fairlead) -> None:
+    """Its ttl cancels it; it has not failed."""
+    queue = Queue("ways", connection=connection)
+    job = queue.enqueue(functions.count_words, "a", ttl=0.1)
+    until(lambda: (connection.engine.tick(), job.get_status() == "canceled")[1])
+    assert job.get_status() == "canceled"
+    assert len(queue.failed_job_registry) == 0
+
+
+def test_celery_brings_back_what_kombu_does(connection: Fairlead) -> None:
+    """Arguments and results of unannotated functions, through chains too."""
+    from fairlead.compat.celery import Celery, chain
+    from tests.tasks.conftest import working
+
+    app = Celery("types", broker=connection.url, namespace=connection.namespace, set_as_current=False)
+
+    @app.task
+    def same(value):
+        assert type(value).__name__ in ("datetime", "date", "UUID", "Decimal", "bytes", "dict", "list"), type(value)
+        return value
+
+    values: list[Any] = [*VALUES[:3], *VALUES[4:7], {"at": [VALUES[0]]}]
+    with app, working(app.fairlead):
+        for value in values:
+            assert same.delay(value).get(timeout=20) == value
+            assert chain(same.s(value), same.s())().get(timeout=20) == value
