@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import AsyncIterable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 import msgspec
 
-from fairlead import arguments, codec, config, namespaces, units
+from fairlead import arguments, codec, config, namespaces, programs, units, versions
 from fairlead.delivery import Delivery, lease_lost
 from fairlead.engines import forking, open_engine
 from fairlead.engines.interrupt import Interrupt
@@ -77,6 +78,21 @@ HANDLER_OPTIONS = ("concurrency", "isolation", "batch", "time_limit", "soft_time
 TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base", *RETRY_OPTIONS)
 
 
+def calling_module() -> str:
+    """The module outside of this package that makes an application: the default name of its program."""
+    frame = sys._getframe(1)  # noqa: SLF001  # there is no other way to it that is quick
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fairlead":
+        frame = frame.f_back
+    name = str(frame.f_globals.get("__name__", ""))
+    if name == "__main__":
+        spec = frame.f_globals.get("__spec__")
+        name = spec.name.removesuffix(".__main__") if spec is not None else Path(str(frame.f_globals.get("__file__", ""))).stem
+    try:
+        return programs.check_name(name)
+    except UsageError:
+        return "default"
+
+
 class Fairlead:
     """
     An application's messages: publish them, handle them, and see what holds them.
@@ -86,6 +102,10 @@ class Fairlead:
     of topics whose policy names none. `durability`, `max_backlog` and
     `on_full` hold for the namespace. `result_ttl` and `failure_ttl`: how long what tasks return or raise
     is kept. Nothing is opened before it is used; then policies and gates that were given before are set.
+
+    `program` and `version` say whose those are: a newer version replaces its program's policies and gates as a whole, so
+    what was deleted from the code goes; an older one changes nothing; the same version, or none, replaces too. Programs
+    do not overwrite each other. Default: the module that makes the application, and no version.
 
     Every method that touches the engine has an async twin with an `a` in front.
     """
@@ -103,9 +123,12 @@ class Fairlead:
         create: bool = True,
         result_ttl: Duration = outcomes.RESULT_TTL,
         failure_ttl: Duration = outcomes.FAILURE_TTL,
+        program: str | None = None,
+        version: str | int | None = None,
         **unknown: Never,
     ) -> None:
-        known = ("namespace", "tiers", "default_tier", "durability", "max_backlog", "on_full", "create", "result_ttl", "failure_ttl")
+        known = ("namespace", "tiers", "default_tier", "durability", "max_backlog", "on_full", "create", "result_ttl", "failure_ttl", "program",
+                 "version")  # fmt: skip
         config.refuse_unknown("Fairlead", unknown, ("url", *known))
         self._settings = config.settings(
             namespace=namespace,
@@ -119,8 +142,15 @@ class Fairlead:
         self._url = None if url is None else arguments.name("Fairlead", "url", url)
         self._chosen_url: str | None = None
         self._options_of_store: tuple[str | None, str | None] = (None, None)
+        self.program = programs.check_name(program) if program is not None else calling_module()
+        """Whose the policies and gates are that were given before the store was opened."""
+        self.version = versions.check(version)
         self._gates: dict[str, Gate] = {}
         self._policies: dict[str, dict[str, Any]] = {}
+        self._later: tuple[dict[str, dict[str, Any]], dict[str, Gate]] = ({}, {})
+        """Policies and gates given while the store was open."""
+        self._declared_to: set[tuple[str, str]] = set()
+        """Stores that have been opened: URL and namespace."""
         self._tier_changes: dict[str, Tier | None] = {}
         self._tiers_to_set: dict[str, Tier | None] = {}
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="fairlead")
@@ -218,14 +248,27 @@ class Fairlead:
         return self.engine
 
     def _open(self) -> FullEngine:
-        engine = self._with_settings(open_engine(self.url, self._settings), self._tiers_to_set)
+        engine = open_engine(self.url, self._settings)
+        if (self.url, self.namespace) not in self._declared_to or not engine.capabilities.persistent:
+            self._declare_later()
+        engine = self._with_settings(engine, self._tiers_to_set)
+        self._declared_to.add((self.url, self.namespace))
         self._tiers_to_set = {}
         return engine
+
+    def _declare_later(self) -> None:
+        """Another store: what was set in the one before was given before this one is opened."""
+        policies, gates = self._later
+        for pattern, fields in policies.items():
+            self._policies[pattern] = {**self._policies.get(pattern, {}), **fields}
+        self._gates |= gates
+        self._later = ({}, {})
 
     @contextlib.contextmanager
     def lent(self, make: Callable[[Settings], FullEngine]) -> Iterator[FullEngine]:
         """For tests: all that this application does in the block, it does on another engine, which is closed at its end."""
         with self.opening:
+            self._declare_later()
             own, self._engine, self._pid = (self._engine, self._pid), self._with_settings(make(self._settings), self._tier_changes), os.getpid()
             lent = self._engine
         try:
@@ -241,10 +284,7 @@ class Fairlead:
         try:
             if tiers:
                 engine.tier_set("code", tiers)
-            for name, gate in self._gates.items():
-                engine.gate_set(name, gate, layer="code")
-            for pattern, fields in self._policies.items():
-                engine.policy_set("code", pattern, fields)
+            programs.declare(engine, self.program, self.version, self._policies, self._gates)
         except BaseException:
             engine.close()
             raise
@@ -288,11 +328,14 @@ class Fairlead:
         """
         Set fields of the policy of a topic or of all topics under a dotted prefix (`"push.*"`); None removes one.
 
-        The code's layer: an operator's setting stands above it. Raises BadPolicy, which says what was expected.
+        The code's layer: an operator's setting stands above it. Given before the store is opened, it belongs to the
+        program and its version (see `Fairlead`); later, it stays until it is reset, and goes before what programs declare.
+        Raises BadPolicy, which says what was expected, also where another program declares another value.
         """
         checked = check_fields(pattern, fields)
         with self.opening:
-            self._policies[pattern] = {**self._policies.get(pattern, {}), **checked}
+            given = self._policies if self._engine is None else self._later[0]
+            given[pattern] = {**given.get(pattern, {}), **checked}
             if self._engine is not None:
                 self._engine.policy_set("code", pattern, checked)
 
@@ -330,7 +373,8 @@ class Fairlead:
         """A limit that many topics share, by `gate=` in their policies. Raises BadPolicy."""
         gate = Gate.of(name, rate, burst, concurrency)
         with self.opening:
-            self._gates[name] = gate
+            given = self._gates if self._engine is None else self._later[1]
+            given[name] = gate
             if self._engine is not None:
                 self._engine.gate_set(name, gate, layer="code")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fairlead.policy import Gate, own_rows
+from fairlead.policy import PROGRAM, Gate, own_rows, sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,26 +25,47 @@ def copy(here: FullEngine, there: FullEngine) -> int:
     """Set every gate and policy of one namespace in another; returns how many policies."""
     for gate in here.gate_list():
         there.gate_set(gate["name"], Gate(gate["rate"], gate["burst"], gate["concurrency"]))
-    return set_policies(there, every_policy(here))
+    count = set_policies(there, every_policy(here))
+    copy_programs(here, there)
+    return count
 
 
 def every_policy(engine: Desk) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(layer, pattern, fields) of all patterns, sorted, then of all topics with a policy of their own, page by page."""
-    yield from engine.policies().rows()
+    """
+    (layer, pattern, fields) of all patterns, sorted, then of all topics with a policy of their own, page by page.
+
+    The layers are "operator", "code" (set at run time) and `program:NAME` (what the program declares).
+    """
+    yield from engine.policies().source_rows()
     after: str | None = ""
     while after is not None:
         page, after = engine.policy_own_list(after, PAGE)
-        yield from sorted(own_rows(page), key=lambda row: row[0])  # the code's first: what an operator set may need it
+        yield from sorted(own_rows((topic, sources(layers)) for topic, layers in page), key=lambda row: row[0])
 
 
 def set_policies(engine: Desk, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> int:
     """Set these in their layers, in batches; returns how many."""
     count = 0
-    for layer, run in groupby(rows, key=lambda row: row[0]):
-        for batch in batches(run):
-            engine.policy_set_many("operator" if layer == "operator" else "code", [(pattern, fields) for _, pattern, fields in batch])
-            count += len(batch)
+    for batch in batches(iter(rows)):
+        by_layer: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        for layer, pattern, fields in batch:
+            by_layer.setdefault(layer, []).append((pattern, fields))
+        for layer in sorted(by_layer, key=_before_others):
+            engine.policy_set_many(layer, by_layer[layer])
+        count += len(batch)
     return count
+
+
+def _before_others(layer: str) -> int:
+    """What programs declare first: what was set later, and by an operator, may need it."""
+    return 0 if layer.startswith(PROGRAM) else 1 if layer == "code" else 2
+
+
+def copy_programs(here: Desk, there: Desk) -> None:
+    """Which programs the policies belong to."""
+    known = there.programs()
+    for name, record in here.programs().items():
+        there.program_swap(name, known.get(name), record)
 
 
 def batches(rows: Iterator[_Row]) -> Iterator[list[_Row]]:

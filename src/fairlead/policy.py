@@ -406,7 +406,17 @@ def matches(pattern: str, topic: str) -> bool:
 
 
 Layers = dict[str, dict[str, Any]]
-"""What is set for one pattern or topic: fields by layer."""
+"""
+What is set for one pattern or topic: fields by layer.
+
+"operator" and "code" are what counts. Where programs have declared policies, each has a layer of its own, `program:NAME`, and what was
+set at run time is in "run": "code" is then all of these together, and what was set at run time goes before what was declared.
+"""
+
+PROGRAM = "program:"
+"""What the layers of programs begin with; `program:` itself has what code set before programs had names."""
+
+RUN = "run"
 
 
 def is_pattern(name: str) -> bool:
@@ -414,11 +424,57 @@ def is_pattern(name: str) -> bool:
     return name == "*" or (isinstance(name, str) and name.endswith(".*"))
 
 
-def change_layers(layers: Layers, layer: str, fields: Mapping[str, Any]) -> Layers:
-    """The layers after these checked fields were set in one of them; None removes a field."""
-    now = {name: value for name, value in {**layers.get(layer, {}), **fields}.items() if value is not None}
-    others = {name: values for name, values in layers.items() if name != layer}
-    return {**others, layer: now} if now else others
+def change_layers(name: str, layers: Layers, layer: str, fields: Mapping[str, Any]) -> Layers:
+    """
+    The layers of a pattern or topic after these checked fields were set in one of them; None removes a field.
+
+    `layer`: "operator", "code" (at run time) or `program:NAME`. Raises BadPolicy where another program declares another value.
+    """
+    stood = sources(layers)
+    if layer.startswith(PROGRAM):
+        _refuse_another_program(name, stood, layer, fields)
+        stood[PROGRAM] = {field: value for field, value in stood.get(PROGRAM, {}).items() if field not in fields}
+    stood[layer] = {field: value for field, value in {**stood.get(layer, {}), **fields}.items() if value is not None}
+    return with_code({where: values for where, values in stood.items() if values})
+
+
+def _refuse_another_program(name: str, layers: Layers, layer: str, fields: Mapping[str, Any]) -> None:
+    for other, theirs in layers.items() if layer != PROGRAM else ():
+        if not other.startswith(PROGRAM) or other in (PROGRAM, layer):
+            continue
+        for field, value in fields.items():
+            if value is not None and field in theirs and theirs[field] != value:
+                raise BadPolicy(
+                    f'policy {name}: {field}: the program "{other[len(PROGRAM) :]}" declares {theirs[field]!r}, '
+                    f'"{layer[len(PROGRAM) :]}" {value!r}; let one of them declare it, or both the same'
+                )
+
+
+def sources(layers: Layers) -> Layers:
+    """What was set by whom: "code" is what was set at run time."""
+    if not any(layer.startswith(PROGRAM) for layer in layers):
+        return dict(layers)
+    found = {layer: fields for layer, fields in layers.items() if layer not in ("code", RUN)}
+    return {**found, "code": layers[RUN]} if RUN in layers else found
+
+
+def with_code(found: Layers) -> Layers:
+    """The layers as they are kept, of what `sources` tells."""
+    programs = sorted(layer for layer in found if layer.startswith(PROGRAM))
+    if not programs:
+        return found
+    run = found.get("code", {})
+    code = {field: value for layer in programs for field, value in found[layer].items()} | run
+    kept = {layer: fields for layer, fields in found.items() if layer != "code"}
+    return {**kept, "code": code, **({RUN: run} if run else {})}
+
+
+def owner(layers: Layers, field: str) -> str | None:
+    """The program that declares a field of the code's; None: nobody, it was set at run time."""
+    if field in layers.get(RUN, {}):
+        return None
+    declaring = [layer for layer in layers if layer.startswith(PROGRAM) and field in layers[layer]]
+    return max(declaring)[len(PROGRAM) :] if declaring else None
 
 
 def own_rows(page: Iterable[tuple[str, Layers]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -471,22 +527,40 @@ class PolicyBook:
 
     def put(self, layer: str, pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Set checked fields (None removes one); returns what the pattern now sets in that layer."""
-        layers = change_layers(self._layers.get(pattern, {}), layer, fields)
+        layers = change_layers(pattern, self._layers.get(pattern, {}), layer, fields)
         if layers:
             self._layers[pattern] = layers
         else:
             self._layers.pop(pattern, None)
         self._resolved.clear()
         self._stems.clear()
-        return layers.get(layer, {})
+        return sources(layers).get(layer, {})
+
+    def add(self, name: str, layers: Layers) -> None:
+        """All that is set for a pattern or topic; nothing: it leaves the book."""
+        if layers:
+            self._layers[name] = layers
+        else:
+            self._layers.pop(name, None)
+        self._resolved.clear()
+        self._stems.clear()
 
     def forget_resolved(self) -> None:
         """The tiers were changed: what was resolved before no longer holds."""
         self._resolved.clear()
 
     def rows(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """Every (layer, pattern, fields) that the book holds, sorted."""
+        """Every ("operator" or "code", pattern, fields) that the book holds, sorted."""
+        return [row for row in self.stored_rows() if row[0] in ("operator", "code")]
+
+    def stored_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """The same with all layers, as stores keep them and `load` reads them."""
         found = [(layer, pattern, dict(fields)) for pattern, layers in self._layers.items() for layer, fields in layers.items()]
+        return sorted(found, key=lambda row: row[:2])
+
+    def source_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """The same as they were set: (layer, pattern, fields) with the programs' own layers, and "code" for what was set at run time."""
+        found = [(layer, pattern, fields) for pattern, layers in self._layers.items() for layer, fields in sources(layers).items()]
         return sorted(found, key=lambda row: row[:2])
 
     def layers(self, pattern: str) -> Layers:
@@ -549,6 +623,11 @@ class PolicyBook:
         """For each field that somebody set: its value, layer and pattern."""
         own = self._own_of(topic) if self._own_of is not None else None
         return self._merge(self._sets_with(topic, own) if own else self._sets(self.covering(topic)))
+
+    def owner(self, pattern: str, field: str) -> str | None:
+        """The program whose code declares the field of the pattern or topic; None: nobody's."""
+        layers = self._layers.get(pattern) or (self._own_of(pattern) if self._own_of is not None and not is_pattern(pattern) else {})
+        return owner(layers, field)
 
     def _sets(self, covering: Iterable[str]) -> list[tuple[str, Layers]]:
         return [(pattern, self._layers[pattern]) for pattern in covering]

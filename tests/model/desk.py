@@ -11,7 +11,7 @@ import msgspec
 from fairlead.engines import fairness
 from fairlead.engines.base import KEEPS_HEADER, Explanation, MessageView, Overview, TierStats, TopicStats
 from fairlead.errors import BadPolicy, TopicInUse, UsageError
-from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved, check_changes, check_pattern, is_pattern, matches
+from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved, check_changes, check_pattern, is_pattern, matches, sources
 from fairlead.tiers import Tier, TierLayers, moves_lanes
 from tests.model.engine import Engine
 from tests.model.things import COUNTERS, Band, GateState, Lane, Message, rate_now, shape, size_of, spread_by
@@ -49,7 +49,7 @@ class Model(Engine):
 
     def policies(self) -> PolicyBook:
         book = PolicyBook(self.tiers, self.policy_own)
-        book.load(row for row in self.book.rows() if is_pattern(row[1]))
+        book.load(row for row in self.book.stored_rows() if is_pattern(row[1]))
         return book
 
     def policy_own(self, topic: str) -> Layers:
@@ -61,7 +61,7 @@ class Model(Engine):
 
     def _copy_of_book(self) -> PolicyBook:
         book = PolicyBook(self.tiers)
-        book.load(self.book.rows())
+        book.load(self.book.stored_rows())
         return book
 
     def policy_of(self, topic: str) -> Resolved:
@@ -70,34 +70,48 @@ class Model(Engine):
     def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
         return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
 
-    def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+    def policy_set_many(self, layer: str, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
         checked = check_changes(changes)
         if any(fields.get("gate") is not None and fields["gate"] not in self.gates for _, fields in checked):
             raise BadPolicy("the gate is not defined")
-        return [self._change_policy(layer, pattern, fields, now_us) for pattern, fields in checked]
+        return self._change_policies(layer, checked, now_us)
 
     def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
-        there = [fields for where, name, fields in self.book.rows() if (where, name) == (layer, pattern)]
+        there = sources(self.book.layers(pattern)).get(layer)
         if there:
-            self._change_policy(layer, pattern, dict.fromkeys(there[0]), now_us)
+            self._change_policies(layer, [(pattern, dict.fromkeys(there))], now_us)
         else:
             self.now = self._time(now_us)
         return bool(there)
 
-    def _change_policy(self, layer: Layer, pattern: str, fields: Mapping[str, Any], now_us: int | None) -> dict[str, Any]:
-        """The pattern and those under it have to be possible, and no topic's messages may be taken out of their lanes; then lanes are placed."""
+    def _change_policies(self, layer: str, changes: list[tuple[str, dict[str, Any]]], now_us: int | None) -> list[dict[str, Any]]:
+        """The patterns, those under them and the topics have to be possible together, and no topic's messages may be taken out of their lanes."""
         book = self._copy_of_book()
-        now = book.put(layer, pattern, fields)
-        for name in book.names_under(pattern):
-            if is_pattern(name) or name == pattern:
-                book.check(name)
+        for name, fields in changes:
+            book.put(layer, name, fields)
+        changed = [name for name in dict(changes) if book.layers(name) != self.book.layers(name)]
+        for under in {under for name in changed for under in book.names_under(name)}:
+            if is_pattern(under) or under in changed:
+                book.check(under)
         for topic in self._topics_in_use():
-            if matches(pattern, topic) and shape(book.resolve(topic)) != shape(self.book.resolve(topic)):
+            if any(matches(name, topic) for name in changed) and shape(book.resolve(topic)) != shape(self.book.resolve(topic)):
                 raise TopicInUse("partitions and buckets change only while a topic is empty")
         self.book, self.now = book, self._time(now_us)
-        for lane in self._lanes_under(pattern) if is_pattern(pattern) else self._lanes_of(pattern):
-            self._place(lane)
-        return now
+        for name in changed:
+            for lane in self._lanes_under(name) if is_pattern(name) else self._lanes_of(name):
+                self._place(lane)
+        return [sources(book.layers(name)).get(layer, {}) for name, _ in changes]
+
+    def programs(self) -> dict[str, bytes]:
+        return dict(self.known_programs)
+
+    def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
+        if self.known_programs.get(name) != before:
+            return False
+        self.known_programs.pop(name, None)
+        if after is not None:
+            self.known_programs[name] = after
+        return True
 
     def _lanes_under(self, pattern: str) -> list[Lane]:
         """An engine with more than `BRING_IN` of them may go on in later calls."""
@@ -374,7 +388,7 @@ class Model(Engine):
             "topics": {name: msgspec.structs.asdict(self._stats(name, now)) for name in sorted(self._topics_seen())},
             "messages": [msgspec.structs.asdict(self._view(one)) for one in sorted(self.messages, key=lambda one: one.number)],
             "gates": self.gate_list(now_us=now_us),
-            "policies": self.book.rows(),
+            "policies": self.book.stored_rows(),
         }
 
     def _topics_seen(self) -> set[str]:

@@ -45,6 +45,7 @@ class Lanes:
         self.edges: dict[tuple[str, tuple[str, str | bytes]], int] = {}  # edge="leading": when the window of a key ends
         self.outcomes: dict[str, bytes] = {}  # how messages ended, by id, where that is kept
         self.book = PolicyBook(self.tiers)
+        self.known_programs: dict[str, bytes] = {}
         self.deadlines_given: set[int] = set()
 
     @property

@@ -122,13 +122,18 @@ ONE_MESSAGE = """
 def test_policies_of_an_older_layout_are_kept(tmp_path: Path) -> None:
     """Those of exact topics become rows of their own; a lane that is there already follows them."""
     path = tmp_path / "q.db"
-    rows = [("code", "a", {"retries": 2}), ("code", "b", {"rate": 5.0}), ("code", "t.*", {"weight": 2.0}), ("operator", "a", {"paused": True})]
+    rows: list[tuple[str, str, dict[str, object]]] = [
+        ("code", "a", {"retries": 2}),
+        ("code", "b", {"rate": 5.0}),
+        ("code", "t.*", {"weight": 2.0}),
+        ("operator", "a", {"paused": True}),
+    ]
     policies = [f"INSERT INTO policy VALUES ('{layer}', '{pattern}', '{json.dumps(fields)}')" for layer, pattern, fields in rows]
     make_layout(path, 2, ONE_MESSAGE, *policies)
     with closing(engine_at(path)) as engine:
         assert engine.policies().rows() == [rows[2]]
-        assert engine.policy_own_list() == ([("a", {"code": {"retries": 2}, "operator": {"paused": True}}), ("b", {"code": {"rate": 5.0}})], None)
-        assert engine.snapshot()["policies"] == rows
+        before = {"code": {"retries": 2}, "program:": {"retries": 2}, "operator": {"paused": True}}
+        assert engine.policy_own_list() == ([("a", before), ("b", {"code": {"rate": 5.0}, "program:": {"rate": 5.0}})], None)
         assert (engine.policy_of("a").paused, engine.policy_of("a").retries, engine.policy_of("b").rate) == (True, 2, 5.0)
         engine.policy_set("code", "a", {"weight": 3})
         assert engine.lease(1).leases == []

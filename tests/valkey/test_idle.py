@@ -9,7 +9,7 @@ from fairlead.message import Draft, Settlement
 from fairlead.policy import Gate
 from fairlead.servers import Server
 
-STAYS = {"settings", "shard", "rules", "policies", "gates", "tiers", "own", "own_sets", "own_uses", "own_tiers"}
+STAYS = {"settings", "shard", "rules", "policies", "gates", "tiers", "own", "own_sets", "own_uses", "own_tiers", "programs"}
 START = 2_200_000_000_000_000
 
 

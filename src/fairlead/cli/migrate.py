@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fairlead.cli.session import Session, json_option, pass_session, print_json, say
-from fairlead.namespaces import every_policy, set_policies
+from fairlead.namespaces import copy_programs, every_policy, set_policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +56,7 @@ def move(old: FullEngine, new: FullEngine, tell: Callable[[str], None], *, wait:
         new.gate_set(name, gate, layer=layer)
         counts["gates"] += 1
     counts["policies"] = set_policies(new, every_policy(old))
+    copy_programs(old, new)
     tell(f"{counts['policies']:,} policies, {counts['gates']:,} gates")
     page: list[tuple[str, str, int | None]] = []
     for known in old.finished_ids():

@@ -482,13 +482,24 @@ class Desk(Protocol):
         """
         ...
 
-    def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+    def policy_set_many(self, layer: str, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
         """
         Set fields of many patterns or topics; returns what each sets now in that layer.
+
+        `layer`: "operator", "code", or `program:NAME` for what a program declares; another program's field is an error that names it.
+        Patterns are checked as they are after all of them; those that set what they set already cost nothing.
 
         What a policy of one exact topic costs does not depend on how many there are; no other process reloads anything for it.
         A call is one batch, to be kept at some 1,000; one that fails for a bad field or an undefined gate has changed nothing.
         """
+        ...
+
+    def programs(self) -> dict[str, bytes]:
+        """The programs that have declared policies, by name; what is kept of each is written by `fairlead.programs`."""
+        ...
+
+    def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
+        """Keep something (JSON; None: nothing) of a program, if it is what the caller has read; False: it is something else by now."""
         ...
 
     def policy_own(self, topic: str) -> Layers:

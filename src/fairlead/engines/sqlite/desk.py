@@ -12,7 +12,7 @@ from fairlead.engines.sqlite import explaining, health, listing, moving, policie
 from fairlead.engines.sqlite.engine import Core, _clock
 from fairlead.engines.sqlite.rows import Row
 from fairlead.engines.sqlite.turn import Turn
-from fairlead.policy import Gate, PolicyBook, check_changes, check_pattern, own_rows
+from fairlead.policy import PROGRAM, Gate, PolicyBook, check_changes, check_pattern, own_rows, sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -52,13 +52,13 @@ class SqliteEngine(Core):
     def policies(self) -> PolicyBook:
         with self._view() as turn:
             book = PolicyBook(turn.rules.tiers, self.policy_own)
-            book.load(turn.rules.book.rows())
+            book.load(turn.rules.book.stored_rows())
             return book
 
     def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
         return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
 
-    def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+    def policy_set_many(self, layer: str, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
         checked = check_changes(changes)
         if not checked:
             return []
@@ -68,10 +68,25 @@ class SqliteEngine(Core):
     def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
         check_pattern(pattern)
         with self._turn(now_us, durable=True) as turn:
-            there = policies.layers_of(turn, pattern).get(layer)
+            there = sources(policies.layers_of(turn, pattern)).get(layer)
             if there is None:
                 return False
             policies.change(turn, layer, [(pattern, dict.fromkeys(there))])
+            return True
+
+    def programs(self) -> dict[str, bytes]:
+        with self._view() as turn:
+            return {name: value.encode() for name, value in turn.all("settings_of_programs")}
+
+    def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
+        with self._turn(None, durable=True) as turn:
+            stored = turn.one("setting_read", PROGRAM + name)
+            if (stored[0].encode() if stored is not None else None) != before:
+                return False
+            if after is None:
+                turn.run("setting_delete", PROGRAM + name)
+            else:
+                turn.run("setting_write", PROGRAM + name, after.decode())
             return True
 
     def policy_own(self, topic: str) -> Layers:
@@ -259,7 +274,7 @@ class SqliteEngine(Core):
                 "topics": {name: msgspec.structs.asdict(views.topic_stats(turn, name)) for name in names},
                 "messages": [msgspec.structs.asdict(view) for view in found],
                 "gates": _gates(turn),
-                "policies": sorted([*turn.rules.book.rows(), *own_rows(policies.page(turn, "", 1 << 60))], key=lambda row: row[:2]),
+                "policies": sorted([*turn.rules.book.stored_rows(), *own_rows(policies.page(turn, "", 1 << 60))], key=lambda row: row[:2]),
             }
 
 

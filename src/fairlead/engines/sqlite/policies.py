@@ -13,7 +13,7 @@ from fairlead.engines.base import BRING_IN
 from fairlead.engines.naming import LANE_SHAPE, lane_name
 from fairlead.engines.sqlite import housekeeping, views
 from fairlead.errors import BadPolicy, TopicInUse
-from fairlead.policy import PolicyBook, change_layers, is_pattern, matches
+from fairlead.policy import PolicyBook, change_layers, is_pattern, matches, sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,11 +28,13 @@ def change(turn: Turn, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]
     _refuse_undefined_gates(turn, changes)
     own = OwnPolicies(turn)
     own.load([name for name, _ in changes if not is_pattern(name)])
+    patterns = [(name, fields) for name, fields in changes if is_pattern(name)]
+    if patterns:
+        _change_patterns(turn, layer, patterns)
     now = []
     for name, fields in changes:
         if is_pattern(name):
-            own.write()
-            now.append(_change_pattern(turn, layer, name, fields))
+            now.append(sources(turn.rules.book.layers(name)).get(layer, {}))
         else:
             now.append(own.change(layer, name, fields))
     own.write()
@@ -59,25 +61,31 @@ def page(turn: Turn, after: str, limit: int) -> list[tuple[str, Layers]]:
 # Patterns
 
 
-def _change_pattern(turn: Turn, layer: str, pattern: str, fields: dict[str, Any]) -> dict[str, Any]:
+def _change_patterns(turn: Turn, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    """All of them are checked as they are together then."""
     rules = turn.rules
     before = PolicyBook(rules.tiers)
-    before.load(rules.book.rows())
-    now = rules.book.put(layer, pattern, fields)
+    before.load(rules.book.stored_rows())
+    for pattern, fields in changes:
+        rules.book.put(layer, pattern, fields)
+    changed = [pattern for pattern, _ in dict(changes).items() if rules.book.layers(pattern) != before.layers(pattern)]
+    if not changed:
+        return
     rules.changed()
-    for name in rules.book.names_under(pattern):
+    for name in sorted({name for pattern in changed for name in rules.book.names_under(pattern)}):
         rules.book.check(name)
-    if not fields.keys().isdisjoint(LANE_SHAPE):
-        _refuse_moves(turn, pattern, before)
-    if now:
-        turn.run("policy_write", layer, pattern, json.dumps(now))
-    else:
-        turn.run("policy_delete", layer, pattern)
+    for pattern in changed:
+        if any(not fields.keys().isdisjoint(LANE_SHAPE) for name, fields in changes if name == pattern):
+            _refuse_moves(turn, pattern, before)
+        now = rules.book.layers(pattern)
+        for gone in before.layers(pattern).keys() - now.keys():
+            turn.run("policy_delete", gone, pattern)
+        for where, fields in now.items():
+            turn.run("policy_write", where, pattern, json.dumps(fields))
+        turn.run("sweep_begin", pattern)
     turn.shard.policy_version += 1
     rules.version = turn.shard.policy_version
-    turn.run("sweep_begin", pattern)
     housekeeping.sweep(turn, BRING_IN)
-    return now
 
 
 def _refuse_moves(turn: Turn, pattern: str, before: PolicyBook) -> None:
@@ -132,13 +140,10 @@ class OwnPolicies:
         turn = self._turn
         before = turn.own_of(topic)
         stood = turn.own_layers(before)
-        layers = change_layers(stood, layer, fields)
+        layers = change_layers(topic, stood, layer, fields)
         if layers != stood:
             self._set(topic, before, layers)
-        else:
-            for lane in views.lanes_of(turn, topic):
-                turn.place(lane)
-        return layers.get(layer, {})
+        return sources(layers).get(layer, {})
 
     def _set(self, topic: str, before: int, layers: Layers) -> None:
         turn = self._turn

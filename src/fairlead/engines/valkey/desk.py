@@ -16,7 +16,7 @@ from fairlead.engines.valkey.fitness import NamespaceGone
 from fairlead.engines.valkey.policies import Policies
 from fairlead.engines.valkey.views import View
 from fairlead.errors import BadPolicy
-from fairlead.policy import PolicyBook, check_changes, check_pattern, is_pattern, own_rows
+from fairlead.policy import PolicyBook, check_changes, check_pattern, is_pattern, own_rows, sources
 from fairlead.units import SECOND
 
 if TYPE_CHECKING:
@@ -62,8 +62,15 @@ class ValkeyEngine(Core):
     def policies(self) -> PolicyBook:
         self._space.reload()
         book = PolicyBook(self.tiers, self.policy_own)
-        book.load(row for row in self._space.book.policies.rows() if is_pattern(row[1]))
+        book.load(row for row in self._space.book.policies.stored_rows() if is_pattern(row[1]))
         return book
+
+    def programs(self) -> dict[str, bytes]:
+        found = self._space.read(0, "HGETALL", "programs")
+        return {name.decode(): value for name, value in zip(found[::2], found[1::2], strict=True)}
+
+    def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
+        return bool(self._space.run("program", 0, None, name, before or b"", after or b"", durable=True))
 
     def policy_own(self, topic: str) -> Layers:
         return {} if is_pattern(topic) else Policies(self._space).layers_of(topic)
@@ -78,7 +85,7 @@ class ValkeyEngine(Core):
     def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
         return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
 
-    def policy_set_many(self, layer: Layer, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+    def policy_set_many(self, layer: str, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
         checked = check_changes(changes)
         if any(fields.get("tier") is not None and fields["tier"] not in self.tiers for _, fields in checked):
             self._space.reload()  # another process may have added it
@@ -92,7 +99,7 @@ class ValkeyEngine(Core):
         check_pattern(pattern)
         self._space.reload()
         policies = Policies(self._space, now_us)
-        there = policies.layers_of(pattern).get(layer)
+        there = sources(policies.layers_of(pattern)).get(layer)
         if there is None:
             for shard in range(self._space.shards):
                 self._space.run("keep", shard, now_us, records.pack([]), b"", repeatable=True)  # nothing but the clock goes on
@@ -101,7 +108,7 @@ class ValkeyEngine(Core):
         return True
 
     def _policy_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
-        patterns = self.policies().rows()
+        patterns = self.policies().stored_rows()
         return sorted([*patterns, *own_rows(Policies(self._space).every())], key=lambda row: row[:2])
 
     # Gates

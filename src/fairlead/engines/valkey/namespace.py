@@ -19,7 +19,7 @@ from fairlead.engines.valkey.fitness import NamespaceGone
 from fairlead.engines.valkey.link import Link
 from fairlead.engines.valkey.records import Counters
 from fairlead.errors import NoNamespace, UsageError
-from fairlead.policy import PolicyBook, Resolved
+from fairlead.policy import PROGRAM, PolicyBook, Resolved
 from fairlead.tiers import TierLayers, Tiers
 from fairlead.units import SECOND
 
@@ -273,10 +273,10 @@ class Namespace:
         if self.link.durability != "memory":
             raise error
         log.warning("%s: the server has forgotten namespace %s and all its messages (was it restarted?); it is made again", self.link.name, self.name)
-        rows = self.book.policies.rows()
+        rows = self.book.policies.stored_rows()
         self._make(Settings(), self.tier_layers)
         self.reload()
-        if rows and not self.book.policies.rows():
+        if rows and not self.book.policies.stored_rows():
             fields = [each for layer, pattern, fields in rows for each in (f"{layer}:{pattern}", json.dumps(fields))]
             self.read(0, "HSET", "policies", *fields)
             self.book.forget_own()
@@ -392,7 +392,7 @@ class Namespace:
 
     def tier_named_by(self, tier: str) -> str | None:
         """A policy that names the tier: of a pattern (these are in memory), or of topics of their own (each shard counts them)."""
-        for _, pattern, fields in self.book.policies.rows():
+        for _, pattern, fields in self.book.policies.stored_rows():
             if fields.get("tier") == tier:
                 return pattern
         for shard in range(self.shards):
@@ -416,8 +416,7 @@ class Namespace:
         self.nonce = nonce.decode()
         found = []
         for field, fields in zip(rows[::2], rows[1::2], strict=True):
-            layer, _, pattern = field.decode().partition(":")
-            found.append((layer, pattern, json.loads(fields)))
+            found.append((*_layer_and_pattern(field.decode()), json.loads(fields)))
         self.book.load(version, found)
 
     def agree(self, shard: int, version: int) -> None:
@@ -430,7 +429,7 @@ class Namespace:
     def tell(self, shard: int, version: int) -> None:
         """Write all policies to a shard that is behind."""
         book = self.book.policies
-        there = {pattern for _, pattern, _ in book.rows()}
+        there = {pattern for _, pattern, _ in book.stored_rows()}
         names = sorted(there | {name.decode() for name, _ in self.scan(shard, "HSCAN", "rules") if name})
         rules = [records.rule_of(book, name, self.shards) if name in there else b"" for name in names]
         arguments = (version, self.book.version, "*", records.pack([]), records.pack(names), records.exact_names(there), 0)
@@ -439,3 +438,12 @@ class Namespace:
 
 def _part(limit: int | None, parts: int) -> int | bytes:
     return -(-limit // parts) if limit is not None else b""
+
+
+def _layer_and_pattern(field: str) -> tuple[str, str]:
+    """Of a field of the hash `policies`: `code:PATTERN`, `program:NAME:PATTERN`; a program's name has no colon."""
+    if field.startswith(PROGRAM):
+        name, _, pattern = field.removeprefix(PROGRAM).partition(":")
+        return PROGRAM + name, pattern
+    layer, _, pattern = field.partition(":")
+    return layer, pattern

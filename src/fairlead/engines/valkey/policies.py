@@ -17,7 +17,7 @@ from fairlead.engines.admission import topic_in_use
 from fairlead.engines.naming import LANE_SHAPE
 from fairlead.engines.valkey import records
 from fairlead.errors import TopicInUse
-from fairlead.policy import PolicyBook, change_layers, is_pattern, matches
+from fairlead.policy import PROGRAM, PolicyBook, change_layers, is_pattern, matches, sources, with_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,17 +86,20 @@ class Policies:
         """
         Set checked fields of patterns and topics; returns what each sets in the layer then. Raises BadPolicy before anything is changed.
 
-        One after the other, but for topics with nothing between them that every client knows: these go together.
+        First the patterns, all together, then the topics.
         """
         self._check(layer, changes)
+        patterns = [(name, fields) for name, fields in changes if is_pattern(name)]
+        if patterns:
+            self._change_known(layer, patterns)
         told: list[dict[str, Any]] = [{} for _ in changes]
         together: dict[str, tuple[int, dict[str, Any]]] = {}
         for position, (name, fields) in enumerate(changes):
-            if is_pattern(name) or name in together or len(together) == AT_ONCE * self._space.shards:
+            if name in together or len(together) == AT_ONCE * self._space.shards:
                 self._change_topics(layer, together, told)
                 together = {}
             if is_pattern(name):
-                told[position] = self._change_known(layer, name, fields)
+                told[position] = sources(self._book().layers(name)).get(layer, {})
             else:
                 together[name] = (position, fields)
         self._change_topics(layer, together, told)
@@ -111,12 +114,16 @@ class Policies:
         self._read = self._space.own_ids([name for name, _ in changes if not is_pattern(name) and not book.layers(name)])
         own = {topic: layers for topic, (_, layers) in self._read.items()}
         version = self._space.book.version
+        known = [(name, fields) for name, fields in changes if is_pattern(name) or book.layers(name)]
+        for name, fields in known:
+            book.put(layer, name, fields)
+        for under in {under for name, _ in known for under in book.names_under(name)}:
+            if is_pattern(under) or under in dict(known):
+                book.check(under)
         for name, fields in changes:
-            if is_pattern(name) or book.layers(name):
-                book.put(layer, name, fields)
-                book.check(name)
+            if name not in own:
                 continue
-            own[name] = change_layers(own[name], layer, fields)
+            own[name] = change_layers(name, own[name], layer, fields)
             kind = (version, book.covering(name), _dumps(own[name]))
             if kind not in self._checked:
                 self._checked.add(kind)
@@ -139,9 +146,9 @@ class Policies:
             entries: dict[str, tuple[bytes, Layers]] = {}
             for topic, (position, fields) in list(left.items()):
                 before, stood = own.get(topic, (b"", {}))
-                layers = change_layers(stood, layer, fields)
+                layers = change_layers(topic, stood, layer, fields)
                 if book.layers(topic) or self._is_known(book, topic, layers):
-                    told[position] = self._change_known(layer, topic, fields)
+                    told[position] = self._change_known(layer, [(topic, fields)])
                     del left[topic]
                     if version != self._space.book.version:
                         break
@@ -151,7 +158,7 @@ class Policies:
                         book.check(topic, layers)
                         self._checked.add(kind)
                     entries[topic] = (before, layers)
-                    told[position] = layers.get(layer, {})
+                    told[position] = sources(layers).get(layer, {})
             if version == self._space.book.version:
                 for topic in self.write_own(entries, version):
                     del left[topic]
@@ -189,67 +196,64 @@ class Policies:
 
     # What every client knows
 
-    def _change_known(self, layer: str, name: str, fields: dict[str, Any]) -> dict[str, Any]:
-        """Again, where another process has changed something meanwhile."""
+    def _change_known(self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
+        """Of patterns, or of one topic, in one step. Again, where another process has changed something meanwhile."""
         space = self._space
+        names = list(dict(changes))
+        topic = None if is_pattern(names[0]) else names[0]
         while True:
             space.reload()
             before, version = self._book(), space.book.version
-            after = _copy(before)
-            own: dict[str, tuple[bytes, Layers]] = {}
-            if is_pattern(name) and not fields.keys().isdisjoint(LANE_SHAPE):
-                after.put(layer, name, fields)
-                own = {topic: entry for topic, entry in self._own_under(name) if self._is_known(after, topic, entry[1])}
-            elif not is_pattern(name) and not before.layers(name):
-                own = {topic: entry for topic, entry in space.own_ids([name]).items() if entry[1]}
-            for topic, (_, layers) in own.items():
-                for where, values in layers.items():
-                    after.put(where, topic, values)
-            now = after.put(layer, name, fields)
-            demoted = self._leave(after, name)
-            names = sorted({*after.names_under(name), *own})
-            for each in names:
-                if is_pattern(each) or each == name:
+            after, own = self._changed(layer, changes, before)
+            demoted = self._leave(after, topic) if topic is not None else None
+            if after.stored_rows() == before.stored_rows() and demoted is None:
+                break
+            under = sorted({name for each in names for name in after.names_under(each)} | own.keys())
+            for each in under:
+                if is_pattern(each) or each == topic:
                     after.check(each)
-            if demoted is not None:
-                self._write_demoted(name, demoted, version)
+            if topic is not None and demoted is not None:
+                self._write_demoted(topic, demoted, version)
             try:
-                moves = not fields.keys().isdisjoint(LANE_SHAPE) or not is_pattern(name)
-                if not self._write(name, version, _fields(before, after), after, names, moves=moves):
+                if not self._write(names, version, _fields(before, after), after, under, moves=topic is not None or _moves(changes)):
                     continue
             except BaseException:
-                if demoted is not None:
-                    self._take_back(name, version)
+                if topic is not None and demoted is not None:
+                    self._take_back(topic, version)
                 raise
-            space.book.load(version + 1, after.rows())
-            self.write_own({topic: (own_id, {}) for topic, (own_id, _) in own.items()}, version + 1)
-            return now
+            space.book.load(version + 1, after.stored_rows())
+            self.write_own({each: (own_id, {}) for each, (own_id, _) in own.items()}, version + 1)
+            break
+        layers = demoted or after.layers(names[0])
+        return sources(layers).get(layer, {})
 
-    def spread(self) -> None:
-        """Topics that clients need not know leave the book; all rules are written again."""
-        space = self._space
-        while True:
-            space.reload()
-            before, version = self._book(), space.book.version
-            after, entries = _copy(before), {}
-            for name, layers in _rows(before).items():
-                if not is_pattern(name) and not self._is_known(before, name, layers):
-                    entries[name] = (b"", layers)
-                    for layer, fields in layers.items():
-                        after.put(layer, name, dict.fromkeys(fields))
-            self.write_own(entries, version)  # one that has been written before, and perhaps changed since, stays
-            if self._write("*", version, _fields(before, after), after, sorted(_rows(before)), moves=False):
-                space.book.load(version + 1, after.rows())
-                return
+    def _changed(
+        self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]], before: PolicyBook
+    ) -> tuple[PolicyBook, dict[str, tuple[bytes, Layers]]]:
+        """The book then, and what comes into it of topics that clients need not know so far."""
+        after, name = _copy(before), changes[0][0]
+        own: dict[str, tuple[bytes, Layers]] = {}
+        if not is_pattern(name):
+            if not before.layers(name):
+                own = {topic: entry for topic, entry in self._space.own_ids([name]).items() if entry[1]}
+        elif _moves(changes):
+            for each, fields in changes:
+                after.put(layer, each, fields)
+            found = self._own_under([each for each, _ in changes])
+            own = {topic: entry for topic, entry in found if self._is_known(after, topic, entry[1])}
+        for topic, (_, layers) in own.items():
+            after.add(topic, layers)
+        for each, fields in changes:
+            after.put(layer, each, fields)
+        return after, own
 
     def _leave(self, after: PolicyBook, name: str) -> Layers | None:
         """A topic that clients need not know any longer leaves the book; what it sets then."""
         layers = after.layers(name)
-        if is_pattern(name) or not layers or self._is_known(after, name, layers):
+        if not layers or self._is_known(after, name, layers):
             return None
         after.check(name)
-        for layer, fields in layers.items():
-            after.put(layer, name, dict.fromkeys(fields))
+        after.add(name, {})
         return layers
 
     def _write_demoted(self, topic: str, layers: Layers, version: int) -> None:
@@ -261,32 +265,52 @@ class Policies:
         stood, _ = self._space.own_ids([topic])[topic]
         self.write_own({topic: (stood, {})}, version)
 
-    def _own_under(self, pattern: str) -> Iterator[tuple[str, tuple[bytes, Layers]]]:
+    def _own_under(self, patterns: Sequence[str]) -> Iterator[tuple[str, tuple[bytes, Layers]]]:
         for shard in range(self._space.shards):
             names = [name.decode() for name, _ in self._space.scan(shard, "HSCAN", "own")]
-            names = [name for name in names if matches(pattern, name)]
+            names = [name for name in names if any(matches(pattern, name) for pattern in patterns)]
             for start in range(0, len(names), AT_ONCE):
                 yield from self._space.own_ids(names[start : start + AT_ONCE]).items()
 
-    def _write(self, pattern: str, version: int, fields: list[str], book: PolicyBook, names: list[str], *, moves: bool) -> bool:
+    def _write(self, changed: Sequence[str], version: int, fields: list[str], book: PolicyBook, names: list[str], *, moves: bool) -> bool:
         """Tell the first shard, then the others; False if somebody was faster."""
         space = self._space
-        there = {name for _, name, _ in book.rows()}
+        there = {name for _, name, _ in book.stored_rows()}
         exact = records.exact_names(there)
         rules = [records.rule_of(book, name, space.shards) if name in there else b"" for name in names]
+        swept = changed[0] if len(changed) == 1 else "*"
         for shard in range(space.shards):
             own = records.pack(fields if shard == 0 else [])
-            told = space.run(
-                "policy", shard, self._now_us, version, version + 1, pattern, own, records.pack(names), exact, int(moves), *rules, durable=True
-            )
+            arguments = (version, version + 1, swept, own, records.pack(names), exact, int(moves))
+            told = space.run("policy", shard, self._now_us, *arguments, *rules, durable=True)
             if told[0] == b"in use":
-                raise TopicInUse(topic_in_use(pattern, told[1].decode(), told[2], told[3]))
+                topic = told[1].decode()
+                pattern = next((name for name in changed if matches(name, topic)), swept)
+                raise TopicInUse(topic_in_use(pattern, topic, told[2], told[3]))
             if told[0] == b"stale":
                 if shard == 0:
                     return False
-                space.book.load(version + 1, book.rows())
+                space.book.load(version + 1, book.stored_rows())
                 space.tell(shard, told[1])
         return True
+
+    def spread(self) -> None:
+        """Topics that clients need not know leave the book; all rules are written again."""
+        space = self._space
+        while True:
+            space.reload()
+            before, version = self._book(), space.book.version
+            after, entries = _copy(before), {}
+            for name, layers in _rows(before).items():
+                of_before = with_code({PROGRAM: layers["code"], **sources(layers)}) if PROGRAM not in layers and "code" in layers else layers
+                is_own = not is_pattern(name) and not self._is_known(before, name, layers)
+                after.add(name, {} if is_own else of_before)
+                if is_own:
+                    entries[name] = (b"", of_before)
+            self.write_own(entries, version)  # one that has been written before, and perhaps changed since, stays
+            if self._write(["*"], version, _fields(before, after), after, sorted(_rows(before)), moves=False):
+                space.book.load(version + 1, after.stored_rows())
+                return
 
 
 def _own_record(layers: Layers, sets: dict[bytes, tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
@@ -302,21 +326,26 @@ def _own_record(layers: Layers, sets: dict[bytes, tuple[bytes, bytes]]) -> tuple
 
 def _copy(book: PolicyBook) -> PolicyBook:
     copy = PolicyBook(book.tiers)
-    copy.load(book.rows())
+    copy.load(book.stored_rows())
     return copy
 
 
 def _rows(book: PolicyBook) -> dict[str, Layers]:
     found: dict[str, Layers] = {}
-    for layer, name, fields in book.rows():
+    for layer, name, fields in book.stored_rows():
         found.setdefault(name, {})[layer] = fields
     return found
 
 
+def _moves(changes: Sequence[tuple[str, dict[str, Any]]]) -> bool:
+    """Whether they decide which lane messages go to."""
+    return any(not fields.keys().isdisjoint(LANE_SHAPE) for _, fields in changes)
+
+
 def _fields(before: PolicyBook, after: PolicyBook) -> list[str]:
     """What changes in the hash `policies`: its fields and what they hold then, "" for one that goes."""
-    old = {(layer, name): fields for layer, name, fields in before.rows()}
-    new = {(layer, name): fields for layer, name, fields in after.rows()}
+    old = {(layer, name): fields for layer, name, fields in before.stored_rows()}
+    new = {(layer, name): fields for layer, name, fields in after.stored_rows()}
     found: list[str] = []
     for layer, name in sorted(old.keys() | new.keys()):
         if old.get((layer, name)) != new.get((layer, name)):

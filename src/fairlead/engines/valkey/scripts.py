@@ -21,7 +21,7 @@ PARTS = (
 """In the order in which they build upon each other."""
 
 FUNCTIONS = (
-    "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "own", "own_read", "relayout",
+    "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "own", "own_read", "program", "relayout",
     "gate", "limits", "purge", "delete", "dead", "check", "totals", "send",
     "receive", "know", "note", "withdraw", "follow", "arrivals", "tiers", "watch",
 )  # fmt: skip

@@ -181,5 +181,11 @@ DELETE FROM sweep WHERE pattern = ?;
 -- name: setting_read
 SELECT value FROM setting WHERE name = ?;
 
+-- name: setting_delete
+DELETE FROM setting WHERE name = ?;
+
+-- name: settings_of_programs
+SELECT substr(name, 9), value FROM setting WHERE name >= 'program:' AND name < 'program;';
+
 -- name: setting_write
 INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
