@@ -43,10 +43,44 @@ def test_policies_are_listed_by_pattern_and_number(fairlead: Command) -> None:
         app.policy("mail", rate=1)
         app.publish("push.1", 1)
     listed = fairlead.json("policy", "list", "push.*", "--limit", "3")
-    assert listed[0] == {"layer": "code", "pattern": "push.*", "fields": {"rate": 10.0}}
+    by = {"layer": "code", "program": "tests.cli.test_settings", "version": None}
+    assert listed[0] == {**by, "pattern": "push.*", "fields": {"rate": 10.0}}
     assert len(listed) == 3
     assert "there are more than 3" in fairlead("policy", "list", "--limit", "3").stdout
     assert {row["pattern"] for row in fairlead.json("policy", "list")} == {"push.*", "mail", *(f"push.{n}" for n in range(20))}
+
+
+def test_policies_name_their_owners(fairlead: Command) -> None:
+    """In the list, which picks by owner, and in what holds for a topic; what was set at run time can be reset."""
+    with Fairlead(fairlead.url, program="shop", version="1.2") as app:
+        app.policy("push.*", rate=10, retries=2)
+        app.policy("push.acme", weight=2)
+        app.publish("push.acme", 1)
+        app.policy("push.*", rate=7)
+    with Fairlead(fairlead.url, program="billing", version=3) as app:
+        app.policy("push.*", retries=2)
+        app.policy("bills", rate=1)
+        app.publish("bills", 1)
+    fairlead("policy", "set", "push.acme", "--concurrency", "3")
+    shop = {"layer": "code", "program": "shop", "version": "1.2"}
+    assert fairlead.json("policy", "list", "--owner", "shop") == [
+        {**shop, "pattern": "push.*", "fields": {"rate": 10.0, "retries": 2}}, {**shop, "pattern": "push.acme", "fields": {"weight": 2.0}},
+    ]  # fmt: skip
+    assert fairlead.json("policy", "list", "--owner", "code") == [{"layer": "code", "pattern": "push.*", "fields": {"rate": 7.0}}]
+    assert fairlead.json("policy", "list", "--owner", "operator") == [{"layer": "operator", "pattern": "push.acme", "fields": {"concurrency": 3}}]
+    assert {row.get("program") for row in fairlead.json("policy", "list", "bills")} == {"billing"}
+    why = fairlead.json("policy", "show", "push.acme")["why"]
+    assert why["rate"] == {"layer": "code", "pattern": "push.*"}
+    assert why["weight"] == {**shop, "pattern": "push.acme"}
+    assert why["concurrency"] == {"layer": "operator", "pattern": "push.acme"}
+    listed = fairlead("policy", "list").stdout
+    assert all(each in listed for each in ("code (shop 1.2)", "code (billing 3)", "code, at run time", "operator"))
+    shown = fairlead("policy", "show", "push.acme", "--set").stdout
+    assert "code push.acme (shop 1.2)" in shown
+    assert "code push.*, at run time" in shown
+    fairlead("policy", "reset", "push.*", "--layer", "code")
+    assert fairlead.json("policy", "show", "push.acme")["policy"]["rate"] == 10
+    fairlead("policy", "reset", "push.*", "--layer", "code", code=1)
 
 
 @pytest.mark.parametrize("arguments", [("--rate", "-1"), ("--partitions", "3"), ("--concurrency", "many"), ()])
@@ -59,14 +93,15 @@ def test_an_impossible_policy(fairlead: Command, arguments: tuple[str, ...]) -> 
 
 def test_show_speaks_of_units_and_of_who_set_what(fairlead: Command) -> None:
     """Durations, rates and sizes as people write them, the layer and pattern of each; JSON has seconds."""
-    with Fairlead(fairlead.url) as app:
+    with Fairlead(fairlead.url, program="shop") as app:
         app.policy("push.*", rate="30/m", lease="90s", backoff="5s", max_backlog="10GB", dead_ttl="14d")
         app.publish("push.acme", 1)
     fairlead("policy", "set", "push.acme", "--serial", "hold", "--paused", "no", "--merge", "all", "--merge-limit", "5000", "--dedupe", "1h30m")
+    code = "code push.* (shop)"
     shown = {line.split("  ")[0]: line for line in fairlead("policy", "show", "push.acme").stdout.splitlines()}
     for name, value, source in (
-        ("rate", "30/min", "code push.*"), ("lease", "1 min 30 s", "code push.*"), ("backoff", "5 s", "code push.*"),
-        ("max_backlog", "10 GB", "code push.*"), ("dead_ttl", "14 d", "code push.*"), ("serial", "hold", "operator push.acme"),
+        ("rate", "30/min", code), ("lease", "1 min 30 s", code), ("backoff", "5 s", code),
+        ("max_backlog", "10 GB", code), ("dead_ttl", "14 d", code), ("serial", "hold", "operator push.acme"),
         ("paused", "no", "operator push.acme"), ("merge_limit", "5,000", "operator push.acme"), ("dedupe", "1 h 30 min", "operator push.acme"),
         ("retries", "16", "default"), ("max_body", "1 MiB", "default"),
     ):  # fmt: skip

@@ -76,7 +76,7 @@ class Model(Engine):
             raise BadPolicy("the gate is not defined")
         return self._change_policies(layer, checked, now_us)
 
-    def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
+    def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         there = sources(self.book.layers(pattern)).get(layer)
         if there:
             self._change_policies(layer, [(pattern, dict.fromkeys(there))], now_us)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from fairlead import programs
 from fairlead.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json, say, table
 from fairlead.cli.settings import in_seconds, setting_options, size, value_of, words
 from fairlead.namespaces import every_policy
-from fairlead.policy import FIELDS, matches
+from fairlead.policy import FIELDS, PROGRAM, matches
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fairlead.policy import Layer, PolicyBook
 
 EXAMPLES = """\b
 Examples:
@@ -28,19 +34,39 @@ def policy() -> None:
 
 @policy.command("list")
 @click.argument("pattern", default="*")
+@click.option("--owner", metavar="PROGRAM", help="Only what this program's code declares; `operator` or `code` (set at run time) for the others.")
 @click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many; patterns come first, then topics.")
 @json_option
 @pass_session
-def list_policies(session: Session, pattern: str, *, limit: int, as_json: bool) -> None:
-    """Policies that the code or an operator has set, of PATTERN and all that it covers."""
-    found = (row for row in every_policy(session.engine()) if matches(pattern, row[1]))
+def list_policies(session: Session, pattern: str, *, owner: str | None, limit: int, as_json: bool) -> None:
+    """Policies that code or an operator has set, of PATTERN and all that it covers, and who set them."""
+    engine = session.engine()
+    versions = {name: record.version for name, record in programs.records(engine).items()}
+    found = (row for row in every_policy(engine) if matches(pattern, row[1]) and owner in (None, row[0], row[0].removeprefix(PROGRAM)))
     rows = list(islice(found, limit + 1))
     if as_json:
-        print_json([{"layer": layer, "pattern": name, "fields": fields} for layer, name, fields in rows[:limit]])
+        print_json([{**source(layer, versions), "pattern": name, "fields": fields} for layer, name, fields in rows[:limit]])
         return
-    table(("layer", "pattern", "settings"), [(layer, name, _text(fields)) for layer, name, fields in rows[:limit]], empty="no policies are set")
+    shown = [(name, f"{by['layer']}{_whose(by)}", _text(fields)) for layer, name, fields in rows[:limit]
+             if (by := source(layer, versions))]  # fmt: skip
+    table(("pattern", "set by", "settings"), shown, empty="no policies are set")
     if len(rows) > limit:
         say(f"there are more than {limit:,}; see all with --limit, or name a pattern")
+
+
+def source(layer: str, versions: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Who set something: the layer, and of what code declares the program with its version."""
+    if not layer.startswith(PROGRAM):
+        return {"layer": layer}
+    name = layer.removeprefix(PROGRAM)
+    return {"layer": "code", "program": name, "version": versions.get(name)}
+
+
+def _whose(found: Mapping[str, str | None]) -> str:
+    """The program of what code declares, as it stands behind the layer."""
+    if "program" not in found:
+        return ", at run time" if found.get("layer") == "code" else ""
+    return f" ({' '.join(filter(None, (found['program'] or 'before programs had names', found['version'])))})"
 
 
 @policy.command("show", epilog="Example: fairlead policy show push.acme --set")
@@ -51,13 +77,16 @@ def list_policies(session: Session, pattern: str, *, limit: int, as_json: bool) 
 @pass_session
 def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None:
     """What holds for TOPIC, and which layer and pattern set it. With --json durations are seconds."""
-    book = session.engine().policies()
+    engine = session.engine()
+    book = engine.policies()
     reasons = book.why(topic)
+    versions = {name: record.version for name, record in programs.records(engine).items()}
+    sources = {name: _source_of(book, name, layer, pattern, versions) for name, (_, layer, pattern) in reasons.items()}
     resolved = msgspec.to_builtins(book.resolve(topic))
     values = {name: in_seconds(name, resolved.get(name)) for name in (*FIELDS, "max_backlog_bytes")}
     if as_json:
-        sources = {name: {"layer": layer, "pattern": pattern} for name, (_, layer, pattern) in reasons.items()}
-        print_json({"topic": topic, "policy": values, "why": sources})
+        why = {name: {**sources[name], "pattern": pattern} for name, (_, _, pattern) in reasons.items()}
+        print_json({"topic": topic, "policy": values, "why": why})
         return
     if values["max_backlog"] is None and values["max_backlog_bytes"] is not None:
         values["max_backlog"] = size(values["max_backlog_bytes"])
@@ -65,8 +94,13 @@ def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None
     for name in FIELDS:
         _, layer, pattern = reasons.get(name, (None, "default", ""))
         if layer != "default" or not only_set:
-            rows.append((name, words(name, values[name]), f"{layer} {pattern}".strip()))
+            rows.append((name, words(name, values[name]), f"{layer} {pattern}{_whose(sources.get(name, {}))}".strip()))
     table(("setting", "value", "set by"), rows, empty=f"nobody has set anything for {topic}")
+
+
+def _source_of(book: PolicyBook, field: str, layer: str, pattern: str, versions: Mapping[str, str | None]) -> dict[str, str | None]:
+    program = book.owner(pattern, field) if layer == "code" else None
+    return source(layer if program is None else PROGRAM + program, versions)
 
 
 @policy.command("set", short_help="Set an operator's policy of PATTERN.", epilog=EXAMPLES)
@@ -86,12 +120,19 @@ def set_policy(session: Session, /, pattern: str, *, unset: tuple[str, ...], **o
 
 @policy.command("reset", short_help="Remove the operator's policy of PATTERN.")
 @click.argument("pattern")
+@click.option("--layer", type=click.Choice(("operator", "code")), default="operator", show_default=True,
+              help="code: what programs have set at run time; what their code declares holds again.")  # fmt: skip
 @pass_session
-def reset(session: Session, pattern: str) -> None:
+def reset(session: Session, pattern: str, *, layer: Layer) -> None:
     """Remove the operator's policy of PATTERN; the code's holds again."""
-    if not session.engine().policy_reset("operator", pattern):
-        leave(f"policy {pattern}: the operator has set nothing for it", STATE_SAYS_NO)
-    say(f"{pattern}: the operator's settings are removed")
+    whose = "the operator" if layer == "operator" else "no program at run time"
+    engine = session.engine()
+    found = engine.policy_reset(layer, pattern)
+    if layer == "code":
+        found = engine.policy_reset(PROGRAM, pattern) or found  # of before programs had names
+    if not found:
+        leave(f"policy {pattern}: {whose} has set {'nothing' if layer == 'operator' else 'anything'} for it", STATE_SAYS_NO)
+    say(f"{pattern}: the {'operator' if layer == 'operator' else 'code'}'s settings are removed")
 
 
 @policy.command("copy", short_help="Copy policies and gates to another namespace.")

@@ -514,7 +514,7 @@ class Desk(Protocol):
         """
         ...
 
-    def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
+    def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         """Remove all that the layer sets for the pattern; False if it sets nothing."""
         ...
 

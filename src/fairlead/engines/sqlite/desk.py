@@ -65,7 +65,7 @@ class SqliteEngine(Core):
         with self._turn(now_us, durable=True) as turn:
             return policies.change(turn, layer, checked)
 
-    def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
+    def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         check_pattern(pattern)
         with self._turn(now_us, durable=True) as turn:
             there = sources(policies.layers_of(turn, pattern)).get(layer)

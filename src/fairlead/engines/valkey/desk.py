@@ -95,7 +95,7 @@ class ValkeyEngine(Core):
                 raise BadPolicy(undefined_gate(pattern, gate))
         return Policies(self._space, now_us).change(layer, checked)
 
-    def policy_reset(self, layer: Layer, pattern: str, *, now_us: int | None = None) -> bool:
+    def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
         check_pattern(pattern)
         self._space.reload()
         policies = Policies(self._space, now_us)
