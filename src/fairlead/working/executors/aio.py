@@ -55,8 +55,6 @@ class AsyncExecutor:
         task = asyncio.current_task()
         assert task is not None
         running = _Running(task)
-        DELIVERY.set(None)
-        clean = contextvars.copy_context()
         turn = perf_counter()
         ready = self._ready
         while ready:
@@ -70,13 +68,13 @@ class AsyncExecutor:
             returned: Any = None
             error: BaseException | None = None
             DELIVERY.set(work.delivery)
+            clean = contextvars.copy_context()  # taken each time: comparing with the same context costs next to nothing
             try:
                 args, kwargs = work.arguments()
                 call = work.handler.function(*args, **kwargs) if self._surroundings is None else self._surrounded(work, args, kwargs)
                 returned = await (call if work.limits[1] is None else interruptible(call, running.interrupter))
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
-            DELIVERY.set(None)
             is_spent = issubclass(type(error), GeneratorExit) or task.cancelling() > 0 or _differs(clean)
             work.runner = None
             self._finished(work, returned, error)
