@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -257,3 +259,58 @@ def test_states(celery: Celery) -> None:
             while celery.fairlead.topic("celery").stats().leased or celery.fairlead.topic("celery").stats().waiting:
                 assert ended.get(SOON) is None
             assert (AsyncResult(job.id, celery).state, job.info) == (state, {"why": "mine"})
+
+
+PROGRAM = """
+import os
+from fairlead.compat.celery import Celery
+
+app = Celery("tasks", broker="sqlite:///q.db")
+
+@app.task
+def pid():
+    with open("pids", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+"""
+
+
+def command(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(folder), *(each for each in sys.path if each)])
+    environment = {**os.environ, "PYTHONPATH": paths, "FAIRLEAD_URL": "", **variables}
+    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_several_processes(tmp_path: Path) -> None:
+    """`fairlead worker --processes 2` of an application in Celery's words."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    made = command(tmp_path, "-c", "import program\nfor _ in range(20): program.pid.delay()")
+    assert made.returncode == 0, made.stderr
+    ran = command(tmp_path, "-m", "fairlead", "worker", "program:app", "--processes", "2", "--burst")
+    assert ran.returncode == 0, ran.stderr
+    assert len((tmp_path / "pids").read_text().split()) == 20
+
+
+DJANGO = {
+    "django/__init__.py": "def setup():\n    from django.apps import apps\n    apps.ready = True\n",
+    "django/apps.py": "from types import SimpleNamespace\nclass Apps:\n    ready = False\n"
+    "    def get_app_configs(self):\n        assert self.ready\n        return [SimpleNamespace(name='shop')]\napps = Apps()\n",
+    "django/db.py": "told = []\ndef reset_queries():\n    told.append('reset')\ndef close_old_connections():\n    told.append('close')\n",
+    "shop/__init__.py": "",
+    "shop/tasks.py": "from django.apps import apps\nassert apps.ready\nfrom fairlead.compat.celery import shared_task\n@shared_task\ndef order():\n"
+    "    from django.db import told\n    return list(told)\n",
+    "proj.py": 'from fairlead.compat.celery import Celery\napp = Celery("proj", broker="sqlite:///q.db")\napp.autodiscover_tasks()\n',
+}
+
+
+def test_django(tmp_path: Path) -> None:
+    """A worker sets Django up before it imports tasks, and closes old connections around each run."""
+    for name, text in DJANGO.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    variables = {"DJANGO_SETTINGS_MODULE": "proj.settings"}
+    made = command(tmp_path, "-c", "import proj; print([proj.app.send_task('shop.tasks.order').id for _ in range(2)][-1])")
+    assert made.returncode == 0, made.stderr
+    ran = command(tmp_path, "-m", "fairlead", "worker", "proj:app", "-c", "1", "--burst", **variables)
+    assert "2 done" in ran.stdout, ran.stderr
+    read = command(tmp_path, "-c", f"import proj; print(proj.app.AsyncResult({made.stdout.strip()!r}).get(timeout=5))")
+    assert read.stdout.strip() == str(["reset", "close", "close", "reset", "close"]), read.stderr

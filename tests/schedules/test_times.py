@@ -49,6 +49,12 @@ def test_lines(line: str, expected: list[str]) -> None:
     assert [f"{at:%m-%d %H:%M}" for at in found] == expected
 
 
+def test_a_step_over_one_value_is_that_value() -> None:
+    found = firings(times.cron("0 8-8/5,20 * * *"), "2026-01-01T00:00", 3)
+    assert [at.hour for at in found] == [8, 20, 8]
+    assert [at.hour for at in firings(times.cron("0 8/5 * * *"), "2026-01-01T00:00", 4)] == [8, 13, 18, 23]
+
+
 def test_seconds() -> None:
     assert [at.second for at in firings(times.cron("*/20 * * * * *"), "2026-01-01T00:00:00", 4)] == [20, 40, 0, 20]
     assert [f"{at:%H:%M:%S}" for at in firings(times.cron("30 15 10 * * *"), "2026-01-01T00:00:00", 2)] == ["10:15:30", "10:15:30"]

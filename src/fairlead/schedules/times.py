@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 FIELDS = ("second", "minute", "hour", "day of month", "month", "day of week")
 RANGES = ("0-59", "0-59", "0-23", "1-31, L, LW or 15W", "1-12 or JAN-DEC", "0-7 or SUN-SAT, 5L, 1#2")
 _NEAREST = re.compile(r"(\d{1,2})W")
+_ONE_TO_ITSELF = re.compile(r"(\w+)-\1/\d+")
 _BAD_FIELD = re.compile(r"Bad (.+)")
 YEARS_AHEAD = 10
 """A cron line that matches nothing for so long never does."""
@@ -181,7 +182,7 @@ def cron(line: object, zone: object = "UTC") -> Cron:
     if len(parts) not in (5, 6):
         wanted = "expected 5 (minute hour day month weekday), or 6 with seconds first"
         raise UsageError(f"schedule: the cron line {line!r} has {len(parts)} fields; {wanted}")
-    made = Cron(" ".join(parts), check_zone(zone))
+    made = Cron(" ".join(_without_idle_steps(part) for part in parts), check_zone(zone))
     try:
         found = made.next_after(datetime.now(UTC))
     except CronSimError as error:
@@ -192,6 +193,11 @@ def cron(line: object, zone: object = "UTC") -> Cron:
     if found is None:
         raise UsageError(f"schedule: the cron line {line!r} never comes; look at its day and month")
     return made
+
+
+def _without_idle_steps(part: str) -> str:
+    """`8-8/5` is 8; cronsim takes it for `8/5`, which is 8, 13, 18 …"""
+    return ",".join(_ONE_TO_ITSELF.sub(r"\1", item) if _ONE_TO_ITSELF.fullmatch(item) else item for item in part.split(","))
 
 
 def sun(event: object, latitude: float, longitude: float, offset: float = 0.0) -> Sun:

@@ -69,7 +69,12 @@ def target_of(app: Fairlead, options: Options) -> str | Fairlead:
 def _names_of(app: Fairlead, module_name: str, module: object) -> list[str]:
     if module_name.startswith("fairlead."):
         return []
-    return [name for name, value in list(getattr(module, "__dict__", {}).items()) if value is app]
+    return [name for name, value in list(getattr(module, "__dict__", {}).items()) if value is app or _stands_for(value, app)]
+
+
+def _stands_for(value: object, app: Fairlead) -> bool:
+    """Whether it is an application in another system's words, with this one beneath it."""
+    return type(value).__module__.startswith("fairlead.compat.") and getattr(value, "fairlead", None) is app
 
 
 class Supervisor:
@@ -213,7 +218,8 @@ def work(answers: Connection, target: str | Fairlead, options: Options, style: l
     style.apply()
     began = time.time()
     try:
-        app: Fairlead = starting.resolve(target) if isinstance(target, str) else target
+        found: Any = starting.resolve(target) if isinstance(target, str) else target
+        app: Fairlead = found.for_worker() if hasattr(found, "for_worker") else found
         if isinstance(target, str):
             app.use_store(*options.store)
         app.install_schedules()

@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 from fairlead import arguments, config
 from fairlead.app import Fairlead
 from fairlead.compat.addresses import url_of
-from fairlead.compat.celery import current
+from fairlead.compat.celery import current, django
 from fairlead.compat.celery.conf import Conf
 from fairlead.compat.celery.results import AsyncResult, GroupResult
 from fairlead.compat.celery.task import ATTRIBUTES, FOREVER, NO_MEANING, PASSED_OVER, Task
@@ -333,11 +333,16 @@ class Celery:
         message = sig.task.message(sig.args, sig.kwargs, {name: value for name, value in sig.options.items() if name not in ("delay", "at")})
         fairlead.schedule(name, message, **options_of(when, self.timezone))
 
+    def for_worker(self) -> Fairlead:
+        """Fairlead's application, for a worker's process."""
+        return self.finalize().fairlead
+
     def finalize(self) -> Celery:
         """Import what is named, and plan what runs by the clock; what a worker does when it starts."""
         if self._finalized:
             return self
         self._finalized = True
+        django.set_up()
         self.on_after_configure.send(self)
         for module in (*self.conf.imports, *self.conf.include):
             importlib.import_module(module)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from fairlead.compat.celery import current
+from fairlead.compat.celery import current, django
 from fairlead.compat.celery.errors import Ignore, MaxRetriesExceededError, Reject, states
 from fairlead.compat.celery.results import AsyncResult, EagerResult, GroupResult
 from fairlead.errors import HandlerSignal, Retry, UsageError
@@ -304,6 +304,13 @@ class Task(_Task[..., Any]):
         super().update_state(state, meta)
         if request is not None:
             self._stated[request.fence] = outcomes.Said(state, meta)
+
+    def perform(self, request: Request) -> Any:
+        """Run the function, in a Django project with its connections looked after."""
+        if request.fence == 0:
+            return super().perform(request)
+        with django.around_run():
+            return super().perform(request)
 
     def _run(self, request: Request) -> Any:
         if self._is_tracked and request.fence:
