@@ -221,7 +221,7 @@ def test_a_message_that_waits_for_signals_can_go(bench: EngineBench) -> None:
 
 @pytest.mark.parametrize("count", ["0", "many", "1000000", ""])
 def test_a_wrong_number_of_signals_is_refused(bench: EngineBench, count: str) -> None:
-    with pytest.raises(BadMessage, match=f"{NEEDS_HEADER} is a number from 1 to 100,000"):
+    with pytest.raises(BadMessage, match=f"{NEEDS_HEADER} to be a number from 1 to 100,000"):
         bench.put("a", "1", headers={NEEDS_HEADER: count})
 
 
