@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fairlead.errors import BadMessage, BadPolicy, TopicInUse
 from fairlead.testing.bench import EngineBench
+from fairlead.units import SECOND
 
 
 def own_of_all(bench: EngineBench, page: int = 1000) -> dict[str, object]:
@@ -187,6 +190,20 @@ def test_an_exact_policy_takes_its_topic_out_of_the_bucket(bench: EngineBench) -
     for topic in ("b.1", "b.2", "b.3"):
         bench.put(topic, topic)
     assert sorted(bench.bodies()) in (["b.1", "b.3"], ["b.2", "b.3"])
+
+
+@pytest.mark.parametrize("own", [{}, {"weight": 2}], ids=str)
+@pytest.mark.parametrize("shape", [{}, {"buckets": 1}, {"partitions": 2}], ids=str)
+def test_an_exact_policy_that_changes_nothing_places_no_lane(bench: EngineBench, shape: dict[str, Any], own: dict[str, Any]) -> None:
+    """Here one whose rest is over: it wakes with the next tick or lease."""
+    bench.policy("b.*", **shape)
+    bench.policy("b.1", **own)
+    bench.put("b.1", "1", "2", key="k")
+    bench.settle(bench.lease(1), "rest", delay_us=30 * SECOND)
+    bench.later(31)
+    bench.policy("b.1", **own)
+    assert bench.engine.topic_stats("b.1", now_us=bench.now).state == "asleep"
+    assert bench.bodies() == ["1"]
 
 
 def test_exact_policies_under_a_bucket_that_comes_later(bench: EngineBench) -> None:

@@ -9,11 +9,12 @@ local stored = {}
 for n, id in ipairs(values_of(ARGV[5])) do
     stored[n] = { id, ARGV[5 + n] }
 end
-local others, topics = rules.set_own(values_of(ARGV[4]), stored)
+local changes = values_of(ARGV[4])
+local others, topics = rules.set_own(changes, stored)
 lanes.load(topics)
 lanes.rules_changed()
-for _, topic in ipairs(topics) do
-    local lane = lanes.find(topic)
+for n, topic in ipairs(topics) do
+    local lane = changes[n][2] ~= changes[n][3] and lanes.find(topic) -- what sets nothing new places nothing, as on every engine
     if lane then
         lanes.place(lane)
     end
