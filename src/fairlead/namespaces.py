@@ -74,6 +74,15 @@ def batches(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
         yield batch
 
 
+def _in_force(engine: Desk) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """What holds in the operator's and in the code's layer, whoever set it."""
+    yield from engine.policies().rows()
+    after: str | None = ""
+    while after is not None:
+        page, after = engine.policy_own_list(after, PAGE)
+        yield from (row for row in own_rows(page) if row[0] in ("operator", "code"))
+
+
 def compare(here: FullEngine, there: FullEngine) -> list[Difference]:
     """Where the gates and policies of two namespaces differ, sorted."""
     mine, theirs = _settings(here), _settings(there)
@@ -82,6 +91,6 @@ def compare(here: FullEngine, there: FullEngine) -> list[Difference]:
 
 
 def _settings(engine: FullEngine) -> dict[tuple[str, str, str], Any]:
-    fields = {(layer, pattern, name): value for layer, pattern, row in every_policy(engine) for name, value in row.items()}
+    fields = {(layer, pattern, name): value for layer, pattern, row in _in_force(engine) for name, value in row.items()}
     gates = {("gate", gate["name"], name): gate[name] for gate in engine.gate_list() for name in ("rate", "burst", "concurrency")}
     return fields | gates

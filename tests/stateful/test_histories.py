@@ -179,6 +179,7 @@ _two = st.tuples(st.sampled_from(TOGETHER), st.sampled_from(TOGETHER)).map(lambd
 policies = st.one_of(st.sampled_from(TOGETHER), _two, _single)
 gates = st.builds(Gate, rate=st.sampled_from([None, 2.0, 50.0]), burst=st.sampled_from([None, 1, 3]), concurrency=st.sampled_from([None, 1, 3]))
 layers = st.sampled_from(["code", "code", "operator"])
+policy_layers = st.sampled_from(["code", "code", "operator", "program:p", "program:q"])
 topics = st.sampled_from(TOPICS)
 
 
@@ -369,7 +370,7 @@ class Histories(RuleBasedStateMachine):
 
     # Administration
 
-    @rule(layer=layers, pattern=st.sampled_from(PATTERNS), fields=policies)
+    @rule(layer=policy_layers, pattern=st.sampled_from(PATTERNS), fields=policies)
     def policy(self, layer: str, pattern: str, fields: dict[str, Any]) -> None:
         self.do("policy_set", layer, pattern, fields)
 
@@ -384,15 +385,16 @@ class Histories(RuleBasedStateMachine):
     @rule(
         what=st.sampled_from(["policy_reset", "gate_set", "gate_set", "topic_purge", "topic_delete"]),
         layer=layers,
+        policy_layer=policy_layers,
         pattern=st.sampled_from(PATTERNS),
         name=st.sampled_from(["g", "h"]),
         gate=gates,
         topic=topics,
         chance=chances,
     )
-    def seldom(self, *, what: str, layer: str, pattern: str, name: str, gate: Gate, topic: str, chance: random.Random) -> None:
+    def seldom(self, *, what: str, layer: str, policy_layer: str, pattern: str, name: str, gate: Gate, topic: str, chance: random.Random) -> None:
         if what == "policy_reset":
-            self.do(what, layer, pattern)
+            self.do(what, policy_layer, pattern)
         elif what == "gate_set":
             self.do(what, name, gate, layer=layer)
         else:

@@ -246,3 +246,66 @@ def test_a_partitioned_topic_that_is_in_use_is_left_alone(bench: EngineBench) ->
         bench.policy("p", partitions=4)
     assert bench.run() == ["1"]
     bench.policy("p", partitions=4)
+
+
+def test_programs_have_layers_of_their_own(bench: EngineBench) -> None:
+    """Together they are the code's; what was set at run time goes before, and what goes before comes back when it is reset."""
+    for name in ("a.*", "a.1"):
+        bench.policy(name, layer="program:shop", retries=1, weight=2)
+        bench.policy(name, layer="program:billing", retries=1, concurrency=3)
+        bench.policy(name, weight=4)
+    for topic in ("a.1", "a.2"):
+        policy = bench.engine.policy_of(topic)
+        assert (policy.retries, policy.weight, policy.concurrency) == (1, 4.0, 3)
+    own = bench.engine.policy_own("a.1")
+    assert (own["program:shop"], own["program:billing"]) == ({"retries": 1, "weight": 2.0}, {"retries": 1, "concurrency": 3})
+    for name in ("a.*", "a.1"):
+        assert bench.engine.policy_reset("code", name, now_us=bench.now)
+        assert bench.engine.policy_reset("program:billing", name, now_us=bench.now)
+    assert bench.engine.policies().source_rows() == [("program:shop", "a.*", {"retries": 1, "weight": 2.0})]
+    assert bench.engine.policy_own("a.1") == {"code": {"retries": 1, "weight": 2.0}, "program:shop": {"retries": 1, "weight": 2.0}}
+    assert (bench.engine.policy_of("a.1").weight, bench.engine.policy_of("a.2").concurrency) == (2.0, None)
+
+
+@pytest.mark.parametrize("name", ["a.*", "a"])
+def test_a_program_declares_no_other_value_than_another(bench: EngineBench, name: str) -> None:
+    """The error names the other; without it the field is free again."""
+    bench.policy(name, layer="program:shop", rate=5)
+    with pytest.raises(BadPolicy, match=r'"shop" declares 5\.0'):
+        bench.policy(name, layer="program:billing", rate=6)
+    bench.policy(name, layer="program:billing", rate="300/m")
+    bench.policy(name, layer="program:billing", rate=None)
+    bench.policy(name, layer="program:shop", rate=None)
+    bench.policy(name, layer="program:billing", rate=6)
+    assert bench.engine.policy_of("a.1" if name == "a.*" else "a").rate == 6.0
+
+
+def test_what_code_set_before_programs_had_names_goes_when_a_program_declares_it(bench: EngineBench) -> None:
+    bench.policy("a", layer="program:", rate=5, weight=2)
+    bench.policy("a", layer="program:shop", rate=6)
+    assert bench.engine.policy_of("a").rate == 6.0
+    bench.policy("a", layer="program:shop", rate=None)
+    assert bench.engine.policy_own("a") == {"code": {"weight": 2.0}, "program:": {"weight": 2.0}}
+
+
+def test_patterns_that_are_set_together_are_checked_together(bench: EngineBench) -> None:
+    """Their order does not matter, and one that contradicts another changes nothing."""
+    bench.engine.policy_set_many("code", [("a.b.*", {"window": 5}), ("a.*", {"merge": "last"})], now_us=bench.now)
+    with pytest.raises(BadPolicy, match="window"):
+        bench.engine.policy_set_many("code", [("c.*", {"rate": 5}), ("a.*", {"merge": None})], now_us=bench.now)
+    assert [row[1] for row in bench.engine.policies().rows()] == ["a.*", "a.b.*"]
+    bench.engine.policy_set_many("code", [("a.*", {"merge": None}), ("a.b.*", {"window": None})], now_us=bench.now)
+    assert bench.engine.policies().rows() == []
+
+
+def test_what_is_kept_of_a_program_is_swapped(bench: EngineBench) -> None:
+    """By whoever knows what is there."""
+    engine = bench.engine
+    assert engine.programs() == {}
+    assert engine.program_swap("shop", None, b'{"version":"1"}')
+    assert not engine.program_swap("shop", None, b'{"version":"2"}')
+    assert not engine.program_swap("shop", b"{}", None)
+    assert engine.programs() == {"shop": b'{"version":"1"}'}
+    assert engine.program_swap("shop", b'{"version":"1"}', b"{}")
+    assert engine.program_swap("shop", b"{}", None)
+    assert engine.programs() == {}
