@@ -85,6 +85,7 @@ class Worker:
         self._running: set[Work] = set()
         self._suspects: list[tuple[int, int, Work]] = []
         """A heap of suspects, the fewest attempts first: who has never been tried waits for no one who may kill this process."""
+        self._is_counted = options.max_messages is not None
         self._begun = 0
         self._on_trial: Work | None = None
         self._alone_from: float | None = None
@@ -340,19 +341,23 @@ class Worker:
 
     def _dispatch(self) -> None:
         """Begin what can be begun now."""
-        if self._suspects:
-            self._try_suspect()
+        if self._suspects or self._courier.pauses:
+            self._look_at_suspects()
+        self._begin_others()
+
+    def _look_at_suspects(self) -> None:
+        self._try_suspect()
         if not self._suspects and self._on_trial is None:
             self._alone_from = None
             self._courier.resume()
-        self._begin_others()
 
     def _begin_others(self) -> None:
         """All but suspects; beside one on its trial nothing is begun."""
         most, running, buffer = self._options.concurrency, self._running, self._buffer
         if self._on_trial is not None or self._alone_from is not None:
             return  # its end comes back here
-        most = min(most, len(running) + self._left())
+        if self._is_counted:
+            most = min(most, len(running) + self._left())
         if self._teller is not None and self._teller.asks_to_wait():
             return  # it calls _caught_up
         while True:
@@ -571,7 +576,7 @@ class Worker:
         if unit.timers is not None:
             for timer in unit.timers:
                 timer.cancel()
-        if not self._left() and not self._running and not self._stops:
+        if self._is_counted and not self._left() and not self._running and not self._stops:
             self._stop()
         if self._stops and not self._running:
             self._change.set()
