@@ -40,7 +40,7 @@ from fairlead.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, Task, TaskDec
 from fairlead.tiers import check_tiers
 from fairlead.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from fairlead.twins import twin
-from fairlead.working.handler import Handler, Handlers
+from fairlead.working.handler import Handler, Handlers, check_parameters
 from fairlead.working.options import EmbeddedOptions, Options
 from fairlead.working.registry import WorkerRegistry
 
@@ -649,6 +649,7 @@ class Fairlead:
         def register(function: F) -> F:
             options = {"concurrency": concurrency, "isolation": isolation, "batch": batch}
             made = Handler(function, pattern, time_limit=time_limit, soft_time_limit=soft_time_limit, **options)  # type: ignore[arg-type]
+            check_parameters(made)
             self.handlers.add(made)
             return function
 

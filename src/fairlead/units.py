@@ -23,9 +23,11 @@ MAX_TEXT = 100
 """Characters of a duration, rate or size that is written as text."""
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_WORDS = {"ms": "ms|milliseconds?", "s": "s|secs?|seconds?", "m": "m|mins?|minutes?",
+          "h": "h|hours?", "d": "d|days?", "w": "w|weeks?"}  # fmt: skip
 _SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(?:" + "|".join(f"(?P<{unit}>{words})" for unit, words in _WORDS.items()) + r")(?![a-z])")
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)?\s*(s|sec|second|m|min|minute|h|hour|d|day)$")
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?i?b)$", re.IGNORECASE)
 
@@ -55,9 +57,9 @@ def _read_duration(value: str) -> float:
     try:
         return float(text)
     except ValueError:
-        parts = _DURATION.findall(text)
+        parts = list(_DURATION.finditer(text))
         if parts and _DURATION.sub("", text).strip() == "":
-            return sum(float(number) * _UNITS[unit] for number, unit in parts)
+            return sum(float(part[1]) * _UNITS[part.lastgroup or "s"] for part in parts)
     raise _bad_duration(value)
 
 

@@ -107,6 +107,9 @@ def test_show_speaks_of_units_and_of_who_set_what(fairlead: Command) -> None:
     ):  # fmt: skip
         assert [part.strip() for part in shown[name].split("  ") if part] == [name, value, source]
     assert "retries" not in fairlead("policy", "show", "push.acme", "--set").stdout
+    only_set = fairlead.json("policy", "show", "push.acme", "--set")["policy"]
+    assert only_set["rate"] == 0.5
+    assert "retries" not in only_set
     policy = fairlead.json("policy", "show", "push.acme")["policy"]
     assert (policy["lease"], policy["dead_ttl"], policy["dedupe"], policy["rate"]) == (90, 14 * 86_400, 5400, 0.5)
     assert "lease 1 min 30 s" in fairlead("policy", "list").stdout

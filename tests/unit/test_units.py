@@ -11,14 +11,29 @@ from fairlead import units
 
 @pytest.mark.parametrize(
     ("written", "seconds"),
-    [(5, 5), (0.5, 0.5), ("10m", 600), ("1h30m", 5400), ("250ms", 0.25), (timedelta(days=1), 86_400), ("3", 3), ("2d 4h", 187_200)],
+    [
+        (5, 5),
+        (0.5, 0.5),
+        ("10m", 600),
+        ("1h30m", 5400),
+        ("250ms", 0.25),
+        (timedelta(days=1), 86_400),
+        ("3", 3),
+        ("2d 4h", 187_200),
+        ("10 minutes", 600),
+        ("1 min", 60),
+        ("1 hour 30 mins", 5400),
+        ("2 Weeks", 1_209_600),
+        ("5 milliseconds", 0.005),
+        ("90 sec", 90),
+    ],  # fmt: skip
 )
 def test_durations(written: units.Duration, seconds: float) -> None:
     """Seconds, a timedelta, or text."""
     assert units.seconds(written) == seconds
 
 
-@pytest.mark.parametrize("wrong", ["soon", "10 parsecs", float("nan"), float("inf"), "", "nan", True, None])
+@pytest.mark.parametrize("wrong", ["soon", "10 parsecs", "1 mint", "10 minutesx", "min", float("nan"), float("inf"), "", "nan", True, None])
 def test_what_is_no_duration_is_refused(wrong: object) -> None:
     """With what was expected."""
     with pytest.raises(ValueError, match="expected seconds"):

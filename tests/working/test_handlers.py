@@ -270,6 +270,25 @@ def test_no_handler_here(app: Fairlead, caplog: pytest.LogCaptureFixture) -> Non
     assert "no handler here for" in caplog.text
 
 
+def test_a_handler_takes_the_message_and_nothing_else(app: Fairlead) -> None:
+    """A function that cannot be called with one message is refused where it is registered, not message by message."""
+
+    def nothing() -> None: ...
+    def two(message: Message, other: int) -> None: ...
+    async def named(*, message: Message) -> None: ...
+
+    for wrong in (nothing, two, named):
+        with pytest.raises(UsageError, match=r"one argument.*write def \w+\(message\)"):
+            app.handler("a")(wrong)
+    with pytest.raises(UsageError, match=r"write def nothing\(messages\)"):
+        app.handler("a", batch=3)(nothing)
+
+    def extra(message: Message, other: int = 1, *rest: object, **more: object) -> None: ...
+
+    app.handler("a")(extra)
+    app.handler("b")(print)
+
+
 @pytest.mark.parametrize("raised", [False, True])
 def test_batches(app: Fairlead, raised: bool) -> None:
     """A batch handler gets lists; what it raises holds for all, a returned list for each."""

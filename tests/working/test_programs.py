@@ -67,6 +67,19 @@ def test_others_messages_that_stand_there_cost_little(tmp_path: Path, monkeypatc
         assert waiting == TOPICS
 
 
+def test_the_log_says_when_a_message_without_a_handler_dies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With `on_unhandled` a line says that it is a dead letter now; a message that only goes back has none."""
+    with program(tmp_path, "push.*", []) as push:
+        push.policy("mail.*", on_unhandled="1ms")
+        push.publish_many([Message("mail.a", id="dies"), Message("fax.a", id="waits")])
+        with Running(push):
+            until(lambda: [letter.message.id for letter in push.dead_letters()] == ["dies"], 60)
+            until(lambda: any("dead letter now" in record.getMessage() for record in caplog.records))
+    (told,) = [record for record in caplog.records if "dead letter now" in record.getMessage()]
+    assert told.getMessage() == "message dies in mail.a: no worker had a handler for it within on_unhandled; it is a dead letter now"
+    assert told.levelname == "ERROR"
+
+
 def test_a_burst_ends_beside_others_messages(tmp_path: Path) -> None:
     """What no handler of this program covers holds up no burst."""
     pushed: list[str] = []

@@ -86,7 +86,8 @@ def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None
     values = {name: in_seconds(name, resolved.get(name)) for name in (*FIELDS, "max_backlog_bytes")}
     if as_json:
         why = {name: {**sources[name], "pattern": pattern} for name, (_, _, pattern) in reasons.items()}
-        print_json({"topic": topic, "policy": values, "why": why})
+        shown = {name: value for name, value in values.items() if name in why} if only_set else values
+        print_json({"topic": topic, "policy": shown, "why": why})
         return
     if values["max_backlog"] is None and values["max_backlog_bytes"] is not None:
         values["max_backlog"] = size(values["max_backlog_bytes"])

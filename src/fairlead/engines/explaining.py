@@ -126,7 +126,7 @@ def waiting(facts: Facts) -> Explanation:
         told.reasons.append(f'{facts.lanes_before:,}{more} topics of tier "{facts.tier}" ({facts.share}) are served before its own')
     if not told.reasons:
         told.reasons.append(f'nothing holds it back: it waits for a free worker of pool "{policy.pool}"; tier "{facts.tier}", {facts.share}')
-    if not policy.paused and view.state != "parked" and not is_deferred and later is not None:
+    if not policy.paused and view.state != "parked" and not is_deferred and facts.unhandled_us is None and later is not None:
         begins = max(starts, later)
         told.starts_us = (begins if begins > now else min(now, facts.clock_us)) + _time_ahead(facts)
     return told

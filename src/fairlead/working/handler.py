@@ -115,6 +115,22 @@ def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None)
     return isolation or "thread"
 
 
+def check_parameters(handler: Handler) -> None:
+    """A handler gets the message and nothing else. Raises UsageError where its function cannot be called so."""
+    try:
+        signature = inspect.signature(handler.function)
+    except (TypeError, ValueError):  # some written in C do not tell
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        what = "messages" if handler.batch is not None else "message"
+        raise UsageError(
+            f"handler {handler.name}: it is called with the {what} as its one argument, and takes {signature}"
+            f" ({error}); write def {handler.name.rpartition('.')[2]}({what}), or use @app.task for other arguments"
+        ) from None
+
+
 def _count(where: str, option: str, value: object) -> int | None:
     return None if value is None else arguments.whole(where, option, value)
 

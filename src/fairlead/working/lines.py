@@ -87,7 +87,7 @@ class EndingLines:
     def settled(self, settlement: Settlement, answer: str) -> None:
         """What became of a message that was not simply acked; in the engine thread. Never raises."""
         failure = self._failures.pop(settlement.fence, None)
-        if failure is None or not self._may_tell():
+        if failure is None or (settlement.action == "unhandled" and answer != "died") or not self._may_tell():
             return
         try:
             self._tell(failure, settlement, answer)
@@ -121,6 +121,8 @@ class EndingLines:
             is_refusal = attribute(error, "error") is None
             level, what = logging.WARNING, f"rejected: {said}" if is_refusal else f"{attempt} failed: {said}"
             cause = None if is_refusal else attribute(error, "__cause__") or error
+        elif settlement.action == "unhandled":
+            level, what, cause = logging.ERROR, said, None
         elif issubclass(kind, DestinationUnwell):
             level, what, cause = logging.WARNING, f"the topic backs off: {said}", None
         elif issubclass(kind, Retry):

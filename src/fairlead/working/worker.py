@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fairlead import codec, texts
 from fairlead import signals as signals_
-from fairlead.errors import JobCancelled, LeaseLost, Reject, UsageError
+from fairlead.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
 from fairlead.message import Settlement
 from fairlead.working.aborts import Aborts
 from fairlead.working.buffer import Buffer
@@ -337,6 +337,7 @@ class Worker:
     def _put_back_unhandled(self, leases: list[Lease]) -> None:
         self._unhandled.warn(leases)
         for lease in leases:
+            self._lines.expect(lease, UnknownHandler("no worker had a handler for it within on_unhandled"), 0)  # a line if it becomes a dead letter
             self._settle(Settlement(lease.handle, lease.fence, "unhandled"))
 
     def _dispatch(self) -> None:
