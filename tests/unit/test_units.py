@@ -26,7 +26,7 @@ from fairlead import units
         ("2 Weeks", 1_209_600),
         ("5 milliseconds", 0.005),
         ("90 sec", 90),
-    ],  # fmt: skip
+    ],
 )
 def test_durations(written: units.Duration, seconds: float) -> None:
     """Seconds, a timedelta, or text."""
