@@ -58,7 +58,7 @@ def show(session: Session, message_id: str, *, topic: str | None, as_json: bool)
 
 EXAMPLES = """\b
 Examples:
-  fairlead dead redrive 18a7d2e-7
+  fairlead dead redrive 1e59e48-660d0e8c63a7
   fairlead dead redrive --topic push.acme --rate 10/s
 """
 

@@ -124,7 +124,8 @@ class EndingLines:
         elif settlement.action == "unhandled":
             level, what, cause = logging.ERROR, said, None
         elif issubclass(kind, DestinationUnwell):
-            level, what, cause = logging.WARNING, f"the topic backs off: {said}", None
+            span = "" if settlement.delay_us is None else f" for {settlement.delay_us / units.SECOND:.1f} s"
+            level, what, cause = logging.WARNING, f"the topic backs off{span}: {said}", None
         elif issubclass(kind, Retry):
             level, what, cause = logging.INFO, f"{attempt} asks to be tried again: {error_text(error).partition(chr(10))[0]}", cause_of(error)
         else:

@@ -223,9 +223,9 @@ def test_a_message_without_a_handler_waits_and_says_so(bench: EngineBench) -> No
         bench.later(0.001)
     (lease,) = bench.lease()
     bench.settle([lease], "unhandled")
-    told = bench.engine.explain(receipt.id, "a", now_us=bench.now)
-    assert told.starts_us is None, "a free worker is not what it waits for"
-    (reason,) = told.reasons
+    explained = bench.engine.explain(receipt.id, "a", now_us=bench.now)
+    assert explained.starts_us is None, "a free worker is not what it waits for"
+    (reason,) = explained.reasons
     assert reason.startswith("no worker that got it had a handler for it, for 15.2 min now; a worker gets it again in 5.0 min")
     (told,) = [check for check in bench.engine.doctor() if check.name == "handlers"]
     assert told.ok
