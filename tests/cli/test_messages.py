@@ -107,6 +107,7 @@ def test_topics_by_order(fairlead: Command) -> None:
     assert [topic["topic"] for topic in fairlead.json("topics", "push.*", "--order", "backlog")] == ["push.many", "push.few"]
     assert [topic["topic"] for topic in fairlead.json("topics", "--order", "name", "--after", "mail.other")] == ["push.few", "push.many"]
     assert "push.many" in fairlead("topics").stdout
+    assert "by rate; --order name lists all topics" in fairlead("topics", "none.*", "--order", "rate").stdout
     assert "push.many" in fairlead("top", "--once", "--every", "0.1").stdout
 
 

@@ -60,7 +60,7 @@ def test_a_line_for_each_message(app: Fairlead, caplog: pytest.LogCaptureFixture
     )
     assert "message again in again: attempt 1 asks to be tried again: HTTP 503; again in 5.0 s (3 left)" in text
     assert "message refused in refused: rejected: no such customer; it is a dead letter now" in text
-    assert "message away in away: the topic backs off: HTTP 429" in text
+    assert "message away in away: the topic backs off for 3600.0 s: HTTP 429" in text
     levels = {record.getMessage().split()[1]: record.levelname for record in caplog.records if record.getMessage().startswith("message")}
     assert levels.items() >= {"failed": "WARNING", "last": "ERROR", "refused": "WARNING", "again": "INFO", "fine": "INFO"}.items()
     assert [record.exc_info is not None for record in caplog.records if "message last" in record.getMessage()] == [True]

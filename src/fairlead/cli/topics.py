@@ -38,7 +38,8 @@ def topics(session: Session, pattern: str, *, order: str, limit: int, after: str
         for each in found
     ]  # fmt: skip
     columns = ("topic", "waiting", "oldest", "leased", "delayed", "parked", "dead", "per s", "throttled", "tier", "state")
-    table(columns, rows, empty=f'no topic of "{pattern}" has anything' + (f" in the order of {order}" if order != "name" else ""))
+    others = "" if order == "name" else f" by {order}; --order name lists all topics"
+    table(columns, rows, empty=f'no topic of "{pattern}" has anything{others}')
 
 
 @click.command()
