@@ -15,9 +15,11 @@ HIDDEN = "***"
 _OPTION = r"([?&;][\w.%+-]*(?:pass|pwd|secret|token|credential)[\w.%+-]*=)"
 _OPTION_OF_URL = re.compile(_OPTION + r"[^&]*", re.IGNORECASE)
 _OPTION_IN_TEXT = re.compile(_OPTION + r"""[^&;#\s"'<>]*""", re.IGNORECASE)
-_USER_IN_TEXT = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*://)[^\s"'<>]*@""")
+_USER_IN_TEXT = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*://)(?!:PASSWORD@HOST(?![^\s,;]))[^\s"'<>]*@""")
+"""A user and a password, but in the advice how to write them."""
 _PORT = re.compile(r"\[[^\]]*\]|:(?!\d{1,5}(?:,|$))[^,\[\]]+")
-"""An address in brackets, or what stands where a port belongs and is none."""
+_PORT_OR_OPTIONS = re.compile(r"\[[^\]]*\]|:(?!\d{1,5}(?:,|$|\?[a-z_]+=))[^,\[\]]+")
+"""An address in brackets, or what stands where a port belongs and is none; where a user was named, options may follow the port."""
 
 _LINE_BREAKS = "\u2028\u2029"
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
@@ -43,7 +45,7 @@ def redacted(url: str) -> str:
     _, at, behind = rest.rpartition("@")
     hosts, slash, path = behind.partition("/")
     if separator:  # `valkey://:PASSWORD`, where the host was forgotten
-        hosts = _PORT.sub(lambda found: found[0] if found[0][0] == "[" else f":{HIDDEN}", hosts)
+        hosts = (_PORT_OR_OPTIONS if at else _PORT).sub(lambda found: found[0] if found[0][0] == "[" else f":{HIDDEN}", hosts)
     return f"{scheme}{separator}{HIDDEN if at else ''}{at}{hosts}{slash}{path}"
 
 

@@ -16,6 +16,8 @@ from fairlead.safetext import escaped, escaped_json, redacted, without_passwords
     [
         ("valkey://localhost:6379/0", "valkey://localhost:6379/0"),
         ("valkey://:pw@localhost:6379/0?timeout=3", "valkey://***@localhost:6379/0?timeout=3"),
+        ("valkey://:pw@localhost:6379?timeout=3&ca=/a.pem", "valkey://***@localhost:6379?timeout=3&ca=/a.pem"),
+        ("valkey://:12?x=pw", "valkey://:***"),
         ("valkey://user:p@w/x@localhost", "valkey://***@localhost"),
         ("valkey+sentinel://u:pw@a:1,b:2/mine?sentinel_password=x@y&timeout=3", "valkey+sentinel://***@a:1,b:2/mine?sentinel_password=***&timeout=3"),
         ("valkey+cluster://:pw@[::1]:7000,b:2", "valkey+cluster://***@[::1]:7000,b:2"),
@@ -42,6 +44,10 @@ def test_any_password_is_hidden(password: str, hosts: str) -> None:
 def test_text_keeps_what_is_no_password() -> None:
     """Only the URL's user goes, and options that are named like a secret."""
     assert without_passwords("no answer from redis://u:pw@h:1/0 (it said no); me@here") == "no answer from redis://***@h:1/0 (it said no); me@here"
+    advice = "write valkey://:PASSWORD@HOST, or USER:PASSWORD@"
+    assert without_passwords(advice) == advice
+    assert "eve" not in without_passwords("at valkey://:PASSWORD@HOSTeve@h")
+    assert "eve" not in without_passwords("at valkey://:PASSWORD@HOST/eve@h")
     assert without_passwords("GET https://x.example/a?page=3&api_token=abc failed") == "GET https://x.example/a?page=3&api_token=*** failed"
 
 
