@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fairlead.engines.base import FullEngine
+from fairlead.engines.valkey import records
 from fairlead.engines.valkey.engine import SHARDS_AT_ONCE
 from fairlead.errors import BadMessage
 from fairlead.message import Draft, Lease, Settlement
@@ -103,7 +104,9 @@ def test_policies_reach_all_shards_also_where_their_writer_died(opened: Opened) 
     engine.policy_set("code", "t.*", {"paused": True})
     assert engine.lease(100).leases == []
     # Its writer died after the first shard: what the others know is behind.
-    engine._space.run("policy", 0, None, engine._space.book.version, engine._space.book.version + 1, "t.*", "code:t.*", "", b"\x91\xa3t.*", 0, 0, b"")  # type: ignore[attr-defined]
+    space = engine._space  # type: ignore[attr-defined]
+    version, fields, names = space.book.version, records.pack(["code:t.*", ""]), records.pack(["t.*"])
+    space.run("policy", 0, None, version, version + 1, "t.*", fields, names, 0, 0, b"")
     assert [check.name for check in engine.doctor() if not check.ok] == ["policies"]
     other = sharded(opened, namespace=engine.namespace)  # type: ignore[attr-defined]
     other.put([Draft(f"t.{n}", b"y") for n in range(40)])
