@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import traceback
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +16,7 @@ import msgspec
 from fairlead import texts, units
 from fairlead.engines.base import TASK_HEADER
 from fairlead.errors import DependencyFailed, DestinationUnwell, Reject, Retry
+from fairlead.working import traces
 from fairlead.working.logs import FIELDS
 from fairlead.working.settle import attribute, cause_of, error_text
 
@@ -139,7 +139,7 @@ class EndingLines:
             what += "; it is a dead letter now"
         if not log.isEnabledFor(level):
             return
-        shows = cause is not None and (is_last or self._with_tracebacks)
+        shows = cause is not None and (is_last or self._with_tracebacks) and _can_be_shown(cause)
         log.log(
             level, "message %s in %s: %s", lease.id, lease.topic, what,
             exc_info=(type(cause), cause, cause.__traceback__) if shows and cause is not None else None, extra=_about(lease, failure.cost_us, error),
@@ -162,6 +162,14 @@ class EndingLines:
         self._tell_untold()
 
 
+def _can_be_shown(error: BaseException) -> bool:
+    """Whoever formats the line has no bound for it."""
+    try:
+        return traces.is_small(error)
+    except BaseException:  # noqa: BLE001  # its class may be of the user's own
+        return False
+
+
 def _task(lease: Lease) -> str:
     task = lease.headers.get(TASK_HEADER) if lease.headers is not None else None
     return f"task {task} " if task is not None else ""
@@ -179,5 +187,5 @@ def _shortly(error: BaseException) -> str:
     said = texts.of(error, texts.MAX_REASON).partition("\n")[0]
     kind = texts.type_name(type(error))
     text = f"{kind}: {said}" if said else kind
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
+    frame = traces.where(error)
+    return f"{text} ({frame.filename}:{frame.lineno})" if frame is not None else text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import traceback
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import msgspec
 from fairlead import texts, units
 from fairlead.errors import DestinationUnwell, FairleadError, Reject, Retry
 from fairlead.message import Settlement
+from fairlead.working import traces
 
 if TYPE_CHECKING:
     from fairlead.units import Duration
@@ -159,7 +159,7 @@ def describe(error: BaseException, depth: int = 0) -> Details:
 
 def _traceback_of(error: BaseException) -> str:
     try:
-        trace = "".join(traceback.format_exception(error))
+        trace = traces.whole(error)
     except BaseException as fault:  # noqa: BLE001  # notes, causes and frames may be of classes of the user's own
         trace = f"{texts.type_name(type(error))}: {texts.of(error)}\n(its traceback cannot be read: {texts.type_name(type(fault))})"
     if len(trace) > TRACEBACK_CHARACTERS:
@@ -183,8 +183,7 @@ def text_of(error: BaseException) -> str:
     if issubclass(kind, (RemoteFailure, ChildDied)):
         return texts.of(error, ERROR_CHARACTERS)
     try:
-        head = "".join(traceback.format_exception_only(kind, error)).strip()
-        frames = "".join(traceback.format_tb(error.__traceback__)[-ERROR_FRAMES:]).rstrip()
+        head, frames = traces.head(error), traces.innermost(error, ERROR_FRAMES).rstrip()
     except BaseException:  # noqa: BLE001  # as in _traceback_of
         head, frames = f"{texts.type_name(kind)}: {texts.of(error)}", ""
     room = ERROR_CHARACTERS - min(len(frames), ERROR_CHARACTERS // 2)
