@@ -383,6 +383,9 @@ class Turn:
         if found is not None:
             if found.forgotten:
                 found.forgotten = False
+            if name != rule and self.shard.own and name[0] != BUCKET and found.own != (own := self.own_of(rule)):
+                found.own = own  # it was left from when the topic had partitions before
+                self.run("lane_own", own, found.lane)
             return found
         if self._last_lane is None:
             self._last_lane = self.one("lane_last")[0] or 0

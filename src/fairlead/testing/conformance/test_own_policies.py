@@ -309,3 +309,19 @@ def test_what_is_kept_of_a_program_is_swapped(bench: EngineBench) -> None:
     assert engine.program_swap("shop", b'{"version":"1"}', b"{}")
     assert engine.program_swap("shop", b"{}", None)
     assert engine.programs() == {}
+
+
+def test_an_exact_policy_holds_for_lanes_that_are_left_from_other_partitions(bench: EngineBench) -> None:
+    """They are remembered for a moment after they are empty, and may come back."""
+    bench.policy("q.*", partitions=4)
+    for n in range(16):
+        bench.put("q.1", str(n), key=str(n))
+    assert len(bench.run()) == 16
+    bench.policy("q.*", partitions=None)
+    bench.policy("q.1", paused=True)
+    bench.policy("q.*", partitions=4)
+    for n in range(16):
+        bench.put("q.1", str(n), key=str(n))
+    assert bench.lease() == []
+    bench.policy("q.1", paused=None)
+    assert len(bench.run()) == 16
