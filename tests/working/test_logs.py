@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import re
@@ -258,3 +259,25 @@ def test_a_program_that_sets_up_logging_keeps_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fairlead", "worker", "own:app", "--burst"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert all(line.startswith("OWN ") for line in ended.stderr.splitlines())
+
+
+def test_errors_do_nothing_in_a_terminal_without_logging_set_up(app: Fairlead) -> None:
+    """A program that has no formatter, or one of its own, gets message and traceback with control characters escaped."""
+    out = io.StringIO()
+    plain = logging.StreamHandler(out)
+    app.policy("*", retries=0)
+
+    @app.handler("*")
+    def handle(message: Message) -> None:
+        raise ValueError("\x1b[31mred")
+
+    logger = logging.getLogger("fairlead.worker")
+    logger.addHandler(plain)
+    try:
+        app.publish("a")
+        app.run_worker(burst=True)
+    finally:
+        logger.removeHandler(plain)
+    assert "\x1b" not in out.getvalue()
+    assert out.getvalue().count("\\x1b[31mred") >= 2
+    assert "Traceback (most recent call last)" in out.getvalue()

@@ -16,6 +16,7 @@ import msgspec
 from fairlead import texts, units
 from fairlead.engines.base import TASK_HEADER
 from fairlead.errors import DependencyFailed, DestinationUnwell, Reject, Retry
+from fairlead.safetext import escaped, without_passwords
 from fairlead.working import traces
 from fairlead.working.logs import FIELDS
 from fairlead.working.settle import attribute, cause_of, error_text
@@ -27,6 +28,19 @@ if TYPE_CHECKING:
     from fairlead.message import Lease, Settlement
 
 log = logging.getLogger("fairlead.worker")
+
+
+def _escape_traceback(record: logging.LogRecord) -> bool:
+    """Programs with a formatter of their own, or none, write this text as it is; what strangers wrote must do nothing in a terminal."""
+    if record.exc_info and record.exc_info[1] is not None and not record.exc_text:
+        try:
+            record.exc_text = escaped(without_passwords(traces.whole(record.exc_info[1]).rstrip("\n")), lines=True)
+        except BaseException:  # noqa: BLE001  # the error's own code
+            record.exc_text = "its traceback cannot be shown"
+    return True
+
+
+log.addFilter(_escape_traceback)
 
 LINES_A_SECOND = 100
 """Of successes, and as many of failures: a line costs some ten microseconds, and nobody reads thousands a second."""
@@ -141,7 +155,7 @@ class EndingLines:
             return
         shows = cause is not None and (is_last or self._with_tracebacks) and _can_be_shown(cause)
         log.log(
-            level, "message %s in %s: %s", lease.id, lease.topic, what,
+            level, "message %s in %s: %s", lease.id, lease.topic, escaped(what),
             exc_info=(type(cause), cause, cause.__traceback__) if shows and cause is not None else None, extra=_about(lease, failure.cost_us, error),
         )  # fmt: skip
 

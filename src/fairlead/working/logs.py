@@ -38,6 +38,10 @@ def _in_words(about: dict[str, Any]) -> str:
 class TextLines(logging.Formatter):
     """Lines for people: what strangers wrote into them is shown and does nothing, and no password is in them."""
 
+    def format(self, record: logging.LogRecord) -> str:
+        record.exc_text = None  # it may have been made for other handlers: here it is indented
+        return super().format(record)
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         is_ours = record.name.partition(".")[0] == "fairlead"  # the program's own lines may be several
         record.message = escaped(without_passwords(record.message), lines=not is_ours)
