@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fairlead import Fairlead, Message
+from fairlead.working import coverage
 from fairlead.working.handler import Handlers
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from fairlead.message import Settlement
 
 TOPICS = 1_500
 
@@ -65,6 +69,27 @@ def test_others_messages_that_stand_there_cost_little(tmp_path: Path, monkeypatc
             until(lambda: pushed == ["push.acme"], 60)
         waiting = sum(stats.waiting for stats in push.topics(pattern="mail.*", limit=2 * TOPICS))
         assert waiting == TOPICS
+
+
+def test_what_a_probe_gets_first_goes_back_without_a_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may be about to take it; one that comes again has no handler anywhere, and waits."""
+    monkeypatch.setattr(coverage, "PROBE_SECONDS", 0.01)
+    actions: dict[int, list[str]] = {}
+    with program(tmp_path, "push.*", []) as push:
+        real = push.engine.settle
+
+        def noted(settlements: Sequence[Settlement], **options: object) -> object:
+            for settlement in settlements:
+                actions.setdefault(settlement.handle, []).append(settlement.action)
+            return real(settlements, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(push.engine, "settle", noted)
+        with Running(push):
+            push.publish("mail.first")
+            until(lambda: list(actions.values()) == [["unhandled"]], 60)
+            push.publish("mail.second")
+            until(lambda: len(actions) == 2 and len(list(actions.values())[1]) == 2, 60)
+    assert list(actions.values())[1][:2] == ["release", "unhandled"]
 
 
 def test_the_log_says_when_a_message_without_a_handler_dies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

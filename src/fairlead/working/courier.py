@@ -397,13 +397,23 @@ class Courier(threading.Thread):
             return self._engine.lease(count, pool=options.pool, topics=options.topics, startable=startable)
         if coverage.is_time_to_probe():
             batch = self._engine.lease(min(count, PROBE), pool=options.pool, startable=startable)
-            coverage.learn({lease.topic for lease in batch.leases if self._desk.find(lease) is not None})
+            foreign = [lease for lease in batch.leases if self._desk.find(lease) is None]
+            coverage.learn({lease.topic for lease in batch.leases} - {lease.topic for lease in foreign})
+            self._pass_on(batch, foreign)
             batch.goes_on = True  # what is this worker's is still to be looked for
             return batch
         began = time.monotonic()
         batch = self._engine.lease(count, pool=options.pool, startable=startable, only=coverage.only)
         coverage.looked(batch, time.monotonic() - began)
         return batch
+
+    def _pass_on(self, batch: Batch, foreign: list[Lease]) -> None:
+        """What a probe is the first to get, another program may be about to take: it goes back at once, without a delay."""
+        first = [lease for lease in foreign if lease.deliveries == 1]
+        if first:
+            self._engine.settle([Settlement(lease.handle, lease.fence, "release", begun=False) for lease in first])
+            fences = {lease.fence for lease in first}
+            batch.leases = [lease for lease in batch.leases if lease.fence not in fences]
 
     def _deliver(self, batch: Batch, asked: int) -> None:
         now = time.monotonic()

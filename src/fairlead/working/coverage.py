@@ -4,7 +4,8 @@ Leasing only what this worker can handle, once it has met another program's mess
 As long as a worker handles all that it gets, it leases all. When a message comes whose topic no handler's pattern covers, it leases by its own
 patterns from then on (`lease(only=…)`): the engine passes over the others, a bounded number in a call. While others stand there, a worker that
 found nothing of its own looks again after ten times as long as looking took. A few messages are leased without regard to patterns every few
-seconds: tasks may be called in any topic, and what no program handles has to be met by somebody to be told of.
+seconds: tasks may be called in any topic, and what no program handles has to be met by somebody to be told of. What such a probe gets first
+goes back at once: another program may handle it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Coverage:
             return
         self.only = self._patterns
         self._met_at = time.monotonic()
-        self._probe_at = self._met_at + PROBE_SECONDS
+        self._probe_at = self._met_at + 1.5 * PROBE_SECONDS  # not when these are due again
         log.info("other programs' messages are in this pool: only topics of these patterns are leased from now on: %s", ", ".join(self.only[:20]))
 
     def learn(self, topics: Iterable[str]) -> None:
