@@ -13,6 +13,8 @@ import redis
 
 from fairlead.engines import open_engine
 from fairlead.engines.base import FullEngine, Settings
+from fairlead.engines.valkey import layouts
+from fairlead.engines.valkey.namespace import Namespace
 from fairlead.errors import SchemaMismatch
 from fairlead.message import Settlement
 from fairlead.servers import Server
@@ -87,6 +89,29 @@ def test_bringing_up_may_break_off_anywhere(opened: Opened, steps: int, monkeypa
             except KeyboardInterrupt:
                 pass
         check_layout_3(opened(server.url, namespace="before"))
+
+
+def test_several_steps_follow_one_another(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the first of them may call today's functions."""
+    filled: list[int] = []
+
+    def fill(space: Namespace) -> None:
+        filled.append(len(space.run("policies", 0, None)))
+
+    monkeypatch.setitem(layouts.STEPS, 2, layouts.Step([], fill))
+    with Server() as server:
+        load_layout(server, 3)
+        with client(server) as raw:
+            raw.hset("fairlead:{before/0}:settings", "layout", 2)
+            for shard in range(2):
+                key = f"fairlead:{{before/{shard}}}:shard"
+                stored = raw.get(key)
+                assert stored[0] == 3
+                raw.set(key, b"\x02" + stored[1:])
+        engine = opened(server.url, namespace="before")
+        check_layout_3(engine)
+        assert len(filled) == 1
+        assert [check for check in engine.doctor() if not check.ok] == []
 
 
 def test_programs_that_open_an_older_namespace_at_once(opened: Opened) -> None:
