@@ -60,6 +60,8 @@ class Handler:
         self.function = function
         self.pattern = pattern
         self.name = name or str(getattr(function, "__qualname__", function))
+        self.adds_nothing = type(self).concluded is Handler.concluded
+        """Nothing but an ack comes of a run that returned."""
         where = f"handler {self.name}"
         self.kind = _kind(where, function, isolation)
         self.concurrency = _count(where, "concurrency", concurrency)

@@ -67,15 +67,16 @@ class AsyncExecutor:
             work.began = began = perf_counter()
             returned: Any = None
             error: BaseException | None = None
-            DELIVERY.set(work.delivery)
+            DELIVERY.set(work.lease if work.parts is None else work.delivery)
             clean = contextvars.copy_context()  # taken each time: comparing with the same context costs next to nothing
             try:
                 args, kwargs = work.arguments()
                 call = work.handler.function(*args, **kwargs) if self._surroundings is None else self._surrounded(work, args, kwargs)
-                returned = await (call if work.limits[1] is None else interruptible(call, running.interrupter))
+                is_limited = work.timers is not None and work.limits[1] is not None
+                returned = await (interruptible(call, running.interrupter) if is_limited else call)
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
-            is_spent = issubclass(type(error), GeneratorExit) or task.cancelling() > 0 or _differs(clean)
+            is_spent = task.cancelling() > 0 or _differs(clean) or (error is not None and issubclass(type(error), GeneratorExit))
             work.runner = None
             self._finished(work, returned, error)
             if is_spent:
