@@ -123,7 +123,8 @@ class Delivery:
 
 def lease_lost(lease: Lease, answer: str) -> LeaseLost:
     """What a settle that came too late is told."""
-    why = "its topic was deleted" if answer == "gone" else "the lease has ended: it was settled already, or ran out and the message went back"
+    ended = "the lease has ended: it was settled already, or ran out and the message went back, or the store has lost its data"
+    why = "its topic was deleted" if answer == "gone" else ended
     return LeaseLost(f"message {lease.id} in {lease.topic}: {why} (fence {lease.fence}); nothing was changed", lease.id, lease.fence)
 
 

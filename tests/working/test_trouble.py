@@ -110,3 +110,33 @@ print(sorted(done) == list(range(accepted + 1)), accepted > 1, told)
     assert told.startswith("True True ")
     assert "q.db" in told
     assert "disk" in told
+
+
+def test_a_handler_that_stops_the_loop_hurts_nobody(app: Fairlead) -> None:
+    """The worker goes on, and so do the other messages."""
+    seen: list[object] = []
+
+    @app.handler("a")
+    async def handle(message: Message) -> None:
+        if message.body == "stop":
+            asyncio.get_running_loop().stop()
+            await asyncio.sleep(0)
+        seen.append(message.body)
+
+    app.publish_many(Message("a", body) for body in ("one", "stop", "two"))
+    assert app.run_worker(burst=True).acked == 3
+    assert sorted(map(str, seen)) == ["one", "stop", "two"]
+
+
+def test_a_dead_letter_without_a_handler_is_reported_to_hooks(app: Fairlead) -> None:
+    app.policy("b", on_unhandled=0.001)
+    dead: list[str] = []
+    app.handler("a")(lambda message: None)
+    app.on_dead(lambda message, _: dead.append(message.topic))
+    app.publish("b")
+    for _ in range(200):
+        app.run_worker(burst=True)
+        if dead:
+            break
+        time.sleep(0.1)  # until the message comes back
+    assert dead == ["b"]

@@ -115,7 +115,7 @@ class Worker:
         loop = asyncio.new_event_loop()
         self._owns_loop = True
         try:
-            return loop.run_until_complete(self.arun(signals))
+            return _complete(loop, loop.create_task(self.arun(signals)))
         finally:
             loop.run_until_complete(end_tasks())
             loop.close()
@@ -337,7 +337,10 @@ class Worker:
     def _put_back_unhandled(self, leases: list[Lease]) -> None:
         self._unhandled.warn(leases)
         for lease in leases:
-            self._lines.expect(lease, UnknownHandler("no worker had a handler for it within on_unhandled"), 0)  # a line if it becomes a dead letter
+            error = UnknownHandler("no worker had a handler for it within on_unhandled")
+            self._lines.expect(lease, error, 0)  # a line if it becomes a dead letter
+            if self._teller is not None:
+                self._teller.expect(lease, error)
             self._settle(Settlement(lease.handle, lease.fence, "unhandled"))
 
     def _dispatch(self) -> None:
@@ -720,6 +723,17 @@ class Worker:
 def _shows_tracebacks(options: Options) -> bool:
     """Of every failure, also of those that are tried again: where a person watches."""
     return sys.stderr.isatty() if options.traceback is None else options.traceback
+
+
+def _complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Summary]) -> Summary:
+    """Run the task to its end, also where a handler stops the loop."""
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except RuntimeError:
+            if task.done():
+                raise
+            log.warning("a handler stopped the event loop; the worker goes on (use worker.stop() to end it)")
 
 
 async def end_tasks() -> None:
