@@ -28,6 +28,7 @@ SOON = 20.0
 @pytest.fixture(autouse=True)
 def app() -> Iterator[Celery]:
     tasks.CALLED.clear()
+    tasks.app.set_current()  # other test modules have applications of their own
     tasks.app.fairlead.engine.topic_purge("celery")
     with working(tasks.app.fairlead):
         yield tasks.app
@@ -39,7 +40,7 @@ def test_first_steps() -> None:
     assert (result.ready(), result.successful(), result.failed(), result.state, result.status) == (True, True, False, "SUCCESS", "SUCCESS")
     assert result.result == result.info == 8
     assert str(result) == result.id == result.task_id
-    assert AsyncResult(result.id).get() == tasks.app.AsyncResult(result.id).get() == tasks.add.AsyncResult(result.id).get() == 8
+    assert AsyncResult(result.id).get(SOON) == tasks.app.AsyncResult(result.id).get(SOON) == tasks.add.AsyncResult(result.id).get(SOON) == 8
     assert result.date_done is not None
     result.forget()
     assert result.state == states.PENDING

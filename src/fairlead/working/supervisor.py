@@ -74,7 +74,8 @@ def _names_of(app: Fairlead, module_name: str, module: object) -> list[str]:
 
 def _stands_for(value: object, app: Fairlead) -> bool:
     """Whether it is an application in another system's words, with this one beneath it."""
-    return type(value).__module__.startswith("fairlead.compat.") and getattr(value, "fairlead", None) is app
+    module = getattr(type(value), "__module__", None)  # of a stranger's class it may be anything
+    return isinstance(module, str) and module.startswith("fairlead.compat.") and getattr(value, "fairlead", None) is app
 
 
 class Supervisor:

@@ -154,7 +154,7 @@ class Policies:
                         break
                 else:
                     kind = (version, book.covering(topic), _dumps(layers))
-                    if kind not in self._checked:
+                    if layers != stood and kind not in self._checked:  # what stays is not refused for a pattern that has changed
                         book.check(topic, layers)
                         self._checked.add(kind)
                     entries[topic] = (before, layers)

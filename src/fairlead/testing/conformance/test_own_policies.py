@@ -325,3 +325,12 @@ def test_an_exact_policy_holds_for_lanes_that_are_left_from_other_partitions(ben
     assert bench.lease() == []
     bench.policy("q.1", paused=None)
     assert len(bench.run()) == 16
+
+
+def test_a_change_of_nothing_is_not_refused(bench: EngineBench) -> None:
+    """Not even where a pattern's change has made the topic's own fields impossible together."""
+    bench.policy("a.1", serial="yield")
+    bench.policy("a.*", delivery="at_most_once")
+    assert bench.engine.policy_set("code", "a.1", {}, now_us=bench.now) == {"serial": "yield"}
+    with pytest.raises(BadPolicy):
+        bench.policy("a.1", weight=2)
