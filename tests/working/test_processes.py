@@ -192,8 +192,8 @@ def test_several_workers_share_a_burst(app: Fairlead, tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_is_started_again(app: Fairlead, tmp_path: Path) -> None:
     """A message that kills its worker becomes a dead letter; the innocent are handled by the next worker."""
-    app.policy("work.*", lease=0.5)
     app.publish("work.bad", "die")
+    app.policy("work.*", lease=0.5)  # at run time: the program, which does not declare it, would take it away
     app.publish_many(Message("work.good", n) for n in range(10))
     program = start(next(tmp_path.glob("program_*.py")))
     try:
