@@ -118,6 +118,8 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     """The burst of each lane, at least 1; by default `default_burst` of the lane's rate."""
     lane_concurrency: int | None = None
     """The part of the concurrency that each lane has."""
+    accepts_plainly: bool = False
+    """Whether a message without options only has to be appended to its topic's lane: nothing merges, expires, is spread or refused."""
 
     @property
     def limits_backlog(self) -> bool:
@@ -134,6 +136,8 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
             derive(self, "lane_burst", max(1.0, burst))
         if self.concurrency is not None:
             derive(self, "lane_concurrency", self.concurrency // self.partitions)
+        is_one_lane = self.partitions == 1 and self.buckets is None
+        derive(self, "accepts_plainly", is_one_lane and self.merge is None and self.ttl is None and not self.limits_backlog)
 
 
 def _expected(what: str) -> Callable[[object], BadPolicy]:

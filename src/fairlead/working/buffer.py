@@ -35,7 +35,7 @@ SPARE = 16
 class Shelf:
     """One handler's messages, and how many of it run."""
 
-    __slots__ = ("_coming", "_crowd", "_lines", "_turn", "count", "handler", "most", "newcomers", "round", "running")
+    __slots__ = ("_coming", "_lines", "_turn", "count", "crowd", "handler", "most", "newcomers", "round", "running")
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
         self.handler = handler
@@ -47,7 +47,8 @@ class Shelf:
         self._lines: dict[str, deque[Work]] = {}
         self._turn: deque[str] = deque()  # topics that have yet to have their turn in this round
         self._coming: deque[str] = deque()  # those that had it
-        self._crowd = ""  # the last topic of which a crowd waited
+        self.crowd = ""
+        """The last topic of which a crowd waited."""
         self.newcomers: dict[str, None] = {}
         """Those that had no turn yet, in the order in which they came."""
 
@@ -67,12 +68,12 @@ class Shelf:
         if line is None:
             return True
         if len(line) >= CROWD:
-            self._crowd = topic
+            self.crowd = topic
         return False
 
     def has_crowd_beside(self, topic: str) -> bool:
         """Whether some of another topic wait of which a crowd did."""
-        return self._crowd != topic and self._crowd in self._lines
+        return self.crowd != topic and self.crowd in self._lines
 
     def pop(self) -> Work:
         """The next message of the topic whose turn it is; there must be one."""
@@ -146,10 +147,13 @@ class Buffer:
             shelf.round = max(shelf.round, self._round)  # while it was empty it saved nothing up
             self._filled[work.handler] = shelf
         topic = work.lease.topic
-        if shelf.add(work) and any(shelf.has_crowd_beside(topic) for shelf in self._filled.values()):
-            shelf.newcomers[topic] = None
-            self.kept = self._concurrency // KEPT_PART
-            self._kept_until = time.monotonic() + KEPT_SECONDS
+        if shelf.add(work):
+            for other in self._filled.values():
+                if other.crowd and other.has_crowd_beside(topic):
+                    shelf.newcomers[topic] = None
+                    self.kept = self._concurrency // KEPT_PART
+                    self._kept_until = time.monotonic() + KEPT_SECONDS
+                    break
         return True
 
     def seconds_kept(self) -> float:
@@ -170,7 +174,8 @@ class Buffer:
             (found,) = filled.values()
             if found.count == 0:
                 filled.clear()
-            if not found.is_open:
+                return None
+            if found.running >= found.most:
                 return None
         else:
             for handler in [handler for handler, shelf in filled.items() if shelf.count == 0]:

@@ -68,6 +68,7 @@ class Handler:
         self.batch = _count(where, "batch", batch)
         self.time_limit = _limit(where, "time_limit", time_limit)
         self.soft_time_limit = _limit(where, "soft_time_limit", soft_time_limit)
+        self.has_time_limit = self.time_limit is not None or self.soft_time_limit is not None
         if self.time_limit is not None and self.soft_time_limit is not None and self.soft_time_limit >= self.time_limit:
             raise UsageError(f"{where}: soft_time_limit must be below time_limit, got {soft_time_limit!r} and {time_limit!r}")
 

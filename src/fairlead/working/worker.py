@@ -376,7 +376,9 @@ class Worker:
             if shelf.handler.batch is not None:
                 self._begin_batch(shelf, work)
             else:
-                self._begin(shelf, work)
+                shelf.running += 1
+                running.add(work)
+                self._execute(work)
         if buffer.kept and not self._keeps_slots:
             self._keeps_slots = True
             self._loop.call_later(buffer.seconds_kept(), self._look_at_kept)
@@ -469,11 +471,6 @@ class Worker:
                 self._begin_others()
             self._loop.call_soon(self._dispatch)
 
-    def _begin(self, shelf: Shelf, unit: Work) -> None:
-        shelf.running += 1
-        self._running.add(unit)
-        self._execute(unit)
-
     def _begin_batch(self, shelf: Shelf, first: Work) -> None:
         works = [first]
         while shelf.count and len(works) < (shelf.handler.batch or 1):
@@ -482,7 +479,9 @@ class Worker:
                 works.append(work)
         unit = self._together(works)
         if unit is not None:
-            self._begin(shelf, unit)
+            shelf.running += 1
+            self._running.add(unit)
+            self._execute(unit)
 
     def _together(self, works: list[Work]) -> Work | None:
         """One call for several deliveries; those whose body cannot be read are refused by themselves."""
@@ -502,9 +501,10 @@ class Worker:
     def _execute(self, unit: Work) -> None:
         handler = unit.handler
         self._begun += 1
-        limits = unit.limits
-        if limits != (None, None) and handler.kind != "process":  # a child has to start first
-            self._set_timers(unit, *limits)
+        if (handler.has_time_limit or unit.lease.headers is not None) and handler.kind != "process":  # a child has to start first
+            limits = unit.limits
+            if limits != (None, None):
+                self._set_timers(unit, *limits)
         if handler.kind == "async":
             self._aio.start(unit)
         else:

@@ -27,12 +27,17 @@ _dumps = msgspec.json.Encoder().encode
 def put(turn: Turn, drafts: Sequence[Draft]) -> list[Receipt]:
     """Take messages in, in their order. Raises BadMessage before anything is changed."""
     policies = turn.policies([draft.topic for draft in drafts])
-    for draft, policy in zip(drafts, policies, strict=True):
-        check_draft(draft, policy, turn.now)
-    simple = [policy.partitions == 1 and policy.buckets is None for policy in policies]
-    turn.load_names({draft.topic for draft, is_simple in zip(drafts, simple, strict=True) if is_simple})
+    is_plain = [_is_plain(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
+    names: set[str] = set()
+    for draft, policy, plain in zip(drafts, policies, is_plain, strict=True):
+        if not plain or len(draft.body) > policy.max_body:
+            check_draft(draft, policy, turn.now)
+        if plain or (policy.partitions == 1 and policy.buckets is None):
+            names.add(draft.topic)
+    turn.load_names(names)
     intake = _Intake(turn)
-    receipts = [intake.accept(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
+    append, accept = (intake.accept if turn.rules.has_backlog_limit else intake.append), intake.accept
+    receipts = [append(draft, policy) if plain else accept(draft, policy) for draft, policy, plain in zip(drafts, policies, is_plain, strict=True)]
     intake.write()
     for lane in intake.arrivals.values():
         # A lane that had ready messages stands where it belongs already: more of them change nothing. (A merge may have taken its last.)
@@ -42,12 +47,28 @@ def put(turn: Turn, drafts: Sequence[Draft]) -> list[Receipt]:
     return receipts
 
 
+def _is_plain(draft: Draft, policy: Resolved) -> bool:
+    """Whether it only has to be appended to its topic's lane, as most messages have."""
+    return (
+        policy.accepts_plainly
+        and draft.headers is None
+        and draft.key is None
+        and draft.id is None
+        and draft.delay_us == 0
+        and draft.at_us is None
+        and draft.ttl_us is None
+        and draft.signal is None
+        and not (draft.sticky or draft.at_front)
+    )
+
+
 class _Intake:
     """The rows of one call: those of plain messages are collected and written together."""
 
     def __init__(self, turn: Turn) -> None:
         self.turn = turn
         self.arrivals: dict[int, Lane] = {}
+        self._lanes: dict[str, Lane] = {}  # those that a plain message was appended to
         self._plain: list[tuple[int, int, int, int, bytearray]] = []
         self._messages: list[tuple[Any, ...]] = []
         self._ready: list[tuple[int, int, int, int, int]] = []
@@ -61,6 +82,29 @@ class _Intake:
             self.turn.insert("ready_insert", self._ready)
             self.turn.insert("event_insert", self._events)
             self._plain, self._messages, self._ready, self._events = [], [], [], []
+
+    def append(self, draft: Draft, policy: Resolved) -> Receipt:
+        """A plain message, see `_is_plain`: as `accept`, in a third of the time."""
+        del policy
+        turn, topic, body = self.turn, draft.topic, draft.body
+        shard, now = turn.shard, turn.now
+        lane = self._lanes.get(topic)
+        if lane is None:
+            lane = self._lanes[topic] = turn.make_lane(topic, topic)
+            self.arrivals[lane.lane] = lane
+            turn.grew(lane)
+        mid = turn.next_seq()
+        rank = rank_of(draft.priority, at_front=False)
+        size = len(body)
+        lane.published += 1
+        lane.bytes += size
+        lane.ready += 1
+        shard.published += 1
+        shard.bytes += size
+        shard.waiting += 1
+        self._ready.append((lane.lane, rank, now, mid, mid))
+        self._plain.append((mid, lane.lane, rank, now, bytearray(body)))
+        return Receipt(f"{shard.nonce}-{mid:x}", topic)
 
     def accept(self, draft: Draft, policy: Resolved) -> Receipt:
         """One message: known, merged, refused or accepted, in this order."""
