@@ -16,16 +16,16 @@ help: ## show this
 setup: $(READY) ## make .venv with all that development needs
 
 $(READY): pyproject.toml
-	@test -n "$(PYTHON)" || { echo "Fairlead needs Python 3.11 or newer: none was found; set PYTHON=/path/to/python"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Laneway needs Python 3.11 or newer: none was found; set PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(READY)
 
 demo: $(DEMO)/.ready ## 1,000 merchants, one floods, one fails: half a minute in the terminal; ENGINE=valkey on a server that it starts
-	$(DEMO)/bin/fairlead demo --engine $(ENGINE) $(ARGS)
+	$(DEMO)/bin/laneway demo --engine $(ENGINE) $(ARGS)
 
 $(DEMO)/.ready: pyproject.toml
-	@test -n "$(PYTHON)" || { echo "Fairlead needs Python 3.11 or newer: none was found; set PYTHON=/path/to/python"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Laneway needs Python 3.11 or newer: none was found; set PYTHON=/path/to/python"; exit 1; }
 	@echo "installing what the demo needs, without development tools, into $(DEMO) ..."
 	$(PYTHON) -m venv $(DEMO)
 	$(DEMO)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
@@ -38,7 +38,7 @@ fuzz: $(READY) ## 10,000 random endings of handlers on each engine (a while); FU
 	FUZZ_ENDINGS=$${FUZZ_ENDINGS:-10000} $(BIN)/python -m pytest -s -p no:xdist tests/poison/test_fuzz.py $(ARGS)
 
 test-kills: $(READY) ## publishers and workers that are killed at random moments, many more rounds than in make test
-	FAIRLEAD_KILLS=200 FAIRLEAD_FLOW_KILLS=60 $(BIN)/python -m pytest -n auto --timeout 3600 tests/kill $(ARGS)
+	LANEWAY_KILLS=200 LANEWAY_FLOW_KILLS=60 $(BIN)/python -m pytest -n auto --timeout 3600 tests/kill $(ARGS)
 
 lint: $(READY) ## ruff, mypy, pyright, the layers
 	$(BIN)/ruff check .

@@ -121,12 +121,12 @@ def summary(results: Path, engine: str) -> None:
 
 
 def beside_peers(path: Path) -> None:
-    """Fairlead against the best of the peers in each column that both have."""
+    """Laneway against the best of the peers in each column that both have."""
     rows = json.loads(path.read_text())["figures"] if path.exists() else []
-    ours = next((row for row in rows if row[""].startswith("Fairlead")), {})
+    ours = next((row for row in rows if row[""].startswith("Laneway")), {})
     print("\nbeside the best peer of the same run")
     for column, value in ours.items():
-        others = {row[""]: number(row[column]) for row in rows if not row[""].startswith("Fairlead") and number(row[column])}
+        others = {row[""]: number(row[column]) for row in rows if not row[""].startswith("Laneway") and number(row[column])}
         if not number(value) or not others:
             continue
         best = (min if column.endswith("ms") else max)(others, key=lambda name: others[name])

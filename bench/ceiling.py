@@ -2,7 +2,7 @@
 The raw ceiling: the same storage operations straight on SQLite, with no policies, no fairness and no limits.
 
 A message table, an order per topic, counts per topic, and a row for each lease with its deadline; batches of 500 in one transaction,
-`executemany`. It claims from the topic with the lowest number that has something: nobody is served fairly. It is as durable as Fairlead
+`executemany`. It claims from the topic with the lowest number that has something: nobody is served fairly. It is as durable as Laneway
 is: with "fsync" what was put or acked is on the disk, leases (lost with their process anyway) follow with the next of them.
 
 `Plain` is what people write first: one table in publish order, a deadline in the row, no topics to speak of. It shows what topics cost.

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fairlead.servers import Cluster, Server
+from laneway.servers import Cluster, Server
 
 BODY = b"x" * 100
 BATCH = 500
@@ -65,7 +65,7 @@ def pick(chosen: argparse.Namespace, full: Any, quick: Any, smoke: Any) -> Any:
 @contextmanager
 def folder() -> Iterator[Path]:
     """A folder that goes when the benchmark does."""
-    with tempfile.TemporaryDirectory(prefix="fairlead-bench-") as name:
+    with tempfile.TemporaryDirectory(prefix="laneway-bench-") as name:
         yield Path(name)
 
 
@@ -119,7 +119,7 @@ class ServerStore(Store):
     def left(self) -> int:
         found = 0
         for server in self.servers:
-            for key in server.run("KEYS", "fairlead:*"):
+            for key in server.run("KEYS", "laneway:*"):
                 if key.rpartition(":")[2] not in self.STAYS:
                     kind = server.run("TYPE", key)
                     found += server.run({"hash": "HLEN", "zset": "ZCARD", "list": "LLEN"}[kind], key)
@@ -158,7 +158,7 @@ def store(chosen: argparse.Namespace, durability: str = "memory") -> Iterator[St
             yield ServerStore(cluster.url, cluster.servers)
         return
     if chosen.engine == "redis":
-        os.environ["FAIRLEAD_SERVER_BINARY"] = "redis-server"
+        os.environ["LANEWAY_SERVER_BINARY"] = "redis-server"
     with Server(**config) as server:
         yield ServerStore(server.url, [server])
 
@@ -183,7 +183,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
         "system": platform.platform(terse=True),
-        "fairlead": version("fairlead"),
+        "laneway": version("laneway"),
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -7,12 +7,12 @@ from argparse import Namespace
 from contextlib import ExitStack
 
 from bench.common import go, line, options, pick, process, publish_table, spread, store
-from fairlead import Fairlead, Message
+from laneway import Laneway, Message
 
 WORKER = """
 import sys, time
-from fairlead import Fairlead
-app = Fairlead(sys.argv[1], durability=sys.argv[3])
+from laneway import Laneway
+app = Laneway(sys.argv[1], durability=sys.argv[3])
 work = int(sys.argv[4]) / 1e6
 def busy():
     until = time.perf_counter() + work
@@ -76,7 +76,7 @@ def run(chosen: Namespace, durability: str, topics: int, messages: int, kind: st
     """(published a second, drained a second)."""
     with store(chosen, durability) as place:
         url = place.url
-        app = Fairlead(url, durability=durability)  # type: ignore[arg-type]
+        app = Laneway(url, durability=durability)  # type: ignore[arg-type]
         began = time.perf_counter()
         app.publish_many((Message(f"t.{n % topics}", "x" * 98) for n in range(messages)), progress=False)
         published = messages / (time.perf_counter() - began)

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from bench import ceiling, ceiling_valkey
 from bench.common import BATCH, BODY, ServerStore, folder, options, pick, publish_table, spread, store
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Draft, Lease, Settlement
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Lease, Settlement
 
 POLICIES = {"rate": 1_000_000, "burst": 1_000_000, "concurrency": 1_000_000, "weight": 2, "tier": "high", "retries": 5, "lease": 60}
 """Every limit is looked at at every visit, and holds nothing back: what is measured is the cost of looking."""
@@ -84,7 +84,7 @@ def main() -> None:
                 rows.append((durability, topics, operation, *medians[:2], *ratio.values(), medians[2]))
     publish_table(
         "engine", chosen,
-        ("durability", "topics", "operation", "fairlead/s", "raw/s", "ratio min", "ratio", "ratio max", "plain queue/s"), rows,
+        ("durability", "topics", "operation", "laneway/s", "raw/s", "ratio min", "ratio", "ratio max", "plain queue/s"), rows,
         f"{messages:,} messages of 100 bytes, batches of {BATCH}, all policies in force; medians of runs side by side;"
         " fsync: put and settle are synced, leases follow, in all three",
     )  # fmt: skip

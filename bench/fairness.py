@@ -10,15 +10,15 @@ from argparse import Namespace
 from collections import Counter, deque
 
 from bench.common import BODY, line, options, pick, process, publish_table, spread, store, usual
-from fairlead import Fairlead, Message
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Draft, Settlement
+from laneway import Laneway, Message
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
 
 WORKER = """
 import asyncio, sys, time
-from fairlead import Fairlead
-app = Fairlead(sys.argv[1])
+from laneway import Laneway
+app = Laneway(sys.argv[1])
 waits = []
 @app.handler("*")
 async def note(message):
@@ -68,7 +68,7 @@ def waits(chosen: Namespace, flood: int, seconds: float, seed: int) -> tuple[flo
     draw = random.Random(seed)
     with store(chosen, usual(chosen)) as place:
         url = place.url
-        app = Fairlead(url)
+        app = Laneway(url)
         app.publish("first", 2)
         app.publish_many((Message("flood", 0) for _ in range(flood)), progress=False)
         with process(WORKER, url) as worker:

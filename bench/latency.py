@@ -17,12 +17,12 @@ from pathlib import Path
 import redis
 
 from bench.common import ServerStore, line, options, pick, process, publish_table, spread, store, usual
-from fairlead import Fairlead
+from laneway import Laneway
 
 WORKER = """
 import sys, time
-from fairlead import Fairlead
-app = Fairlead(sys.argv[1])
+from laneway import Laneway
+app = Laneway(sys.argv[1])
 @app.handler("*")
 async def note(message):
     print(time.time() - message.body, flush=True)
@@ -46,7 +46,7 @@ def main() -> None:
     repeats: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         place = stack.enter_context(store(chosen, usual(chosen)))
-        app = stack.enter_context(Fairlead(place.url))
+        app = stack.enter_context(Laneway(place.url))
         worker = stack.enter_context(process(WORKER, place.url))
         least = None
         if isinstance(place, ServerStore) and chosen.engine != "cluster":

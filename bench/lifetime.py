@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bench.common import BODY, options, pick, publish_table, store
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Draft, Settlement
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
 
 START = 1_700_000_000_000_000
 

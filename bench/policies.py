@@ -13,9 +13,9 @@ import resource
 import time
 
 from bench.common import BODY, Store, options, pick, publish_table, seconds, spread, store
-from fairlead.engines import open_engine
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.message import Draft
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.message import Draft
 
 BATCH = 1_000
 SETS = 100

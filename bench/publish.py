@@ -8,7 +8,7 @@ import time
 from argparse import Namespace
 
 from bench.common import options, pick, publish_table, spread, store
-from fairlead import Fairlead, Message
+from laneway import Laneway, Message
 
 BODY = "x" * 98
 
@@ -27,7 +27,7 @@ def main() -> None:
 
 def measure(chosen: Namespace, work: object, durability: str, number: int) -> float:
     with store(chosen, durability) as place:
-        app = Fairlead(place.url, durability=durability)  # type: ignore[arg-type]
+        app = Laneway(place.url, durability=durability)  # type: ignore[arg-type]
         app.publish("warm.up", 1)
         began = time.perf_counter()
         work(app, number)  # type: ignore[operator]
@@ -37,12 +37,12 @@ def measure(chosen: Namespace, work: object, durability: str, number: int) -> fl
     return number / took
 
 
-def one(app: Fairlead, number: int) -> None:
+def one(app: Laneway, number: int) -> None:
     for n in range(number):
         app.publish(f"t.{n % 100}", BODY)
 
 
-def threads(app: Fairlead, number: int) -> None:
+def threads(app: Laneway, number: int) -> None:
     def work() -> None:
         one(app, number // 8)
 
@@ -54,7 +54,7 @@ def threads(app: Fairlead, number: int) -> None:
     one(app, number - number // 8 * 8)
 
 
-def coroutines(app: Fairlead, number: int) -> None:
+def coroutines(app: Laneway, number: int) -> None:
     async def work(count: int) -> None:
         for n in range(count):
             await app.apublish(f"t.{n % 100}", BODY)
@@ -65,7 +65,7 @@ def coroutines(app: Fairlead, number: int) -> None:
     asyncio.run(all_of_them())
 
 
-def bulk(app: Fairlead, number: int) -> None:
+def bulk(app: Laneway, number: int) -> None:
     app.publish_many((Message(f"t.{n % 100}", BODY) for n in range(number)), progress=False)
 
 

@@ -6,16 +6,16 @@ from argparse import Namespace
 from contextlib import ExitStack
 
 from bench.common import go, line, options, pick, process, publish_table, store
-from fairlead import Fairlead, Message
-from fairlead.policy import default_burst
+from laneway import Laneway, Message
+from laneway.policy import default_burst
 
 WORKERS = 2
 WORKER = """
 import sys, time
 from collections import Counter
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Settlement
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Settlement
 engine = open_engine(sys.argv[1], Settings(durability="memory"))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -54,7 +54,7 @@ def measure(chosen: Namespace, rate: int, partitions: int, span: float) -> tuple
     burst = partitions * default_burst(rate / partitions)
     with store(chosen) as place, ExitStack() as stack:
         url = place.url
-        with Fairlead(url, durability="memory") as app:
+        with Laneway(url, durability="memory") as app:
             app.policy("a", rate=rate, partitions=partitions)
             count = int(rate * (span + SETTLE_IN) * 1.5 + burst) + 10 * partitions
             app.publish_many((Message("a", n) for n in range(count)), progress=False)

@@ -11,10 +11,10 @@ import time
 from contextlib import ExitStack
 
 from bench.common import BATCH, BODY, options, pick, publish_table, spread
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Draft, Settlement
-from fairlead.servers import Cluster, Server
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
+from laneway.servers import Cluster, Server
 
 
 def main() -> None:

@@ -3,7 +3,7 @@ Tasks from hand to hand, in the same run: published one at a time by one client 
 bulk; one call after the other to its result; a chord.
 
 The peers are those of `bench.peers`, with the best sensible settings that were found. Each phase begins with an empty store (all on one Valkey
-server; Huey and Fairlead's first row in a file) and a worker that is ready. What is not over after a minute is an error.
+server; Huey and Laneway's first row in a file) and a worker that is ready. What is not over after a minute is an error.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class Peer(NamedTuple):
     has_chord: bool = False
 
 
-FAIRLEAD = """
-from fairlead import Fairlead, chord as chord_of
-app = Fairlead(URL)
+LANEWAY = """
+from laneway import Laneway, chord as chord_of
+app = Laneway(URL)
 @app.task(ignore_result=True)
 async def plain(n: int) -> None: count()
 @app.task
@@ -100,13 +100,13 @@ async def chord(count): assert chord_of([kept.s(n) for n in range(count)], last.
 """
 
 PEERS = {
-    "Fairlead": Peer(
-        "fairlead", "SQLite, fsync, async tasks", FAIRLEAD.replace("URL", '"sqlite:///q.db"'),
-        ["-m", "fairlead", "worker", "peer:app", "-c", "100", "--log-level", "error"], True, True,
+    "Laneway": Peer(
+        "laneway", "SQLite, fsync, async tasks", LANEWAY.replace("URL", '"sqlite:///q.db"'),
+        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"], True, True,
     ),
-    "Fairlead on Valkey": Peer(
-        "fairlead", "Valkey, memory, async tasks", FAIRLEAD.replace("URL", 'os.environ["VALKEY"]'),
-        ["-m", "fairlead", "worker", "peer:app", "-c", "100", "--log-level", "error"], True, True,
+    "Laneway on Valkey": Peer(
+        "laneway", "Valkey, memory, async tasks", LANEWAY.replace("URL", 'os.environ["VALKEY"]'),
+        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"], True, True,
     ),
     "Celery": Peer(
         "celery", "Valkey, solo pool, Valkey backend",

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.common import BODY, ServerStore, Store, options, pick, publish_table, spread, store
-from fairlead.engines import open_engine
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.engines.listing import MEASURES
-from fairlead.message import Draft
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.engines.listing import MEASURES
+from laneway.message import Draft
 
 FEW = 1_000
 REPEATS = 50
@@ -71,7 +71,7 @@ def put_into_one_class(place: Store) -> None:
         raw.close()
         return
     for server in place.servers:
-        for key in server.run("KEYS", "fairlead:*:names"):
+        for key in server.run("KEYS", "laneway:*:names"):
             names = server.run("ZRANGE", key, 0, -1)
             for index in ("big", "old", "busy", "slow"):
                 for first in range(0, len(names), 1000):

@@ -6,7 +6,7 @@ import time
 
 from bench.common import options, pick, publish_table, store
 from bench.endtoend import drain
-from fairlead import Fairlead, Message
+from laneway import Laneway, Message
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     while topics <= messages:
         with store(chosen) as place:
             url = place.url
-            app = Fairlead(url, durability="memory")
+            app = Laneway(url, durability="memory")
             began = time.perf_counter()
             app.publish_many((Message(f"t.{n % topics}", "x" * 98) for n in range(messages)), progress=False)
             published = messages / (time.perf_counter() - began)

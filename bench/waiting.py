@@ -7,9 +7,9 @@ import threading
 import time
 
 from bench.common import ServerStore, options, pick, publish_table, store
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Draft, Settlement
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
 
 
 def main() -> None:

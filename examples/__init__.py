@@ -1,1 +1,1 @@
-"""Programs that use Fairlead for something real."""
+"""Programs that use Laneway for something real."""

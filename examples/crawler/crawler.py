@@ -13,7 +13,7 @@ import threading
 from html.parser import HTMLParser
 from urllib.parse import urldefrag, urljoin, urlsplit
 
-from fairlead import Delivery, Fairlead, LeaseLost, Message
+from laneway import Delivery, Laneway, LeaseLost, Message
 
 RATE, BURST, CONCURRENCY = 150, 5, 4
 """What each host is asked to bear."""
@@ -21,14 +21,14 @@ RATE, BURST, CONCURRENCY = 150, 5, 4
 TIMEOUT, LEASE = 2.0, 5
 """A request is given up well before its lease ends: while we wait for a host nobody else asks it for the same page."""
 
-AGENT = "fairlead-crawler/{pid}"
+AGENT = "laneway-crawler/{pid}"
 THREADS = 8
 REDIRECTS = (301, 302, 303, 307, 308)
 
 
-def make_app(url: str) -> Fairlead:
+def make_app(url: str) -> Laneway:
     """The application with its one policy."""
-    app = Fairlead(url)
+    app = Laneway(url)
     app.policy("host.*", rate=RATE, burst=BURST, concurrency=CONCURRENCY, lease=LEASE, retries=5, backoff="300ms", dedupe="forever")
     return app
 
@@ -87,7 +87,7 @@ def handle(delivery: Delivery, allowed: frozenset[str]) -> None:
         delivery.ack(publish=[page(link, depth + 1) for link in dict.fromkeys(links) if urlsplit(link).netloc in allowed])
 
 
-def crawl(app: Fairlead, allowed: frozenset[str], stop: threading.Event) -> None:
+def crawl(app: Laneway, allowed: frozenset[str], stop: threading.Event) -> None:
     """One thread: lease, fetch, settle."""
     while not stop.is_set():
         for delivery in app.lease(1, wait=1.0):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from examples.crawler.crawler import AGENT, BURST, CONCURRENCY, RATE, THREADS, fetch, make_app, page
 from examples.crawler.website import Request, Site
-from fairlead import Fairlead
+from laneway import Laneway
 
 PACKAGE, PLACE = "python3.11-doc", "usr/share/doc/python3.11/html"
 HOSTS, CRAWLERS = 4, 3
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="a folder with HTML; default: the documentation of Python from Debian's package")
     parser.add_argument("--start", default="/contents.html", help="the first page")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="fairlead-crawler-") as work:
+    with tempfile.TemporaryDirectory(prefix="laneway-crawler-") as work:
         folder = chosen.folder or documentation(Path(work))
         found = run(folder, chosen.start, Path(work))
     for name, value in found.items():
@@ -73,7 +73,7 @@ def _fields(message: object) -> dict[str, object]:
 
 
 def independent_crawl(site: Site, start: str) -> set[str]:
-    """What there is: a plain breadth-first search, one request after the other, without Fairlead. Paths of pages that answered 200."""
+    """What there is: a plain breadth-first search, one request after the other, without Laneway. Paths of pages that answered 200."""
     waiting, seen, pages = deque([f"http://{site.hosts[0]}{start}"]), {f"http://{site.hosts[0]}{start}"}, set()
     while waiting:
         url = waiting.popleft()
@@ -97,7 +97,7 @@ class Killed(NamedTuple):
     pages_before: int
 
 
-def crawl_with_a_kill(app: Fairlead, store: str, site: Site, pages: int) -> Killed | None:
+def crawl_with_a_kill(app: Laneway, store: str, site: Site, pages: int) -> Killed | None:
     """Three crawlers; one is killed when a third is done, and another takes its place. None: it was over before."""
     deadline = time.monotonic() + DEADLINE
     crawlers = [start_crawler(store, site) for _ in range(CRAWLERS)]
@@ -121,7 +121,7 @@ def crawl_with_a_kill(app: Fairlead, store: str, site: Site, pages: int) -> Kill
     return killed
 
 
-def is_finished(app: Fairlead, site: Site) -> bool:
+def is_finished(app: Laneway, site: Site) -> bool:
     """Every host's done cursor has passed all that was published, and nothing new has come meanwhile."""
     for host in site.hosts:
         if not app.topic(f"host.{host}").wait_done(timeout=0.05):
@@ -136,7 +136,7 @@ def start_crawler(store: str, site: Site) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "examples.crawler.crawler", store, *site.hosts], env={**os.environ, "PYTHONPATH": path})
 
 
-def check(app: Fairlead, site: Site, expected: set[str], killed: Killed | None) -> dict[str, object]:
+def check(app: Laneway, site: Site, expected: set[str], killed: Killed | None) -> dict[str, object]:
     """The server's own log against what was promised."""
     pages = site.pages()
     fetched = {request.path.lstrip("/") for request in pages}

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import Fairlead
-from fairlead.errors import EngineUnavailable
-from fairlead.servers import Server
+from laneway import Laneway
+from laneway.errors import EngineUnavailable
+from laneway.servers import Server
 
 LONG = 600
 """Seconds of a wait that nobody wants to wait for."""
 
 CONSUMER = """
 import asyncio, sys, time
-from fairlead import Fairlead
+from laneway import Laneway
 
-app = Fairlead(sys.argv[1])
+app = Laneway(sys.argv[1])
 
 async def main():
     leasing = asyncio.ensure_future(app.alease(1, wait=600))
@@ -75,10 +75,10 @@ def test_other_waiters_go_on(url: str) -> None:
 
     async def waiting(count: int) -> None:
         async with asyncio.timeout(30):
-            while sum(thread.name.startswith("fairlead_") and is_waiting(thread) for thread in threading.enumerate()) != count:  # noqa: ASYNC110
+            while sum(thread.name.startswith("laneway_") and is_waiting(thread) for thread in threading.enumerate()) != count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-    with Fairlead(url) as app:
+    with Laneway(url) as app:
         assert asyncio.run(consume()) == ["x"]
 
 
@@ -93,7 +93,7 @@ def is_waiting(thread: threading.Thread) -> bool:
 
 
 def test_close_ends_a_wait(url: str) -> None:
-    app = Fairlead(url)
+    app = Laneway(url)
     with app:
         outcome: list[object] = []
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import EngineCorrupt, Fairlead, Message
+from laneway import EngineCorrupt, Laneway, Message
 
 PAGE = 4096
 
@@ -27,13 +27,13 @@ def cut_it_off(file: Path) -> None:
 @pytest.mark.parametrize(
     "call", [lambda app: app.publish("a"), lambda app: app.lease(), lambda app: app.run_worker(burst=True)], ids=["publish", "lease", "run_worker"]
 )
-def test_a_damaged_file_is_told(tmp_path: Path, damage: Callable[[Path], None], call: Callable[[Fairlead], object]) -> None:
+def test_a_damaged_file_is_told(tmp_path: Path, damage: Callable[[Path], None], call: Callable[[Laneway], object]) -> None:
     """At the next call; a worker ends instead of trying for ever."""
     file = tmp_path / "kept.db"
-    with Fairlead(f"sqlite:///{file}") as app:
+    with Laneway(f"sqlite:///{file}") as app:
         app.publish_many(Message("a", "x" * 500) for _ in range(1_000))
     damage(file)
-    with Fairlead(f"sqlite:///{file}") as app:
+    with Laneway(f"sqlite:///{file}") as app:
         app.handler("a")(print)
         with pytest.raises(EngineCorrupt, match=r"kept\.db.*damaged"):
             call(app)

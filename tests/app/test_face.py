@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import fairlead
-from fairlead import BadMessage, BadPolicy, EngineCorrupt, EngineUnavailable, Fairlead, LeaseLost, Message, UnknownHandler, UsageError
+import laneway
+from laneway import BadMessage, BadPolicy, EngineCorrupt, EngineUnavailable, Laneway, LeaseLost, Message, UnknownHandler, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[Fairlead]:
-    with Fairlead(f"sqlite:///{tmp_path}/fairlead.db", durability="memory") as made:
+def app(tmp_path: Path) -> Iterator[Laneway]:
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
         yield made
 
 
 def test_everything_public_is_there() -> None:
     """`__all__` is what users may import."""
-    assert all(hasattr(fairlead, name) for name in fairlead.__all__)
-    assert sorted(fairlead.__all__) == fairlead.__all__
+    assert all(hasattr(laneway, name) for name in laneway.__all__)
+    assert sorted(laneway.__all__) == laneway.__all__
 
 
 def test_where_the_url_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The argument, then $FAIRLEAD_URL, then pyproject.toml, then a file in the folder."""
+    """The argument, then $LANEWAY_URL, then pyproject.toml, then a file in the folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FAIRLEAD_URL", raising=False)
-    assert Fairlead().url == "sqlite:///fairlead.db"
-    (tmp_path / "pyproject.toml").write_text('[tool.fairlead]\nurl = "sqlite:///project.db"\n')
-    assert Fairlead().url == "sqlite:///project.db"
-    monkeypatch.setenv("FAIRLEAD_URL", "sqlite:///environment.db")
-    assert Fairlead().url == "sqlite:///environment.db"
-    assert Fairlead("sqlite:///mine.db").url == "sqlite:///mine.db"
+    monkeypatch.delenv("LANEWAY_URL", raising=False)
+    assert Laneway().url == "sqlite:///laneway.db"
+    (tmp_path / "pyproject.toml").write_text('[tool.laneway]\nurl = "sqlite:///project.db"\n')
+    assert Laneway().url == "sqlite:///project.db"
+    monkeypatch.setenv("LANEWAY_URL", "sqlite:///environment.db")
+    assert Laneway().url == "sqlite:///environment.db"
+    assert Laneway("sqlite:///mine.db").url == "sqlite:///mine.db"
 
 
-@pytest.mark.parametrize("text", ["[tool", "[tool.fairlead]\nurl = 3"])
+@pytest.mark.parametrize("text", ["[tool", "[tool.laneway]\nurl = 3"])
 def test_a_broken_project_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """A project file that cannot be read is named."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FAIRLEAD_URL", raising=False)
+    monkeypatch.delenv("LANEWAY_URL", raising=False)
     (tmp_path / "pyproject.toml").write_text(text)
     with pytest.raises(UsageError, match=r"pyproject\.toml"):
-        _ = Fairlead().url
+        _ = Laneway().url
 
 
 @pytest.mark.parametrize(
@@ -70,32 +70,32 @@ def test_a_broken_project_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_bad_settings(tmp_path: Path, options: dict[str, object], told: str) -> None:
     """Impossible settings are errors that name them."""
     with pytest.raises(UsageError, match=told):
-        _ = Fairlead(f"sqlite:///{tmp_path}/x.db", **options).engine  # type: ignore[arg-type]
+        _ = Laneway(f"sqlite:///{tmp_path}/x.db", **options).engine  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("url", ["fairlead.db", "sqlit:///x.db", "valky://localhost"])
+@pytest.mark.parametrize("url", ["laneway.db", "sqlit:///x.db", "valky://localhost"])
 def test_bad_urls(url: str) -> None:
     """A URL that names no engine says what is missing."""
     with pytest.raises(UsageError, match="engine"):
-        Fairlead(url).publish("x")
+        Laneway(url).publish("x")
 
 
 def test_bad_files(tmp_path: Path) -> None:
     """A missing folder, a folder, a file that is no database, a missing file that must be there: one clear error each."""
     with pytest.raises(EngineUnavailable, match="does not exist"):
-        Fairlead(f"sqlite:///{tmp_path}/no/such/folder/x.db").publish("x")
+        Laneway(f"sqlite:///{tmp_path}/no/such/folder/x.db").publish("x")
     with pytest.raises(EngineUnavailable, match="folder"):
-        Fairlead(f"sqlite:///{tmp_path}").publish("x")
+        Laneway(f"sqlite:///{tmp_path}").publish("x")
     (tmp_path / "text.db").write_text("this is no database " * 500)
     with pytest.raises(EngineCorrupt, match=r"text\.db"):
-        Fairlead(f"sqlite:///{tmp_path}/text.db").publish("x")
+        Laneway(f"sqlite:///{tmp_path}/text.db").publish("x")
     with pytest.raises(EngineUnavailable, match="no such file"):
-        Fairlead(f"sqlite:///{tmp_path}/missing.db", create=False).publish("x")
+        Laneway(f"sqlite:///{tmp_path}/missing.db", create=False).publish("x")
 
 
 def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
     """Policies and gates given before are set when the engine is opened, and later ones at once."""
-    app = Fairlead(f"sqlite:///{tmp_path}/lazy.db")
+    app = Laneway(f"sqlite:///{tmp_path}/lazy.db")
     app.policy("push.*", rate="50/s", gate="stripe")
     app.gate("stripe", rate=100)
     app.handler("push.*")(print)
@@ -110,7 +110,7 @@ def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
     ("fields", "told"),
     [({"rate": -1}, "rate"), ({"partitions": 3}, "power of two"), ({"rats": 5}, 'did you mean "rate"'), ({"rate": "fast"}, "fast")],
 )
-def test_bad_policies(app: Fairlead, fields: dict[str, object], told: str) -> None:
+def test_bad_policies(app: Laneway, fields: dict[str, object], told: str) -> None:
     """An impossible policy is refused at the call, also before the engine is open."""
     with pytest.raises(BadPolicy, match=told):
         app.policy("push.*", **fields)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def test_bad_policies(app: Fairlead, fields: dict[str, object], told: str) -> No
         app.gate("g", rate=-5)
 
 
-WRONG_CALLS: list[tuple[Callable[[Fairlead], object], str]] = [
+WRONG_CALLS: list[tuple[Callable[[Laneway], object], str]] = [
     (lambda app: app.lease(0), "lease: expected n to be a whole number above 0, got 0"),
     (lambda app: app.lease("3"), "lease: expected n"),  # type: ignore[arg-type]
     (lambda app: app.lease(wait="soon"), "lease: wait: expected seconds"),
@@ -140,23 +140,23 @@ WRONG_CALLS: list[tuple[Callable[[Fairlead], object], str]] = [
     (lambda app: app.drop_dead_letters(ids=[3]), "drop_dead_letters: expected ids to be a list of text, in it is 3"),  # type: ignore[list-item]
     (lambda app: app.lookup("a", "an-id"), "lookup: expected ids"),
     (lambda app: app.explain(3), "explain: expected the id to be text"),  # type: ignore[arg-type]
-    (lambda app: app.copy_policies("online"), "copy_policies: expected a Fairlead application"),  # type: ignore[arg-type]
+    (lambda app: app.copy_policies("online"), "copy_policies: expected a Laneway application"),  # type: ignore[arg-type]
     (lambda app: app.run_worker(topics=["push.*"]), "run_worker: expected topics to be names"),
     (lambda app: app.task(name="")(print), "task: expected name to be text"),
     (lambda app: app.task(topic=5)(print), "task: expected topic to be text"),  # type: ignore[call-overload]
-    (lambda _: Fairlead(5), "Fairlead: expected url to be text"),  # type: ignore[arg-type]
+    (lambda _: Laneway(5), "Laneway: expected url to be text"),  # type: ignore[arg-type]
 ]
 
 
 @pytest.mark.parametrize(("call", "told"), WRONG_CALLS, ids=[told for _, told in WRONG_CALLS])
-def test_wrong_calls_name_what_is_wrong(app: Fairlead, call: Callable[[Fairlead], object], told: str) -> None:
+def test_wrong_calls_name_what_is_wrong(app: Laneway, call: Callable[[Laneway], object], told: str) -> None:
     """What cannot be is a UsageError that names the call and the option; nothing is guessed, no engine's error comes through."""
     with pytest.raises(UsageError) as caught:
         call(app)
     assert told in str(caught.value)
 
 
-def test_durations_wherever_time_is_given(app: Fairlead) -> None:
+def test_durations_wherever_time_is_given(app: Laneway) -> None:
     """Seconds, a timedelta or text: also for waits and timeouts."""
     assert app.lease(wait="10ms") == []
     assert app.lease(wait=timedelta(milliseconds=1)) == []
@@ -164,7 +164,7 @@ def test_durations_wherever_time_is_given(app: Fairlead) -> None:
     assert app.topic("a").wait_done("10ms") is False
 
 
-def test_a_delivery_is_settled_once(app: Fairlead) -> None:
+def test_a_delivery_is_settled_once(app: Laneway) -> None:
     """Settling again, or after the topic was deleted, raises LeaseLost with id and fence, and changes nothing."""
     app.publish("t", {"order": 42}, id="mine")
     (delivery,) = app.lease(1)
@@ -185,7 +185,7 @@ def test_a_delivery_is_settled_once(app: Fairlead) -> None:
         delivery.ack()
 
 
-def test_what_a_consumer_can_do(app: Fairlead) -> None:
+def test_what_a_consumer_can_do(app: Laneway) -> None:
     """Retry, dead and release mean what the words say."""
     for n in range(3):
         app.publish("t", n)
@@ -199,7 +199,7 @@ def test_what_a_consumer_can_do(app: Fairlead) -> None:
         app.lease(1)[0].retry(delay="soon")
 
 
-def test_ack_publishes_the_next_in_one_transaction(app: Fairlead) -> None:
+def test_ack_publishes_the_next_in_one_transaction(app: Laneway) -> None:
     """What is published with an ack is there when it succeeds; with a lost lease it is not."""
     app.publish("first", 1)
     (delivery,) = app.lease(1)
@@ -210,7 +210,7 @@ def test_ack_publishes_the_next_in_one_transaction(app: Fairlead) -> None:
     assert app.topic("third").stats().waiting == 0
 
 
-def test_ack_many(app: Fairlead) -> None:
+def test_ack_many(app: Laneway) -> None:
     """One batch; a lost one is told, the others are finished."""
     app.publish_many(Message("t", n) for n in range(5))
     deliveries = app.lease(5)
@@ -220,7 +220,7 @@ def test_ack_many(app: Fairlead) -> None:
     assert app.topic("t").stats().done == 5
 
 
-def test_lease_waits(app: Fairlead) -> None:
+def test_lease_waits(app: Laneway) -> None:
     """An empty lease waits for the first message, and no longer than asked."""
     assert app.lease(1) == []
     began = time.monotonic()
@@ -232,7 +232,7 @@ def test_lease_waits(app: Fairlead) -> None:
         app.lease(0)
 
 
-def test_a_topic_as_a_handle(app: Fairlead) -> None:
+def test_a_topic_as_a_handle(app: Laneway) -> None:
     """Stats, pause, peek, purge, lookup, dead letters and redrive of one topic."""
     acme = app.topic("push.acme")
     acme.publish(1, id="a")
@@ -257,7 +257,7 @@ def test_a_topic_as_a_handle(app: Fairlead) -> None:
         app.topic("a\nb")
 
 
-def test_resume_also_against_a_pattern(app: Fairlead) -> None:
+def test_resume_also_against_a_pattern(app: Laneway) -> None:
     """A topic can be resumed while its pattern stays paused."""
     app.policy("push.*", paused=True)
     app.publish("push.acme")
@@ -266,7 +266,7 @@ def test_resume_also_against_a_pattern(app: Fairlead) -> None:
     assert [delivery.topic for delivery in app.lease(5)] == ["push.acme"]
 
 
-def test_redrive_and_drop_all(app: Fairlead) -> None:
+def test_redrive_and_drop_all(app: Laneway) -> None:
     """Dead letters of all topics go back at once, at a rate, or are forgotten."""
     app.publish_many(Message(f"t.{n}", n) for n in range(30))
     for delivery in app.lease(30):
@@ -280,7 +280,7 @@ def test_redrive_and_drop_all(app: Fairlead) -> None:
         app.redrive(rate="fast")
 
 
-def test_more_dead_letters_by_id_than_one_transaction_takes(app: Fairlead) -> None:
+def test_more_dead_letters_by_id_than_one_transaction_takes(app: Laneway) -> None:
     """Any number of ids: all of them go back, or are forgotten. A limit above one transaction's holds exactly."""
     ids = [receipt.id for receipt in app.publish_many(Message("t", n) for n in range(2500))]
     while deliveries := app.lease(500):
@@ -293,7 +293,7 @@ def test_more_dead_letters_by_id_than_one_transaction_takes(app: Fairlead) -> No
 
 
 @pytest.mark.parametrize("by_id", [True, False])
-def test_redrive_at_a_rate_goes_by_pages(app: Fairlead, by_id: bool) -> None:
+def test_redrive_at_a_rate_goes_by_pages(app: Laneway, by_id: bool) -> None:
     """Many at a rate are several transactions, and the rate goes on from one to the next."""
     ids = [receipt.id for receipt in app.publish_many(Message("t", n) for n in range(2100))]
     while deliveries := app.lease(500):
@@ -306,7 +306,7 @@ def test_redrive_at_a_rate_goes_by_pages(app: Fairlead, by_id: bool) -> None:
     assert all(n / 10 - 0.01 <= moment <= n / 10 + 5 for n, moment in enumerate(due))
 
 
-def test_wait_done(app: Fairlead) -> None:
+def test_wait_done(app: Laneway) -> None:
     """Waits for all that was published before the call, whatever its priority, and not for what comes later."""
     topic = app.topic("w")
     assert topic.wait_done(timeout=1)
@@ -318,7 +318,7 @@ def test_wait_done(app: Fairlead) -> None:
     assert topic.wait_done(timeout=10)
 
 
-def test_wait_done_does_not_poll(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_done_does_not_poll(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks when the engine notifies it, and at once then."""
     looks: list[float] = []
     engine = app.engine
@@ -343,7 +343,7 @@ def test_wait_done_does_not_poll(app: Fairlead, monkeypatch: pytest.MonkeyPatch)
     assert [look for look in looks if acked[0] - 0.3 < look < acked[0]] == []
 
 
-def test_await_done(app: Fairlead) -> None:
+def test_await_done(app: Laneway) -> None:
     """The event loop goes on meanwhile; a cancelled wait holds no thread."""
     app.publish("w", 1)
     (delivery,) = app.lease(1)
@@ -367,7 +367,7 @@ def test_await_done(app: Fairlead) -> None:
     assert time.monotonic() - began < 30
 
 
-def test_retry_has_no_effect_at_most_once(app: Fairlead) -> None:
+def test_retry_has_no_effect_at_most_once(app: Laneway) -> None:
     app.policy("once", delivery="at_most_once")
     app.publish("once", 1)
     (delivery,) = app.lease(1)
@@ -376,7 +376,7 @@ def test_retry_has_no_effect_at_most_once(app: Fairlead) -> None:
     assert app.topic("once").stats().waiting == 0
 
 
-def test_explain(app: Fairlead) -> None:
+def test_explain(app: Laneway) -> None:
     """An application tells what a message waits for."""
     app.policy("e", paused=True)
     receipt = app.publish("e")
@@ -385,7 +385,7 @@ def test_explain(app: Fairlead) -> None:
 
 def test_policies_of_many_topics(tmp_path: Path) -> None:
     """Before the store is opened and after, of a generator; a bad one is named, with how many were set before it."""
-    with Fairlead(f"sqlite:///{tmp_path}/q.db") as app:
+    with Laneway(f"sqlite:///{tmp_path}/q.db") as app:
         assert app.policy_many((f"push.{n}", {"rate": 5}) for n in range(1500)) == 1500
         app.publish("push.7", 1)
         assert app.topic("push.1499").policy() == {"rate": 5.0}
@@ -399,8 +399,8 @@ def test_policies_of_many_topics(tmp_path: Path) -> None:
 
 def test_policies_of_two_namespaces(tmp_path: Path) -> None:
     """Try in one namespace, compare, and copy to another."""
-    sandbox = Fairlead(f"sqlite:///{tmp_path}/f.db", namespace="sandbox")
-    online = Fairlead(f"sqlite:///{tmp_path}/f.db", namespace="online")
+    sandbox = Laneway(f"sqlite:///{tmp_path}/f.db", namespace="sandbox")
+    online = Laneway(f"sqlite:///{tmp_path}/f.db", namespace="online")
     sandbox.gate("stripe", rate=5)
     sandbox.policy("push.*", rate=10, gate="stripe")
     online.policy("push.*", rate=20)
@@ -409,7 +409,7 @@ def test_policies_of_two_namespaces(tmp_path: Path) -> None:
     assert sandbox.compare_policies(online) == []
 
 
-def test_tasks(app: Fairlead) -> None:
+def test_tasks(app: Laneway) -> None:
     """A task is called in the background by delay, and is the function when called."""
     seen: list[tuple[str, str]] = []
 
@@ -427,7 +427,7 @@ def test_tasks(app: Fairlead) -> None:
     assert sorted(seen) == [("acme", "bye"), ("me", "welcome"), ("other", "welcome")]
 
 
-def test_tasks_without_a_topic(app: Fairlead) -> None:
+def test_tasks_without_a_topic(app: Laneway) -> None:
     """The default topic is made of the task's name; async functions are tasks too."""
     seen: list[int] = []
 
@@ -440,7 +440,7 @@ def test_tasks_without_a_topic(app: Fairlead) -> None:
     assert seen == [3]
 
 
-def test_tasks_without_parentheses(app: Fairlead) -> None:
+def test_tasks_without_parentheses(app: Laneway) -> None:
     """`@app.task` alone is as good; what is no function is told how options are written."""
     seen: list[int] = []
 
@@ -457,13 +457,13 @@ def test_tasks_without_parentheses(app: Fairlead) -> None:
         app.task("mail")  # type: ignore[call-overload]
 
 
-def test_a_handler_without_its_pattern(app: Fairlead) -> None:
+def test_a_handler_without_its_pattern(app: Laneway) -> None:
     """`@app.handler` alone would handle nothing: it is told at once."""
     with pytest.raises(UsageError, match=r'@app.handler\("push'):
         app.handler(print)  # type: ignore[arg-type]
 
 
-def test_wrong_calls_fail_at_the_call(app: Fairlead) -> None:
+def test_wrong_calls_fail_at_the_call(app: Laneway) -> None:
     """Arguments are checked by the function's signature, and that JSON can hold them, before anything is published."""
 
     @app.task(topic="mail.{customer}")
@@ -479,7 +479,7 @@ def test_wrong_calls_fail_at_the_call(app: Fairlead) -> None:
         mail.delay("a\nb", "x")
 
 
-def test_bad_tasks(app: Fairlead) -> None:
+def test_bad_tasks(app: Laneway) -> None:
     """A template that names no argument, an unknown option, a name that is taken: errors at the definition."""
 
     def mail(customer: str) -> None: ...
@@ -497,22 +497,22 @@ def test_bad_tasks(app: Fairlead) -> None:
         app.handlers.task("nail")
 
 
-def test_a_call_that_no_longer_fits_is_a_dead_letter(app: Fairlead) -> None:
+def test_a_call_that_no_longer_fits_is_a_dead_letter(app: Laneway) -> None:
     """A message of an older version of the task is refused with a clear reason."""
 
     @app.task(name="t")
     def task(n: int) -> None: ...
 
     task.delay(1)
-    app.publish("task.t", {"args": [1, 2], "kwargs": {}}, headers={"fairlead-task": "t"})
-    app.publish("task.t", "what", headers={"fairlead-task": "t"})
+    app.publish("task.t", {"args": [1, 2], "kwargs": {}}, headers={"laneway-task": "t"})
+    app.publish("task.t", "what", headers={"laneway-task": "t"})
     summary = app.run_worker(burst=True)
     assert (summary.acked, summary.died) == (1, 2)
     assert all('task "t"' in dead.reason for dead in app.dead_letters())
 
 
 def test_settling_twice_and_publishing_nonsense_with_an_ack_are_told(tmp_path: Path) -> None:
-    app = Fairlead(f"sqlite:///{tmp_path}/q.db")
+    app = Laneway(f"sqlite:///{tmp_path}/q.db")
     app.publish("t", 1)
     (delivery,) = app.lease()
     for wrong in (5, ["x"]):
@@ -524,7 +524,7 @@ def test_settling_twice_and_publishing_nonsense_with_an_ack_are_told(tmp_path: P
 
 
 def test_a_url_without_its_path_and_tiers_that_are_no_dict_are_told() -> None:
-    with pytest.raises(UsageError, match=r'the path is missing; write "sqlite:///fairlead.db" for a file, "sqlite://" for one in memory'):
-        Fairlead("sqlite:///").publish("a")
+    with pytest.raises(UsageError, match=r'the path is missing; write "sqlite:///laneway.db" for a file, "sqlite://" for one in memory'):
+        Laneway("sqlite:///").publish("a")
     with pytest.raises(UsageError, match=r'expected tiers to be a dict like {"high": 6, "low": 1}'):
-        Fairlead("sqlite://", tiers=[1, 2])  # type: ignore[arg-type]
+        Laneway("sqlite://", tiers=[1, 2])  # type: ignore[arg-type]

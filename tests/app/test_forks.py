@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from fairlead import Fairlead, Message
+from laneway import Laneway, Message
 from tests.conformance.forms import server
 from tests.working.support import Running
 
@@ -27,10 +27,10 @@ warnings.filterwarnings("ignore", "This process .* is multi-threaded", Deprecati
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
-def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fairlead]:
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Laneway]:
     """An application with a task."""
     url = f"sqlite:///{tmp_path}/forks.db" if request.param == "sqlite" else server().url
-    with Fairlead(url, namespace=f"fork-{uuid4().hex}") as app:
+    with Laneway(url, namespace=f"fork-{uuid4().hex}") as app:
 
         @app.task(topic="sums")
         def add(one: int, other: int) -> int:
@@ -72,7 +72,7 @@ def codes(pids: list[int]) -> list[int | None]:
     return found
 
 
-def use(app: Fairlead) -> None:
+def use(app: Laneway) -> None:
     """Every way into the store."""
     app.publish("plain", 1)
     app.publish_many([Message("plain", n) for n in range(3)])
@@ -83,7 +83,7 @@ def use(app: Fairlead) -> None:
     app.topics()
 
 
-async def ause(app: Fairlead) -> None:
+async def ause(app: Laneway) -> None:
     """Every way into the store, awaited."""
     await asyncio.gather(*(app.apublish("plain", n) for n in range(3)))
     await app.apublish_many([Message("plain", n) for n in range(3)])
@@ -95,7 +95,7 @@ async def ause(app: Fairlead) -> None:
     await app.atopics()
 
 
-def test_a_child_uses_what_its_parent_has_used(app: Fairlead) -> None:
+def test_a_child_uses_what_its_parent_has_used(app: Laneway) -> None:
     """Each call returns in the child, sync and async, after the parent has made each of them."""
     use(app)
     asyncio.run(ause(app))
@@ -109,7 +109,7 @@ def test_a_child_uses_what_its_parent_has_used(app: Fairlead) -> None:
     asyncio.run(ause(app))
 
 
-def test_children_while_the_parents_threads_publish(app: Fairlead) -> None:
+def test_children_while_the_parents_threads_publish(app: Laneway) -> None:
     """A fork in the middle of the parent's publishing leaves neither side waiting, and loses nothing."""
     stop = threading.Event()
     published = [0, 0, 0, 0]
@@ -142,7 +142,7 @@ def test_children_while_the_parents_threads_publish(app: Fairlead) -> None:
     assert app.topic("parent").stats().waiting == sum(published)
 
 
-def test_the_parent_may_close_while_children_go_on(app: Fairlead) -> None:
+def test_the_parent_may_close_while_children_go_on(app: Laneway) -> None:
     """What a child publishes after its parent let go of the store is there: it has locks of its own on the file."""
     app.publish("before")
     reading, writing = os.pipe()
@@ -162,7 +162,7 @@ def test_the_parent_may_close_while_children_go_on(app: Fairlead) -> None:
     assert app.topic("child").stats().waiting == 42
 
 
-def test_a_worker_in_a_child(app: Fairlead) -> None:
+def test_a_worker_in_a_child(app: Laneway) -> None:
     """A child runs a worker, and waits for jobs that the parent's worker runs."""
     job = app.add.delay(1, 1)  # type: ignore[attr-defined]
     with pytest.raises(TimeoutError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from fairlead import BacklogFull, BadMessage, Fairlead, Message, Receipt, UsageError
+from laneway import BacklogFull, BadMessage, Laneway, Message, Receipt, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[Fairlead]:
-    with Fairlead(f"sqlite:///{tmp_path}/fairlead.db", durability="memory") as made:
+def app(tmp_path: Path) -> Iterator[Laneway]:
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
         yield made
 
 
-def noting(app: Fairlead, name: str, seen: list[Any]) -> None:
+def noting(app: Laneway, name: str, seen: list[Any]) -> None:
     """A middleware that writes down what passes it, and leaves its name in the headers."""
 
     @app.around_publish
@@ -36,28 +36,28 @@ def noting(app: Fairlead, name: str, seen: list[Any]) -> None:
         seen.append((name, receipt.outcome))
 
 
-def by_publish(app: Fairlead) -> None:
+def by_publish(app: Laneway) -> None:
     app.publish("t", 1)
 
 
-def by_topic(app: Fairlead) -> None:
+def by_topic(app: Laneway) -> None:
     app.topic("t").publish(1)
 
 
-def by_coroutine(app: Fairlead) -> None:
+def by_coroutine(app: Laneway) -> None:
     asyncio.run(app.topic("t").apublish(1))
 
 
-def by_publish_many(app: Fairlead) -> None:
+def by_publish_many(app: Laneway) -> None:
     app.publish_many([Message("t", 1)])
 
 
-def by_apublish_many(app: Fairlead) -> None:
+def by_apublish_many(app: Laneway) -> None:
     asyncio.run(app.apublish_many([Message("t", 1)]))
 
 
 @pytest.mark.parametrize("publish", [by_publish, by_topic, by_coroutine, by_publish_many, by_apublish_many])
-def test_every_way_of_publishing_passes_them(app: Fairlead, publish: Callable[[Fairlead], None]) -> None:
+def test_every_way_of_publishing_passes_them(app: Laneway, publish: Callable[[Laneway], None]) -> None:
     """The first that was registered is the outermost; each may change the message and gets the receipt."""
     seen: list[Any] = []
     noting(app, "outer", seen)
@@ -67,7 +67,7 @@ def test_every_way_of_publishing_passes_them(app: Fairlead, publish: Callable[[F
     assert app.lease(1)[0].message.headers == {"outer": "was here", "inner": "was here"}
 
 
-def test_tasks_pass_them_too(app: Fairlead) -> None:
+def test_tasks_pass_them_too(app: Laneway) -> None:
     """A call that is published is a message like any other."""
     seen: list[Any] = []
     noting(app, "m", seen)
@@ -81,7 +81,7 @@ def test_tasks_pass_them_too(app: Fairlead) -> None:
 
 
 @pytest.mark.parametrize("publish", [by_publish, by_coroutine, by_publish_many])
-def test_one_may_refuse(app: Fairlead, publish: Callable[[Fairlead], None]) -> None:
+def test_one_may_refuse(app: Laneway, publish: Callable[[Laneway], None]) -> None:
     """What a middleware raises before its yield is the caller's error; nothing is published, and those outside learn it."""
     seen: list[Any] = []
     noting(app, "outer", seen)
@@ -98,7 +98,7 @@ def test_one_may_refuse(app: Fairlead, publish: Callable[[Fairlead], None]) -> N
     assert app.topic("t").stats().waiting == 0
 
 
-def test_what_publishing_raises_is_raised_at_the_yield(app: Fairlead) -> None:
+def test_what_publishing_raises_is_raised_at_the_yield(app: Laneway) -> None:
     """A middleware may say it in other words, and cannot hide it."""
     app.policy("full", max_backlog=1)
 
@@ -123,7 +123,7 @@ def test_what_publishing_raises_is_raised_at_the_yield(app: Fairlead) -> None:
         app.publish("t", object())
 
 
-def test_many_in_batches(app: Fairlead) -> None:
+def test_many_in_batches(app: Laneway) -> None:
     """Each message of a stream gets its own receipt, also those that are refused, or that wait for room."""
     app.policy("full", max_backlog=1)
     app.policy("waits", max_backlog=1, on_full="block")
@@ -141,7 +141,7 @@ def test_many_in_batches(app: Fairlead) -> None:
     assert sorted(seen) == [("a", "accepted"), ("b", "refused"), ("c", "accepted")]
 
 
-def test_an_error_in_a_stream_is_told_to_what_was_not_published(app: Fairlead) -> None:
+def test_an_error_in_a_stream_is_told_to_what_was_not_published(app: Laneway) -> None:
     """Those of the batch that failed learn the error, those before it have their receipts."""
     seen: list[Any] = []
     noting(app, "m", seen)
@@ -151,7 +151,7 @@ def test_an_error_in_a_stream_is_told_to_what_was_not_published(app: Fairlead) -
     assert outcomes == ["accepted"] * 1000 + [BadMessage] * 2
 
 
-def test_what_is_no_middleware(app: Fairlead) -> None:
+def test_what_is_no_middleware(app: Laneway) -> None:
     """A function that does not yield, or yields something else, or twice, is told by its name."""
     with pytest.raises(UsageError, match="around_publish: expected a function that yields once"):
         app.around_publish(lambda message: message)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import BadPolicy, Fairlead, UsageError
-from fairlead import programs as registry
-from fairlead.engines.sqlite.engine import Core
-from fairlead.policy import PROGRAM
-from fairlead.servers import Server
+from laneway import BadPolicy, Laneway, UsageError
+from laneway import programs as registry
+from laneway.engines.sqlite.engine import Core
+from laneway.policy import PROGRAM
+from laneway.servers import Server
 
-Make = Callable[..., Fairlead]
+Make = Callable[..., Laneway]
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,14 @@ def namespace() -> str:
 
 def program(url: str, namespace: str, name: str, version: str | int | None = None, **policies: dict[str, object]) -> None:
     """A program starts, declares these policies (`__` in a name is a dot, `_all` at its end the pattern), and ends."""
-    with Fairlead(url, namespace=namespace, program=name, version=version) as app:
+    with Laneway(url, namespace=namespace, program=name, version=version) as app:
         for pattern, fields in policies.items():
             app.policy(pattern.replace("_all", ".*").replace("__", "."), **fields)  # type: ignore[arg-type]
         app.engine.overview()
 
 
 def holds(url: str, namespace: str, topic: str) -> dict[str, object]:
-    with Fairlead(url, namespace=namespace, program="looker") as app:
+    with Laneway(url, namespace=namespace, program="looker") as app:
         return app.topic(topic).policy()
 
 
@@ -65,7 +65,7 @@ def test_a_newer_version_replaces_the_whole_set(url: str, namespace: str) -> Non
 
 def test_an_older_version_changes_nothing_and_says_so(url: str, namespace: str, caplog: pytest.LogCaptureFixture) -> None:
     program(url, namespace, "shop", "2026-11-21", push_all={"rate": 6})
-    with caplog.at_level(logging.WARNING, logger="fairlead"):
+    with caplog.at_level(logging.WARNING, logger="laneway"):
         program(url, namespace, "shop", "2026-11-20", push_all={"rate": 5}, mail_all={"rate": 1})
     assert "program shop 2026-11-20: version 2026-11-21 has declared its policies already" in caplog.text
     assert holds(url, namespace, "push.a") == {"rate": 6.0}
@@ -102,7 +102,7 @@ def test_programs_do_not_overwrite_each_other(url: str, namespace: str) -> None:
 
 def test_what_is_set_at_run_time_stays_until_it_is_reset(url: str, namespace: str) -> None:
     """Over restarts and newer versions; reset, what is declared holds again."""
-    with Fairlead(url, namespace=namespace, program="shop", version="1") as app:
+    with Laneway(url, namespace=namespace, program="shop", version="1") as app:
         app.policy("push.*", rate=5, retries=2)
         app.policy("push.acme", weight=2)
         app.engine.overview()
@@ -112,7 +112,7 @@ def test_what_is_set_at_run_time_stays_until_it_is_reset(url: str, namespace: st
     program(url, namespace, "shop", "2", push_all={"rate": 6, "retries": 3}, push__acme={"weight": 3})
     assert holds(url, namespace, "push.acme") == {"rate": 7.0, "retries": 3, "weight": 4.0}
     assert holds(url, namespace, "later") == {"rate": 1.0}
-    with Fairlead(url, namespace=namespace) as app:
+    with Laneway(url, namespace=namespace) as app:
         for name in ("push.*", "push.acme", "later"):
             assert app.engine.policy_reset("code", name)
             assert not app.engine.policy_reset("code", name)
@@ -121,7 +121,7 @@ def test_what_is_set_at_run_time_stays_until_it_is_reset(url: str, namespace: st
 
 
 def test_an_operator_precedes_all_programs(url: str, namespace: str) -> None:
-    with Fairlead(url, namespace=namespace) as app:
+    with Laneway(url, namespace=namespace) as app:
         app.engine.policy_set("operator", "push.*", {"rate": 1})
     program(url, namespace, "shop", "1", push_all={"rate": 6}, push__acme={"rate": 7})
     assert holds(url, namespace, "push.acme") == {"rate": 1.0}
@@ -129,11 +129,11 @@ def test_an_operator_precedes_all_programs(url: str, namespace: str) -> None:
 
 def test_gates_belong_to_programs_too(url: str, namespace: str) -> None:
     def limits() -> dict[str, object]:
-        with Fairlead(url, namespace=namespace) as app:
+        with Laneway(url, namespace=namespace) as app:
             return {gate["name"]: gate["concurrency"] for gate in app.engine.gate_list()}
 
     def start(name: str, version: str, **gates: int) -> None:
-        with Fairlead(url, namespace=namespace, program=name, version=version) as app:
+        with Laneway(url, namespace=namespace, program=name, version=version) as app:
             for gate, concurrency in gates.items():
                 app.gate(gate, concurrency=concurrency)
             app.engine.overview()
@@ -165,7 +165,7 @@ def test_the_same_set_again_writes_nothing(tmp_path: Path, monkeypatch: pytest.M
     url = f"sqlite:///{tmp_path}/q.db"
     policies: dict[str, dict[str, object]] = {"push_all": {"rate": 5}, "push__acme": {"weight": 2}}
     program(url, "default", "shop", "1", **policies)
-    with Fairlead(url, program="looker") as app:
+    with Laneway(url, program="looker") as app:
         engine = app.engine
         turns: list[object] = []
         turn = Core._turn
@@ -183,10 +183,10 @@ def test_the_same_set_again_writes_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_many_topics_are_declared_and_replaced(url: str, namespace: str) -> None:
-    with Fairlead(url, namespace=namespace, program="shop", version=1) as app:
+    with Laneway(url, namespace=namespace, program="shop", version=1) as app:
         app.policy_many((f"push.{n}", {"rate": 5}) for n in range(2500))
         app.engine.overview()
-    with Fairlead(url, namespace=namespace, program="shop", version=2) as app:
+    with Laneway(url, namespace=namespace, program="shop", version=2) as app:
         app.policy_many((f"push.{n}", {"rate": 5 if n % 2 else 6, "weight": 2}) for n in range(2000))
         app.engine.overview()
         found: dict[str, object] = {}
@@ -200,7 +200,7 @@ def test_many_topics_are_declared_and_replaced(url: str, namespace: str) -> None
 def test_a_process_that_ended_in_the_middle_is_followed_by_the_next(url: str, namespace: str) -> None:
     """Its claim runs out; until then others wait."""
     program(url, namespace, "shop", "1", a={"rate": 5})
-    with Fairlead(url, namespace=namespace, program="looker") as app:
+    with Laneway(url, namespace=namespace, program="looker") as app:
         (name, stored), *_ = app.engine.programs().items()
         record = registry.records(app.engine)["shop"]
         now = app.engine.overview().now_us
@@ -213,10 +213,10 @@ def test_a_process_that_ended_in_the_middle_is_followed_by_the_next(url: str, na
 
 STARTED = """
 import sys
-from fairlead import Fairlead
+from laneway import Laneway
 url, namespace, version, rate = sys.argv[1:]
 for _ in range(5):
-    with Fairlead(url, namespace=namespace, program="shop", version=version) as app:
+    with Laneway(url, namespace=namespace, program="shop", version=version) as app:
         app.policy("push.*", rate=int(rate))
         app.policy(f"only-in-{version}", weight=2)
         app.policy_many((f"push.{n}", {"rate": int(rate)}) for n in range(300))
@@ -236,7 +236,7 @@ def test_old_and_new_start_at_once(url: str, namespace: str) -> None:
             _, said = process.communicate(timeout=120)
             assert process.returncode == 0, said
         newest = max(versions)
-        with Fairlead(url, namespace=namespace, program="looker") as app:
+        with Laneway(url, namespace=namespace, program="looker") as app:
             for topic in ("push.1", "push.299", "push.other"):
                 assert app.topic(topic).policy() == {"rate": float(newest.replace(".", ""))}
             for version in versions:
@@ -246,15 +246,13 @@ def test_old_and_new_start_at_once(url: str, namespace: str) -> None:
 
 def test_the_default_program_is_the_module_that_makes_the_application(tmp_path: Path) -> None:
     """The same for a script, a module that is run, and one that a worker imports."""
-    assert Fairlead("sqlite://").program == "tests.app.test_programs"
-    (tmp_path / "shop.py").write_text(
-        "from fairlead import Fairlead\napp = Fairlead('sqlite://')\nif __name__ == '__main__':\n    print(app.program)\n"
-    )
+    assert Laneway("sqlite://").program == "tests.app.test_programs"
+    (tmp_path / "shop.py").write_text("from laneway import Laneway\napp = Laneway('sqlite://')\nif __name__ == '__main__':\n    print(app.program)\n")
     for arguments in (["shop.py"], ["-m", "shop"], ["-c", "import shop; print(shop.app.program)"]):
         said = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
         assert said == "shop\n"
     said = subprocess.run(
-        [sys.executable, "-c", "from fairlead import Fairlead; print(Fairlead('sqlite://').program)"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", "from laneway import Laneway; print(Laneway('sqlite://').program)"], capture_output=True, text=True, check=True
     ).stdout
     assert said == "default\n"
 
@@ -262,4 +260,4 @@ def test_the_default_program_is_the_module_that_makes_the_application(tmp_path: 
 @pytest.mark.parametrize("name", ["", "a:b", "a b", "x" * 101, 5])
 def test_names_that_no_program_can_have(name: object) -> None:
     with pytest.raises(UsageError, match="program"):
-        Fairlead("sqlite://", program=name)  # type: ignore[arg-type]
+        Laneway("sqlite://", program=name)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fairlead import BacklogFull, BadMessage, Fairlead, Message, UsageError
+from laneway import BacklogFull, BadMessage, Laneway, Message, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[Fairlead]:
-    with Fairlead(f"sqlite:///{tmp_path}/fairlead.db", durability="memory") as made:
+def app(tmp_path: Path) -> Iterator[Laneway]:
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
         yield made
 
 
@@ -45,7 +45,7 @@ class Order:
         (bytearray(b"raw"), b"raw"),
     ],
 )
-def test_bodies(app: Fairlead, body: Any, comes_as: Any) -> None:
+def test_bodies(app: Laneway, body: Any, comes_as: Any) -> None:
     """What JSON can hold comes as JSON, bytes come as they are."""
     app.publish("b", body)
     assert app.lease(1)[0].body == comes_as
@@ -61,14 +61,14 @@ def test_bodies(app: Fairlead, body: Any, comes_as: Any) -> None:
         ("\ud800", "body is of type str"),
     ],
 )
-def test_bodies_that_json_cannot_hold(app: Fairlead, body: Any, told: str) -> None:
+def test_bodies_that_json_cannot_hold(app: Laneway, body: Any, told: str) -> None:
     """The error names the place in the body; nothing is stored."""
     with pytest.raises(BadMessage, match=told):
         app.publish("b", body)
     assert app.topic("b").stats().waiting == 0
 
 
-def test_a_body_that_contains_itself(app: Fairlead) -> None:
+def test_a_body_that_contains_itself(app: Laneway) -> None:
     """Endless bodies are refused."""
     body: list[Any] = []
     body.append(body)
@@ -76,7 +76,7 @@ def test_a_body_that_contains_itself(app: Fairlead) -> None:
         app.publish("b", body)
 
 
-def test_the_limit_of_a_body(app: Fairlead) -> None:
+def test_the_limit_of_a_body(app: Laneway) -> None:
     """1 MiB by default, a policy sets it; others' messages of the same moment are not hurt."""
     with pytest.raises(BadMessage, match=r"1,?048,?576|MiB"):
         app.publish("b", b"x" * ((1 << 20) + 1))
@@ -116,22 +116,22 @@ def test_the_limit_of_a_body(app: Fairlead) -> None:
         ({"headers": {"content-type": "application/octet-stream"}}, "not bytes"),
     ],
 )
-def test_bad_options(app: Fairlead, options: dict[str, Any], told: str) -> None:
+def test_bad_options(app: Laneway, options: dict[str, Any], told: str) -> None:
     """Each impossible option is named with what was expected; nothing is stored."""
     with pytest.raises(BadMessage, match=told):
         app.publish(**{"topic": "t", **options})
     assert app.topic("t").stats().waiting == 0
 
 
-def test_unknown_options_are_corrected(app: Fairlead) -> None:
+def test_unknown_options_are_corrected(app: Laneway) -> None:
     """An unknown option is an error that says what was probably meant."""
     with pytest.raises(UsageError, match='did you mean "priority"'):
         app.publish("t", 1, prioriti=5)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match='did you mean "namespace"'):
-        Fairlead("sqlite://", namspace="x")  # type: ignore[arg-type]
+        Laneway("sqlite://", namspace="x")  # type: ignore[arg-type]
 
 
-def test_times(app: Fairlead) -> None:
+def test_times(app: Laneway) -> None:
     """Delays and fixed times are kept; a time that has passed is due now."""
     app.publish("t", 1, delay="10m")
     app.publish("t", 2, at=datetime.now(UTC) + timedelta(hours=1))
@@ -140,13 +140,13 @@ def test_times(app: Fairlead) -> None:
     assert (stats.delayed, stats.ready) == (2, 1)
 
 
-def test_an_id_is_known_while_it_is_pending(app: Fairlead) -> None:
+def test_an_id_is_known_while_it_is_pending(app: Laneway) -> None:
     """Publishing the same id again is a no-op that says so."""
     assert app.publish("t", 1, id="a").outcome == "accepted"
     assert app.publish("t", 1, id="a").outcome == "duplicate"
 
 
-def test_a_full_backlog_refuses(app: Fairlead) -> None:
+def test_a_full_backlog_refuses(app: Laneway) -> None:
     """Beyond max_backlog publish raises, publish_many answers per message."""
     app.policy("f", max_backlog=3)
     receipts = app.publish_many(Message("f", n) for n in range(5))
@@ -155,7 +155,7 @@ def test_a_full_backlog_refuses(app: Fairlead) -> None:
         app.publish("f")
 
 
-def test_a_full_backlog_blocks(app: Fairlead) -> None:
+def test_a_full_backlog_blocks(app: Laneway) -> None:
     """With on_full="block" publishing waits for room, at most its timeout."""
     app.policy("f", max_backlog=1, on_full="block")
     app.publish("f", 1)
@@ -170,7 +170,7 @@ def test_a_full_backlog_blocks(app: Fairlead) -> None:
     assert app.lease(1)[0].body == 3
 
 
-def test_publish_many_streams(app: Fairlead) -> None:
+def test_publish_many_streams(app: Laneway) -> None:
     """Any iterable is published in batches while it is read."""
     seen: list[int] = []
 
@@ -184,7 +184,7 @@ def test_publish_many_streams(app: Fairlead) -> None:
     assert seen == [2000]
 
 
-def test_publish_many_names_what_was_accepted(app: Fairlead) -> None:
+def test_publish_many_names_what_was_accepted(app: Laneway) -> None:
     """An error in the middle says which item is at fault and how many were accepted before."""
     messages = [Message("m", 1)] * 1500 + ["no message"]
     with pytest.raises(BadMessage, match="item 1500") as caught:
@@ -193,17 +193,17 @@ def test_publish_many_names_what_was_accepted(app: Fairlead) -> None:
     assert app.topic("m").stats().waiting == 1000
 
 
-def test_progress_is_shown_on_request(app: Fairlead, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_shown_on_request(app: Laneway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A long publish_many tells how far it is, and only on a terminal or when asked."""
-    monkeypatch.setattr("fairlead.producing.bulk.SHOW_AFTER", 0)
-    monkeypatch.setattr("fairlead.producing.bulk.SHOW_EVERY", 0)
+    monkeypatch.setattr("laneway.producing.bulk.SHOW_AFTER", 0)
+    monkeypatch.setattr("laneway.producing.bulk.SHOW_EVERY", 0)
     app.publish_many((Message("m", n) for n in range(10)), progress=True)
     assert "published 10" in capsys.readouterr().err
     app.publish_many(Message("m", n) for n in range(10))
     assert capsys.readouterr().err == ""
 
 
-def test_async_twins(app: Fairlead) -> None:
+def test_async_twins(app: Laneway) -> None:
     """Coroutines publish, lease and settle in the same words."""
 
     async def main() -> None:
@@ -221,7 +221,7 @@ def test_async_twins(app: Fairlead) -> None:
     asyncio.run(main())
 
 
-def test_an_async_stream_is_published(app: Fairlead) -> None:
+def test_an_async_stream_is_published(app: Laneway) -> None:
     """`apublish_many` takes what is produced by a coroutine, in batches while it is read; answers in its order."""
     seen: list[int] = []
 
@@ -244,7 +244,7 @@ def test_an_async_stream_is_published(app: Fairlead) -> None:
         asyncio.run(app.apublish_many(5))  # type: ignore[arg-type]
 
 
-def test_a_cancelled_lease_gives_back_what_arrives(app: Fairlead) -> None:
+def test_a_cancelled_lease_gives_back_what_arrives(app: Laneway) -> None:
     """Messages leased for a coroutine that was cancelled meanwhile are ready again at once."""
 
     async def main() -> None:

@@ -14,22 +14,22 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from fairlead import DestinationUnwell, Fairlead, Message, metrics, store_figures
-from fairlead.metrics import StoreCollector, measure
-from fairlead.servers import Server, until
+from laneway import DestinationUnwell, Laneway, Message, metrics, store_figures
+from laneway.metrics import StoreCollector, measure
+from laneway.servers import Server, until
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
-def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fairlead]:
+def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Laneway]:
     if request.param == "sqlite":
-        with Fairlead(f"sqlite:///{tmp_path}/fairlead.db", durability="memory") as made:
+        with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
             yield made
     else:
-        with Server() as server, Fairlead(server.url) as made:
+        with Server() as server, Laneway(server.url) as made:
             yield made
 
 
-def fill(app: Fairlead, topics: int) -> None:
+def fill(app: Laneway, topics: int) -> None:
     """Per pattern as many topics; one message each, and a few that are leased and dead."""
     app.policy("push.*", tier="high")
     app.policy("push.vip.*", rate=100)
@@ -41,31 +41,31 @@ def fill(app: Fairlead, topics: int) -> None:
     app.lease(1, topics=["mail.1"])[0].dead("no")
 
 
-def gauges(app: Fairlead) -> dict[str, float]:
+def gauges(app: Laneway) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(StoreCollector(app))
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
-def test_gauges_are_by_pattern_and_tier(app: Fairlead) -> None:
+def test_gauges_are_by_pattern_and_tier(app: Laneway) -> None:
     """The most specific pattern, never an exact topic; all exact while there are few topics."""
     fill(app, 20)
     found = gauges(app)
 
     def of(name: str, pattern: str, tier: str) -> float:
-        return found[f'fairlead_store_{name}{{namespace="default",pattern="{pattern}",pool="default",tier="{tier}"}}']
+        return found[f'laneway_store_{name}{{namespace="default",pattern="{pattern}",pool="default",tier="{tier}"}}']
 
-    assert found['fairlead_store_up{namespace="default"}'] == found['fairlead_store_exact{namespace="default"}'] == 1
+    assert found['laneway_store_up{namespace="default"}'] == found['laneway_store_exact{namespace="default"}'] == 1
     assert (of("waiting", "push.*", "high"), of("waiting", "push.vip.*", "high"), of("waiting", "*", "mid")) == (20, 20, 18)
     assert (of("leased", "push.*", "high"), of("leased", "*", "mid"), of("dead", "*", "mid")) == (1, 1, 1)
     assert 0 <= of("oldest_seconds", "push.*", "high") < 60
-    assert found['fairlead_store_published_total{namespace="default"}'] == 61
-    assert found['fairlead_store_tier_delivered_total{namespace="default",pool="default",tier="mid"}'] == 2
+    assert found['laneway_store_published_total{namespace="default"}'] == 61
+    assert found['laneway_store_tier_delivered_total{namespace="default",pool="default",tier="mid"}'] == 2
     assert not any("push.own" in name or "push.1" in name for name in found)
 
 
-def test_many_topics_are_not_many_series_nor_much_work(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_topics_are_not_many_series_nor_much_work(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond a bound the sums stay those of the store, and the rest is under (other)."""
     monkeypatch.setattr(store_figures, "TOPICS", 10)
     fill(app, 40)
@@ -80,7 +80,7 @@ def test_many_topics_are_not_many_series_nor_much_work(app: Fairlead, monkeypatc
     assert [group.pattern for group in store_figures.read(app).groups] == ["push.vip.*", "(other)"]
 
 
-def test_a_walk_attributes_the_rest(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_attributes_the_rest(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """It visits all topics, a few at a time; then the sums are split as it found them, and stay exact."""
     monkeypatch.setattr(store_figures, "TOPICS", 10)
     monkeypatch.setattr(store_figures, "PAGE", 7)
@@ -104,25 +104,25 @@ def test_a_walk_attributes_the_rest(app: Fairlead, monkeypatch: pytest.MonkeyPat
     assert {group.pattern: group.waiting for group in figures.groups} == {"push.*": 40, "push.vip.*": 40, "*": 78}
 
 
-def test_a_store_that_is_away_is_down(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away_is_down(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prometheus gets an answer, and it says so."""
 
     def away(*_: object) -> store_figures.Figures:
         raise ConnectionError("valkey://:secret@host is away")
 
     monkeypatch.setattr(store_figures, "read", away)
-    assert gauges(app) == {'fairlead_store_up{namespace="default"}': 0}
+    assert gauges(app) == {'laneway_store_up{namespace="default"}': 0}
 
 
-def test_it_is_read_once_a_second(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_read_once_a_second(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ask."""
     app.publish("a", 1)
     collector = StoreCollector(app)
     list(collector.collect())
     app.publish("a", 1)
-    assert [sample.value for family in collector.collect() for sample in family.samples if sample.name == "fairlead_store_waiting"] == [1]
+    assert [sample.value for family in collector.collect() for sample in family.samples if sample.name == "laneway_store_waiting"] == [1]
     monkeypatch.setattr(metrics, "FRESH", 0)
-    assert [sample.value for family in collector.collect() for sample in family.samples if sample.name == "fairlead_store_waiting"] == [2]
+    assert [sample.value for family in collector.collect() for sample in family.samples if sample.name == "laneway_store_waiting"] == [2]
 
 
 def free_port() -> int:
@@ -134,27 +134,27 @@ def free_port() -> int:
 
 def test_the_exporter(tmp_path: Path) -> None:
     """Serves on loopback, prints where, ends with SIGTERM; --once prints the figures."""
-    url = f"sqlite:///{tmp_path}/fairlead.db"
-    with Fairlead(url) as app:
+    url = f"sqlite:///{tmp_path}/laneway.db"
+    with Laneway(url) as app:
         app.publish("a", 1)
     port = free_port()
-    command = [sys.executable, "-m", "fairlead", "exporter", "-u", url]
+    command = [sys.executable, "-m", "laneway", "exporter", "-u", url]
     process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert f"http://127.0.0.1:{port}/metrics" in process.stdout.readline()
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read().decode()
-        assert 'fairlead_store_waiting{namespace="default",pattern="*",pool="default",tier="mid"} 1.0' in text
+        assert 'laneway_store_waiting{namespace="default",pattern="*",pool="default",tier="mid"} 1.0' in text
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     finally:
         process.kill()
         process.communicate()
     once = subprocess.run([*command, "--once"], capture_output=True, text=True, timeout=60, check=True).stdout
-    assert "fairlead_store_up" in once
+    assert "laneway_store_up" in once
 
 
-def test_back_offs_are_counted(app: Fairlead) -> None:
+def test_back_offs_are_counted(app: Laneway) -> None:
     """A run that ended because its destination is unavailable has an outcome of its own."""
     registry = CollectorRegistry()
     measure(app, registry=registry)
@@ -166,22 +166,22 @@ def test_back_offs_are_counted(app: Fairlead) -> None:
 
     app.publish("push.a", 1)
     app.run_worker(burst=True)
-    assert registry.get_sample_value("fairlead_handled_total", {"kind": "push.*", "outcome": "back_off"}) == 1
+    assert registry.get_sample_value("laneway_handled_total", {"kind": "push.*", "outcome": "back_off"}) == 1
 
 
-def test_kinds_are_bounded(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_are_bounded(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Producers choose names; they cannot make series without end."""
     monkeypatch.setattr(metrics, "KINDS", 5)
     registry = CollectorRegistry()
     measure(app, registry=registry)
     for n in range(20):
         app.publish(f"stem{n}.a", 1)
-    kinds = set(re.findall(r'fairlead_published_total\{kind="([^"]+)"', generate_latest(registry).decode()))
+    kinds = set(re.findall(r'laneway_published_total\{kind="([^"]+)"', generate_latest(registry).decode()))
     assert len(kinds) == 6
-    assert registry.get_sample_value("fairlead_published_total", {"kind": "(other)", "outcome": "accepted"}) == 15
+    assert registry.get_sample_value("laneway_published_total", {"kind": "(other)", "outcome": "accepted"}) == 15
 
 
-def test_loopback_and_workers_only(app: Fairlead) -> None:
+def test_loopback_and_workers_only(app: Laneway) -> None:
     """The port is bound to 127.0.0.1, and with workers_only not before a worker starts."""
     registry, port = CollectorRegistry(), free_port()
     assert measure(app, port, registry=registry, store=True, workers_only=True) is None
@@ -191,7 +191,7 @@ def test_loopback_and_workers_only(app: Fairlead) -> None:
     app.publish("push.a", 1)
     app.run_worker(burst=True)
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read().decode()
-    assert 'fairlead_handled_total{kind="push.*",outcome="success"} 1.0' in text
-    assert "fairlead_store_up" in text
+    assert 'laneway_handled_total{kind="push.*",outcome="success"} 1.0' in text
+    assert "laneway_store_up" in text
     listening = Path("/proc/net/tcp").read_text()
     assert re.search(rf"0100007F:{port:04X} 00000000:0000 0A", listening), "bound to loopback"

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import Fairlead, Tier
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.errors import BadPolicy
-from fairlead.message import Draft
-from fairlead.tiers import TierLayers
+from laneway import Laneway, Tier
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.errors import BadPolicy
+from laneway.message import Draft
+from laneway.tiers import TierLayers
 from tests.conformance.forms import server
 
 OTHER = """
 import sys
 from collections import Counter
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Settlement
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Settlement
 
 engine = open_engine(sys.argv[1], Settings(namespace=sys.argv[2], durability="memory"))
 for line in sys.stdin:
@@ -84,7 +84,7 @@ def test_a_shard_that_was_not_told_of_a_change_learns_of_it(namespace: str) -> N
     after = TierLayers.new({"vip": Tier(6), "rest": Tier(1)}, None)
     after.version = space.tier_layers.version + 1
     text = after.json()
-    server().run("HSET", f"fairlead:{{{namespace}/0}}:settings", "tier_layers", text.decode())
+    server().run("HSET", f"laneway:{{{namespace}/0}}:settings", "tier_layers", text.decode())
     other._space._look_again = 0.0  # type: ignore[attr-defined]
     found = []
     for _ in range(10):
@@ -114,7 +114,7 @@ def test_a_process_sets_a_policy_with_a_tier_that_another_has_added(url: str, na
 
 def test_an_application_changes_its_tiers(url: str, namespace: str) -> None:
     """Before the store is opened and after; with names that no argument can have; None removes."""
-    app = Fairlead(url, namespace=namespace, tiers={"vip": 6, "rest": 1})
+    app = Laneway(url, namespace=namespace, tiers={"vip": 6, "rest": 1})
     app.tiers(gold=3)
     app.policy("gold.*", tier="gold")
     app.publish("gold.x", 1)
@@ -123,14 +123,14 @@ def test_an_application_changes_its_tiers(url: str, namespace: str) -> None:
     assert app.engine.tier_layers().in_force() == expected
     asyncio.run(app.atiers({"very low": None}))
     app.close()
-    with Fairlead(url, namespace=namespace, tiers={"vip": 6, "rest": 1}) as again:
+    with Laneway(url, namespace=namespace, tiers={"vip": 6, "rest": 1}) as again:
         assert again.engine.tiers == {"vip": Tier("strict"), "rest": Tier(1), "gold": Tier(3)}
         assert again.engine.tiers.default == "rest"
 
 
 def test_a_default_tier_is_stated_and_stays(url: str, namespace: str) -> None:
-    with Fairlead(url, namespace=namespace, default_tier="low") as app:
+    with Laneway(url, namespace=namespace, default_tier="low") as app:
         app.publish("x", 1)
         assert app.topic("x").stats().tier == "low"
-    with Fairlead(url, namespace=namespace) as app:
+    with Laneway(url, namespace=namespace) as app:
         assert app.topic("x").stats().tier == "low"

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from fairlead import BadMessage, Fairlead, Message, Reject, Request, Task, UsageError
-from fairlead.testing import World, eager, virtual
+from laneway import BadMessage, Laneway, Message, Reject, Request, Task, UsageError
+from laneway.testing import World, eager, virtual
 
-pytest_plugins = ["fairlead.testing.fixtures"]
+pytest_plugins = ["laneway.testing.fixtures"]
 START = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Fairlead:
-    return Fairlead(f"sqlite:///{tmp_path}/real.db")
+def app(tmp_path: Path) -> Laneway:
+    return Laneway(f"sqlite:///{tmp_path}/real.db")
 
 
-def test_an_hour_takes_no_time(app: Fairlead, tmp_path: Path) -> None:
+def test_an_hour_takes_no_time(app: Laneway, tmp_path: Path) -> None:
     seen: list[tuple[str, datetime]] = []
     app.policy("mail", rate="1/m", burst=1)
 
@@ -53,7 +53,7 @@ def test_an_hour_takes_no_time(app: Fairlead, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "the real store is not touched"
 
 
-def test_retries_are_gone_through(app: Fairlead) -> None:
+def test_retries_are_gone_through(app: Laneway) -> None:
     """Backoffs pass by the clock, as long as they can be; the first error can be raised."""
     at: list[int] = []
 
@@ -73,7 +73,7 @@ def test_retries_are_gone_through(app: Fairlead) -> None:
             world.run(raising=True)
 
 
-def test_it_says_where_it_stops(app: Fairlead) -> None:
+def test_it_says_where_it_stops(app: Laneway) -> None:
     @app.handler("*")
     async def handle(message: Message) -> None: ...
 
@@ -91,7 +91,7 @@ def test_it_says_where_it_stops(app: Fairlead) -> None:
             world.later(-1)
 
 
-def test_worlds_do_not_meet(app: Fairlead) -> None:
+def test_worlds_do_not_meet(app: Laneway) -> None:
     """Nor does one meet the real store; policies set inside go with it."""
     app.publish("t", "real")
     with virtual(app) as world:
@@ -103,7 +103,7 @@ def test_worlds_do_not_meet(app: Fairlead) -> None:
     app.close()
 
 
-def test_from_coroutines(app: Fairlead) -> None:
+def test_from_coroutines(app: Laneway) -> None:
     seen: list[int] = []
 
     @app.task
@@ -121,7 +121,7 @@ def test_from_coroutines(app: Fairlead) -> None:
     assert seen == [1, 2]
 
 
-def test_threads_work_there_too(app: Fairlead) -> None:
+def test_threads_work_there_too(app: Laneway) -> None:
     names: set[str] = set()
 
     @app.handler("t")
@@ -136,7 +136,7 @@ def test_threads_work_there_too(app: Fairlead) -> None:
     assert len(names) == 50
 
 
-def test_run_all_ends_with_what_the_test_published(app: Fairlead) -> None:
+def test_run_all_ends_with_what_the_test_published(app: Laneway) -> None:
     """Schedules fire only when asked, the clock does not go on for them, and results outlive their ttl."""
     fired: list[int] = []
 
@@ -177,7 +177,7 @@ def test_run_all_ends_with_what_the_test_published(app: Fairlead) -> None:
 # Eager
 
 
-def test_eager_tasks_run_at_the_call(app: Fairlead, tmp_path: Path) -> None:
+def test_eager_tasks_run_at_the_call(app: Laneway, tmp_path: Path) -> None:
     seen: list[Any] = []
 
     @app.task(bind=True, topic="pay.{customer}")
@@ -212,7 +212,7 @@ async def _awaits(task: Task[[int], Any]) -> None:
     task.delay(3)  # also on a loop
 
 
-def test_eager_tasks_raise_at_the_call(app: Fairlead) -> None:
+def test_eager_tasks_raise_at_the_call(app: Laneway) -> None:
     @app.task
     def divide(one: int, other: int) -> float:
         return one / other
@@ -230,22 +230,22 @@ def test_eager_tasks_raise_at_the_call(app: Fairlead) -> None:
 # Fixtures
 
 
-def test_the_fixtures(app: Fairlead, fairlead_world: Callable[[Fairlead], World]) -> None:
+def test_the_fixtures(app: Laneway, laneway_world: Callable[[Laneway], World]) -> None:
     seen: list[int] = []
 
     @app.task
     def note(number: int) -> None:
         seen.append(number)
 
-    world = fairlead_world(app)
+    world = laneway_world(app)
     note.using(delay="1d").enqueue(1)
     world.run_all()
     assert seen == [1]
 
 
-def test_the_eager_fixture(app: Fairlead, fairlead_eager: Callable[[Fairlead], None]) -> None:
+def test_the_eager_fixture(app: Laneway, laneway_eager: Callable[[Laneway], None]) -> None:
     seen: list[int] = []
-    fairlead_eager(app)
+    laneway_eager(app)
 
     @app.task
     def note(number: int) -> None:

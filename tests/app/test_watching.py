@@ -18,15 +18,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode, get_current_span
 from prometheus_client import CollectorRegistry
 
-from fairlead import Fairlead, Message, Reject, UsageError
-from fairlead.metrics import measure
-from fairlead.tracing import trace
-from fairlead.working.logs import JsonLines
+from laneway import Laneway, Message, Reject, UsageError
+from laneway.metrics import measure
+from laneway.tracing import trace
+from laneway.working.logs import JsonLines
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[Fairlead]:
-    with Fairlead(f"sqlite:///{tmp_path}/fairlead.db", durability="memory") as made:
+def app(tmp_path: Path) -> Iterator[Laneway]:
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
         made.policy("*", backoff=0)
         yield made
 
@@ -42,7 +42,7 @@ def spans() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
     provider.shutdown()
 
 
-def test_a_trace_goes_from_the_publisher_through_all_runs(app: Fairlead, spans: tuple[TracerProvider, InMemorySpanExporter]) -> None:
+def test_a_trace_goes_from_the_publisher_through_all_runs(app: Laneway, spans: tuple[TracerProvider, InMemorySpanExporter]) -> None:
     provider, exporter = spans
     trace(app, provider)
 
@@ -67,18 +67,18 @@ def test_a_trace_goes_from_the_publisher_through_all_runs(app: Fairlead, spans: 
     assert found["publish first"].kind is SpanKind.PRODUCER
     assert found["process first"].kind is SpanKind.CONSUMER
     assert dict(found["publish first"].attributes or {}) == {
-        "messaging.system": "fairlead", "messaging.operation.type": "send", "messaging.destination.name": "task.first",
-        "messaging.message.id": receipt.id, "fairlead.outcome": "accepted",
+        "messaging.system": "laneway", "messaging.operation.type": "send", "messaging.destination.name": "task.first",
+        "messaging.message.id": receipt.id, "laneway.outcome": "accepted",
     }  # fmt: skip
     attempts = [span for span in exporter.get_finished_spans() if span.name == "process first"]
-    assert [(span.attributes or {})["fairlead.attempt"] for span in attempts] == [1, 2]
+    assert [(span.attributes or {})["laneway.attempt"] for span in attempts] == [1, 2]
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
     assert all(span.parent is not None and span.parent.span_id == found["publish first"].context.span_id for span in attempts)
     assert found["publish second"].parent is not None
     assert found["publish second"].parent.span_id == attempts[1].context.span_id
 
 
-def test_streams_and_batches(app: Fairlead, spans: tuple[TracerProvider, InMemorySpanExporter], caplog: pytest.LogCaptureFixture) -> None:
+def test_streams_and_batches(app: Laneway, spans: tuple[TracerProvider, InMemorySpanExporter], caplog: pytest.LogCaptureFixture) -> None:
     provider, exporter = spans
     trace(app, provider)
 
@@ -95,7 +95,7 @@ def test_streams_and_batches(app: Fairlead, spans: tuple[TracerProvider, InMemor
     assert "detach" not in caplog.text
 
 
-def test_what_is_not_published_is_a_failed_span(app: Fairlead, spans: tuple[TracerProvider, InMemorySpanExporter]) -> None:
+def test_what_is_not_published_is_a_failed_span(app: Laneway, spans: tuple[TracerProvider, InMemorySpanExporter]) -> None:
     provider, exporter = spans
     trace(app, provider)
     with pytest.raises(ValueError, match="JSON"):
@@ -108,7 +108,7 @@ def test_what_is_not_published_is_a_failed_span(app: Fairlead, spans: tuple[Trac
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_what_a_task_logs_says_which_it_is(app: Fairlead, kind: str) -> None:
+def test_what_a_task_logs_says_which_it_is(app: Laneway, kind: str) -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
@@ -136,7 +136,7 @@ def test_what_a_task_logs_says_which_it_is(app: Fairlead, kind: str) -> None:
 # Metrics
 
 
-def test_what_is_counted(app: Fairlead) -> None:
+def test_what_is_counted(app: Laneway) -> None:
     registry = CollectorRegistry()
     assert measure(app, registry=registry) is None
 
@@ -145,7 +145,7 @@ def test_what_is_counted(app: Fairlead) -> None:
 
     @app.handler("push.*")
     async def push(message: Message) -> None:
-        assert value("fairlead_running", kind="push.*")
+        assert value("laneway_running", kind="push.*")
         if message.body == "reject":
             raise Reject
         if message.body == "retry" and message.attempt == 1:
@@ -160,19 +160,19 @@ def test_what_is_counted(app: Fairlead) -> None:
     app.publish("push.fine", "fine", id="x")
     plain.delay()
     app.run_worker(burst=True)
-    assert value("fairlead_published_total", kind="push.*", outcome="accepted") == 4
-    assert value("fairlead_published_total", kind="push.*", outcome="duplicate") == 1
-    assert value("fairlead_handled_total", kind="push.*", outcome="success") == 3
-    assert value("fairlead_handled_total", kind="push.*", outcome="retry") == 1
-    assert value("fairlead_handled_total", kind="push.*", outcome="dead") == 1
-    assert value("fairlead_failures_total", kind="push.*", error="OSError") == 1
-    assert value("fairlead_handler_seconds_count", kind="push.*") == 5
-    assert value("fairlead_waited_seconds_count", kind="push.*") == 4, "first runs only"
-    assert value("fairlead_running", kind="push.*") == 0
-    assert value("fairlead_handled_total", kind="batchless", outcome="success") == 1
+    assert value("laneway_published_total", kind="push.*", outcome="accepted") == 4
+    assert value("laneway_published_total", kind="push.*", outcome="duplicate") == 1
+    assert value("laneway_handled_total", kind="push.*", outcome="success") == 3
+    assert value("laneway_handled_total", kind="push.*", outcome="retry") == 1
+    assert value("laneway_handled_total", kind="push.*", outcome="dead") == 1
+    assert value("laneway_failures_total", kind="push.*", error="OSError") == 1
+    assert value("laneway_handler_seconds_count", kind="push.*") == 5
+    assert value("laneway_waited_seconds_count", kind="push.*") == 4, "first runs only"
+    assert value("laneway_running", kind="push.*") == 0
+    assert value("laneway_handled_total", kind="batchless", outcome="success") == 1
 
 
-def test_it_is_served(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_served(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     """On the next free port, where the one that was named is taken."""
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
@@ -183,12 +183,12 @@ def test_it_is_served(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
         assert port > taken.getsockname()[1]
         app.publish("t.1")
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
-        assert 'fairlead_published_total{kind="t.*",outcome="accepted"} 1.0' in text
+        assert 'laneway_published_total{kind="t.*",outcome="accepted"} 1.0' in text
         assert f"metrics are served on http://127.0.0.1:{port}/metrics" in caplog.text
 
 
 @pytest.mark.parametrize(("call", "module", "extra"), [(trace, "opentelemetry", "otel"), (measure, "prometheus_client", "metrics")])
-def test_extras_that_are_not_installed(app: Fairlead, monkeypatch: pytest.MonkeyPatch, call: Any, module: str, extra: str) -> None:
+def test_extras_that_are_not_installed(app: Laneway, monkeypatch: pytest.MonkeyPatch, call: Any, module: str, extra: str) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)
-    with pytest.raises(UsageError, match=rf"pip install 'fairlead\[{extra}\]'"):
+    with pytest.raises(UsageError, match=rf"pip install 'laneway\[{extra}\]'"):
         call(app)

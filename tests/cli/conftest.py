@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from fairlead.cli import main
+from laneway.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Command:
-    """`fairlead` with its `--url` filled in."""
+    """`laneway` with its `--url` filled in."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -34,5 +34,5 @@ class Command:
 
 
 @pytest.fixture
-def fairlead(tmp_path: Path) -> Command:
-    return Command(f"sqlite:///{tmp_path}/fairlead.db")
+def laneway(tmp_path: Path) -> Command:
+    return Command(f"sqlite:///{tmp_path}/laneway.db")

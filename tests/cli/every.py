@@ -1,4 +1,4 @@
-"""Every command of `fairlead`, and a call of each."""
+"""Every command of `laneway`, and a call of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from fairlead.cli.main import main
+from laneway.cli.main import main
 
 CALLS: dict[str, list[list[str]]] = {
     "worker": [["{program}", "--burst"], ["no_such_module:app"], ["{program}", "--burst", "--processes", "2"]],

@@ -12,11 +12,11 @@ import termios
 import time
 from typing import Any
 
-RUN = "import os, sys; os.login_tty(0); from fairlead.cli import main; main(sys.argv[1:])"
+RUN = "import os, sys; os.login_tty(0); from laneway.cli import main; main(sys.argv[1:])"
 
 
 class InTerminal:
-    """`fairlead …` with a pseudo-terminal as its input, output and controlling terminal."""
+    """`laneway …` with a pseudo-terminal as its input, output and controlling terminal."""
 
     def __init__(self, *arguments: str, rows: int = 40, columns: int = 120, run: str = RUN) -> None:
         self._master, self._slave = os.openpty()

@@ -1,4 +1,4 @@
-"""`fairlead demo`: what it prints was measured, and it ends by itself."""
+"""`laneway demo`: what it prints was measured, and it ends by itself."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from rich.console import Console
 
-from fairlead.demo.logs import Growing, Handled
-from fairlead.demo.merchants import BEST_SELLER, FLOOD
-from fairlead.demo.processors import Used, used
-from fairlead.demo.report import Phase, Promise, Seen, State, promises, report
-from fairlead.demo.view import Scene, bar, picture, sparkline
-from fairlead.engines.base import Overview, TierStats, TopicStats
+from laneway.demo.logs import Growing, Handled
+from laneway.demo.merchants import BEST_SELLER, FLOOD
+from laneway.demo.processors import Used, used
+from laneway.demo.report import Phase, Promise, Seen, State, promises, report
+from laneway.demo.view import Scene, bar, picture, sparkline
+from laneway.engines.base import Overview, TierStats, TopicStats
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ WAITING = r"p50 [\d.,]+ ms, p99 [\d.,]+ ms \([\d,]+ messages\)"
 def test_it_ends_by_itself_and_prints_plainly() -> None:
     """Without a terminal: plain lines, every phase with its figures, in little more than the seconds asked for."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "fairlead", "demo", "--seconds", "6", "--merchants", "50", "--flood", "3000"]
+    command = [sys.executable, "-m", "laneway", "demo", "--seconds", "6", "--merchants", "50", "--flood", "3000"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert time.monotonic() - began < 60
     text = ended.stdout

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
-from fairlead.cli import main
-from fairlead.cli.main import COMMANDS
-from fairlead.policy import FIELDS
+from laneway.cli import main
+from laneway.cli.main import COMMANDS
+from laneway.policy import FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +28,9 @@ def paths() -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("path", [(), *paths()])
-def test_every_command_has_help(fairlead: Command, path: tuple[str, ...]) -> None:
+def test_every_command_has_help(laneway: Command, path: tuple[str, ...]) -> None:
     """--help works everywhere, says what the command does, and explains its options."""
-    assert "Usage:" in fairlead(*path, "--help").stdout
+    assert "Usage:" in laneway(*path, "--help").stdout
     command: click.Command | None = main
     for name in path:
         assert isinstance(command, click.Group)
@@ -39,25 +39,25 @@ def test_every_command_has_help(fairlead: Command, path: tuple[str, ...]) -> Non
     assert command.help
 
 
-def test_every_setting_is_an_option(fairlead: Command) -> None:
+def test_every_setting_is_an_option(laneway: Command) -> None:
     """`policy set` takes each setting of a policy."""
-    text = fairlead("policy", "set", "--help").stdout
+    text = laneway("policy", "set", "--help").stdout
     assert all(f"--{name.replace('_', '-')}" in text for name in FIELDS)
 
 
-def test_a_typing_error_gets_a_hint(fairlead: Command) -> None:
+def test_a_typing_error_gets_a_hint(laneway: Command) -> None:
     """An unknown command says which was likely meant."""
-    assert 'did you mean "topics"' in fairlead("topcs", code=2).stderr
+    assert 'did you mean "topics"' in laneway("topcs", code=2).stderr
 
 
 @pytest.mark.parametrize("path", [("policy",), ("dead",), ("gate",)])
-def test_no_command_is_answered_with_the_list(fairlead: Command, path: tuple[str, ...]) -> None:
+def test_no_command_is_answered_with_the_list(laneway: Command, path: tuple[str, ...]) -> None:
     """A group without a command prints its help as it stands, exit code 2."""
-    text = fairlead(*path, code=2).output
+    text = laneway(*path, code=2).output
     assert text.startswith("Usage:")
-    assert "see `fairlead" not in text
+    assert "see `laneway" not in text
 
 
-def test_version(fairlead: Command) -> None:
+def test_version(laneway: Command) -> None:
     """--version needs no store."""
-    assert fairlead("--version").stdout.startswith("fairlead")
+    assert laneway("--version").stdout.startswith("laneway")

@@ -1,17 +1,17 @@
-"""`fairlead job`: single calls of tasks."""
+"""`laneway job`: single calls of tasks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fairlead import Fairlead, Task
+from laneway import Laneway, Task
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command
 
 
-def test_show_watch_cancel_requeue(fairlead: Command) -> None:
-    with Fairlead(fairlead.url) as app:
+def test_show_watch_cancel_requeue(laneway: Command) -> None:
+    with Laneway(laneway.url) as app:
 
         @app.task(name="count", bind=True)
         def count(self: Task[..., Any], upto: int) -> list[int]:
@@ -23,20 +23,20 @@ def test_show_watch_cancel_requeue(fairlead: Command) -> None:
             raise ValueError("as it stands")
 
         done, failed, waiting = count.delay(3), fail.delay(), count.using(delay="1h", id="mine").enqueue(1)
-        assert fairlead("job", "show", done.id).stdout == "pending in task.count\n"
+        assert laneway("job", "show", done.id).stdout == "pending in task.count\n"
         app.run_worker(burst=True)
-    shown = fairlead("job", "show", done.id).stdout
+    shown = laneway("job", "show", done.id).stdout
     assert shown.startswith('success in task.count\n  result: [3]\n  said: {"current":3,"total":3}\n  ended: 20')
-    assert fairlead.json("job", "show", done.id)["result"] == [3]
-    assert "[##############################] 100%  success" in fairlead("job", "watch", done.id).stdout
-    wrong = fairlead("job", "show", failed.id).stdout
+    assert laneway.json("job", "show", done.id)["result"] == [3]
+    assert "[##############################] 100%  success" in laneway("job", "watch", done.id).stdout
+    wrong = laneway("job", "show", failed.id).stdout
     assert wrong.startswith("failure in task.fail\n")
     assert "error: ValueError: as it stands" in wrong
     assert "Traceback" in wrong
-    fairlead("job", "watch", failed.id, code=1)
-    assert "waits again" in fairlead("job", "requeue", failed.id).stdout
-    assert "is no dead letter: pending" in fairlead("job", "requeue", failed.id, code=1).stderr
-    assert "not over within 0.1 s; it is delayed" in fairlead("job", "watch", waiting.id, "--topic", "task.count", "--timeout", "0.1s", code=1).stderr
-    assert fairlead("job", "cancel", "mine", "--topic", "task.count").stdout == "mine is cancelled\n"
-    assert "has ended already: cancelled" in fairlead("job", "cancel", "mine", "--topic", "task.count", code=1).stderr
-    assert "nobody knows a job nothing" in fairlead("job", "show", "nothing", code=1).stderr
+    laneway("job", "watch", failed.id, code=1)
+    assert "waits again" in laneway("job", "requeue", failed.id).stdout
+    assert "is no dead letter: pending" in laneway("job", "requeue", failed.id, code=1).stderr
+    assert "not over within 0.1 s; it is delayed" in laneway("job", "watch", waiting.id, "--topic", "task.count", "--timeout", "0.1s", code=1).stderr
+    assert laneway("job", "cancel", "mine", "--topic", "task.count").stdout == "mine is cancelled\n"
+    assert "has ended already: cancelled" in laneway("job", "cancel", "mine", "--topic", "task.count", code=1).stderr
+    assert "nobody knows a job nothing" in laneway("job", "show", "nothing", code=1).stderr

@@ -7,55 +7,55 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
-from fairlead import Fairlead
-from fairlead.cli import main
+from laneway import Laneway
+from laneway.cli import main
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command
 
 
-def kill(fairlead: Command, topic: str) -> None:
+def kill(laneway: Command, topic: str) -> None:
     """Make a dead letter of all that waits in the topic."""
-    with Fairlead(fairlead.url) as app:
+    with Laneway(laneway.url) as app:
         for delivery in app.lease(100, topics=[topic]):
             delivery.dead("no such address")
 
 
-def test_publish_and_peek(fairlead: Command) -> None:
+def test_publish_and_peek(laneway: Command) -> None:
     """What was published is what peek shows."""
-    receipt = fairlead.json("publish", "push.acme", '{"order": 42}', "--priority", "5", "--key", "order-42", "-H", "trace=abc")
+    receipt = laneway.json("publish", "push.acme", '{"order": 42}', "--priority", "5", "--key", "order-42", "-H", "trace=abc")
     assert receipt["outcome"] == "accepted"
-    [seen] = fairlead.json("peek", "push.acme")
+    [seen] = laneway.json("peek", "push.acme")
     assert (seen["id"], seen["priority"], seen["key"], seen["headers"]) == (receipt["id"], 5, "order-42", {"trace": "abc"})
     assert seen["body"] == {"order": 42}
 
 
-def test_publish_lines(fairlead: Command) -> None:
+def test_publish_lines(laneway: Command) -> None:
     """--lines publishes a message for each line of stdin."""
-    assert "3 accepted" in fairlead("publish", "a", "--lines", stdin="1\n2\n3\n").stdout
-    assert fairlead.json("topics")[0]["waiting"] == 3
+    assert "3 accepted" in laneway("publish", "a", "--lines", stdin="1\n2\n3\n").stdout
+    assert laneway.json("topics")[0]["waiting"] == 3
 
 
 @pytest.mark.parametrize("arguments", [("publish", "a", "-"), ("publish", "a")])
-def test_publish_from_stdin(fairlead: Command, arguments: tuple[str, ...]) -> None:
+def test_publish_from_stdin(laneway: Command, arguments: tuple[str, ...]) -> None:
     """A body of "-", or none, is read from stdin."""
-    fairlead(*arguments, stdin='{"a": 1}')
-    assert fairlead.json("peek", "a")[0]["body"] == {"a": 1}
+    laneway(*arguments, stdin='{"a": 1}')
+    assert laneway.json("peek", "a")[0]["body"] == {"a": 1}
 
 
-def test_publish_bytes(fairlead: Command) -> None:
+def test_publish_bytes(laneway: Command) -> None:
     """--raw takes the body as it is."""
-    fairlead("publish", "a", "not json", "--raw")
-    with Fairlead(fairlead.url) as app:
+    laneway("publish", "a", "not json", "--raw")
+    with Laneway(laneway.url) as app:
         app.publish("b", b"\xff")
         assert app.lease(1, topics=["a"])[0].body == b"not json"
-    assert fairlead.json("peek", "b")[0]["body"] == "\ufffd"
+    assert laneway.json("peek", "b")[0]["body"] == "\ufffd"
 
 
-def test_the_same_id_is_a_duplicate(fairlead: Command) -> None:
+def test_the_same_id_is_a_duplicate(laneway: Command) -> None:
     """A second publish of a pending id changes nothing."""
-    fairlead("publish", "a", "1", "--id", "mine")
-    assert fairlead.json("publish", "a", "1", "--id", "mine")["outcome"] == "duplicate"
+    laneway("publish", "a", "1", "--id", "mine")
+    assert laneway.json("publish", "a", "1", "--id", "mine")["outcome"] == "duplicate"
 
 
 @pytest.mark.parametrize(
@@ -76,89 +76,89 @@ def test_the_same_id_is_a_duplicate(fairlead: Command) -> None:
         (("purge", "push.*", "--yes"), "pattern"),
     ],
 )
-def test_a_wrong_call_is_one_line(fairlead: Command, arguments: tuple[str, ...], told: str) -> None:
+def test_a_wrong_call_is_one_line(laneway: Command, arguments: tuple[str, ...], told: str) -> None:
     """What is wrong is named in one line on stderr, and the exit code is 2."""
-    fairlead("publish", "there", "1")
-    result = fairlead(*arguments, code=2)
-    assert result.stderr.startswith("fairlead: ")
+    laneway("publish", "there", "1")
+    result = laneway(*arguments, code=2)
+    assert result.stderr.startswith("laneway: ")
     assert told in result.stderr
     assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("at", ["2096-12-24T18:00+01:00", "2096-12-24 18:00:00Z", "4000000000"])
-def test_publish_at_a_time(fairlead: Command, at: str) -> None:
+def test_publish_at_a_time(laneway: Command, at: str) -> None:
     """--at takes ISO times with their zone, and seconds since 1970."""
-    fairlead("publish", "a", "1", "--at", at)
-    assert fairlead.json("peek", "a")[0]["state"] == "delayed"
+    laneway("publish", "a", "1", "--at", at)
+    assert laneway.json("peek", "a")[0]["state"] == "delayed"
 
 
-def test_a_full_backlog(fairlead: Command) -> None:
+def test_a_full_backlog(laneway: Command) -> None:
     """A refused publish has exit code 1 and says why."""
-    fairlead("policy", "set", "a", "--max-backlog", "1")
-    fairlead("publish", "a", "1")
-    assert "a" in fairlead("publish", "a", "2", code=1).stderr
+    laneway("policy", "set", "a", "--max-backlog", "1")
+    laneway("publish", "a", "1")
+    assert "a" in laneway("publish", "a", "2", code=1).stderr
 
 
-def test_topics_by_order(fairlead: Command) -> None:
+def test_topics_by_order(laneway: Command) -> None:
     """The largest backlog comes first; a pattern restricts, a page goes on."""
-    fairlead("publish", "push.few", "--lines", stdin="1\n")
-    fairlead("publish", "push.many", "--lines", stdin="1\n" * 50)
-    fairlead("publish", "mail.other", "1")
-    assert [topic["topic"] for topic in fairlead.json("topics", "push.*", "--order", "backlog")] == ["push.many", "push.few"]
-    assert [topic["topic"] for topic in fairlead.json("topics", "--order", "name", "--after", "mail.other")] == ["push.few", "push.many"]
-    assert "push.many" in fairlead("topics").stdout
-    assert "by rate; --order name lists all topics" in fairlead("topics", "none.*", "--order", "rate").stdout
-    assert "push.many" in fairlead("top", "--once", "--every", "0.1").stdout
+    laneway("publish", "push.few", "--lines", stdin="1\n")
+    laneway("publish", "push.many", "--lines", stdin="1\n" * 50)
+    laneway("publish", "mail.other", "1")
+    assert [topic["topic"] for topic in laneway.json("topics", "push.*", "--order", "backlog")] == ["push.many", "push.few"]
+    assert [topic["topic"] for topic in laneway.json("topics", "--order", "name", "--after", "mail.other")] == ["push.few", "push.many"]
+    assert "push.many" in laneway("topics").stdout
+    assert "by rate; --order name lists all topics" in laneway("topics", "none.*", "--order", "rate").stdout
+    assert "push.many" in laneway("top", "--once", "--every", "0.1").stdout
 
 
-def test_purge_asks(fairlead: Command) -> None:
+def test_purge_asks(laneway: Command) -> None:
     """Purging without --yes asks, and a no changes nothing."""
-    fairlead("publish", "a", "1")
-    fairlead("purge", "a", code=1, stdin="n\n")
-    assert len(fairlead.json("peek", "a")) == 1
-    fairlead("purge", "a", "--yes")
-    assert fairlead.json("peek", "a") == []
+    laneway("publish", "a", "1")
+    laneway("purge", "a", code=1, stdin="n\n")
+    assert len(laneway.json("peek", "a")) == 1
+    laneway("purge", "a", "--yes")
+    assert laneway.json("peek", "a") == []
 
 
-def test_explain(fairlead: Command) -> None:
+def test_explain(laneway: Command) -> None:
     """The binding reason is told; an unknown id has exit code 1."""
-    receipt = fairlead.json("publish", "a", "1")
-    fairlead("pause", "a")
-    told = fairlead.json("explain", receipt["id"])
+    receipt = laneway.json("publish", "a", "1")
+    laneway("pause", "a")
+    told = laneway.json("explain", receipt["id"])
     assert "pause" in told["reasons"][0]
-    assert fairlead.json("explain", "nobody", "--topic", "a", code=1)["state"] == "unknown"
+    assert laneway.json("explain", "nobody", "--topic", "a", code=1)["state"] == "unknown"
 
 
-def test_dead_letters(fairlead: Command) -> None:
+def test_dead_letters(laneway: Command) -> None:
     """Dead letters are listed with their reason, shown, and put back."""
-    receipt = fairlead.json("publish", "a", "1")
-    kill(fairlead, "a")
-    [listed] = fairlead.json("dead", "list", "--topic", "a")
+    receipt = laneway.json("publish", "a", "1")
+    kill(laneway, "a")
+    [listed] = laneway.json("dead", "list", "--topic", "a")
     assert listed["message"]["reason"] == "no such address"
-    assert "no such address" in fairlead("dead", "show", receipt["id"]).stdout
-    fairlead("dead", "redrive", receipt["id"], "--topic", "a")
-    assert fairlead.json("dead", "list") == []
-    assert fairlead.json("peek", "a")[0]["attempts"] == 0
+    assert "no such address" in laneway("dead", "show", receipt["id"]).stdout
+    laneway("dead", "redrive", receipt["id"], "--topic", "a")
+    assert laneway.json("dead", "list") == []
+    assert laneway.json("peek", "a")[0]["attempts"] == 0
 
 
-def test_drop_dead_letters(fairlead: Command) -> None:
+def test_drop_dead_letters(laneway: Command) -> None:
     """Dropping says how many; nothing to drop is exit code 1, and no choice at all a wrong call."""
-    fairlead("publish", "a", "1")
-    kill(fairlead, "a")
-    fairlead("dead", "drop", code=2)
-    fairlead("dead", "drop", "--all", code=1, stdin="n\n")
-    assert "1 dropped" in fairlead("dead", "drop", "--all", "--yes").stdout
-    fairlead("dead", "redrive", "--all", code=1)
-    fairlead("dead", "show", "nobody", code=1)
+    laneway("publish", "a", "1")
+    kill(laneway, "a")
+    laneway("dead", "drop", code=2)
+    laneway("dead", "drop", "--all", code=1, stdin="n\n")
+    assert "1 dropped" in laneway("dead", "drop", "--all", "--yes").stdout
+    laneway("dead", "redrive", "--all", code=1)
+    laneway("dead", "show", "nobody", code=1)
 
 
-def test_a_few_dead_letters(fairlead: Command) -> None:
+def test_a_few_dead_letters(laneway: Command) -> None:
     """--limit takes the oldest only."""
-    fairlead("publish", "a", "--lines", stdin="1\n2\n3\n")
-    kill(fairlead, "a")
-    assert "1 redriven" in fairlead("dead", "redrive", "--all", "--limit", "1", "--rate", "10/s").stdout
-    assert "1 dropped" in fairlead("dead", "drop", "--all", "--yes", "--limit", "1").stdout
-    assert [each["message"]["body"] for each in fairlead.json("dead", "list")] == [3]
+    laneway("publish", "a", "--lines", stdin="1\n2\n3\n")
+    kill(laneway, "a")
+    assert "1 redriven" in laneway("dead", "redrive", "--all", "--limit", "1", "--rate", "10/s").stdout
+    assert "1 dropped" in laneway("dead", "drop", "--all", "--yes", "--limit", "1").stdout
+    assert [each["message"]["body"] for each in laneway.json("dead", "list")] == [3]
 
 
 LONE = "\udcff"
@@ -202,10 +202,10 @@ LONE = "\udcff"
         ("schedules", "show", LONE),
     ],
 )
-def test_arguments_that_cannot_be_are_clear_errors(fairlead: Command, arguments: tuple[str, ...]) -> None:
+def test_arguments_that_cannot_be_are_clear_errors(laneway: Command, arguments: tuple[str, ...]) -> None:
     """One line, no traceback, and an exit code that says that the call was at fault or found nothing."""
-    fairlead("publish", "t", "1")
-    result = CliRunner().invoke(main, ["--url", fairlead.url, *arguments])
+    laneway("publish", "t", "1")
+    result = CliRunner().invoke(main, ["--url", laneway.url, *arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code in (1, 2), result.output
     assert "Traceback" not in result.output

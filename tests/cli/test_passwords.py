@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fairlead import Fairlead, Request
-from fairlead.cli import main
-from fairlead.cli.session import Session
-from fairlead.engines.valkey import link
-from fairlead.engines.valkey.address import parse
-from fairlead.errors import FairleadError
-from fairlead.servers import Server, free_port
-from fairlead.working.logs import JsonLines, TextLines
-from fairlead.working.options import Options
+from laneway import Laneway, Request
+from laneway.cli import main
+from laneway.cli.session import Session
+from laneway.engines.valkey import link
+from laneway.engines.valkey.address import parse
+from laneway.errors import LanewayError
+from laneway.servers import Server, free_port
+from laneway.working.logs import JsonLines, TextLines
+from laneway.working.options import Options
 from tests.cli.every import calls
 
 pytestmark = [  # a command's process ends with its sockets; here they are left to the garbage collector
@@ -44,8 +44,8 @@ WRONG = "wr0ng-pass"
 
 PROGRAM = """
 import os
-from fairlead import Fairlead
-app = Fairlead({url!r})
+from laneway import Laneway
+app = Laneway({url!r})
 
 @app.handler("push.*")
 def handle(message):
@@ -56,8 +56,8 @@ def handle(message):
 def run(monkeypatch: pytest.MonkeyPatch, url: str, call: list[str], *, environment: bool = False) -> str:
     """All that a call shows."""
     arguments = call if environment else ["--url", url, *call]
-    monkeypatch.setenv("FAIRLEAD_URL", url if environment else "")
-    monkeypatch.setattr(sys, "argv", ["fairlead", *arguments])
+    monkeypatch.setenv("LANEWAY_URL", url if environment else "")
+    monkeypatch.setattr(sys, "argv", ["laneway", *arguments])
     result = CliRunner().invoke(main, arguments)
     raised = result.exc_info[1] if result.exc_info else None
     told = "".join(traceback.format_exception(raised)) if raised is not None and not isinstance(raised, SystemExit) else ""
@@ -81,7 +81,7 @@ def test_no_output_of_any_command_has_the_password(
     url = f"valkey://:{password}@127.0.0.1:{port}"
     dead = message = "none"
     if case in ("right", "environment"):
-        with Fairlead(url) as app:
+        with Laneway(url) as app:
             app.publish("push.a", {"order": 1}, id="d1")
             app.lease(1)[0].dead("gone")
             dead, message = "d1", app.publish("push.a", 1).id
@@ -115,12 +115,12 @@ def test_no_output_of_any_command_has_the_password(
 def test_what_cannot_be_read_is_not_repeated(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A URL with a password that is not written as it has to be: no error, also none beneath it, has a part of it."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FairleadError) as caught:
-        Fairlead(url).publish("a", 1)
+    with pytest.raises(LanewayError) as caught:
+        Laneway(url).publish("a", 1)
     assert "cr3t" not in "".join(traceback.format_exception(caught.value))
-    with contextlib.suppress(FairleadError):
+    with contextlib.suppress(LanewayError):
         assert "cr3t" not in repr(parse(url))
-    assert "cr3t" not in repr(Fairlead(url))
+    assert "cr3t" not in repr(Laneway(url))
     for call in (["top"], ["doctor"], ["publish", "a", "1"], ["doctor", url], ["migrate", url, "sqlite:///x.db"], [url]):
         assert "cr3t" not in run(monkeypatch, url, call), call
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_read_is_not_repeated(url: str, monkeypatch: pytest.Monke
 def test_no_repr_has_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of anything that knows the URL, printed by a program."""
     url = f"valkey://u:{PASSWORD}@127.0.0.1:1"
-    app = Fairlead(url)
+    app = Laneway(url)
     app.use_store(f"valkey://:{PASSWORD}@127.0.0.1:2", "apart")
     request = Request(id="1", task="t", topic="t", args=(), kwargs={}, store=(url, "default"))
     for each in (app, app.store, request, Options(store=app.store_options), Session(url, "default"), parse(url), app.topic("a")):
@@ -141,7 +141,7 @@ def test_log_lines_have_no_password() -> None:
     try:
         raise ConnectionError(f"cannot reach valkey://u:{PASSWORD}@host")
     except ConnectionError:
-        record = logging.LogRecord("fairlead", 20, "", 1, "away: %s", (f"redis://:{PASSWORD}@host",), sys.exc_info())
+        record = logging.LogRecord("laneway", 20, "", 1, "away: %s", (f"redis://:{PASSWORD}@host",), sys.exc_info())
     for style in (JsonLines(), TextLines("%(message)s")):
         line = style.format(record)
         assert PASSWORD not in line

@@ -1,4 +1,4 @@
-"""`fairlead schedules`: what is called by the clock, at run time."""
+"""`laneway schedules`: what is called by the clock, at run time."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairlead import Fairlead
+from laneway import Laneway
 from tests.working.support import until
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Command
 
 
-def test_add_list_pause_resume_remove(fairlead: Command) -> None:
-    told = fairlead(
+def test_add_list_pause_resume_remove(laneway: Command) -> None:
+    told = laneway(
         "schedules", "add", "report", "--cron", "0 9 * * MON", "--timezone", "Europe/Berlin", "--task", "report", "--args", '["week"]'
     ).stdout
     assert told.startswith("report is scheduled: cron 0 9 * * MON (Europe/Berlin), next at 20")
-    again = fairlead("schedules", "add", "report", "--cron", "0 9 * * MON", "--timezone", "Europe/Berlin", "--task", "report", "--args", '["week"]')
+    again = laneway("schedules", "add", "report", "--cron", "0 9 * * MON", "--timezone", "Europe/Berlin", "--task", "report", "--args", '["week"]')
     assert again.stdout.startswith("report stands like that already")
-    fairlead("schedules", "add", "sun", "--sun", "sunrise,52.5,13.4", "--topic", "lights", "--body", '{"on": false}', "--missed", "skip")
-    listed = fairlead.json("schedules", "list")
+    laneway("schedules", "add", "sun", "--sun", "sunrise,52.5,13.4", "--topic", "lights", "--body", '{"on": false}', "--missed", "skip")
+    listed = laneway.json("schedules", "list")
     assert [(each["name"], each["topic"], each["missed"], each["is_paused"]) for each in listed] == [
         ("report", "task.report", "one", False), ("sun", "lights", "skip", False),
     ]  # fmt: skip
     assert datetime.fromisoformat(listed[0]["next_at"]) > datetime.now(UTC)
-    fairlead("schedules", "pause", "report")
-    assert "paused" in fairlead("schedules", "list").stdout
-    fairlead("schedules", "resume", "report")
-    assert not fairlead.json("schedules", "list")[0]["is_paused"]
-    fairlead("schedules", "remove", "report")
-    assert [each["name"] for each in fairlead.json("schedules", "list")] == ["sun"]
-    assert 'there is no schedule "report"; there are: sun' in fairlead("schedules", "remove", "report", code=2).stderr
+    laneway("schedules", "pause", "report")
+    assert "paused" in laneway("schedules", "list").stdout
+    laneway("schedules", "resume", "report")
+    assert not laneway.json("schedules", "list")[0]["is_paused"]
+    laneway("schedules", "remove", "report")
+    assert [each["name"] for each in laneway.json("schedules", "list")] == ["sun"]
+    assert 'there is no schedule "report"; there are: sun' in laneway("schedules", "remove", "report", code=2).stderr
 
 
-def test_what_was_added_is_called_by_any_worker(fairlead: Command) -> None:
+def test_what_was_added_is_called_by_any_worker(laneway: Command) -> None:
     seen: list[str] = []
-    fairlead("schedules", "add", "fast", "--every", "0.1s", "--task", "note", "--kwargs", '{"text": "tick"}')
-    with Fairlead(fairlead.url) as app:
+    laneway("schedules", "add", "fast", "--every", "0.1s", "--task", "note", "--kwargs", '{"text": "tick"}')
+    with Laneway(laneway.url) as app:
 
         @app.task(name="note")
         def note(text: str) -> None:
@@ -67,13 +67,13 @@ def test_what_was_added_is_called_by_any_worker(fairlead: Command) -> None:
         (("--cron", "* * * * *", "--timezone", "Mars/Olympus", "--task", "x"), "there is no time zone 'Mars/Olympus'"),
     ],
 )
-def test_what_cannot_be(fairlead: Command, arguments: tuple[str, ...], told: str) -> None:
-    result = fairlead("schedules", "add", "x", *arguments, code=2)
+def test_what_cannot_be(laneway: Command, arguments: tuple[str, ...], told: str) -> None:
+    result = laneway("schedules", "add", "x", *arguments, code=2)
     assert told in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_nothing_is_scheduled(fairlead: Command) -> None:
-    with Fairlead(fairlead.url) as app:
+def test_nothing_is_scheduled(laneway: Command) -> None:
+    with Laneway(laneway.url) as app:
         app.publish("t")
-    assert "nothing is scheduled" in fairlead("schedules", "list").stdout
+    assert "nothing is scheduled" in laneway("schedules", "list").stdout

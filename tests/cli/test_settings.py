@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, get_type_hints
 import click
 import pytest
 
-from fairlead import Fairlead
-from fairlead.app import TASK_OPTIONS
-from fairlead.cli.settings import Flag, option_type, span, value_of, words
-from fairlead.policy import FIELDS, PolicyOptions
-from fairlead.tasks.task import TaskKeywords
+from laneway import Laneway
+from laneway.app import TASK_OPTIONS
+from laneway.cli.settings import Flag, option_type, span, value_of, words
+from laneway.policy import FIELDS, PolicyOptions
+from laneway.tasks.task import TaskKeywords
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,85 +20,85 @@ if TYPE_CHECKING:
     from tests.cli.conftest import Command
 
 
-def test_policy_set_show_reset(fairlead: Command) -> None:
+def test_policy_set_show_reset(laneway: Command) -> None:
     """The operator's setting stands above the code's until it is reset."""
-    with Fairlead(fairlead.url) as app:
+    with Laneway(laneway.url) as app:
         app.policy("push.*", rate=10, concurrency=3)
         app.publish("push.acme", 1)
-    fairlead("policy", "set", "push.*", "--rate", "50/s")
-    shown = fairlead.json("policy", "show", "push.acme")
+    laneway("policy", "set", "push.*", "--rate", "50/s")
+    shown = laneway.json("policy", "show", "push.acme")
     assert (shown["policy"]["rate"], shown["policy"]["concurrency"]) == (50, 3)
     assert shown["why"]["rate"] == {"layer": "operator", "pattern": "push.*"}
-    assert "operator push.*" in fairlead("policy", "show", "push.acme", "--why").stdout
-    fairlead("policy", "reset", "push.*")
-    assert fairlead.json("policy", "show", "push.acme")["policy"]["rate"] == 10
-    fairlead("policy", "reset", "push.*", code=1)
+    assert "operator push.*" in laneway("policy", "show", "push.acme", "--why").stdout
+    laneway("policy", "reset", "push.*")
+    assert laneway.json("policy", "show", "push.acme")["policy"]["rate"] == 10
+    laneway("policy", "reset", "push.*", code=1)
 
 
-def test_policies_are_listed_by_pattern_and_number(fairlead: Command) -> None:
+def test_policies_are_listed_by_pattern_and_number(laneway: Command) -> None:
     """Patterns first, then topics; how many there are more is said."""
-    with Fairlead(fairlead.url) as app:
+    with Laneway(laneway.url) as app:
         app.policy("push.*", rate=10)
         app.policy_many((f"push.{n}", {"weight": 2}) for n in range(20))
         app.policy("mail", rate=1)
         app.publish("push.1", 1)
-    listed = fairlead.json("policy", "list", "push.*", "--limit", "3")
+    listed = laneway.json("policy", "list", "push.*", "--limit", "3")
     by = {"layer": "code", "program": "tests.cli.test_settings", "version": None}
     assert listed[0] == {**by, "pattern": "push.*", "fields": {"rate": 10.0}}
     assert len(listed) == 3
-    assert "there are more than 3" in fairlead("policy", "list", "--limit", "3").stdout
-    assert {row["pattern"] for row in fairlead.json("policy", "list")} == {"push.*", "mail", *(f"push.{n}" for n in range(20))}
+    assert "there are more than 3" in laneway("policy", "list", "--limit", "3").stdout
+    assert {row["pattern"] for row in laneway.json("policy", "list")} == {"push.*", "mail", *(f"push.{n}" for n in range(20))}
 
 
-def test_policies_name_their_owners(fairlead: Command) -> None:
+def test_policies_name_their_owners(laneway: Command) -> None:
     """In the list, which picks by owner, and in what holds for a topic; what was set at run time can be reset."""
-    with Fairlead(fairlead.url, program="shop", version="1.2") as app:
+    with Laneway(laneway.url, program="shop", version="1.2") as app:
         app.policy("push.*", rate=10, retries=2)
         app.policy("push.acme", weight=2)
         app.publish("push.acme", 1)
         app.policy("push.*", rate=7)
-    with Fairlead(fairlead.url, program="billing", version=3) as app:
+    with Laneway(laneway.url, program="billing", version=3) as app:
         app.policy("push.*", retries=2)
         app.policy("bills", rate=1)
         app.publish("bills", 1)
-    fairlead("policy", "set", "push.acme", "--concurrency", "3")
+    laneway("policy", "set", "push.acme", "--concurrency", "3")
     shop = {"layer": "code", "program": "shop", "version": "1.2"}
-    assert fairlead.json("policy", "list", "--owner", "shop") == [
+    assert laneway.json("policy", "list", "--owner", "shop") == [
         {**shop, "pattern": "push.*", "fields": {"rate": 10.0, "retries": 2}}, {**shop, "pattern": "push.acme", "fields": {"weight": 2.0}},
     ]  # fmt: skip
-    assert fairlead.json("policy", "list", "--owner", "code") == [{"layer": "code", "pattern": "push.*", "fields": {"rate": 7.0}}]
-    assert fairlead.json("policy", "list", "--owner", "operator") == [{"layer": "operator", "pattern": "push.acme", "fields": {"concurrency": 3}}]
-    assert {row.get("program") for row in fairlead.json("policy", "list", "bills")} == {"billing"}
-    why = fairlead.json("policy", "show", "push.acme")["why"]
+    assert laneway.json("policy", "list", "--owner", "code") == [{"layer": "code", "pattern": "push.*", "fields": {"rate": 7.0}}]
+    assert laneway.json("policy", "list", "--owner", "operator") == [{"layer": "operator", "pattern": "push.acme", "fields": {"concurrency": 3}}]
+    assert {row.get("program") for row in laneway.json("policy", "list", "bills")} == {"billing"}
+    why = laneway.json("policy", "show", "push.acme")["why"]
     assert why["rate"] == {"layer": "code", "pattern": "push.*"}
     assert why["weight"] == {**shop, "pattern": "push.acme"}
     assert why["concurrency"] == {"layer": "operator", "pattern": "push.acme"}
-    listed = fairlead("policy", "list").stdout
+    listed = laneway("policy", "list").stdout
     assert all(each in listed for each in ("code (shop 1.2)", "code (billing 3)", "code, at run time", "operator"))
-    shown = fairlead("policy", "show", "push.acme", "--set").stdout
+    shown = laneway("policy", "show", "push.acme", "--set").stdout
     assert "code push.acme (shop 1.2)" in shown
     assert "code push.*, at run time" in shown
-    fairlead("policy", "reset", "push.*", "--layer", "code")
-    assert fairlead.json("policy", "show", "push.acme")["policy"]["rate"] == 10
-    fairlead("policy", "reset", "push.*", "--layer", "code", code=1)
+    laneway("policy", "reset", "push.*", "--layer", "code")
+    assert laneway.json("policy", "show", "push.acme")["policy"]["rate"] == 10
+    laneway("policy", "reset", "push.*", "--layer", "code", code=1)
 
 
 @pytest.mark.parametrize("arguments", [("--rate", "-1"), ("--partitions", "3"), ("--concurrency", "many"), ()])
-def test_an_impossible_policy(fairlead: Command, arguments: tuple[str, ...]) -> None:
+def test_an_impossible_policy(laneway: Command, arguments: tuple[str, ...]) -> None:
     """A policy that cannot be is a wrong call, told in one line."""
-    result = fairlead("policy", "set", "push.*", *arguments, code=2)
-    assert result.stderr.startswith("fairlead: ")
+    result = laneway("policy", "set", "push.*", *arguments, code=2)
+    assert result.stderr.startswith("laneway: ")
     assert result.stderr.count("\n") == 1
 
 
-def test_show_speaks_of_units_and_of_who_set_what(fairlead: Command) -> None:
+def test_show_speaks_of_units_and_of_who_set_what(laneway: Command) -> None:
     """Durations, rates and sizes as people write them, the layer and pattern of each; JSON has seconds."""
-    with Fairlead(fairlead.url, program="shop") as app:
+    with Laneway(laneway.url, program="shop") as app:
         app.policy("push.*", rate="30/m", lease="90s", backoff="5s", max_backlog="10GB", dead_ttl="14d")
         app.publish("push.acme", 1)
-    fairlead("policy", "set", "push.acme", "--serial", "hold", "--paused", "no", "--merge", "all", "--merge-limit", "5000", "--dedupe", "1h30m")
+    laneway("policy", "set", "push.acme", "--serial", "hold", "--paused", "no", "--merge", "all", "--merge-limit", "5000", "--dedupe", "1h30m")
     code = "code push.* (shop)"
-    shown = {line.split("  ")[0]: line for line in fairlead("policy", "show", "push.acme").stdout.splitlines()}
+    shown = {line.split("  ")[0]: line for line in laneway("policy", "show", "push.acme").stdout.splitlines()}
     for name, value, source in (
         ("rate", "30/min", code), ("lease", "1 min 30 s", code), ("backoff", "5 s", code),
         ("max_backlog", "10 GB", code), ("dead_ttl", "14 d", code), ("serial", "hold", "operator push.acme"),
@@ -106,13 +106,13 @@ def test_show_speaks_of_units_and_of_who_set_what(fairlead: Command) -> None:
         ("retries", "16", "default"), ("max_body", "1 MiB", "default"),
     ):  # fmt: skip
         assert [part.strip() for part in shown[name].split("  ") if part] == [name, value, source]
-    assert "retries" not in fairlead("policy", "show", "push.acme", "--set").stdout
-    only_set = fairlead.json("policy", "show", "push.acme", "--set")["policy"]
+    assert "retries" not in laneway("policy", "show", "push.acme", "--set").stdout
+    only_set = laneway.json("policy", "show", "push.acme", "--set")["policy"]
     assert only_set["rate"] == 0.5
     assert "retries" not in only_set
-    policy = fairlead.json("policy", "show", "push.acme")["policy"]
+    policy = laneway.json("policy", "show", "push.acme")["policy"]
     assert (policy["lease"], policy["dead_ttl"], policy["dedupe"], policy["rate"]) == (90, 14 * 86_400, 5400, 0.5)
-    assert "lease 1 min 30 s" in fairlead("policy", "list").stdout
+    assert "lease 1 min 30 s" in laneway("policy", "list").stdout
 
 
 def test_backoff_in_words() -> None:
@@ -149,10 +149,10 @@ def test_set_knows_the_choices(name: str) -> None:
             read(object())
 
 
-def test_a_wrong_choice_is_told(fairlead: Command) -> None:
+def test_a_wrong_choice_is_told(laneway: Command) -> None:
     """Before anything is asked of the store, with the choices."""
-    assert "'first', 'last', 'all'" in fairlead("policy", "set", "a", "--merge", "lst", code=2).stderr
-    assert "expected yes or no" in fairlead("policy", "set", "a", "--paused", "maybe", code=2).stderr
+    assert "'first', 'last', 'all'" in laneway("policy", "set", "a", "--merge", "lst", code=2).stderr
+    assert "expected yes or no" in laneway("policy", "set", "a", "--paused", "maybe", code=2).stderr
 
 
 def test_the_types_are_those_of_the_settings() -> None:
@@ -161,86 +161,86 @@ def test_the_types_are_those_of_the_settings() -> None:
     assert set(TaskKeywords.__optional_keys__) == {*FIELDS, *TASK_OPTIONS} - {"bind"}
 
 
-def test_copy_and_compare_namespaces(fairlead: Command) -> None:
+def test_copy_and_compare_namespaces(laneway: Command) -> None:
     """Tried in sandbox, brought to online: diff has exit code 1 until they are the same."""
-    fairlead("-n", "sandbox", "policy", "set", "push.*", "--rate", "50/s")
-    fairlead("-n", "online", "policy", "set", "mail.*", "--tier", "low")
-    fairlead("-n", "sandbox", "policy", "diff", "online", code=1)
-    fairlead("-n", "sandbox", "policy", "copy", "online")
-    assert "push.*" in fairlead("-n", "online", "policy", "list").stdout
+    laneway("-n", "sandbox", "policy", "set", "push.*", "--rate", "50/s")
+    laneway("-n", "online", "policy", "set", "mail.*", "--tier", "low")
+    laneway("-n", "sandbox", "policy", "diff", "online", code=1)
+    laneway("-n", "sandbox", "policy", "copy", "online")
+    assert "push.*" in laneway("-n", "online", "policy", "list").stdout
 
 
-def test_gates(fairlead: Command) -> None:
+def test_gates(laneway: Command) -> None:
     """A gate is set and listed; one that limits nothing is a wrong call."""
-    fairlead("gate", "set", "stripe", "--rate", "100/s", "--concurrency", "20")
-    [gate] = fairlead.json("gate", "list")
+    laneway("gate", "set", "stripe", "--rate", "100/s", "--concurrency", "20")
+    [gate] = laneway.json("gate", "list")
     assert (gate["name"], gate["rate"], gate["concurrency"]) == ("stripe", 100, 20)
-    fairlead("gate", "set", "nothing", code=2)
+    laneway("gate", "set", "nothing", code=2)
 
 
-def test_tiers(fairlead: Command) -> None:
+def test_tiers(laneway: Command) -> None:
     """Set, listed with who set them, removed unless they are used, and reset."""
-    with Fairlead(fairlead.url, tiers={"high": 6, "mid": 3, "low": 1}) as app:
+    with Laneway(laneway.url, tiers={"high": 6, "mid": 3, "low": 1}) as app:
         app.policy("push.*", tier="low")
         app.publish("push.acme", 1)
-    fairlead("tier", "set", "high", "7")
-    fairlead("tier", "set", "gold", "strict", "--fair-by", "time")
-    found = {row["tier"]: row for row in fairlead.json("tier", "list")}
+    laneway("tier", "set", "high", "7")
+    laneway("tier", "set", "gold", "strict", "--fair-by", "time")
+    found = {row["tier"]: row for row in laneway.json("tier", "list")}
     assert (found["high"]["share"], found["high"]["set_by"]) == ("7", "operator")
     assert (found["mid"]["note"], found["gold"]["fair_by"]) == ("default", "time")
-    assert "before all others" in fairlead("tier", "list").stdout
-    assert "policy push.* names it" in fairlead("tier", "remove", "low", code=2).stderr
-    fairlead("tier", "set", "high", "much", code=2)
-    fairlead("tier", "remove", "gold")
-    fairlead("tier", "remove", "gold", code=1)
-    fairlead("tier", "reset", "high")
-    fairlead("tier", "reset", code=1)
-    assert [row["share"] for row in fairlead.json("tier", "list")] == ["6", "3", "1"]
+    assert "before all others" in laneway("tier", "list").stdout
+    assert "policy push.* names it" in laneway("tier", "remove", "low", code=2).stderr
+    laneway("tier", "set", "high", "much", code=2)
+    laneway("tier", "remove", "gold")
+    laneway("tier", "remove", "gold", code=1)
+    laneway("tier", "reset", "high")
+    laneway("tier", "reset", code=1)
+    assert [row["share"] for row in laneway.json("tier", "list")] == ["6", "3", "1"]
 
 
-def test_pause_and_resume(fairlead: Command) -> None:
+def test_pause_and_resume(laneway: Command) -> None:
     """A paused topic delivers nothing, a resumed one does."""
-    fairlead("publish", "push.acme", "1")
-    fairlead("pause", "push.*")
-    with Fairlead(fairlead.url) as app:
+    laneway("publish", "push.acme", "1")
+    laneway("pause", "push.*")
+    with Laneway(laneway.url) as app:
         assert app.lease(1) == []
-    fairlead("resume", "push.*")
-    with Fairlead(fairlead.url) as app:
+    laneway("resume", "push.*")
+    with Laneway(laneway.url) as app:
         assert len(app.lease(1)) == 1
 
 
-def test_doctor(fairlead: Command) -> None:
+def test_doctor(laneway: Command) -> None:
     """A sound store is exit code 0; the dump has no bodies."""
-    fairlead("publish", "a", '"secret"')
-    assert all(check["ok"] for check in fairlead.json("doctor"))
-    assert "ok" in fairlead("doctor", "--repair").stdout
-    assert "secret" not in fairlead("doctor", "--dump").stdout
+    laneway("publish", "a", '"secret"')
+    assert all(check["ok"] for check in laneway.json("doctor"))
+    assert "ok" in laneway("doctor", "--repair").stdout
+    assert "secret" not in laneway("doctor", "--dump").stdout
 
 
-def test_a_store_that_cannot_be_used(fairlead: Command, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_used(laneway: Command, tmp_path: Path) -> None:
     """A missing or damaged file is exit code 3, and looking creates none."""
-    fairlead("topics", code=3)
+    laneway("topics", code=3)
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "fairlead.db").write_bytes(b"this is no database" * 1000)
-    assert "fairlead.db" in fairlead("doctor", code=3).stderr
-    assert "fairlead.db" in fairlead("publish", "a", "1", code=3).stderr
+    (tmp_path / "laneway.db").write_bytes(b"this is no database" * 1000)
+    assert "laneway.db" in laneway("doctor", code=3).stderr
+    assert "laneway.db" in laneway("publish", "a", "1", code=3).stderr
 
 
-def test_bench_measures(fairlead: Command) -> None:
+def test_bench_measures(laneway: Command) -> None:
     """The small benchmark measures each operation."""
-    figures = fairlead.json("bench", "--messages", "1000", "--topics", "10", "--durability", "memory")["per_second"]
+    figures = laneway.json("bench", "--messages", "1000", "--topics", "10", "--durability", "memory")["per_second"]
     assert set(figures) == {"put", "lease", "settle", "lease + settle"}
     assert all(figure > 0 for figure in figures.values())
 
 
-def test_bench_of_the_repository(fairlead: Command) -> None:
+def test_bench_of_the_repository(laneway: Command) -> None:
     """In the repository a benchmark can be named; what is not there, or belongs to the small one, is told."""
-    assert "there are: " in fairlead("bench", "nothing", code=2).stderr
-    assert "rates" in fairlead("bench", "nothing", code=2).stderr
-    assert "small" in fairlead("bench", "rates", "--messages", "1000", code=2).stderr
+    assert "there are: " in laneway("bench", "nothing", code=2).stderr
+    assert "rates" in laneway("bench", "nothing", code=2).stderr
+    assert "small" in laneway("bench", "rates", "--messages", "1000", code=2).stderr
 
 
-def test_bench_runs_what_the_repository_has(fairlead: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_runs_what_the_repository_has(laneway: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without names all of it, else those named, in the size asked for; the worst exit code is the command's."""
     calls: list[tuple[list[str], object]] = []
 
@@ -249,8 +249,8 @@ def test_bench_runs_what_the_repository_has(fairlead: Command, monkeypatch: pyte
         return SimpleNamespace(returncode=len(calls) - 1)
 
     monkeypatch.setattr("subprocess.run", run)
-    fairlead("bench")
-    fairlead("bench", "rates", "limited", "--size", "full", code=2)
+    laneway("bench")
+    laneway("bench", "rates", "limited", "--size", "full", code=2)
     assert [command for command, _ in calls] == [["-m", "bench.all", "--quick"], ["-m", "bench.rates"], ["-m", "bench.limited"]]
-    monkeypatch.setattr("fairlead.cli.bench._repository", lambda: None)
-    assert "repository" in fairlead("bench", "rates", code=2).stderr
+    monkeypatch.setattr("laneway.cli.bench._repository", lambda: None)
+    assert "repository" in laneway("bench", "rates", code=2).stderr

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from fairlead import Fairlead
-from fairlead.cli import main
+from laneway import Laneway
+from laneway.cli import main
 from tests.cli.test_worker import run as run_apart
 
 PROGRAM = """
-from fairlead import Fairlead
-app = Fairlead({argument})
+from laneway import Laneway
+app = Laneway({argument})
 
 @app.handler("push.*")
 def push(message):
@@ -24,7 +24,7 @@ def push(message):
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FAIRLEAD_URL", raising=False)
+    monkeypatch.delenv("LANEWAY_URL", raising=False)
 
 
 def call(*arguments: str, code: int = 0) -> str:
@@ -51,22 +51,22 @@ def test_options_before_and_after_the_command(short: bool) -> None:
 
 def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Option, argument, environment, project, default; each names what it passes over."""
-    assert Fairlead().store.source == "default"
-    assert not Fairlead().store.passed_over
-    (tmp_path / "pyproject.toml").write_text('[tool.fairlead]\nurl = "sqlite:///project.db"\n')
-    assert Fairlead().url == "sqlite:///project.db"
-    monkeypatch.setenv("FAIRLEAD_URL", "valkey://:secret@host")
-    app = Fairlead("sqlite:///code.db")
+    assert Laneway().store.source == "default"
+    assert not Laneway().store.passed_over
+    (tmp_path / "pyproject.toml").write_text('[tool.laneway]\nurl = "sqlite:///project.db"\n')
+    assert Laneway().url == "sqlite:///project.db"
+    monkeypatch.setenv("LANEWAY_URL", "valkey://:secret@host")
+    app = Laneway("sqlite:///code.db")
     assert str(app.store) == (
-        "sqlite:///code.db (argument in the code); passed over: valkey://***@host (environment FAIRLEAD_URL), "
-        "sqlite:///project.db (pyproject.toml [tool.fairlead] url)"
+        "sqlite:///code.db (argument in the code); passed over: valkey://***@host (environment LANEWAY_URL), "
+        "sqlite:///project.db (pyproject.toml [tool.laneway] url)"
     )
     app.use_store("sqlite:///option.db", "apart")
     assert (app.url, app.namespace, app.store.source) == ("sqlite:///option.db", "apart", "option --url")
     assert len(app.store.passed_over) == 3
-    assert Fairlead().url == "valkey://:secret@host"
+    assert Laneway().url == "valkey://:secret@host"
     text = call("config", "show")
-    assert "valkey://***@host (environment FAIRLEAD_URL)" in text
+    assert "valkey://***@host (environment LANEWAY_URL)" in text
     assert "passed over: sqlite:///project.db" in text
 
 
@@ -84,7 +84,7 @@ def test_the_option_stands_above_the_code(tmp_path: Path, processes: str) -> Non
 
 def test_the_environment_does_not_end_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the code names a store, the environment's is passed over with a warning that hides its password."""
-    (tmp_path / "pyproject.toml").write_text('[tool.fairlead]\nurl = "valkey://:secret@host"\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.laneway]\nurl = "valkey://:secret@host"\n')
     (tmp_path / "shop.py").write_text(PROGRAM.format(argument="'sqlite:///code.db'"))
     call("publish", "push.a", "17", "-u", "sqlite:///code.db")
     done = run_apart(tmp_path, "worker", "shop", "--burst")
@@ -94,5 +94,5 @@ def test_the_environment_does_not_end_a_worker(tmp_path: Path, monkeypatch: pyte
 
 def test_the_readme_program_and_the_commands_share_a_store(tmp_path: Path) -> None:
     """Ten lines without a URL, and `topics`, use the same file."""
-    Fairlead().publish("push.acme", 1)
+    Laneway().publish("push.acme", 1)
     assert "push.acme" in call("topics")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import fairlead.cli
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import RAW, Draft, Settlement
+import laneway.cli
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import RAW, Draft, Settlement
 from tests.cli.conftest import Command
 from tests.cli.every import calls
 from tests.cli.pty_support import InTerminal
@@ -26,8 +26,8 @@ OURS = re.compile(r"\x1b\[[0-9;]*m|\r\n|\r(?=[wd]1?\\x1b)")
 BAD = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
 
 PROGRAM = """
-from fairlead import Fairlead
-app = Fairlead({url!r})
+from laneway import Laneway
+app = Laneway({url!r})
 app.policy("*", retries=1, backoff="0s")
 
 @app.handler("*")
@@ -38,7 +38,7 @@ def handle(message):
 DRIVER = """
 import json, os, sys, traceback
 os.login_tty(0)
-from fairlead.cli import main
+from laneway.cli import main
 for call in json.load(open(sys.argv[1])):
     sys.argv[1:] = call
     try:
@@ -53,7 +53,7 @@ print("the end")
 @pytest.fixture
 def hostile(tmp_path: Path) -> tuple[str, str]:
     """A store that a stranger has filled, past all checks of what he may publish; and the id of a message that waits."""
-    url = f"sqlite:///{tmp_path}/fairlead.db"
+    url = f"sqlite:///{tmp_path}/laneway.db"
     with contextlib.closing(open_engine(url, Settings())) as engine:
         body = json.dumps({"text": HOSTILE}, ensure_ascii=False).encode()
         topic = f"push.{HOSTILE}"
@@ -119,7 +119,7 @@ def _texts(value: object) -> list[str]:
 
 def test_every_line_goes_through_one_function() -> None:
     """No command writes past it."""
-    folder = Path(fairlead.cli.__file__).parent
+    folder = Path(laneway.cli.__file__).parent
     for path in folder.glob("*.py"):
         if path.name != "session.py":
             assert not re.search(r"click\.s?echo\(|[^.\w]print\(", path.read_text()), path.name

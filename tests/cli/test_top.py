@@ -1,4 +1,4 @@
-"""`fairlead top`: live in a terminal, once elsewhere."""
+"""`laneway top`: live in a terminal, once elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairlead import Fairlead
+from laneway import Laneway
 from tests.cli.pty_support import InTerminal
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ LEAVE_ALTERNATE_SCREEN = "\x1b[?1049l"
 
 
 @pytest.fixture
-def filled(fairlead: Command) -> Command:
-    fairlead("publish", "push.acme", "--lines", stdin="1\n" * 50)
-    fairlead("publish", "push.few", "1")
-    return fairlead
+def filled(laneway: Command) -> Command:
+    laneway("publish", "push.acme", "--lines", stdin="1\n" * 50)
+    laneway("publish", "push.few", "1")
+    return laneway
 
 
 def test_json_is_one_snapshot(filled: Command) -> None:
@@ -75,7 +75,7 @@ def test_what_happens_is_shown(filled: Command) -> None:
     """The view follows what is published."""
     with InTerminal("--url", filled.url, "top", "--every", "0.1") as terminal:
         terminal.read_until("waiting 51")
-        with Fairlead(filled.url) as app:
+        with Laneway(filled.url) as app:
             app.publish("push.new")
         terminal.read_until("waiting 52")
         terminal.press(b"q")

@@ -1,4 +1,4 @@
-"""`fairlead worker` as a process of its own."""
+"""`laneway worker` as a process of its own."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 APP = """
-from fairlead import Fairlead
-app = Fairlead("sqlite:///work.db")
+from laneway import Laneway
+app = Laneway("sqlite:///work.db")
 thing = 3
 
 @app.handler("push.*")
@@ -26,8 +26,8 @@ def push(message):
 
 def run(folder: Path, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """The command in the folder, its output caught."""
-    environment = {name: value for name, value in os.environ.items() if name != "FAIRLEAD_URL"}
-    command = [sys.executable, "-m", "fairlead", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name != "LANEWAY_URL"}
+    command = [sys.executable, "-m", "laneway", *arguments]
     return subprocess.run(command, cwd=folder, env=environment, input=stdin, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -59,7 +59,7 @@ def test_what_was_not_found(tmp_path: Path, target: str, told: str) -> None:
     """An application that cannot be found is one line that names it, and exit code 2."""
     (tmp_path / "shop.py").write_text(APP)
     (tmp_path / "broken.py").write_text("import absent_library\n")
-    (tmp_path / "policy.py").write_text("from fairlead import Fairlead\napp = Fairlead()\napp.policy('a', rate=-1)\n")
+    (tmp_path / "policy.py").write_text("from laneway import Laneway\napp = Laneway()\napp.policy('a', rate=-1)\n")
     result = run(tmp_path, "worker", target)
     assert result.returncode == 2
     assert told in result.stderr
@@ -73,7 +73,7 @@ def test_a_module_that_fails_shows_where(tmp_path: Path, source: str, told: str)
     (tmp_path / "helper.py").write_text("1 / 0\n")
     result = run(tmp_path, "worker", "shop:app")
     assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].startswith(f"fairlead: shop:app: importing shop failed: {told}")
+    assert result.stderr.splitlines()[-1].startswith(f"laneway: shop:app: importing shop failed: {told}")
     assert "shop.py" in result.stderr
     assert ("helper.py" in result.stderr) == (told != "SyntaxError")
     assert "click" not in result.stderr
@@ -84,7 +84,7 @@ def test_a_module_that_fails_shows_where(tmp_path: Path, source: str, told: str)
 @pytest.mark.parametrize(("source", "told", "code"), [("", "no handlers", 2), ('app.handler("*")(print)\n', "no/such does not exist", 3)])
 def test_what_cannot_be_served_is_told_once(tmp_path: Path, processes: str, source: str, told: str, code: int) -> None:
     """One line and its exit code, however many processes were asked for."""
-    (tmp_path / "shop.py").write_text(f'from fairlead import Fairlead\napp = Fairlead("sqlite:///no/such/work.db")\n{source}')
+    (tmp_path / "shop.py").write_text(f'from laneway import Laneway\napp = Laneway("sqlite:///no/such/work.db")\n{source}')
     result = run(tmp_path, "worker", "shop:app", "--processes", processes)
     assert result.returncode == code, result.stderr
     assert told in result.stderr
@@ -110,8 +110,8 @@ def test_wrong_options_are_one_line(tmp_path: Path, arguments: tuple[str, ...], 
 
 
 FAILING = """
-from fairlead import DestinationUnwell, Fairlead, Reject, Retry
-app = Fairlead("sqlite:///work.db")
+from laneway import DestinationUnwell, Laneway, Reject, Retry
+app = Laneway("sqlite:///work.db")
 app.policy("*", backoff=0, retries=0)
 
 @app.handler("*")
@@ -155,6 +155,6 @@ def test_a_log_for_machines(tmp_path: Path, processes: str) -> None:
     told = {line["event"].partition(": ")[2]: line for line in lines if "message" in line}
     assert sorted(text.split()[0] for text in told) == ["attempt", "rejected:", "succeeded"]
     (failed,) = (line for line in lines if line.get("error") == "LookupError")
-    assert (failed["level"], failed["topic"], failed["attempt"], failed["logger"]) == ("error", "push.acme", 1, "fairlead.worker")
+    assert (failed["level"], failed["topic"], failed["attempt"], failed["logger"]) == ("error", "push.acme", 1, "laneway.worker")
     assert "order 42 is unknown" in failed["traceback"]
     assert all(line["time"].endswith("+00:00") for line in lines)

@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from fairlead.compat.celery import Celery, Ignore, Reject, Task, crontab, get_task_logger, shared_task
+from laneway.compat.celery import Celery, Ignore, Reject, Task, crontab, get_task_logger, shared_task
 
 logger = get_task_logger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fairlead.compat.celery import current
+from laneway.compat.celery import current
 
 
 @pytest.fixture(autouse=True)

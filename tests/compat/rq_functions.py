@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairlead.compat.rq import get_current_job
+from laneway.compat.rq import get_current_job
 
 
 def count_words(text: str) -> int:

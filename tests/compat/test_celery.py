@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from fairlead import UsageError
-from fairlead.compat.celery import AsyncResult, Celery, Task, chain, chord, crontab, current_app, group, schedule, signature, solar, states
-from fairlead.testing import virtual
+from laneway import UsageError
+from laneway.compat.celery import AsyncResult, Celery, Task, chain, chord, crontab, current_app, group, schedule, signature, solar, states
+from laneway.testing import virtual
 from tests.compat import celery_tasks as tasks
 from tests.conformance.forms import server
 from tests.tasks.conftest import working
@@ -29,8 +29,8 @@ SOON = 20.0
 def app() -> Iterator[Celery]:
     tasks.CALLED.clear()
     tasks.app.set_current()  # other test modules have applications of their own
-    tasks.app.fairlead.engine.topic_purge("celery")
-    with working(tasks.app.fairlead):
+    tasks.app.laneway.engine.topic_purge("celery")
+    with working(tasks.app.laneway):
         yield tasks.app
 
 
@@ -123,24 +123,24 @@ def test_states_and_revoking() -> None:
 def test_calls_by_name() -> None:
     assert tasks.app.send_task("total", ([1, 2, 3],)).get(SOON) == 6
     unknown = tasks.app.send_task("of.another.program", (1,), countdown=100)
-    view = tasks.app.fairlead.engine.find(unknown.id)
+    view = tasks.app.laneway.engine.find(unknown.id)
     assert view is not None
-    assert (view.topic, view.headers["fairlead-task"]) == ("celery", "of.another.program")  # type: ignore[index]
+    assert (view.topic, view.headers["laneway-task"]) == ("celery", "of.another.program")  # type: ignore[index]
     unknown.revoke()
 
 
 def test_what_runs_by_the_clock() -> None:
     """`beat_schedule`, on the clocks of `timezone`; any worker is the scheduler."""
-    fairlead = tasks.app.fairlead
+    laneway = tasks.app.laneway
     tasks.app.finalize()
-    with virtual(fairlead) as world:
-        fairlead.install_schedules()
-        planned = {each.name: each for each in fairlead.schedules()}
+    with virtual(laneway) as world:
+        laneway.install_schedules()
+        planned = {each.name: each for each in laneway.schedules()}
         assert planned.keys() >= {"add-every-30-seconds", "monday-morning"}
         assert planned["monday-morning"].next_at.astimezone().weekday() == 0
         world.later(31)
         world.run()
-        assert fairlead.engine.overview().done >= 1
+        assert laneway.engine.overview().done >= 1
     with pytest.raises(UsageError, match="day_of_month and day_of_week together are not supported"):
         crontab(day_of_month=1, day_of_week=1)
     with pytest.raises(UsageError, match="'moonrise' is not supported"):
@@ -170,17 +170,17 @@ def test_settings(caplog: pytest.LogCaptureFixture) -> None:
     assert routed.task(name="feed.read")(tasks.add.function).queue == "feeds"
     web = routed.task(name="web")(tasks.xsum.function)
     assert web.template.text == "webs.web"
-    assert routed.fairlead.engine.policy_of("webs.web").rate == 10
+    assert routed.laneway.engine.policy_of("webs.web").rate == 10
     assert routed.topics_of(["webs", "feeds"]) == ["webs", "webs.web", "feeds"]
 
 
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Celery("x", broker="sqs://key@", set_as_current=False).fairlead, r"sqs://\*\*\*@ is no store of Fairlead's"),
-        (lambda: Celery("x", broker="memory://", backend="db+sqlite:///r.db", set_as_current=False).fairlead, "is no store of Fairlead's"),
+        (lambda: Celery("x", broker="sqs://key@", set_as_current=False).laneway, r"sqs://\*\*\*@ is no store of Laneway's"),
+        (lambda: Celery("x", broker="memory://", backend="db+sqlite:///r.db", set_as_current=False).laneway, "is no store of Laneway's"),
         (
-            lambda: Celery("x", broker="memory://", backend="redis://elsewhere", set_as_current=False).fairlead,
+            lambda: Celery("x", broker="memory://", backend="redis://elsewhere", set_as_current=False).laneway,
             "results are kept where the messages are",
         ),
         (lambda: Celery("x", brokr="memory://"), 'did you mean "broker"'),
@@ -208,7 +208,7 @@ def test_eager() -> None:
 
 
 FIRST_PAGE = """
-from fairlead.compat.celery import Celery
+from laneway.compat.celery import Celery
 
 app = Celery('hello', broker='amqp://guest@localhost//')
 
@@ -218,8 +218,8 @@ def hello():
 """
 
 PERIODIC = """
-from fairlead.compat.celery import Celery
-from fairlead.compat.celery import crontab
+from laneway.compat.celery import Celery
+from laneway.compat.celery import crontab
 
 app = Celery()
 
@@ -242,7 +242,7 @@ def add(x, y):
 NEXT_STEPS = {
     "__init__": "",
     "celery": """
-from fairlead.compat.celery import Celery
+from laneway.compat.celery import Celery
 
 app = Celery('proj',
              broker='amqp://',
@@ -285,16 +285,16 @@ def test_pages_of_celery(tmp_path: Path) -> None:
     calling = "import hello; r = hello.hello.delay(); hello.app.run_worker(burst=True); print(r.get(timeout=10))"
     assert run(tmp_path, calling) == "hello world\n"
     (tmp_path / "periodic.py").write_text(PERIODIC)
-    planned = "import periodic; periodic.app.run_worker(burst=True); print(len(periodic.app.fairlead.schedules()))"
+    planned = "import periodic; periodic.app.run_worker(burst=True); print(len(periodic.app.laneway.schedules()))"
     assert run(tmp_path, planned) == "3\n"
     (tmp_path / "proj").mkdir()
     for name, text in NEXT_STEPS.items():
         (tmp_path / "proj" / f"{name}.py").write_text(text)
-    worker = subprocess.Popen([sys.executable, "-m", "fairlead", "worker", "proj.celery:app", "-l", "error"], cwd=tmp_path)
+    worker = subprocess.Popen([sys.executable, "-m", "laneway", "worker", "proj.celery:app", "-l", "error"], cwd=tmp_path)
     try:
         calling = """
 from proj.tasks import add, xsum
-from fairlead.compat.celery import chain, group, chord
+from laneway.compat.celery import chain, group, chord
 print(add.delay(2, 2).get(timeout=20), group(add.s(i, i) for i in range(10))().get(timeout=20), chain(add.s(4, 4) | add.s(8))().get(timeout=20),
       chord((add.s(i, i) for i in range(10)), xsum.s())().get(timeout=20), (group(add.s(i, i) for i in range(10)) | xsum.s())().get(timeout=20))
 """
@@ -309,7 +309,7 @@ def test_first_steps_with_celery_and_the_command_line(tmp_path: Path) -> None:
     url = f"{server().url.replace('valkey', 'redis')}"
     (tmp_path / "tasks.py").write_text(
         textwrap.dedent(f"""
-        from fairlead.compat.celery import Celery
+        from laneway.compat.celery import Celery
 
         app = Celery('tutorial', broker='{url}', backend='{url}', namespace='n{os.getpid()}')
 
@@ -319,7 +319,7 @@ def test_first_steps_with_celery_and_the_command_line(tmp_path: Path) -> None:
         """)
     )
     calling = "from tasks import add; result = add.delay(4, 4); print(result.get(timeout=30))"
-    worker = subprocess.Popen([sys.executable, "-m", "fairlead", "worker", "tasks:app", "-l", "warning"], cwd=tmp_path)
+    worker = subprocess.Popen([sys.executable, "-m", "laneway", "worker", "tasks:app", "-l", "warning"], cwd=tmp_path)
     try:
         done = subprocess.run([sys.executable, "-c", calling], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert (done.stdout, done.stderr) == ("8\n", "")

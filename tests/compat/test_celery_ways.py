@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import pytest
 
-from fairlead import UsageError
-from fairlead.compat.celery import AsyncResult, Celery, Ignore, Task, chain, chord, group, shared_task, states
+from laneway import UsageError
+from laneway.compat.celery import AsyncResult, Celery, Ignore, Task, chain, chord, group, shared_task, states
 from tests.conformance.forms import server
 from tests.tasks.conftest import working
 
@@ -32,7 +32,7 @@ def celery(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Celery]:
 
 @contextmanager
 def runs(app: Celery) -> Iterator[None]:
-    with working(app.finalize().fairlead):
+    with working(app.finalize().laneway):
         yield
 
 
@@ -54,9 +54,9 @@ def test_settings_count_when_they_are_needed(tmp_path: Path) -> None:
 
     with app:
         job = add.delay(1, 2)
-        assert app.fairlead.url == f"sqlite:///{tmp_path}/late.db"
-        assert (job.job.topic, add.serializer, add.handler.time_limit, app.fairlead.result_ttl) == ("late", "msgpack", 30, 60)
-        assert app.fairlead.engine.policy_of("late").retries > 1000
+        assert app.laneway.url == f"sqlite:///{tmp_path}/late.db"
+        assert (job.job.topic, add.serializer, add.handler.time_limit, app.laneway.result_ttl) == ("late", "msgpack", 30, 60)
+        assert app.laneway.engine.policy_of("late").retries > 1000
         with runs(app):
             assert job.get(timeout=SOON) == 3
             assert mul.delay(2, 3).get(timeout=SOON) == 6
@@ -64,7 +64,7 @@ def test_settings_count_when_they_are_needed(tmp_path: Path) -> None:
         assert add.delay(1, 1).job.topic == "later"
         with pytest.raises(UsageError, match="in use already"):
             app.conf.broker_url = "sqlite:///elsewhere.db"
-    assert not Path("fairlead.db").exists()
+    assert not Path("laneway.db").exists()
 
 
 def test_a_task_class_that_says_what_a_call_does(celery: Celery) -> None:
@@ -257,13 +257,13 @@ def test_states(celery: Celery) -> None:
             job = custom.delay(state)
             ended = ignored.delay()
             assert ended.get(SOON) is None
-            assert celery.fairlead.topic("celery").wait_done(SOON)
+            assert celery.laneway.topic("celery").wait_done(SOON)
             assert (AsyncResult(job.id, celery).state, job.info) == (state, {"why": "mine"})
 
 
 PROGRAM = """
 import os
-from fairlead.compat.celery import Celery
+from laneway.compat.celery import Celery
 
 app = Celery("tasks", broker="sqlite:///q.db")
 
@@ -276,16 +276,16 @@ def pid():
 
 def command(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(folder), *(each for each in sys.path if each)])
-    environment = {**os.environ, "PYTHONPATH": paths, "FAIRLEAD_URL": "", **variables}
+    environment = {**os.environ, "PYTHONPATH": paths, "LANEWAY_URL": "", **variables}
     return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=90, check=False)
 
 
 def test_several_processes(tmp_path: Path) -> None:
-    """`fairlead worker --processes 2` of an application in Celery's words."""
+    """`laneway worker --processes 2` of an application in Celery's words."""
     (tmp_path / "program.py").write_text(PROGRAM)
     made = command(tmp_path, "-c", "import program\nfor _ in range(20): program.pid.delay()")
     assert made.returncode == 0, made.stderr
-    ran = command(tmp_path, "-m", "fairlead", "worker", "program:app", "--processes", "2", "--burst")
+    ran = command(tmp_path, "-m", "laneway", "worker", "program:app", "--processes", "2", "--burst")
     assert ran.returncode == 0, ran.stderr
     assert len((tmp_path / "pids").read_text().split()) == 20
 
@@ -296,9 +296,9 @@ DJANGO = {
     "    def get_app_configs(self):\n        assert self.ready\n        return [SimpleNamespace(name='shop')]\napps = Apps()\n",
     "django/db.py": "told = []\ndef reset_queries():\n    told.append('reset')\ndef close_old_connections():\n    told.append('close')\n",
     "shop/__init__.py": "",
-    "shop/tasks.py": "from django.apps import apps\nassert apps.ready\nfrom fairlead.compat.celery import shared_task\n@shared_task\ndef order():\n"
+    "shop/tasks.py": "from django.apps import apps\nassert apps.ready\nfrom laneway.compat.celery import shared_task\n@shared_task\ndef order():\n"
     "    from django.db import told\n    return list(told)\n",
-    "proj.py": 'from fairlead.compat.celery import Celery\napp = Celery("proj", broker="sqlite:///q.db")\napp.autodiscover_tasks()\n',
+    "proj.py": 'from laneway.compat.celery import Celery\napp = Celery("proj", broker="sqlite:///q.db")\napp.autodiscover_tasks()\n',
 }
 
 
@@ -310,7 +310,7 @@ def test_django(tmp_path: Path) -> None:
     variables = {"DJANGO_SETTINGS_MODULE": "proj.settings"}
     made = command(tmp_path, "-c", "import proj; print([proj.app.send_task('shop.tasks.order').id for _ in range(2)][-1])")
     assert made.returncode == 0, made.stderr
-    ran = command(tmp_path, "-m", "fairlead", "worker", "proj:app", "-c", "1", "--burst", **variables)
+    ran = command(tmp_path, "-m", "laneway", "worker", "proj:app", "-c", "1", "--burst", **variables)
     assert "2 done" in ran.stdout, ran.stderr
     read = command(tmp_path, "-c", f"import proj; print(proj.app.AsyncResult({made.stdout.strip()!r}).get(timeout=5))")
     assert read.stdout.strip() == str(["reset", "close", "close", "reset", "close"]), read.stderr

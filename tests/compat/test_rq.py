@@ -15,21 +15,21 @@ from uuid import uuid4
 import pytest
 import redis
 
-from fairlead import Fairlead, UsageError
-from fairlead.compat.addresses import url_of
-from fairlead.compat.rq import Dependency, Job, NoSuchJobError, Queue, Retry, SimpleWorker, Worker, get_current_job, job
-from fairlead.servers import Server
+from laneway import Laneway, UsageError
+from laneway.compat.addresses import url_of
+from laneway.compat.rq import Dependency, Job, NoSuchJobError, Queue, Retry, SimpleWorker, Worker, get_current_job, job
+from laneway.servers import Server
 from tests.compat import rq_functions as functions
 from tests.conformance.forms import server
 
 
 @pytest.fixture
-def connection() -> Iterator[Fairlead]:
-    with Fairlead(server().url, namespace=uuid4().hex) as app:
+def connection() -> Iterator[Laneway]:
+    with Laneway(server().url, namespace=uuid4().hex) as app:
         yield app
 
 
-def test_first_steps(connection: Fairlead) -> None:
+def test_first_steps(connection: Laneway) -> None:
     queue = Queue(connection=connection)
     made = queue.enqueue(functions.count_words, "one two three")
     assert (made.get_id(), made.get_status(), made.result, made.origin, made.is_queued) == (made.id, "queued", None, "default", True)
@@ -41,7 +41,7 @@ def test_first_steps(connection: Fairlead) -> None:
     assert not SimpleWorker([queue]).work(burst=True), "nothing is left"
 
 
-def test_ways_of_enqueueing(connection: Fairlead) -> None:
+def test_ways_of_enqueueing(connection: Laneway) -> None:
     queue = Queue("low", connection=connection, default_timeout=60)
     jobs = [
         queue.enqueue("tests.compat.rq_functions.count_words", "a"),
@@ -65,7 +65,7 @@ def test_ways_of_enqueueing(connection: Fairlead) -> None:
     assert queue.fetch_job(later.id) is None
 
 
-def test_failures(connection: Fairlead) -> None:
+def test_failures(connection: Laneway) -> None:
     queue = Queue(connection=connection)
     failed = queue.enqueue(functions.fails)
     again = queue.enqueue(functions.fails, retry=Retry(max=2, interval=[0, 0]))
@@ -80,7 +80,7 @@ def test_failures(connection: Fairlead) -> None:
     assert queue.failed_job_registry.count == 0
 
 
-def test_dependencies_and_meta(connection: Fairlead) -> None:
+def test_dependencies_and_meta(connection: Laneway) -> None:
     queue = Queue(connection=connection)
     first = queue.enqueue(functions.fails)
     second = queue.enqueue(functions.count_words, "a", depends_on=Dependency([first], allow_failure=True))
@@ -92,7 +92,7 @@ def test_dependencies_and_meta(connection: Fairlead) -> None:
     assert get_current_job() is None
 
 
-def test_queues_by_priority_in_children(connection: Fairlead) -> None:
+def test_queues_by_priority_in_children(connection: Laneway) -> None:
     """A worker that forks for each job, as RQ's."""
     high, low = Queue("high", connection=connection), Queue("low", connection=connection)
     jobs = [low.enqueue(functions.count_words, "a"), high.enqueue(functions.count_words, "a b")]
@@ -102,14 +102,14 @@ def test_queues_by_priority_in_children(connection: Fairlead) -> None:
     assert ended[1] < ended[0]  # type: ignore[operator]
 
 
-def test_functions_with_a_delay(connection: Fairlead) -> None:
+def test_functions_with_a_delay(connection: Laneway) -> None:
     count = job("low", connection=connection, timeout=5)(functions.count_words)
     made = count.delay("a b")  # type: ignore[attr-defined]
     SimpleWorker(["low"], connection=connection).work(burst=True)
     assert made.result == 2
 
 
-def test_not_asynchronous(connection: Fairlead) -> None:
+def test_not_asynchronous(connection: Laneway) -> None:
     assert Queue(is_async=False, connection=connection).enqueue(functions.count_words, "a b").result == 2
 
 
@@ -134,7 +134,7 @@ def test_connections() -> None:
         (lambda _: Retry(max=0), "at least 1"),
     ],
 )
-def test_what_is_not_supported_says_so(connection: Fairlead, make: Any, why: str) -> None:
+def test_what_is_not_supported_says_so(connection: Laneway, make: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         make(connection)
 
@@ -146,7 +146,7 @@ def test_the_first_page_and_the_command_line(tmp_path: Path) -> None:
         (tmp_path / "first.py").write_text(
             textwrap.dedent(f"""
             from redis import Redis
-            from fairlead.compat.rq import Queue
+            from laneway.compat.rq import Queue
             from my_module import count_words_at_url
 
             q = Queue(connection=Redis(port={own.port}))
@@ -155,7 +155,7 @@ def test_the_first_page_and_the_command_line(tmp_path: Path) -> None:
             """)
         )
         first = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-        program = [sys.executable, "-m", "fairlead.compat.rq", "high", "default", "--burst", "--url", f"redis://127.0.0.1:{own.port}"]
+        program = [sys.executable, "-m", "laneway.compat.rq", "high", "default", "--burst", "--url", f"redis://127.0.0.1:{own.port}"]
         worker = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
         assert worker.returncode == 0, worker.stderr
         assert Job.fetch(first.stdout.strip(), connection=f"redis://127.0.0.1:{own.port}").result == 3

@@ -12,21 +12,21 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from fairlead import BadMessage, Fairlead, UsageError
-from fairlead.compat.rq import Queue, Result, SimpleWorker
+from laneway import BadMessage, Laneway, UsageError
+from laneway.compat.rq import Queue, Result, SimpleWorker
 from tests.compat import rq_functions as functions
 from tests.conformance.forms import server
 from tests.working.support import until
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
-def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fairlead]:
+def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Laneway]:
     url = f"sqlite:///{tmp_path}/q.db" if request.param == "sqlite" else server().url
-    with Fairlead(url, namespace=uuid4().hex) as app:
+    with Laneway(url, namespace=uuid4().hex) as app:
         yield app
 
 
-def test_max_jobs(connection: Fairlead) -> None:
+def test_max_jobs(connection: Laneway) -> None:
     """A worker ends after so many jobs, with and without burst; what it cannot do it refuses."""
     queue = Queue("ways", connection=connection)
     jobs = [queue.enqueue(functions.count_words, "a") for _ in range(3)]
@@ -41,7 +41,7 @@ def test_max_jobs(connection: Fairlead) -> None:
         jobs[2].cancel(enqueue_dependents=True)
 
 
-def test_prepare_data_and_results(connection: Fairlead) -> None:
+def test_prepare_data_and_results(connection: Laneway) -> None:
     """RQ's signature; a result with its type."""
     queue = Queue("ways", connection=connection)
     made, fails = queue.enqueue_many(
@@ -62,7 +62,7 @@ def test_prepare_data_and_results(connection: Fairlead) -> None:
     assert [each.type for each in made.results()] == [Result.Type.SUCCESSFUL]
 
 
-def test_a_name_is_only_a_name(connection: Fairlead) -> None:
+def test_a_name_is_only_a_name(connection: Laneway) -> None:
     """What a name names is not imported where it is enqueued: a web process may lack it."""
     queue = Queue("ways", connection=connection)
     queue.enqueue("nobody.has.this", 1)
@@ -79,7 +79,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-def test_types_of_arguments(connection: Fairlead) -> None:
+def test_types_of_arguments(connection: Laneway) -> None:
     """Arguments and results without annotations come back as what they were; what would not is refused."""
     queue = Queue("ways", connection=connection)
     jobs = [queue.enqueue(functions.same, value) for value in VALUES]
@@ -91,7 +91,7 @@ def test_types_of_arguments(connection: Fairlead) -> None:
         queue.enqueue(functions.same, object())
 
 
-def test_attributes(connection: Fairlead) -> None:
+def test_attributes(connection: Laneway) -> None:
     """Of a job that was just made, and of one that was fetched."""
     queue = Queue("ways", connection=connection)
     made = queue.enqueue(functions.count_words, "a b", description="counts", job_timeout=7)
@@ -109,7 +109,7 @@ def test_attributes(connection: Fairlead) -> None:
     assert made.enqueued_at is not None
 
 
-def test_a_job_that_nobody_came_for(connection: Fairlead) -> None:
+def test_a_job_that_nobody_came_for(connection: Laneway) -> None:
     """Its ttl cancels it; it has not failed."""
     queue = Queue("ways", connection=connection)
     job = queue.enqueue(functions.count_words, "a", ttl=0.1)
@@ -118,9 +118,9 @@ def test_a_job_that_nobody_came_for(connection: Fairlead) -> None:
     assert len(queue.failed_job_registry) == 0
 
 
-def test_celery_brings_back_what_kombu_does(connection: Fairlead) -> None:
+def test_celery_brings_back_what_kombu_does(connection: Laneway) -> None:
     """Arguments and results of unannotated functions, through chains too."""
-    from fairlead.compat.celery import Celery, chain
+    from laneway.compat.celery import Celery, chain
     from tests.tasks.conftest import working
 
     app = Celery("types", broker=connection.url, namespace=connection.namespace, set_as_current=False)
@@ -131,7 +131,7 @@ def test_celery_brings_back_what_kombu_does(connection: Fairlead) -> None:
         return value
 
     values: list[Any] = [*VALUES[:3], *VALUES[4:7], {"at": [VALUES[0]]}]
-    with app, working(app.fairlead):
+    with app, working(app.laneway):
         for value in values:
             assert same.delay(value).get(timeout=20) == value
             assert chain(same.s(value), same.s())().get(timeout=20) == value

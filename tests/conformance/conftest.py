@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.engines import open_engine
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.testing.conformance.conftest import bench
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.testing.conformance.conftest import bench
 from tests.conformance.forms import URLS, open_form
 
 __all__ = ["bench"]

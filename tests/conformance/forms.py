@@ -13,10 +13,10 @@ from unittest import mock
 
 import msgspec
 
-from fairlead.engines import open_engine
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.engines.valkey.fitness import acl_rule
-from fairlead.servers import Cluster, Sentinels, Server
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.engines.valkey.fitness import acl_rule
+from laneway.servers import Cluster, Sentinels, Server
 
 REDIS = shutil.which("redis-server")
 
@@ -36,8 +36,8 @@ def guarded() -> str:
     started = Server(requirepass="for the others")
     started.start()
     atexit.register(started.close)
-    started.run("ACL", "SETUSER", "fairlead", "on", ">secret", *acl_rule().split())
-    return f"valkey://fairlead:secret@127.0.0.1:{started.port}"
+    started.run("ACL", "SETUSER", "laneway", "on", ">secret", *acl_rule().split())
+    return f"valkey://laneway:secret@127.0.0.1:{started.port}"
 
 
 @cache
@@ -59,7 +59,7 @@ def cluster() -> str:
 @cache
 def redis() -> Server:
     """The Redis of this machine."""
-    with mock.patch.dict(os.environ, FAIRLEAD_SERVER_BINARY=str(REDIS)):
+    with mock.patch.dict(os.environ, LANEWAY_SERVER_BINARY=str(REDIS)):
         started = Server()
         started.start()
     atexit.register(started.close)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.testing import EngineBench
-from fairlead.tiers import Tier
+from laneway.engines.base import FullEngine, Settings
+from laneway.testing import EngineBench
+from laneway.tiers import Tier
 from tests.conformance.conftest import ENGINES
 
 PERSISTENT = ("sqlite file", "valkey", "valkey, cluster")

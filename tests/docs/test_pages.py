@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.cli.main import COMMANDS
+from laneway.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -37,12 +37,12 @@ def test_there_are_programs() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_and_options_exist(page: Path) -> None:
-    """`fairlead …` in a line of its own or in backquotes: the command is there, and so are its options."""
-    for line in re.findall(r"(?:`|^\$ |=\S*/)(fairlead [a-z][^`\n]*)", page.read_text(), re.MULTILINE):
+    """`laneway …` in a line of its own or in backquotes: the command is there, and so are its options."""
+    for line in re.findall(r"(?:`|^\$ |=\S*/)(laneway [a-z][^`\n]*)", page.read_text(), re.MULTILINE):
         _, name, *rest = line.split()
         assert name in COMMANDS, f"{page.name}: {line}"
         group = [word for word in rest[:1] if re.fullmatch("[a-z]+", word) and name in {"dead", "policy"}]
-        told = subprocess.run([sys.executable, "-m", "fairlead", name, *group, "--help"], capture_output=True, text=True, timeout=60, check=False)
+        told = subprocess.run([sys.executable, "-m", "laneway", name, *group, "--help"], capture_output=True, text=True, timeout=60, check=False)
         assert told.returncode == 0, f"{page.name}: {line}: {told.stderr}"
         for option in re.findall(r"--[a-z-]+", " ".join(rest)):
             assert option in told.stdout, f"{page.name}: {line}: there is no {option}"

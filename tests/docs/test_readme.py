@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairlead.cli.main import COMMANDS
+from laneway.cli.main import COMMANDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +28,9 @@ def commands(program: str) -> Iterator[str]:
             yield found[1]
 
 
-@pytest.mark.parametrize("name", sorted(set(commands("fairlead")) - {"--help"}))
+@pytest.mark.parametrize("name", sorted(set(commands("laneway")) - {"--help"}))
 def test_commands_exist(name: str) -> None:
-    """Each `fairlead …` of the README is a command."""
+    """Each `laneway …` of the README is a command."""
     assert name in COMMANDS
 
 

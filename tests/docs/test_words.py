@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).resolve().parents[2] / "src" / "fairlead"
+SOURCES = Path(__file__).resolve().parents[2] / "src" / "laneway"
 BANNED = re.compile(r"\b(nack|visibility[ _]timeout|dlq|tenants?)\b", re.IGNORECASE)
 
 

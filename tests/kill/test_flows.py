@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import Fairlead
-from fairlead.servers import Server
-from fairlead.units import SECOND
+from laneway import Laneway
+from laneway.servers import Server
+from laneway.units import SECOND
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-ROUNDS = int(os.environ.get("FAIRLEAD_FLOW_KILLS", "3"))
+ROUNDS = int(os.environ.get("LANEWAY_FLOW_KILLS", "3"))
 SIZES = (400, 2_000, 6_000)
 LONGEST = {400: 0.05, 2_000: 0.3, 6_000: 1.0}
 """About how long storing it takes, in seconds: the moment of the kill is within that."""
 
 PUBLISHER = """
 import sys
-from fairlead import Fairlead, chord
+from laneway import Laneway, chord
 
-app = Fairlead(sys.argv[1], namespace=sys.argv[2])
+app = Laneway(sys.argv[1], namespace=sys.argv[2])
 
 
 @app.task(name="one")
@@ -76,7 +76,7 @@ def test_a_flow_is_stored_whole_or_not_at_all(tmp_path: Path, store: str) -> Non
 def one_round(url: str, namespace: str, size: int, seconds: float) -> str:
     """Publish, kill, work, an hour later work again; returns what became of the flow."""
     calls: Counter[str] = Counter()
-    with closing(Fairlead(url, namespace=namespace)) as app:
+    with closing(Laneway(url, namespace=namespace)) as app:
 
         @app.task(name="one")
         def one(number: int) -> int:

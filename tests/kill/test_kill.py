@@ -16,21 +16,21 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.engines import open_engine
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.message import Settlement
-from fairlead.servers import Server
-from fairlead.units import SECOND
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.message import Settlement
+from laneway.servers import Server
+from laneway.units import SECOND
 
 SOURCE = str(Path(__file__).parents[2] / "src")
-ROUNDS = int(os.environ.get("FAIRLEAD_KILLS", "25"))
+ROUNDS = int(os.environ.get("LANEWAY_KILLS", "25"))
 LEASE_SECONDS = 1.0
 
 PRODUCER = """
 import os, random, sys, time
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Draft
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft
 engine = open_engine(sys.argv[1], Settings())
 draw = random.Random(int(sys.argv[3]))
 with open(sys.argv[2], "a", buffering=1) as log:
@@ -46,9 +46,9 @@ with open(sys.argv[2], "a", buffering=1) as log:
 
 WORKER = """
 import os, random, sys, time
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Settlement
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Settlement
 engine = open_engine(sys.argv[1], Settings())
 draw = random.Random(int(sys.argv[3]))
 with open(sys.argv[2], "a", buffering=1) as log:

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from fairlead.engines import fairness
-from fairlead.engines.base import KEEPS_HEADER, Explanation, MessageView, Overview, TierStats, TopicStats
-from fairlead.errors import BadPolicy, TopicInUse, UsageError
-from fairlead.policy import Gate, Layer, Layers, PolicyBook, Resolved, check_changes, check_pattern, is_pattern, matches, sources
-from fairlead.tiers import Tier, TierLayers, moves_lanes
+from laneway.engines import fairness
+from laneway.engines.base import KEEPS_HEADER, Explanation, MessageView, Overview, TierStats, TopicStats
+from laneway.errors import BadPolicy, TopicInUse, UsageError
+from laneway.policy import Gate, Layer, Layers, PolicyBook, Resolved, check_changes, check_pattern, is_pattern, matches, sources
+from laneway.tiers import Tier, TierLayers, moves_lanes
 from tests.model.engine import Engine
 from tests.model.things import COUNTERS, Band, GateState, Lane, Message, rate_now, shape, size_of, spread_by
 

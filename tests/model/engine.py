@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from fairlead.engines import fairness
-from fairlead.engines.admission import retries_used_up
-from fairlead.engines.base import BRING_IN, REST_FIRST_US, REST_MOST_US, UNHANDLED_FIRST_US, UNHANDLED_MOST_US, UNTIL_SIGNALLED_US
-from fairlead.errors import BacklogFull, BadMessage
-from fairlead.message import Batch, Draft, Lease, Receipt, Settlement
-from fairlead.policy import Resolved
+from laneway.engines import fairness
+from laneway.engines.admission import retries_used_up
+from laneway.engines.base import BRING_IN, REST_FIRST_US, REST_MOST_US, UNHANDLED_FIRST_US, UNHANDLED_MOST_US, UNTIL_SIGNALLED_US
+from laneway.errors import BacklogFull, BadMessage
+from laneway.message import Batch, Draft, Lease, Receipt, Settlement
+from laneway.policy import Resolved
 from tests.model.lanes import Lanes
 from tests.model.things import (
     FIRST_COST_US,

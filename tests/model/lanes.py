@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from fairlead.engines import fairness
-from fairlead.engines.base import KEEPS_HEADER, STICKY_US
-from fairlead.policy import FOREVER, PolicyBook, Resolved
-from fairlead.tiers import Tier, TierLayers, Tiers
+from laneway.engines import fairness
+from laneway.engines.base import KEEPS_HEADER, STICKY_US
+from laneway.policy import FOREVER, PolicyBook, Resolved
+from laneway.tiers import Tier, TierLayers, Tiers
 from tests.model.things import CAN_DELIVER, HISTORY, LINGER_US, Band, Death, GateState, Held, Lane, Message, is_past
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fairlead.engines.base import NEEDS_HEADER
-from fairlead.message import Draft, Lease
-from fairlead.policy import Gate, Resolved
-from fairlead.units import SECOND
+from laneway.engines.base import NEEDS_HEADER
+from laneway.message import Draft, Lease
+from laneway.policy import Gate, Resolved
+from laneway.units import SECOND
 
 LINGER_US = {"messages": SECOND, "time": 60 * SECOND}  # how long a lane with nothing in it is remembered, by what its tier is fair by
 FIRST_COST_US = SECOND  # what a message is taken to cost in a tier that is fair by time, before anything is known

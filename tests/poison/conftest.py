@@ -11,8 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from fairlead import Fairlead
-from fairlead.working import logs
+from laneway import Laneway
+from laneway.working import logs
 from tests.conformance.forms import server
 
 ENGINES = ["sqlite", "valkey"]
@@ -28,7 +28,7 @@ class _Formatting(logging.StreamHandler[TextIO]):
 @pytest.fixture(autouse=True)
 def _logs_elsewhere() -> Iterator[None]:
     """The lines are made as in production, but not captured: pytest-xdist cannot carry lone surrogates."""
-    logger = logging.getLogger("fairlead")
+    logger = logging.getLogger("laneway")
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         handlers = [_Formatting(nowhere), _Formatting(nowhere)]
         handlers[0].setFormatter(logs.JsonLines())
@@ -47,12 +47,12 @@ def url_of(engine: str, folder: Path) -> str:
 
 
 @pytest.fixture(params=ENGINES)
-def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Fairlead]]:
-    made: list[Fairlead] = []
+def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Laneway]]:
+    made: list[Laneway] = []
 
-    def make(**settings: object) -> Fairlead:
+    def make(**settings: object) -> Laneway:
         settings = {"namespace": uuid4().hex, "durability": "memory", **settings}
-        made.append(Fairlead(url_of(request.param, tmp_path), **settings))  # type: ignore[arg-type]
+        made.append(Laneway(url_of(request.param, tmp_path), **settings))  # type: ignore[arg-type]
         made[-1].policy("*", backoff=0, retries=1)
         return made[-1]
 
@@ -62,5 +62,5 @@ def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
 
 
 @pytest.fixture
-def app(make_app: Callable[..., Fairlead]) -> Fairlead:
+def app(make_app: Callable[..., Laneway]) -> Laneway:
     return make_app()

@@ -15,7 +15,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from fairlead import BacklogFull, DestinationUnwell, EngineUnavailable, FairleadError, LeaseLost, Reject, Retry
+from laneway import BacklogFull, DestinationUnwell, EngineUnavailable, LanewayError, LeaseLost, Reject, Retry
 
 LONE = "\udcff"
 
@@ -402,7 +402,7 @@ ERRORS: list[Callable[[random.Random], BaseException]] = [
     lambda c: c.choice([ClassRaises, ClassLies, NotesRaise, PlaceRaises, Undecided, OfNoName])("x"),
     lambda c: c.choice([SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration, StopAsyncIteration, Ours])(LONE),
     lambda c: c.choice([MemoryError, RecursionError, TimeoutError, UnicodeError, BrokenPipeError, EOFError])(LONE),
-    lambda c: c.choice([EngineUnavailable, LeaseLost, BacklogFull, FairleadError])(LONE),
+    lambda c: c.choice([EngineUnavailable, LeaseLost, BacklogFull, LanewayError])(LONE),
     lambda c: UnicodeDecodeError("utf-8", b"\xff" * 100, 0, 1, LONE),
     lambda c: WithDetails(text(c)),
     _circle, _noted, _renamed, _nested, _chained, _recursed,
@@ -458,6 +458,6 @@ def called_apart(message: Any) -> Any:
 
 def texts_of(error: BaseException) -> str:
     """For messages of assertions."""
-    from fairlead import texts
+    from laneway import texts
 
     return f"{texts.type_name(type(error))}: {texts.of(error)}"

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from fairlead import Fairlead, FairleadError, Message, Reject, Retry
+from laneway import Laneway, LanewayError, Message, Reject, Retry
 from tests.poison import endings
 from tests.poison.endings import LONE
 
@@ -36,10 +36,10 @@ ROUND = 1_000
 
 PROGRAM = """
 import random
-from fairlead import Fairlead
+from laneway import Laneway
 from tests.poison import endings
 
-app = Fairlead("sqlite://")
+app = Laneway("sqlite://")
 
 @app.handler("bad.apart.*", isolation="process", time_limit=20)
 def apart(message):
@@ -50,7 +50,7 @@ def apart(message):
 class World:
     """An application with a handler of every kind, and what became of the neighbors."""
 
-    def __init__(self, app: Fairlead) -> None:
+    def __init__(self, app: Laneway) -> None:
         self.app = app
         self.expected: set[int] = set()
         self.done: set[int] = set()
@@ -194,14 +194,14 @@ class World:
                 ]
                 try:
                     chance.choice(calls)()
-                except FairleadError:
+                except LanewayError:
                     continue
                 except OWN:
                     continue  # what an argument itself raises belongs to its caller
                 finally:
                     try:
                         delivery.ack()
-                    except FairleadError:
+                    except LanewayError:
                         pass
 
     def work(self) -> None:
@@ -223,7 +223,7 @@ class World:
         return [topic.topic for topic in found if topic.ready and topic.state != "asleep" and not topic.topic.startswith("hand.")]
 
 
-def _run(app: Fairlead) -> Any:
+def _run(app: Laneway) -> Any:
     try:
         return app.run_worker(burst=True, concurrency=20, grace=1)
     except BaseException as error:
@@ -231,7 +231,7 @@ def _run(app: Fairlead) -> Any:
 
 
 @pytest.mark.timeout(300 + COUNT // 2)
-def test_random_endings(app: Fairlead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_endings(app: Laneway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever handlers do, the worker goes on, every lease ends, and all neighbors are handled."""
     print(f"FUZZ_SEED={SEED} FUZZ_ENDINGS={COUNT}")
     chance = random.Random(SEED)

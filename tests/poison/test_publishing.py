@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairlead import BadMessage, Fairlead, Message, UsageError
+from laneway import BadMessage, Laneway, Message, UsageError
 
 LONE = "\udcff"
 
@@ -30,19 +30,19 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"key": LONE}, "not valid Unicode"),
     ({"id": LONE}, "not valid Unicode"),
     ({"id": "a\x9bb"}, "control characters"),
-    ({"headers": {"fairlead-keeps": "9999999999999"}}, "fairlead-keeps"),
-    ({"headers": {"fairlead-keeps": "9" * 10_000}}, "fairlead-keeps"),
-    ({"headers": {"fairlead-keeps": "-1"}}, "fairlead-keeps"),
-    ({"headers": {"fairlead-needs": "9" * 5000}}, "fairlead-needs"),
-    ({"headers": {"fairlead-needs": "x"}}, "fairlead-needs"),
-    ({"headers": {"fairlead-time-limit": "nan"}}, "fairlead-time-limit"),
-    ({"headers": {"fairlead-soft-time-limit": "-1"}}, "fairlead-soft-time-limit"),
-    ({"headers": {"fairlead-retries": "9" * 5000}}, "fairlead-retries"),
+    ({"headers": {"laneway-keeps": "9999999999999"}}, "laneway-keeps"),
+    ({"headers": {"laneway-keeps": "9" * 10_000}}, "laneway-keeps"),
+    ({"headers": {"laneway-keeps": "-1"}}, "laneway-keeps"),
+    ({"headers": {"laneway-needs": "9" * 5000}}, "laneway-needs"),
+    ({"headers": {"laneway-needs": "x"}}, "laneway-needs"),
+    ({"headers": {"laneway-time-limit": "nan"}}, "laneway-time-limit"),
+    ({"headers": {"laneway-soft-time-limit": "-1"}}, "laneway-soft-time-limit"),
+    ({"headers": {"laneway-retries": "9" * 5000}}, "laneway-retries"),
 ]
 
 
 @pytest.mark.parametrize(("options", "told"), BAD_OPTIONS, ids=lambda value: str(value)[:40])
-def test_options_that_cannot_be_are_refused_before_the_engine_sees_them(app: Fairlead, options: dict[str, Any], told: str) -> None:
+def test_options_that_cannot_be_are_refused_before_the_engine_sees_them(app: Laneway, options: dict[str, Any], told: str) -> None:
     """Each way to publish says the same, in the library's own words."""
     with pytest.raises(BadMessage, match=told):
         app.publish("t", 1, **options)
@@ -60,7 +60,7 @@ def test_options_that_cannot_be_are_refused_before_the_engine_sees_them(app: Fai
 
 
 @pytest.mark.parametrize("name", ["*x", "a*b", "a.*", "*", "a\x85b", "a\x9b", LONE, "x" * 256, "é" * 200, ""])
-def test_a_topic_that_no_policy_could_name_is_refused(app: Fairlead, name: str) -> None:
+def test_a_topic_that_no_policy_could_name_is_refused(app: Laneway, name: str) -> None:
     """Every topic that is accepted can be paused and given a policy."""
     with pytest.raises(BadMessage):
         app.publish(name)
@@ -68,7 +68,7 @@ def test_a_topic_that_no_policy_could_name_is_refused(app: Fairlead, name: str) 
         app.topic(name)
 
 
-def test_one_producers_mistake_fails_no_other_publish(app: Fairlead) -> None:
+def test_one_producers_mistake_fails_no_other_publish(app: Laneway) -> None:
     """Threads that share commits with one that publishes nonsense: it gets its errors, they get their receipts."""
     ends = threading.Event()
     failed: list[BaseException] = []
@@ -96,9 +96,9 @@ def test_one_producers_mistake_fails_no_other_publish(app: Fairlead) -> None:
     assert app.engine.overview().published == sum(accepted) > 0
 
 
-def test_what_only_the_engine_finds_fails_its_own_publish_alone(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_the_engine_finds_fails_its_own_publish_alone(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that is missing is no harm to others: the group is committed one by one, and the caller gets the library's error."""
-    from fairlead import codec
+    from laneway import codec
 
     monkeypatch.setattr(codec, "_check_headers", lambda *_: None)
     bad: dict[str, Any] = {"headers": {"h": "\ud800"}}
@@ -148,17 +148,17 @@ def test_what_only_the_engine_finds_fails_its_own_publish_alone(app: Fairlead, m
         lambda app: app.policy("t", backoff={"base": float("nan")}),
         lambda app: app.policy("t", backoff={"factor": 1e9}),
         lambda app: app.gate(LONE, rate=1),
-        lambda app: app.copy_policies(Fairlead(app.url, namespace="n" * 200)),
-        lambda app: Fairlead(app.url, max_backlog=10**400),
+        lambda app: app.copy_policies(Laneway(app.url, namespace="n" * 200)),
+        lambda app: Laneway(app.url, max_backlog=10**400),
     ],
 )
-def test_arguments_that_cannot_be_are_the_librarys_errors(app: Fairlead, call: Any) -> None:
+def test_arguments_that_cannot_be_are_the_librarys_errors(app: Laneway, call: Any) -> None:
     """No error of an engine, of an encoder or of Python's arithmetic comes through."""
     with pytest.raises(UsageError):
         call(app)
 
 
-def test_settling_by_hand_with_nonsense(app: Fairlead) -> None:
+def test_settling_by_hand_with_nonsense(app: Laneway) -> None:
     """A delay that cannot be is refused where it is said, with the lease kept; text that cannot be stored is escaped and cut."""
     for n in range(3):
         app.publish("t", n)
@@ -181,7 +181,7 @@ def test_settling_by_hand_with_nonsense(app: Fairlead) -> None:
 
 def test_impossible_backoffs_from_an_older_version_do_not_stop_a_retry() -> None:
     """A factor that overflows gives the cap."""
-    from fairlead import Backoff
+    from laneway import Backoff
 
     assert Backoff(base=1, factor=1e6, cap=60, jitter=False).delay_us(200, 1.0) == 60_000_000
     assert Backoff(base=0, factor=1e6, cap=60, jitter=False).delay_us(200, 1.0) == 0

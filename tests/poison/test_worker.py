@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from fairlead import DestinationUnwell, Fairlead, Message, Reject, Retry, Summary
-from fairlead.message import Draft
+from laneway import DestinationUnwell, Laneway, Message, Reject, Retry, Summary
+from laneway.message import Draft
 from tests.poison import endings
 from tests.poison.endings import LONE
 
 KINDS = ["async", "thread", "batch", "task", "async task"]
 
 
-def register(app: Fairlead, kind: str, act: Any) -> None:
+def register(app: Laneway, kind: str, act: Any) -> None:
     """A handler of that kind for `bad`, which does it."""
 
     def thread(message: Message) -> Any:
@@ -46,7 +46,7 @@ def register(app: Fairlead, kind: str, act: Any) -> None:
             app.handler("bad")(coroutine if kind == "async" else thread)
 
 
-def publish_bad(app: Fairlead, kind: str, count: int) -> None:
+def publish_bad(app: Laneway, kind: str, count: int) -> None:
     for n in range(count):
         if "task" in kind:
             app.handlers.task("bad").task.delay(n)  # type: ignore[attr-defined]
@@ -54,7 +54,7 @@ def publish_bad(app: Fairlead, kind: str, count: int) -> None:
             app.publish("bad", n)
 
 
-def burst(app: Fairlead, concurrency: int = 2) -> None:
+def burst(app: Laneway, concurrency: int = 2) -> None:
     """Bursts until nothing waits but what rests or has no handler; each has to end by itself."""
     for _ in range(20):
         ended = threading.Event()
@@ -76,7 +76,7 @@ def burst(app: Fairlead, concurrency: int = 2) -> None:
             return
 
 
-def neighbors(app: Fairlead, count: int = 20) -> list[int]:
+def neighbors(app: Laneway, count: int = 20) -> list[int]:
     """Innocent messages; the list of those that were handled."""
     done: list[int] = []
 
@@ -112,7 +112,7 @@ ENDINGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_is_settled(app: Fairlead, kind: str) -> None:
+def test_every_error_is_settled(app: Laneway, kind: str) -> None:
     """Each is a dead letter after its retries; the history says what could be read of it."""
     errors = list(ENDINGS.values())
 
@@ -141,7 +141,7 @@ def test_every_error_is_settled(app: Fairlead, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_result_is_settled(app: Fairlead, kind: str) -> None:
+def test_every_result_is_settled(app: Laneway, kind: str) -> None:
     """What cannot be kept makes a dead letter of a task; of a handler it is not used."""
     register(app, kind, lambda message: endings.VALUES[message.body]())
     publish_bad(app, kind, len(endings.VALUES))
@@ -154,7 +154,7 @@ def test_every_result_is_settled(app: Fairlead, kind: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [1e15, float("nan"), float("inf"), 10**400, "soon"])
-def test_a_topic_whose_retry_after_cannot_be_rests_as_if_none_was_said(app: Fairlead, asked: Any) -> None:
+def test_a_topic_whose_retry_after_cannot_be_rests_as_if_none_was_said(app: Laneway, asked: Any) -> None:
     """A second, doubled up to five minutes; not a century."""
 
     @app.handler("bad")
@@ -172,17 +172,17 @@ def test_a_topic_whose_retry_after_cannot_be_rests_as_if_none_was_said(app: Fair
 
 
 CONTROLS = {
-    "fairlead-keeps": ["9999999999999", "9" * 30, "9" * 5000, "-1", "nan", "1e5", "600,", ",", "", "0", "600,99999999999999999999", "²"],
-    "fairlead-needs": ["9" * 5000, "-1", "x", "", "0", "nan"],
-    "fairlead-flow": ["1", "", "x" * 1000],
-    "fairlead-time-limit": ["nan", "inf", "-inf", "-1", "0", "1e400", "9" * 5000, "", "x"],
-    "fairlead-soft-time-limit": ["nan", "inf", "-1", "0", "1e400", ""],
-    "fairlead-retries": ["9" * 5000, "-1", "nan", "", "²", "9" * 19],
-    "fairlead-task": ["fairlead.ended", "call:x:y", "", "task\x00", "x" * 5000],
-    "fairlead-serializer": ["pickle", "msgpack", "json", "", "x"],
-    "fairlead-parent": ["x" * 5000, ""],
-    "fairlead-root": ["x" * 5000, ""],
-    "fairlead-eta": ["soon", ""],
+    "laneway-keeps": ["9999999999999", "9" * 30, "9" * 5000, "-1", "nan", "1e5", "600,", ",", "", "0", "600,99999999999999999999", "²"],
+    "laneway-needs": ["9" * 5000, "-1", "x", "", "0", "nan"],
+    "laneway-flow": ["1", "", "x" * 1000],
+    "laneway-time-limit": ["nan", "inf", "-inf", "-1", "0", "1e400", "9" * 5000, "", "x"],
+    "laneway-soft-time-limit": ["nan", "inf", "-1", "0", "1e400", ""],
+    "laneway-retries": ["9" * 5000, "-1", "nan", "", "²", "9" * 19],
+    "laneway-task": ["laneway.ended", "call:x:y", "", "task\x00", "x" * 5000],
+    "laneway-serializer": ["pickle", "msgpack", "json", "", "x"],
+    "laneway-parent": ["x" * 5000, ""],
+    "laneway-root": ["x" * 5000, ""],
+    "laneway-eta": ["soon", ""],
     "content-type": ["application/octet-stream", "", "x"],
     "context-trace": ["{", "1" * 5000],
     "retry-delay": ["nan", "1e15", "x", "", ",", "-1"],
@@ -193,7 +193,7 @@ CONTROLS = {
 
 
 @pytest.mark.parametrize("is_raising", [True, False])
-def test_control_headers_of_another_program_harm_nobody(app: Fairlead, is_raising: bool) -> None:
+def test_control_headers_of_another_program_harm_nobody(app: Laneway, is_raising: bool) -> None:
     """Whatever stands in them, whether the message ends well, dies, expires, is cancelled, redriven or explained."""
 
     @app.handler("bad.*")
@@ -210,14 +210,14 @@ def test_control_headers_of_another_program_harm_nobody(app: Fairlead, is_raisin
     app.queue("queue")
     app.policy("bad.once", retries=0)
     call = b'{"args":[1],"kwargs":{},"flow":{"then":[["x","y",1]]}}'
-    named = {"fairlead-task": "bad"}
+    named = {"laneway-task": "bad"}
     for header, values in CONTROLS.items():
         for said in values:
             for topic, own, body in (("bad.once", {}, b"1"), ("task", named, call), ("task", named, b"[" * 5000)):
-                for more in ({}, {"fairlead-flow": "1"}):
+                for more in ({}, {"laneway-flow": "1"}):
                     _put_unchecked(app, Draft(topic, body, headers={**own, **more, header: said}))
-            _put_unchecked(app, Draft("queue", call, headers={"fairlead-task": "call:tests.poison.endings:called", header: said}))
-            _put_unchecked(app, Draft("gone", call, id=f"{header}{said:.50}", headers={"fairlead-flow": "1", header: said}))
+            _put_unchecked(app, Draft("queue", call, headers={"laneway-task": "call:tests.poison.endings:called", header: said}))
+            _put_unchecked(app, Draft("gone", call, id=f"{header}{said:.50}", headers={"laneway-flow": "1", header: said}))
             _put_unchecked(app, Draft("late", b"1", ttl_us=1, headers={header: said}))
     done = neighbors(app)
     for view in app.engine.topic_peek("gone", limit=1000):
@@ -232,14 +232,14 @@ def test_control_headers_of_another_program_harm_nobody(app: Fairlead, is_raisin
     assert app.engine.overview().leased == 0
 
 
-def _put_unchecked(app: Fairlead, draft: Draft) -> None:
+def _put_unchecked(app: Laneway, draft: Draft) -> None:
     """As a program puts it that does not check; what the engine itself refuses is no matter here."""
-    from fairlead import BadMessage
+    from laneway import BadMessage
 
     try:
         app.engine.put([draft])
     except BadMessage:
-        assert "fairlead-needs" in (draft.headers or {})
+        assert "laneway-needs" in (draft.headers or {})
 
 
 BROKEN = {
@@ -258,7 +258,7 @@ BROKEN = {
 }
 
 
-def test_a_module_that_fails_to_import_has_no_function(app: Fairlead, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_to_import_has_no_function(app: Laneway, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it fails, its jobs wait as if nothing handled them, and the queue's other jobs run."""
     monkeypatch.syspath_prepend(str(tmp_path))
     queue = app.queue("q")
@@ -275,7 +275,7 @@ def test_a_module_that_fails_to_import_has_no_function(app: Fairlead, tmp_path: 
         "os:sep",
     ]
     for name in names:
-        message = Draft("q", b'{"args":[],"kwargs":{}}', headers={"fairlead-task": f"call:{name}"})
+        message = Draft("q", b'{"args":[],"kwargs":{}}', headers={"laneway-task": f"call:{name}"})
         app.engine.put([message])
     jobs = [queue.enqueue("tests.tasks.functions.add", n, 1) for n in range(20)]
     burst_once(app)
@@ -284,7 +284,7 @@ def test_a_module_that_fails_to_import_has_no_function(app: Fairlead, tmp_path: 
     assert (stats.delayed, stats.leased, stats.dead) == (len(names), 0, 0)
 
 
-def burst_once(app: Fairlead) -> None:
+def burst_once(app: Laneway) -> None:
     app.run_worker(burst=True, concurrency=4)
 
 
@@ -292,7 +292,7 @@ def test_an_outcome_that_names_a_lazy_module_imports_nothing(tmp_path: Any, monk
     """A class is looked up in what the module holds already."""
     import importlib
 
-    from fairlead.tasks import outcomes
+    from laneway.tasks import outcomes
 
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "lazy_names.py").write_text("ASKED = []\ndef __getattr__(name):\n    ASKED.append(name)\n    return ValueError\n")
@@ -306,7 +306,7 @@ def test_an_outcome_that_names_a_lazy_module_imports_nothing(tmp_path: Any, monk
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_a_settlement_that_the_engine_refuses_is_found_among_hundreds(app: Fairlead, monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
+def test_a_settlement_that_the_engine_refuses_is_found_among_hundreds(app: Laneway, monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
     """Whatever is not checked before: the one message is a dead letter with that reason, the others end as they did."""
     settle = app.engine.settle
 

@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fairlead import BadMessage, EngineUnavailable
-from fairlead.message import Draft, Receipt
-from fairlead.producing.publisher import Publisher
+from laneway import BadMessage, EngineUnavailable
+from laneway.message import Draft, Receipt
+from laneway.producing.publisher import Publisher
 
 
 class SlowStore:

@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import Fairlead
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.metrics import measure
-from fairlead.servers import Server
+from laneway import Laneway
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.metrics import measure
+from laneway.servers import Server
 from tests.clocks import SHIFTED
 
 WORKER = (
     SHIFTED
     + """
-from fairlead import Fairlead
+from laneway import Laneway
 
-app = Fairlead(sys.argv[1])
+app = Laneway(sys.argv[1])
 
 @app.task
 def tick():
@@ -60,7 +60,7 @@ def test_a_schedule_fires_when_a_workers_clock_is_wrong(url: str, shift: int) ->
 def test_what_a_server_tells_has_its_own_time(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with Server() as server:
         engine = open_engine(server.url, Settings())
-        app = Fairlead(server.url)
+        app = Laneway(server.url)
         app.publish("a", "x")
         right = engine.time_us()
         real = time.time_ns
@@ -82,7 +82,7 @@ def test_waiting_times_are_by_the_stores_clock(monkeypatch: pytest.MonkeyPatch) 
     import prometheus_client
 
     registry = prometheus_client.CollectorRegistry()
-    with Server() as server, Fairlead(server.url) as app:
+    with Server() as server, Laneway(server.url) as app:
         measure(app, port=None, registry=registry)
 
         @app.handler("a")
@@ -93,4 +93,4 @@ def test_waiting_times_are_by_the_stores_clock(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(time, "time_ns", lambda: real_ns() + 90 * 10**9)
         monkeypatch.setattr(time, "time", lambda: real() + 90)
         app.run_worker(burst=True)
-    assert 0 <= (registry.get_sample_value("fairlead_waited_seconds_sum", {"kind": "a"}) or -1) < 60
+    assert 0 <= (registry.get_sample_value("laneway_waited_seconds_sum", {"kind": "a"}) or -1) < 60

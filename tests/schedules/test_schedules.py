@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fairlead import BadMessage, Fairlead, Message, UsageError
-from fairlead.testing import World, virtual
+from laneway import BadMessage, Laneway, Message, UsageError
+from laneway.testing import World, virtual
 from tests.conformance.forms import server
 from tests.working.support import Running, until
 
@@ -24,7 +24,7 @@ class Clockwork:
     """An application with a task that notes when it ran."""
 
     def __init__(self, url: str = "sqlite:///nowhere.db") -> None:
-        self.app = Fairlead(url)
+        self.app = Laneway(url)
         self.world: World | None = None
         self.seen: list[tuple[str, Any]] = []
 
@@ -59,7 +59,7 @@ def test_it_comes_again_and_again(clockwork: Clockwork) -> None:
     assert clockwork.minutes("ten") == [10, 20, 30]
     (mail,) = world.waiting("mail")
     assert (mail.body, mail.key, mail.priority) == ({"to": "all"}, "k", 3)
-    assert (mail.headers or {})["fairlead-schedule"] == "mail"
+    assert (mail.headers or {})["laneway-schedule"] == "mail"
     assert mail.id == "mail@2030-01-01T00:05:00+00:00"
 
 
@@ -209,7 +209,7 @@ def test_they_are_listed_page_by_page(clockwork: Clockwork) -> None:
 def test_what_is_no_schedule_is_a_dead_letter(clockwork: Clockwork) -> None:
     app, world = clockwork.app, clockwork.world
     assert world is not None
-    app.publish("fairlead.schedule.x", {"what": 1})
+    app.publish("laneway.schedule.x", {"what": 1})
     assert world.run().died == 1
     assert "this is no schedule" in app.dead_letters()[0].reason
     assert app.schedules() == []
@@ -239,11 +239,11 @@ def test_what_cannot_be(clockwork: Clockwork, options: dict[str, Any], told: str
 @pytest.mark.parametrize("engine", ["sqlite", "valkey"])
 def test_several_workers_fire_each_once(tmp_path: Path, engine: str) -> None:
     """Three workers on a real store and its clock, all of which have put the schedule there."""
-    url = f"sqlite:///{tmp_path}/fairlead.db" if engine == "sqlite" else server().url
+    url = f"sqlite:///{tmp_path}/laneway.db" if engine == "sqlite" else server().url
     namespace, seen = uuid.uuid4().hex, []
     with ExitStack() as stack:
         for _ in range(3):
-            app = stack.enter_context(Fairlead(url, namespace=namespace))
+            app = stack.enter_context(Laneway(url, namespace=namespace))
             app.handler("ticks")(lambda message: seen.append(message.id))
             app.schedule("fast", Message("ticks"), every=0.1)
             app.install_schedules()

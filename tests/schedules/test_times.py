@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead import UsageError
-from fairlead.schedules import times
+from laneway import UsageError
+from laneway.schedules import times
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.message import Draft, Settlement
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -96,8 +96,8 @@ def test_a_publish_wakes_another_process(tmp_path: Path) -> None:
     engine = open_engine(url, Settings())
     program = (
         "import sys\n"
-        "from fairlead.engines import open_engine\n"
-        "from fairlead.engines.base import Settings\n"
+        "from laneway.engines import open_engine\n"
+        "from laneway.engines.base import Settings\n"
         "engine = open_engine(sys.argv[1], Settings())\n"
         "print('waiting', flush=True)\n"
         "while not (leases := engine.lease(1).leases): engine.wait(60)\n"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.engines import open_engine
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.engines.sqlite import files
-from fairlead.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
-from fairlead.message import Draft, Settlement
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.engines.sqlite import files
+from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
+from laneway.message import Draft, Settlement
 
 
 @pytest.fixture
@@ -138,8 +138,8 @@ def test_a_file_that_was_replaced(path: Path, opened: Callable[..., FullEngine])
 def test_its_own_wal_is_no_strangers(path: Path, opened: Callable[..., FullEngine]) -> None:
     """Of a process that was killed, and of one that lives."""
     script = (
-        "import os, sys\nfrom fairlead import Fairlead\napp = Fairlead(sys.argv[1])\napp.publish_many("
-        "[__import__('fairlead').Message('a', n) for n in range(50)])\nos._exit(1)\n"
+        "import os, sys\nfrom laneway import Laneway\napp = Laneway(sys.argv[1])\napp.publish_many("
+        "[__import__('laneway').Message('a', n) for n in range(50)])\nos._exit(1)\n"
     )
     for count in (50, 100):
         subprocess.run([sys.executable, "-c", script, f"sqlite:///{path}"], check=False, timeout=60)
@@ -167,15 +167,15 @@ def test_a_layout_that_nobody_wrote(path: Path, opened: Callable[..., FullEngine
     raw = sqlite3.connect(path)
     raw.execute(f"PRAGMA user_version = {layout}")
     raw.close()
-    with pytest.raises(SchemaMismatch, match=rf"the file has layout {layout}, which no Fairlead has written"):
+    with pytest.raises(SchemaMismatch, match=rf"the file has layout {layout}, which no Laneway has written"):
         opened(path)
 
 
 WORKER = """
 import sys
-from fairlead import Fairlead
+from laneway import Laneway
 
-app = Fairlead(sys.argv[1])
+app = Laneway(sys.argv[1])
 
 @app.handler("a")
 def handle(message):

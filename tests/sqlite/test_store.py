@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from fairlead.engines import open_engine
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.engines.sqlite import store
-from fairlead.engines.sqlite.statements import SQL
-from fairlead.errors import BadPolicy, EngineCorrupt, EngineUnavailable, FairleadError, SchemaMismatch, UsageError
-from fairlead.message import Draft, Settlement
-from fairlead.policy import Tier
-from fairlead.units import SECOND
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.engines.sqlite import store
+from laneway.engines.sqlite.statements import SQL
+from laneway.errors import BadPolicy, EngineCorrupt, EngineUnavailable, LanewayError, SchemaMismatch, UsageError
+from laneway.message import Draft, Settlement
+from laneway.policy import Tier
+from laneway.units import SECOND
 
 
 def engine_at(path: Path, **settings: object) -> FullEngine:
@@ -186,11 +186,11 @@ def opened_by_another_user(path: Path) -> str:
     """What an ordinary user is told: root may do everything."""
     # The interpreter's own folder may be closed to others: import first, drop the rights afterwards.
     program = (
-        "import msgspec, sqlite3, importlib.metadata, fairlead.engines.sqlite.desk, fairlead.engines.base\n"
+        "import msgspec, sqlite3, importlib.metadata, laneway.engines.sqlite.desk, laneway.engines.base\n"
         "import os, sys\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
-        "from fairlead.engines import open_engine\n"
-        "from fairlead.engines.base import Settings\n"
+        "from laneway.engines import open_engine\n"
+        "from laneway.engines.base import Settings\n"
         "try: open_engine('sqlite:///' + sys.argv[1], Settings())\n"
         "except Exception as error: print(type(error).__name__, error)\n"
     )
@@ -221,9 +221,9 @@ def test_processes_may_make_the_file_at_once(tmp_path: Path) -> None:
     """Whoever comes first makes it, the others wait; all of them can use it."""
     program = (
         "import sys\n"
-        "from fairlead.engines import open_engine\n"
-        "from fairlead.engines.base import Settings\n"
-        "from fairlead.message import Draft\n"
+        "from laneway.engines import open_engine\n"
+        "from laneway.engines.base import Settings\n"
+        "from laneway.message import Draft\n"
         "for n in range(40):\n"
         "    print('ready', flush=True)\n"
         "    sys.stdin.readline()\n"
@@ -259,10 +259,10 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     program = (
         "import resource, signal, sys\n"
-        "from fairlead.engines import open_engine\n"
-        "from fairlead.engines.base import Settings\n"
-        "from fairlead.errors import EngineUnavailable\n"
-        "from fairlead.message import Draft\n"
+        "from laneway.engines import open_engine\n"
+        "from laneway.engines.base import Settings\n"
+        "from laneway.errors import EngineUnavailable\n"
+        "from laneway.message import Draft\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "engine = open_engine('sqlite:///' + sys.argv[1], Settings())\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, resource.RLIM_INFINITY))\n"
@@ -310,7 +310,7 @@ def test_whether_a_topics_own_policy_names_a_tier_is_answered_by_an_index(tmp_pa
             assert f"own_set_{layer}_tier" in plan[0][3]
 
 
-@pytest.mark.parametrize("url", ["fairlead.db", "sqlit:///x.db", "sqlite://x.db", "mongodb://x"])
+@pytest.mark.parametrize("url", ["laneway.db", "sqlit:///x.db", "sqlite://x.db", "mongodb://x"])
 def test_urls_that_name_no_engine_are_refused(url: str) -> None:
     """With the likely correction."""
     with pytest.raises(UsageError, match="engine URL"):
@@ -351,7 +351,7 @@ def test_a_closed_engine_says_so(tmp_path: Path) -> None:
     engine = engine_at(tmp_path / "q.db")
     engine.close()
     engine.close()
-    with pytest.raises(FairleadError, match="closed"):
+    with pytest.raises(LanewayError, match="closed"):
         engine.put([Draft("a", b"1")])
 
 

@@ -2,8 +2,8 @@
 Random histories under a clock that is moved by hand: an engine and the model go through the same, and every answer and the whole state
 are compared after each step. Beside that holds in every history: the store's parts agree, and in the end everything drains.
 
-Always the same short ones; `FAIRLEAD_HISTORIES=2000 pytest tests/stateful` runs so many random ones on each engine and tells the seed,
-which `FAIRLEAD_SEED=…` repeats; with `FAIRLEAD_SHRINK=1` a failing one is made shorter first, which takes minutes.
+Always the same short ones; `LANEWAY_HISTORIES=2000 pytest tests/stateful` runs so many random ones on each engine and tells the seed,
+which `LANEWAY_SEED=…` repeats; with `LANEWAY_SHRINK=1` a failing one is made shorter first, which takes minutes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from fairlead.engines.base import KEEPS_HEADER, NEEDS_HEADER
-from fairlead.message import Draft, Lease, Receipt, Settlement
-from fairlead.policy import Gate, own_rows
-from fairlead.tiers import Tier
-from fairlead.units import SECOND
+from laneway.engines.base import KEEPS_HEADER, NEEDS_HEADER
+from laneway.message import Draft, Lease, Receipt, Settlement
+from laneway.policy import Gate, own_rows
+from laneway.tiers import Tier
+from laneway.units import SECOND
 from tests.conformance.conftest import ENGINES
 from tests.stateful.twins import START, Twins, handles
 
-HISTORIES = os.environ.get("FAIRLEAD_HISTORIES")
-SEED = int(os.environ.get("FAIRLEAD_SEED") or random.SystemRandom().randrange(1 << 32))
-SHRINK = "FAIRLEAD_SHRINK" in os.environ
+HISTORIES = os.environ.get("LANEWAY_HISTORIES")
+SEED = int(os.environ.get("LANEWAY_SEED") or random.SystemRandom().randrange(1 << 32))
+SHRINK = "LANEWAY_SHRINK" in os.environ
 SHORT = 65
 ENTIRE = ("sqlite file", "sqlite memory", "valkey")
 STEPS = 50
@@ -525,8 +525,8 @@ def _settings(name: str) -> settings:
 def test_an_engine_behaves_like_the_model(name: str) -> None:
     machine: Callable[[], Histories] = type("Histories", (Histories,), {"name": name})
     if HISTORIES is None:
-        print("these histories are always the same: repeat with pytest tests/stateful; FAIRLEAD_SHRINK=1 makes a failing one shorter")
+        print("these histories are always the same: repeat with pytest tests/stateful; LANEWAY_SHRINK=1 makes a failing one shorter")
     else:
-        print(f"repeat with FAIRLEAD_HISTORIES={HISTORIES} FAIRLEAD_SEED={SEED}; FAIRLEAD_SHRINK=1 makes a failing one shorter")
+        print(f"repeat with LANEWAY_HISTORIES={HISTORIES} LANEWAY_SEED={SEED}; LANEWAY_SHRINK=1 makes a failing one shorter")
         machine = seed(SEED)(machine)
     run_state_machine_as_test(machine, settings=_settings(name))

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.errors import FairleadError
-from fairlead.message import Lease
-from fairlead.policy import Tier
-from fairlead.units import SECOND
+from laneway.engines.base import FullEngine, Settings
+from laneway.errors import LanewayError
+from laneway.message import Lease
+from laneway.policy import Tier
+from laneway.units import SECOND
 from tests.conformance.conftest import ENGINES
 from tests.model import Model
 
@@ -152,5 +152,5 @@ def _outcome(operation: Any, arguments: tuple[Any, ...], options: dict[str, Any]
     """The answer, or the class of the error."""
     try:
         return operation(*arguments, **options)
-    except FairleadError as error:
+    except LanewayError as error:
         return type(error).__name__

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fairlead import Fairlead, Reject
+from laneway import Laneway, Reject
 
-app = Fairlead("sqlite://")
+app = Laneway("sqlite://")
 
 
 @dataclass

@@ -10,12 +10,12 @@ from uuid import uuid4
 
 import pytest
 
-from fairlead import Fairlead
-from fairlead.working.options import Options
-from fairlead.working.worker import Worker
+from laneway import Laneway
+from laneway.working.options import Options
+from laneway.working.worker import Worker
 from tests.conformance.forms import server
 
-MakeApp = Callable[..., Fairlead]
+MakeApp = Callable[..., Laneway]
 
 
 @pytest.fixture(params=["sqlite", "valkey", "valkey, shards"])
@@ -23,11 +23,11 @@ def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeApp
     """Several of one test share a store; `one` names another engine."""
     namespace = uuid4().hex
     urls = {"sqlite": f"sqlite:///{tmp_path}/jobs.db", "valkey": "{}?shards=1", "valkey, shards": "{}?shards=4"}
-    made: list[Fairlead] = []
+    made: list[Laneway] = []
 
-    def make(**settings: object) -> Fairlead:
+    def make(**settings: object) -> Laneway:
         url = urls[request.param]
-        made.append(Fairlead(url.format(server().url) if "{}" in url else url, namespace=namespace, **settings))  # type: ignore[arg-type]
+        made.append(Laneway(url.format(server().url) if "{}" in url else url, namespace=namespace, **settings))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -36,7 +36,7 @@ def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeApp
 
 
 @contextmanager
-def working(app: Fairlead, concurrency: int = 20) -> Iterator[None]:
+def working(app: Laneway, concurrency: int = 20) -> Iterator[None]:
     """A worker in a thread, as long as the block lasts."""
     worker = Worker(app.engine, app.handlers, Options(concurrency=concurrency, grace=0.2))
     thread = threading.Thread(target=worker.run, kwargs={"signals": ()})

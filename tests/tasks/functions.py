@@ -6,7 +6,7 @@ import os
 import time
 from typing import Any
 
-from fairlead import current_request
+from laneway import current_request
 
 CALLED: list[tuple[Any, ...]] = []
 

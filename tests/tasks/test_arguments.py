@@ -17,15 +17,15 @@ import msgspec
 import pydantic
 import pytest
 
-from fairlead import BadMessage, Fairlead, UsageError
+from laneway import BadMessage, Laneway, UsageError
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[Fairlead]:
-    with Fairlead(f"sqlite:///{tmp_path}/fairlead.db", durability="memory") as made:
+def app(tmp_path: Path) -> Iterator[Laneway]:
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
         yield made
 
 
@@ -67,7 +67,7 @@ VALUES: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("kind", "value"), VALUES, ids=[str(kind) for kind, _ in VALUES])
-def test_values_arrive_as_they_were(app: Fairlead, kind: Any, value: Any) -> None:
+def test_values_arrive_as_they_were(app: Laneway, kind: Any, value: Any) -> None:
     seen: list[Any] = []
 
     def keep(value, *rest, named=None, **more):
@@ -91,21 +91,21 @@ def test_values_arrive_as_they_were(app: Fairlead, kind: Any, value: Any) -> Non
         (Path, "/tmp", "JSON gives str, not"),
     ],
 )
-def test_what_does_not_fit_is_a_dead_letter(app: Fairlead, kind: Any, sent: Any, told: str) -> None:
+def test_what_does_not_fit_is_a_dead_letter(app: Laneway, kind: Any, sent: Any, told: str) -> None:
     """A body made by another program, or by an older version of the task."""
 
     def keep(value): ...
 
     keep.__annotations__ = {"value": kind}
     app.task(name="keep")(keep)
-    app.publish("task.keep", {"args": [sent], "kwargs": {}}, headers={"fairlead-task": "keep"})
+    app.publish("task.keep", {"args": [sent], "kwargs": {}}, headers={"laneway-task": "keep"})
     assert app.run_worker(burst=True).died == 1
     (dead,) = app.dead_letters()
     assert dead.reason.startswith('task "keep": the argument "value" is not what the function asks for: ')
     assert told in dead.reason
 
 
-def test_what_cannot_travel_is_refused_at_the_call(app: Fairlead) -> None:
+def test_what_cannot_travel_is_refused_at_the_call(app: Laneway) -> None:
     @app.task
     def keep(value: object) -> None: ...
 
@@ -115,7 +115,7 @@ def test_what_cannot_travel_is_refused_at_the_call(app: Fairlead) -> None:
     assert app.topic(keep.template.text).stats().waiting == 0
 
 
-def test_annotations_that_cannot_be_evaluated_are_passed_over(app: Fairlead) -> None:
+def test_annotations_that_cannot_be_evaluated_are_passed_over(app: Laneway) -> None:
     seen: list[Any] = []
 
     @app.task
@@ -127,7 +127,7 @@ def test_annotations_that_cannot_be_evaluated_are_passed_over(app: Fairlead) -> 
     assert seen == ["as it came", Decimal("2.5"), None]
 
 
-def test_bodies_of_publish_may_be_models_too(app: Fairlead) -> None:
+def test_bodies_of_publish_may_be_models_too(app: Laneway) -> None:
     app.publish("t", Customer(name="acme", joined=datetime(2026, 1, 1, tzinfo=UTC)))
     (delivery,) = app.lease(1)
     assert delivery.body == {"name": "acme", "joined": "2026-01-01T00:00:00Z", "address": {}}
@@ -145,7 +145,7 @@ class Own:
 
 @pytest.mark.parametrize("serializer", ["msgpack", "pickle"])
 @pytest.mark.parametrize(("kind", "value"), VALUES[:-1], ids=[str(kind) for kind, _ in VALUES[:-1]])
-def test_other_serializers_carry_the_same(app: Fairlead, serializer: Any, kind: Any, value: Any) -> None:
+def test_other_serializers_carry_the_same(app: Laneway, serializer: Any, kind: Any, value: Any) -> None:
     seen: list[Any] = []
 
     def keep(value):
@@ -158,7 +158,7 @@ def test_other_serializers_carry_the_same(app: Fairlead, serializer: Any, kind: 
     assert type(seen[0]) is type(value)
 
 
-def test_pickle_carries_anything(app: Fairlead) -> None:
+def test_pickle_carries_anything(app: Laneway) -> None:
     seen: list[Any] = []
 
     @app.task(serializer="pickle")
@@ -172,7 +172,7 @@ def test_pickle_carries_anything(app: Fairlead) -> None:
         keep.delay(lambda: 1)  # type: ignore[arg-type]
 
 
-def test_the_message_does_not_say_how_it_is_read(app: Fairlead) -> None:
+def test_the_message_does_not_say_how_it_is_read(app: Laneway) -> None:
     """Pickle is read by the tasks that pickle, whatever a message claims; JSON by all."""
     seen: list[str] = []
 
@@ -186,9 +186,9 @@ def test_the_message_does_not_say_how_it_is_read(app: Fairlead) -> None:
 
     evil = pickle.dumps({"args": ["evil"], "kwargs": {}})
     for task in ("plain", "packed"):
-        for said in ({"fairlead-serializer": "pickle"}, {"fairlead-serializer": "json"}, {"fairlead-serializer": "yaml"}, {}):
-            app.publish(f"task.{task}", evil, headers={"fairlead-task": task, **said})
-    app.publish("task.packed", {"args": ["json"], "kwargs": {}}, headers={"fairlead-task": "packed"})
+        for said in ({"laneway-serializer": "pickle"}, {"laneway-serializer": "json"}, {"laneway-serializer": "yaml"}, {}):
+            app.publish(f"task.{task}", evil, headers={"laneway-task": task, **said})
+    app.publish("task.packed", {"args": ["json"], "kwargs": {}}, headers={"laneway-task": "packed"})
     summary = app.run_worker(burst=True)
     assert (summary.acked, summary.died) == (1, 8)
     assert seen == ["json"]

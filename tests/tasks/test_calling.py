@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from fairlead import BadMessage, Fairlead, Reject, Request, Retry, Task, UsageError, current_request
+from laneway import BadMessage, Laneway, Reject, Request, Retry, Task, UsageError, current_request
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> Iterator[Fairlead]:
-    with Fairlead(f"sqlite:///{tmp_path}/fairlead.db", durability="memory") as made:
+def app(tmp_path: Path) -> Iterator[Laneway]:
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
         yield made
 
 
 # Calling
 
 
-def test_a_bound_task_knows_its_run(app: Fairlead) -> None:
+def test_a_bound_task_knows_its_run(app: Laneway) -> None:
     seen: list[Request] = []
 
     @app.task(bind=True, topic="mail.{customer}", name="mail")
@@ -43,7 +43,7 @@ def test_a_bound_task_knows_its_run(app: Fairlead) -> None:
     assert abs(request.published_at - time.time()) < 60
 
 
-def test_a_bound_task_is_called_without_itself(app: Fairlead) -> None:
+def test_a_bound_task_is_called_without_itself(app: Laneway) -> None:
     @app.task(bind=True)
     def add(self: Task[..., Any], one: int, other: int = 1) -> tuple[str, int]:
         return self.name.rpartition(".")[2], one + other
@@ -55,7 +55,7 @@ def test_a_bound_task_is_called_without_itself(app: Fairlead) -> None:
         _ = add.request
 
 
-def test_the_run_is_given_where_it_is_annotated(app: Fairlead) -> None:
+def test_the_run_is_given_where_it_is_annotated(app: Laneway) -> None:
     seen: list[tuple[int, str]] = []
 
     @app.task
@@ -77,7 +77,7 @@ def test_the_run_is_given_where_it_is_annotated(app: Fairlead) -> None:
         first.delay(1, run=None)
 
 
-def test_who_called_whom(app: Fairlead) -> None:
+def test_who_called_whom(app: Laneway) -> None:
     """A task that calls another is its parent; the first of all is the root of both."""
     seen: dict[str, Request] = {}
 
@@ -99,7 +99,7 @@ def test_who_called_whom(app: Fairlead) -> None:
     assert {request.root_id for request in seen.values()} == {seen["parent"].id}
 
 
-def test_what_can_be_said_of_a_call(app: Fairlead) -> None:
+def test_what_can_be_said_of_a_call(app: Laneway) -> None:
     order: list[int] = []
 
     @app.task(topic="t")
@@ -117,7 +117,7 @@ def test_what_can_be_said_of_a_call(app: Fairlead) -> None:
     assert app.topic("t").stats().delayed == 1
 
 
-def test_celerys_names_of_the_same(app: Fairlead) -> None:
+def test_celerys_names_of_the_same(app: Laneway) -> None:
     @app.task(topic="t")
     def note(number: int) -> None: ...
 
@@ -142,7 +142,7 @@ def test_celerys_names_of_the_same(app: Fairlead) -> None:
         note.using(prioriti=1)  # type: ignore[call-arg]
 
 
-def test_coroutines_call_too(app: Fairlead) -> None:
+def test_coroutines_call_too(app: Laneway) -> None:
     @app.task(topic="t")
     def note(number: int) -> None: ...
 
@@ -154,7 +154,7 @@ def test_coroutines_call_too(app: Fairlead) -> None:
     assert app.topic("t").stats().waiting == 2
 
 
-def test_many_calls_at_once(app: Fairlead) -> None:
+def test_many_calls_at_once(app: Laneway) -> None:
     seen: list[Any] = []
 
     @app.task(topic="square.{number}")
@@ -170,7 +170,7 @@ def test_many_calls_at_once(app: Fairlead) -> None:
         square.starmap([(1, 2, 3)])
 
 
-def test_keys_and_ids_made_of_the_arguments(app: Fairlead) -> None:
+def test_keys_and_ids_made_of_the_arguments(app: Laneway) -> None:
     """One order at a time, in order; and the same call twice is one."""
     seen: list[tuple[int, str]] = []
 
@@ -191,7 +191,7 @@ def test_keys_and_ids_made_of_the_arguments(app: Fairlead) -> None:
 # Trying again
 
 
-def test_a_task_asks_for_another_attempt(app: Fairlead) -> None:
+def test_a_task_asks_for_another_attempt(app: Laneway) -> None:
     attempts: list[int] = []
 
     @app.task(bind=True, topic="t", retries=3)
@@ -210,7 +210,7 @@ def test_a_task_asks_for_another_attempt(app: Fairlead) -> None:
     assert dead.reason.startswith("retries used up (4 attempts): OSError: no route")
 
 
-def test_fewer_attempts_where_the_call_or_the_retry_says_so(app: Fairlead) -> None:
+def test_fewer_attempts_where_the_call_or_the_retry_says_so(app: Laneway) -> None:
     attempts: dict[str, int] = {}
 
     @app.task(bind=True, topic="t", retries=10, backoff=0)
@@ -234,7 +234,7 @@ def test_fewer_attempts_where_the_call_or_the_retry_says_so(app: Fairlead) -> No
         failing.using(retries=-1).enqueue("x")
 
 
-def test_only_some_failures_are_tried_again(app: Fairlead) -> None:
+def test_only_some_failures_are_tried_again(app: Laneway) -> None:
     attempts: list[type] = []
 
     @app.task(topic="t", autoretry_for=(OSError, ValueError), dont_autoretry_for=(UnicodeError,), max_retries=1, default_retry_delay=0)
@@ -250,7 +250,7 @@ def test_only_some_failures_are_tried_again(app: Fairlead) -> None:
     assert reasons == ["KeyError: 'c'", "UnicodeError: b", "retries used up (2 attempts): ConnectionError: a"]
 
 
-def test_celerys_names_of_the_backoff(app: Fairlead) -> None:
+def test_celerys_names_of_the_backoff(app: Laneway) -> None:
     @app.task(topic="a", max_retries=5, retry_backoff=3, retry_backoff_max=20, retry_jitter=False)
     def one() -> None: ...
 
@@ -297,7 +297,7 @@ class ToldAwaited(Told):
         raise RuntimeError("a hook that fails changes nothing")
 
 
-def test_a_class_of_ones_own_is_told(app: Fairlead) -> None:
+def test_a_class_of_ones_own_is_told(app: Laneway) -> None:
     notes: list[tuple[Any, ...]] = []
     Told.notes = notes
 
@@ -322,7 +322,7 @@ def test_a_class_of_ones_own_is_told(app: Fairlead) -> None:
 
 
 @pytest.mark.parametrize(("error", "word"), [(Reject("no"), "failure"), (Retry("later", delay=0), "retry")])
-def test_it_is_told_of_signals_too(app: Fairlead, error: Exception, word: str) -> None:
+def test_it_is_told_of_signals_too(app: Laneway, error: Exception, word: str) -> None:
     notes: list[tuple[Any, ...]] = []
     Told.notes = notes
     raised = [error]
@@ -337,7 +337,7 @@ def test_it_is_told_of_signals_too(app: Fairlead, error: Exception, word: str) -
     assert notes[1][:2] == (word, repr(error))
 
 
-def test_hooks_of_a_coroutine_may_be_coroutines(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+def test_hooks_of_a_coroutine_may_be_coroutines(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     notes: list[tuple[Any, ...]] = []
     ToldAwaited.notes = notes
 
@@ -351,6 +351,6 @@ def test_hooks_of_a_coroutine_may_be_coroutines(app: Fairlead, caplog: pytest.Lo
     assert 'task "wait": a hook failed' in caplog.text
 
 
-def test_no_class_of_tasks(app: Fairlead) -> None:
-    with pytest.raises(UsageError, match=r"a class made of fairlead.Task, got <class 'int'>"):
+def test_no_class_of_tasks(app: Laneway) -> None:
+    with pytest.raises(UsageError, match=r"a class made of laneway.Task, got <class 'int'>"):
         app.task(base=int)  # type: ignore[arg-type]

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from fairlead import BadMessage, Fairlead, JobCancelled, JobDead, JobExpired, Task, UsageError, chain, chord, group
-from fairlead.engines.base import UNTIL_SIGNALLED_US
-from fairlead.testing import eager, virtual
+from laneway import BadMessage, JobCancelled, JobDead, JobExpired, Laneway, Task, UsageError, chain, chord, group
+from laneway.engines.base import UNTIL_SIGNALLED_US
+from laneway.testing import eager, virtual
 from tests.tasks.conftest import MakeApp, working
 
 SOON = 20.0
@@ -27,7 +27,7 @@ SOON = 20.0
 class Tasks:
     """What flows here are made of."""
 
-    def __init__(self, app: Fairlead) -> None:
+    def __init__(self, app: Laneway) -> None:
         self.app = app
         self.called: list[Any] = []
 
@@ -254,12 +254,12 @@ def test_parts_are_told_apart(make_app: MakeApp) -> None:
         (lambda t: t.add.s(1, 1).link_error(t.add), "expected a call of a task"),
         (lambda t: t.add.s(1, 1).set(prioriti=5), 'did you mean "priority"'),
         (lambda t: (t.add.s(1, 1) | t.add.s()).enqueue(), "missing a required argument"),
-        (lambda t: (t.add.s(1, 1) | Tasks(Fairlead("sqlite://")).add.s(1)).enqueue(), "several applications"),
+        (lambda t: (t.add.s(1, 1) | Tasks(Laneway("sqlite://")).add.s(1)).enqueue(), "several applications"),
     ],
 )
 def test_what_is_no_flow_is_refused(make: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        make(Tasks(Fairlead("sqlite://")))
+        make(Tasks(Laneway("sqlite://")))
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_flows_under_every_policy(make_app: MakeApp, policy: dict[str, Any]) -> 
 
 
 def test_flows_in_the_tests_of_a_program() -> None:
-    t = Tasks(Fairlead("sqlite://"))
+    t = Tasks(Laneway("sqlite://"))
     flow = t.add.s(1, 1) | group(t.add.s(10), t.double.s()) | t.total.s()
     with eager(t.app):
         assert flow.enqueue().get() == 16
@@ -329,7 +329,7 @@ def test_what_cannot_be_published_with_an_end_is_tried_again(
     make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The topic of the error's handler is full: the message is handled again later; the others of the batch are settled."""
-    monkeypatch.setattr("fairlead.working.courier.FOLLOW_LATER_US", 50_000)
+    monkeypatch.setattr("laneway.working.courier.FOLLOW_LATER_US", 50_000)
     tasks = Tasks(make_app())
     tasks.app.policy("task.note", max_backlog=1, paused=True)
     tasks.note.delay("fills it")
@@ -347,8 +347,8 @@ def test_what_cannot_be_published_with_an_end_is_tried_again(
 
 WORKER = """
 import sys, time
-from fairlead import Fairlead
-app = Fairlead(sys.argv[1], namespace=sys.argv[2])
+from laneway import Laneway
+app = Laneway(sys.argv[1], namespace=sys.argv[2])
 app.policy("task.*", lease=1, retries=1000)
 @app.task(name="step")
 def step(n, by):

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import Fairlead
-from fairlead.testing import virtual
+from laneway import Laneway
+from laneway.testing import virtual
 
 MODULE = """
 import os
 from decimal import Decimal
-from fairlead import Fairlead, Reject, Task, current_request
+from laneway import Laneway, Reject, Task, current_request
 
-app = Fairlead("sqlite:///{folder}/fairlead.db", durability="memory")
+app = Laneway("sqlite:///{folder}/laneway.db", durability="memory")
 
 def note(*words):
     with open("{folder}/notes", "a") as file:
@@ -47,7 +47,7 @@ def test_tasks_in_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / f"{name}.py").write_text(MODULE.format(folder=tmp_path, parent=os.getpid()))
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module(name)
-    app: Fairlead = module.app
+    app: Laneway = module.app
     with virtual(app) as world:
         for price in ("1", "2", "3.5"):
             module.double.delay(price)
@@ -58,4 +58,4 @@ def test_tasks_in_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         dead = {letter.reason: letter.error for letter in app.dead_letters()}
         assert sorted(dead) == ["KeyError: 'one'", "retries used up (2 attempts): OSError: two"]
         assert f"{name}.py" in (dead["KeyError: 'one'"] or "")
-    assert not (tmp_path / "fairlead.db").exists(), "neither here nor in a child is the store opened"
+    assert not (tmp_path / "laneway.db").exists(), "neither here nor in a child is the store opened"

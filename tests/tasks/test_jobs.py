@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from fairlead import Fairlead, FairleadError, JobCancelled, JobDead, JobExpired, JobFailed, Reject, Task, UsageError, current_request
-from fairlead.servers import Server
-from fairlead.tasks.outcomes import MAX_RESULT
-from fairlead.testing import eager, virtual
+from laneway import JobCancelled, JobDead, JobExpired, JobFailed, Laneway, LanewayError, Reject, Task, UsageError, current_request
+from laneway.servers import Server
+from laneway.tasks.outcomes import MAX_RESULT
+from laneway.testing import eager, virtual
 from tests.tasks import apart
 from tests.tasks.apart import Odd, Order
 from tests.tasks.conftest import MakeApp, working
@@ -134,8 +134,8 @@ def test_a_result_is_forgotten_in_time(make_app: MakeApp) -> None:
     def usual() -> int:
         return 1
 
-    assert app.engine.find(task.delay().id).headers["fairlead-keeps"] == "120,7200"  # type: ignore[index, union-attr]
-    assert app.engine.find(usual.delay().id).headers["fairlead-keeps"] == "3600,7200"  # type: ignore[index, union-attr]
+    assert app.engine.find(task.delay().id).headers["laneway-keeps"] == "120,7200"  # type: ignore[index, union-attr]
+    assert app.engine.find(usual.delay().id).headers["laneway-keeps"] == "3600,7200"  # type: ignore[index, union-attr]
     job = task.using(result_ttl=1, failure_ttl=1).enqueue()
     with working(app):
         job.get(SOON)
@@ -441,7 +441,7 @@ def test_other_ends_are_told(make_app: MakeApp) -> None:
     for job in (purged, unread):
         with pytest.raises(JobCancelled):
             job.get(SOON)
-    nobodys = app.publish("task.nobody", {"args": [], "kwargs": {}}, headers={"fairlead-task": "gone", "fairlead-keeps": "60,60"})
+    nobodys = app.publish("task.nobody", {"args": [], "kwargs": {}}, headers={"laneway-task": "gone", "laneway-keeps": "60,60"})
     (delivery,) = app.lease(1)
     delivery.dead("nobody wants it")
     job = app.job(nobodys.id)
@@ -494,8 +494,8 @@ def test_a_job_is_known_in_another_process(make_app: MakeApp) -> None:
 
     job = task.delay()
     program = (
-        "import sys; from fairlead import Fairlead; "
-        f"app = Fairlead({app.url!r}, namespace={app.namespace!r}); job = app.job({job.id!r}); "
+        "import sys; from laneway import Laneway; "
+        f"app = Laneway({app.url!r}, namespace={app.namespace!r}); job = app.job({job.id!r}); "
         "print(job.status, flush=True); print(job.get(30) + 1, flush=True)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
@@ -516,14 +516,14 @@ def test_waiting_inside_a_task_is_warned_of(make_app: MakeApp, caplog: pytest.Lo
     def outer() -> int:
         return inner.delay().get(SOON) + 1
 
-    with working(app), caplog.at_level(logging.WARNING, "fairlead.job"):
+    with working(app), caplog.at_level(logging.WARNING, "laneway.job"):
         assert outer.delay().get(SOON) == 2
     assert "waited for inside a task" in caplog.text
 
 
 def test_jobs_in_the_tests_of_a_program() -> None:
     """Eager: the handle has the result. In a virtual world: once the worker has run."""
-    app = Fairlead("sqlite://")
+    app = Laneway("sqlite://")
 
     @app.task
     def add(a: int, b: int) -> int:
@@ -553,15 +553,15 @@ def test_a_body_of_another_program_is_told(make_app: MakeApp) -> None:
     def task(n: int) -> int:
         return n
 
-    headers = {"fairlead-task": task.name, "fairlead-keeps": "60,60"}
+    headers = {"laneway-task": task.name, "laneway-keeps": "60,60"}
     receipt = app.publish(str(task.delay(1).topic), ["nonsense"], headers=headers)
-    with working(app), pytest.raises(FairleadError, match="no call of task"):
+    with working(app), pytest.raises(LanewayError, match="no call of task"):
         app.job(receipt.id).get(SOON)
 
 
 def test_waiting_goes_on_through_a_restart_of_the_server() -> None:
     """Who waits for a job is not told of it, but for a line in the log."""
-    with Server(appendonly="yes", appendfsync="always") as server, Fairlead(server.url, durability="fsync") as app:
+    with Server(appendonly="yes", appendfsync="always") as server, Laneway(server.url, durability="fsync") as app:
 
         @app.task
         def task() -> str:

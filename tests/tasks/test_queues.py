@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fairlead import BadMessage, Dependency, Fairlead, JobFailed, Queue, UsageError
-from fairlead.testing import eager
+from laneway import BadMessage, Dependency, JobFailed, Laneway, Queue, UsageError
+from laneway.testing import eager
 from tests.tasks import functions
 from tests.tasks.conftest import MakeApp, working
 
@@ -97,7 +97,7 @@ def test_later_and_for_a_while(make_app: MakeApp) -> None:
     assert at.status == in_.status == "delayed"
     assert queue.enqueue(functions.add, 1, ttl=5, result_ttl=7, failure_ttl=9).id
     views = app.engine.topic_peek("default")
-    assert views[0].headers["fairlead-keeps"] == "7,9"  # type: ignore[index]
+    assert views[0].headers["laneway-keeps"] == "7,9"  # type: ignore[index]
     assert views[0].expires_us == views[0].published_us + 5_000_000
     with working(app):
         assert queue.enqueue_in(0.05, functions.add, 2).get(SOON) == 2
@@ -238,6 +238,6 @@ def test_queues_in_order(make_app: MakeApp) -> None:
 
 
 def test_eager_queues() -> None:
-    app = Fairlead("sqlite://")
+    app = Laneway("sqlite://")
     with eager(app):
         assert app.queue().enqueue(functions.add, 1, 2).get() == 3

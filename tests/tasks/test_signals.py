@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fairlead import BadMessage, Fairlead, Retry, get_task_logger, signals
-from fairlead.testing import virtual
+from laneway import BadMessage, Laneway, Retry, get_task_logger, signals
+from laneway.testing import virtual
 
 TENANT: ContextVar[Any] = ContextVar("tenant")
 
@@ -34,7 +34,7 @@ def heard() -> Iterator[list[tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("kind", ["thread", "async"])
 def test_signals_tell_of_each_run(heard: list[tuple[Any, ...]], kind: str) -> None:
-    app = Fairlead("sqlite://")
+    app = Laneway("sqlite://")
 
     def work(how: str) -> str:
         if how == "retry":
@@ -66,7 +66,7 @@ def test_signals_tell_of_each_run(heard: list[tuple[Any, ...]], kind: str) -> No
 
 
 def test_a_receiver_may_want_one_sender_and_may_fail(caplog: pytest.LogCaptureFixture) -> None:
-    app = Fairlead("sqlite://")
+    app = Laneway("sqlite://")
     heard: list[str] = []
 
     @app.task(name="one")
@@ -101,7 +101,7 @@ def test_a_receiver_may_want_one_sender_and_may_fail(caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize("kind", ["thread", "async"])
 def test_context_goes_with_a_call(kind: str) -> None:
     """Also with plain messages, and on to what a task calls; it is not left behind."""
-    app = Fairlead("sqlite://")
+    app = Laneway("sqlite://")
     app.carry(TENANT)
     seen: list[Any] = []
 
@@ -136,7 +136,7 @@ def test_context_goes_with_a_call(kind: str) -> None:
 
 
 def test_a_logger_knows_the_task(caplog: pytest.LogCaptureFixture) -> None:
-    app = Fairlead("sqlite://")
+    app = Laneway("sqlite://")
     logger = get_task_logger("of.a.program")
     assert get_task_logger("of.a.program") is logger
 

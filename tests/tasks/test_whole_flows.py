@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from fairlead import BadMessage, EngineUnavailable, Fairlead, UsageError, chain, chord, group
-from fairlead.tasks import whole
-from fairlead.units import SECOND
+from laneway import BadMessage, EngineUnavailable, Laneway, UsageError, chain, chord, group
+from laneway.tasks import whole
+from laneway.units import SECOND
 from tests.tasks.conftest import MakeApp
 
 SIZE = 230
@@ -24,7 +24,7 @@ class Killed(BaseException):
 class Ran:
     """An application whose tasks note that they ran."""
 
-    def __init__(self, app: Fairlead) -> None:
+    def __init__(self, app: Laneway) -> None:
         self.app = app
         self.calls: Counter[str] = Counter()
 
@@ -55,13 +55,13 @@ class Ran:
 def ran(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> Ran:
     """Every flow of more than ten calls takes several steps, of fifty messages each."""
     monkeypatch.setattr(whole, "BATCH", 50)
-    monkeypatch.setattr("fairlead.app.BATCH", 50)
-    monkeypatch.setattr("fairlead.producing.bulk.BATCH", 50)
+    monkeypatch.setattr("laneway.app.BATCH", 50)
+    monkeypatch.setattr("laneway.producing.bulk.BATCH", 50)
     monkeypatch.setattr(whole, "FAN", 7)  # 33 leaves, 5 openers above them, the root
     return Ran(make_app())
 
 
-def ends_after(app: Fairlead, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def ends_after(app: Laneway, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The publisher ends when it has called `put` so many times."""
     put, count = app.engine.put, 0
 
@@ -160,7 +160,7 @@ def test_a_small_flow_is_published_again_safely(ran: Ran, monkeypatch: pytest.Mo
     assert ran.calls == {"one": 3, "total": 1}
 
 
-def _fails_once(app: Fairlead, calls: int, monkeypatch: pytest.MonkeyPatch, *, applied: bool) -> None:
+def _fails_once(app: Laneway, calls: int, monkeypatch: pytest.MonkeyPatch, *, applied: bool) -> None:
     put, count = app.engine.put, 0
 
     def failing(drafts: Any, **options: Any) -> Any:

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, assert_type
 
-from fairlead import Delivery, Fairlead, Job, Message, Receipt, Request, Stats, Summary, Task, Topic, chain, chord, group
-from fairlead.tasks.canvas import GroupJob
+from laneway import Delivery, Job, Laneway, Message, Receipt, Request, Stats, Summary, Task, Topic, chain, chord, group
+from laneway.tasks.canvas import GroupJob
 
 
 def test_is_for_type_checkers() -> None:
     """The names that are checked below are there."""
-    assert all((Delivery, Fairlead, Message, Receipt, Request, Stats, Summary, Task, Topic))
+    assert all((Delivery, Laneway, Message, Receipt, Request, Stats, Summary, Task, Topic))
 
 
 if TYPE_CHECKING:
-    app = Fairlead()
+    app = Laneway()
 
     # Tasks keep the arguments of their function, with and without parentheses.
 

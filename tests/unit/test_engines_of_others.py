@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import Fairlead, Message
-from fairlead.engines import open_engine
-from fairlead.engines.base import Settings
-from fairlead.errors import UsageError
+from laneway import Laneway, Message
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.errors import UsageError
 
 MODULE = """
-from fairlead.engines import open_engine
+from laneway.engines import open_engine
 
 opened = []
 
@@ -32,7 +32,7 @@ def installed(tmp_path: Path) -> Path:
     metadata = tmp_path / "kept_engine-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kept-engine\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[fairlead.engines]\nkept = kept_engine:open_kept\n")
+    (metadata / "entry_points.txt").write_text("[laneway.engines]\nkept = kept_engine:open_kept\n")
     return tmp_path
 
 
@@ -41,7 +41,7 @@ def test_it_is_found_by_its_scheme(installed: Path, monkeypatch: pytest.MonkeyPa
         open_engine("kept://here", Settings())
     monkeypatch.syspath_prepend(installed)
     seen = []
-    with Fairlead("kept://here", namespace="mine") as app:
+    with Laneway("kept://here", namespace="mine") as app:
 
         @app.handler("*")
         async def note(message: Message) -> None:
@@ -57,25 +57,25 @@ def test_it_is_found_by_its_scheme(installed: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
     """One command; without an engine named it says what to do."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "fairlead.testing.conformance", "-k", "rate or merge"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "laneway.testing.conformance", "-k", "rate or merge"]
     source = str(Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), source])}
     environment.pop("PYTEST_ADDOPTS", None)
     told = subprocess.run(
-        command, cwd=installed, env={**environment, "FAIRLEAD_ENGINE": "kept://"}, capture_output=True, text=True, check=False, timeout=120
+        command, cwd=installed, env={**environment, "LANEWAY_ENGINE": "kept://"}, capture_output=True, text=True, check=False, timeout=120
     )
     assert told.returncode == 0, told.stdout
     assert " passed" in told.stdout
     told = subprocess.run([*command, "-x"], cwd=installed, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert told.returncode == 1
-    assert "set FAIRLEAD_ENGINE=URL, or define a fixture make_engine" in told.stdout
+    assert "set LANEWAY_ENGINE=URL, or define a fixture make_engine" in told.stdout
 
 
 @pytest.mark.parametrize("package", ["redis", "hiredis"])
 def test_a_missing_client_library_is_named(package: str) -> None:
     script = (
         f"import sys; sys.modules[{package!r}] = None\n"
-        "from fairlead.engines import open_engine\nfrom fairlead.engines.base import Settings\nopen_engine('valkey://localhost', Settings())"
+        "from laneway.engines import open_engine\nfrom laneway.engines.base import Settings\nopen_engine('valkey://localhost', Settings())"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert f'engine valkey: the package "{package}" of the client library is missing; pip install' in done.stderr.splitlines()[-1]

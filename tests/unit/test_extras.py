@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import Fairlead, Message, UsageError
+from laneway import Laneway, Message, UsageError
 
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -24,5 +24,5 @@ def test_the_core_needs_little() -> None:
 def test_the_sun_without_its_extra_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Said where the schedule is written, with what to install."""
     monkeypatch.setitem(sys.modules, "astral", None)
-    with pytest.raises(UsageError, match=r"sun= needs the package astral; pip install 'fairlead\[solar\]'"):
-        Fairlead().schedule("lights", Message("lights", 1), sun=("sunrise", 52.5, 13.4))
+    with pytest.raises(UsageError, match=r"sun= needs the package astral; pip install 'laneway\[solar\]'"):
+        Laneway().schedule("lights", Message("lights", 1), sun=("sunrise", 52.5, 13.4))

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from fairlead.engines import fairness
-from fairlead.policy import default_burst
+from laneway.engines import fairness
+from laneway.policy import default_burst
 
 NOW = 1_700_000_000_000_000
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fairlead.errors import BadMessage, BadPolicy
-from fairlead.policy import Backoff, PolicyBook, Tier, check_fields, check_topic
+from laneway.errors import BadMessage, BadPolicy
+from laneway.policy import Backoff, PolicyBook, Tier, check_fields, check_topic
 
 
 def book(*rows: tuple[str, str, dict[str, object]]) -> PolicyBook:

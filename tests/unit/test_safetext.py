@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlead.safetext import escaped, escaped_json, redacted, without_passwords
+from laneway.safetext import escaped, escaped_json, redacted, without_passwords
 
 
 @pytest.mark.parametrize(
@@ -23,10 +23,10 @@ from fairlead.safetext import escaped, escaped_json, redacted, without_passwords
         ("valkey+cluster://:pw@[::1]:7000,b:2", "valkey+cluster://***@[::1]:7000,b:2"),
         ("valkey://[::1]", "valkey://[::1]"),
         ("unix://:pw@/run/valkey.sock", "unix://***@/run/valkey.sock"),
-        ("sqlite:////home/me@here/fairlead.db", "sqlite:////home/me@here/fairlead.db"),
+        ("sqlite:////home/me@here/laneway.db", "sqlite:////home/me@here/laneway.db"),
         ("valkey://:pw", "valkey://:***"),
         (":pw@localhost", "***@localhost"),
-        ("fairlead.db", "fairlead.db"),
+        ("laneway.db", "laneway.db"),
     ],
 )
 def test_redacted(url: str, shown: str) -> None:

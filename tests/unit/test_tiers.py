@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fairlead import Fairlead
-from fairlead.errors import BadPolicy, UsageError
-from fairlead.tiers import Tier, TierLayers, Tiers, moves_lanes, share_text
+from laneway import Laneway
+from laneway.errors import BadPolicy, UsageError
+from laneway.tiers import Tier, TierLayers, Tiers, moves_lanes, share_text
 
 THREE = {"high": Tier(6), "mid": Tier(3), "low": Tier(1)}
 TWO = {"vip": Tier(6), "rest": Tier(1)}
@@ -32,9 +32,9 @@ def test_a_default_that_does_not_exist_is_refused() -> None:
     with pytest.raises(BadPolicy, match='there is no tier "gold"; there are: vip, rest'):
         TierLayers.new(TWO, "gold")
     with pytest.raises(BadPolicy, match='there is no tier "gold"'):
-        Fairlead("sqlite://", tiers={"vip": 6, "rest": 1}, default_tier="gold")
+        Laneway("sqlite://", tiers={"vip": 6, "rest": 1}, default_tier="gold")
     with pytest.raises(UsageError, match="default_tier"):
-        Fairlead("sqlite://", default_tier=3)  # type: ignore[arg-type]
+        Laneway("sqlite://", default_tier=3)  # type: ignore[arg-type]
 
 
 def test_an_operators_setting_precedes_the_codes_and_is_reset() -> None:
@@ -116,4 +116,4 @@ def test_what_a_tier_has_is_told(name: str, text: str) -> None:
 @pytest.mark.parametrize("changes", [{"": 1}, {"a\n": 1}, {"x" * 101: 1}, {"a": 0}, {"a": "much"}, {"a": True}])
 def test_wrong_tiers_are_refused_before_the_store_is_asked(changes: dict[str, object]) -> None:
     with pytest.raises(BadPolicy):
-        Fairlead("sqlite:////nowhere/at/all.db").tiers(changes)  # type: ignore[arg-type]
+        Laneway("sqlite:////nowhere/at/all.db").tiers(changes)  # type: ignore[arg-type]

@@ -10,13 +10,13 @@ from unittest import mock
 
 import pytest
 
-from fairlead.engines import listing, open_engine
-from fairlead.engines.base import Settings
-from fairlead.engines.sqlite import listing as sqlite_listing
-from fairlead.engines.sqlite.statements import SQL
-from fairlead.engines.valkey import listing as valkey_listing
-from fairlead.engines.valkey.link import Link
-from fairlead.message import Draft
+from laneway.engines import listing, open_engine
+from laneway.engines.base import Settings
+from laneway.engines.sqlite import listing as sqlite_listing
+from laneway.engines.sqlite.statements import SQL
+from laneway.engines.valkey import listing as valkey_listing
+from laneway.engines.valkey.link import Link
+from laneway.message import Draft
 from tests.conformance.forms import server
 
 ALLOWED = ("SCAN first", "SCAN found", "SCAN CONSTANT ROW", "SCAN (subquery", "VIRTUAL TABLE")

@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
-from fairlead.working import traces
-from fairlead.working.settle import describe, text_of
+from laneway.working import traces
+from laneway.working.settle import describe, text_of
 
 
 def raised(error: BaseException, times: int = 1) -> BaseException:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from fairlead import units
+from laneway import units
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from fairlead import versions
-from fairlead.errors import UsageError
+from laneway import versions
+from laneway.errors import UsageError
 
 IN_ORDER = (
     "0.9", "1.0.dev1", "1.0a1", "1.0a2", "1.0b1", "1.0rc1", "1.0", "1.0.post1", "1.0.1", "1.2", "1.2-3-gdeadbee", "v1.10", "1.10.0.1", "2", "17",

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fairlead.engines import open_engine
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.message import Draft, Settlement
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.message import Draft, Settlement
 
 
 @pytest.fixture

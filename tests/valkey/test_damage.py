@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fairlead.engines.base import FullEngine
-from fairlead.message import Draft, Settlement
+from laneway.engines.base import FullEngine
+from laneway.message import Draft, Settlement
 from tests.conformance.forms import server
 
 Opened = Callable[..., FullEngine]
@@ -31,7 +31,7 @@ def lose_a_message(engine: FullEngine) -> None:
 
 
 def prefix(engine: FullEngine) -> str:
-    return f"fairlead:{{{engine.namespace}/0}}:"  # type: ignore[attr-defined]
+    return f"laneway:{{{engine.namespace}/0}}:"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("lose", [lose_the_list, lose_one_of_the_list, lose_the_lane, lose_a_message])

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from fairlead import Fairlead
-from fairlead.engines.base import Durability, FullEngine
-from fairlead.errors import EngineUnavailable
-from fairlead.message import Draft, Lease, Note, Settlement
-from fairlead.servers import Server
+from laneway import Laneway
+from laneway.engines.base import Durability, FullEngine
+from laneway.errors import EngineUnavailable
+from laneway.message import Draft, Lease, Note, Settlement
+from laneway.servers import Server
 
 ACTIONS = ["ack", "retry", "dead", "release", "rest", "unhandled"]
 
@@ -90,7 +90,7 @@ def test_a_server_put_back_to_an_earlier_state_repeats_no_number(opened: Callabl
 
 @pytest.mark.parametrize("durability", ["memory", "fsync"])
 def test_of_a_job_from_before_the_status_is_unknown(durability: Durability) -> None:
-    with Server(appendonly="yes") as server, Fairlead(server.url, durability=durability) as app:
+    with Server(appendonly="yes") as server, Laneway(server.url, durability=durability) as app:
 
         @app.task
         def work() -> None: ...

@@ -5,11 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from fairlead.servers import Server
+from laneway.servers import Server
 
 
 def doctor(url: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-m", "fairlead", "doctor", url], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-m", "laneway", "doctor", url], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

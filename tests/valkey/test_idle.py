@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fairlead.engines.base import FullEngine
-from fairlead.message import Draft, Settlement
-from fairlead.policy import Gate
-from fairlead.servers import Server
+from laneway.engines.base import FullEngine
+from laneway.message import Draft, Settlement
+from laneway.policy import Gate
+from laneway.servers import Server
 
 STAYS = {"settings", "shard", "rules", "policies", "gates", "tiers", "own", "own_sets", "own_uses", "own_tiers", "programs"}
 START = 2_200_000_000_000_000
@@ -38,6 +38,6 @@ def test_no_key_is_left_of_topics_that_are_done(opened: Callable[..., FullEngine
         now += 120_000_000
         while engine.tick(now_us=now) is not None:
             pass
-        left = {key.rpartition(":")[2] for key in own.run("KEYS", "fairlead:*")}
+        left = {key.rpartition(":")[2] for key in own.run("KEYS", "laneway:*")}
         assert engine.overview(now_us=now).topics == 0
         assert left <= STAYS

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from fairlead.engines.base import FullEngine
-from fairlead.errors import EngineUnavailable
-from fairlead.servers import Cluster, Proxy, Replicated, Sentinels, Server, until
+from laneway.engines.base import FullEngine
+from laneway.errors import EngineUnavailable
+from laneway.servers import Cluster, Proxy, Replicated, Sentinels, Server, until
 from tests.valkey.conftest import drain, some
 
 BATCH = 20
@@ -211,11 +211,11 @@ def test_many_find_at_once_that_functions_are_missing(opened: Callable[..., Full
 
 
 def test_a_library_of_another_version_stays(opened: Callable[..., FullEngine]) -> None:
-    other = "#!lua name=fairlead_0123456789ab\nredis.register_function('fairlead_0123456789ab_put', function() return 'theirs' end)"
+    other = "#!lua name=laneway_0123456789ab\nredis.register_function('laneway_0123456789ab_put', function() return 'theirs' end)"
     with Server() as server:
         server.run("FUNCTION", "LOAD", other)
         opened(server.url).put(some(1))
-        assert server.run("FCALL", "fairlead_0123456789ab_put", 0) == "theirs"
+        assert server.run("FCALL", "laneway_0123456789ab_put", 0) == "theirs"
 
 
 def test_a_server_that_keeps_nothing_begins_anew(opened: Callable[..., FullEngine], caplog: pytest.LogCaptureFixture) -> None:

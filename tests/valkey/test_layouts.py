@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import redis
 
-from fairlead.engines import open_engine
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.engines.valkey import layouts
-from fairlead.engines.valkey.namespace import Namespace
-from fairlead.errors import SchemaMismatch
-from fairlead.message import Settlement
-from fairlead.servers import Server
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.engines.valkey import layouts
+from laneway.engines.valkey.namespace import Namespace
+from laneway.errors import SchemaMismatch
+from laneway.message import Settlement
+from laneway.servers import Server
 
 Opened = Callable[..., FullEngine]
 
@@ -68,7 +68,7 @@ def test_a_namespace_of_layout_3_is_brought_up_with_all_that_it_holds(opened: Op
 @pytest.mark.parametrize("steps", range(1, 12))
 def test_bringing_up_may_break_off_anywhere(opened: Opened, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever opens it next goes on."""
-    from fairlead.engines.valkey.link import Link
+    from laneway.engines.valkey.link import Link
 
     with Server() as server:
         load_layout(server, 3)
@@ -102,9 +102,9 @@ def test_several_steps_follow_one_another(opened: Opened, monkeypatch: pytest.Mo
     with Server() as server:
         load_layout(server, 3)
         with client(server) as raw:
-            raw.hset("fairlead:{before/0}:settings", "layout", 2)
+            raw.hset("laneway:{before/0}:settings", "layout", 2)
             for shard in range(2):
-                key = f"fairlead:{{before/{shard}}}:shard"
+                key = f"laneway:{{before/{shard}}}:shard"
                 stored = raw.get(key)
                 assert stored[0] == 3
                 raw.set(key, b"\x02" + stored[1:])
@@ -141,6 +141,6 @@ def test_a_program_of_an_older_layout_is_refused_while_it_runs(opened: Opened) -
     with Server() as server:
         engine = opened(server.url, namespace="mine")
         with client(server) as raw:
-            raw.set("fairlead:{mine/0}:shard", b"\x63" + raw.get("fairlead:{mine/0}:shard")[1:])
+            raw.set("laneway:{mine/0}:shard", b"\x63" + raw.get("laneway:{mine/0}:shard")[1:])
         with pytest.raises(SchemaMismatch, match=r"layout 99.*upgrade"):
             engine.lease(1)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from fairlead.engines import open_engine
-from fairlead.engines.base import FullEngine, Settings
-from fairlead.engines.valkey import link
-from fairlead.errors import EngineUnavailable
-from fairlead.servers import Server, until
+from laneway.engines import open_engine
+from laneway.engines.base import FullEngine, Settings
+from laneway.engines.valkey import link
+from laneway.errors import EngineUnavailable
+from laneway.servers import Server, until
 from tests.valkey.conftest import drain, some
 
 COUNT, OTHERS = 100, 15_000

@@ -9,10 +9,10 @@ from typing import cast
 import msgspec
 import pytest
 
-from fairlead.cli.migrate import move
-from fairlead.engines.base import FullEngine, MessageView, Parcel
-from fairlead.message import Draft, Settlement
-from fairlead.policy import Gate
+from laneway.cli.migrate import move
+from laneway.engines.base import FullEngine, MessageView, Parcel
+from laneway.message import Draft, Settlement
+from laneway.policy import Gate
 from tests.conformance.forms import cluster, server
 
 Opened = Callable[..., FullEngine]
@@ -104,7 +104,7 @@ class Dying:
 def test_a_move_that_broke_off_goes_on(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str, *, arrives: bool
 ) -> None:
-    monkeypatch.setattr("fairlead.cli.migrate.PAGE", 7)
+    monkeypatch.setattr("laneway.cli.migrate.PAGE", 7)
     urls = {"sqlite": "sqlite:///{folder}/{name}.db", "valkey": server().url}
     old = opened(urls[source].format(folder=tmp_path, name="old"))
     new = opened(urls[target].format(folder=tmp_path, name="new"))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from fairlead.engines.base import FullEngine
-from fairlead.engines.valkey.namespace import Namespace
-from fairlead.errors import BadMessage
-from fairlead.message import Draft, Settlement
-from fairlead.servers import Server
+from laneway.engines.base import FullEngine
+from laneway.engines.valkey.namespace import Namespace
+from laneway.errors import BadMessage
+from laneway.message import Draft, Settlement
+from laneway.servers import Server
 from tests.valkey.conftest import drain
 
 Opened = Callable[..., FullEngine]

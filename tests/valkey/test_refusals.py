@@ -13,23 +13,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fairlead.engines.base import FullEngine
-from fairlead.engines.valkey import fitness
-from fairlead.engines.valkey.address import parse
-from fairlead.engines.valkey.fitness import Facts
-from fairlead.engines.valkey.health import examine
-from fairlead.errors import EngineCorrupt, EngineUnavailable, FairleadError, NoNamespace, SchemaMismatch, UsageError
-from fairlead.message import Draft
-from fairlead.servers import Cluster, Replicated, Server, free_port
-from fairlead.tiers import Tier
+from laneway.engines.base import FullEngine
+from laneway.engines.valkey import fitness
+from laneway.engines.valkey.address import parse
+from laneway.engines.valkey.fitness import Facts
+from laneway.engines.valkey.health import examine
+from laneway.errors import EngineCorrupt, EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch, UsageError
+from laneway.message import Draft
+from laneway.servers import Cluster, Replicated, Server, free_port
+from laneway.tiers import Tier
 from tests.conformance.forms import sentinels, server
 from tests.valkey.conftest import drain, some
 
 Opened = Callable[..., FullEngine]
 
 
-def refusal(opened: Opened, url: str, **settings: object) -> FairleadError:
-    with pytest.raises(FairleadError) as told:
+def refusal(opened: Opened, url: str, **settings: object) -> LanewayError:
+    with pytest.raises(LanewayError) as told:
         opened(url, **settings)
     text = str(told.value)
     assert "\n" not in text
@@ -165,8 +165,8 @@ def test_a_key_of_another_program(opened: Opened) -> None:
     with Server() as shared:
         engine = opened(shared.url, namespace="mine")
         engine.close()
-        shared.run("DEL", "fairlead:{mine/0}:shard")
-        shared.run("RPUSH", "fairlead:{mine/0}:shard", "something else")
+        shared.run("DEL", "laneway:{mine/0}:shard")
+        shared.run("RPUSH", "laneway:{mine/0}:shard", "something else")
         error = refusal(opened, shared.url, namespace="mine")
         assert isinstance(error, EngineCorrupt)
         assert "a key of another program is in the way" in str(error)
@@ -178,9 +178,9 @@ def test_another_number_of_shards_and_another_layout(opened: Opened) -> None:
     assert opened(url, namespace="four-shards").capabilities.shards == 4
     error = refusal(opened, f"{url}?shards=8", namespace="four-shards")
     assert "was made with 4 shards, the URL says 8" in str(error)
-    assert "fairlead migrate" in str(error)
-    for layout, mend in (("1", "take another namespace"), ("99", "upgrade Fairlead")):
-        server().run("HSET", "fairlead:{four-shards/0}:settings", "layout", layout)
+    assert "laneway migrate" in str(error)
+    for layout, mend in (("1", "take another namespace"), ("99", "upgrade Laneway")):
+        server().run("HSET", "laneway:{four-shards/0}:settings", "layout", layout)
         error = refusal(opened, url, namespace="four-shards")
         assert isinstance(error, SchemaMismatch)
         assert f"has layout {layout}" in str(error)
@@ -196,11 +196,11 @@ def test_tiers_of_a_namespace_of_before_there_were_layers(opened: Opened) -> Non
     """They are the code's layer; then every shard learns of changes as of any."""
     url = f"{server().url}?shards=2"
     opened(url, namespace="old-tiers").put([Draft(f"t.{n}", b"x") for n in range(10)])
-    settings = "fairlead:{old-tiers/0}:settings"
+    settings = "laneway:{old-tiers/0}:settings"
     server().run("HDEL", settings, "tier_layers")
     server().run("HSET", settings, "tiers", '[["high",{"share":6.0}],["mid",{"share":3.0}]]')
     for shard in range(2):
-        server().run("DEL", f"fairlead:{{old-tiers/{shard}}}:tiers")
+        server().run("DEL", f"laneway:{{old-tiers/{shard}}}:tiers")
     engine = opened(url, namespace="old-tiers", tiers={"vip": Tier(6), "rest": Tier(1)})
     assert engine.tiers == {"vip": Tier(6), "rest": Tier(1)}
     assert len(drain(engine)) == 10
@@ -212,7 +212,7 @@ def test_a_namespace_whose_maker_died_is_finished_by_the_next(opened: Opened) ->
         namespace = "half-made"
         first = opened(f"{server().url}?shards=2", namespace=namespace)
         first.put(some(4))
-        prefix = f"fairlead:{{{namespace}/"
+        prefix = f"laneway:{{{namespace}/"
         server().run("HDEL", f"{prefix}0}}:settings", "layout")  # which is written last
         server().run("DEL", f"{prefix}1}}:shard", f"{prefix}1}}:rules")
         engine = opened(server().url, namespace=namespace)
@@ -240,12 +240,12 @@ def test_two_applications_do_not_meet(opened: Opened) -> None:
 def test_the_docs_list_the_rights_of_a_user() -> None:
     """Exactly those with which the whole suite was run."""
     text = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
-    block = text.partition("ACL SETUSER fairlead on >PASSWORD ")[2].partition("```")[0]
+    block = text.partition("ACL SETUSER laneway on >PASSWORD ")[2].partition("```")[0]
     assert block.split() == fitness.acl_rule().split()
 
 
 def test_the_doctor_does_not_wait_for_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody sits before it: it has no more patience than a program that starts."""
-    monkeypatch.setattr("fairlead.engines.valkey.link.PATIENCE", 1e9)
+    monkeypatch.setattr("laneway.engines.valkey.link.PATIENCE", 1e9)
     with pytest.raises(EngineUnavailable, match="nothing listens there"):
         examine(f"valkey://127.0.0.1:{free_port()}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import fairlead.engines.valkey
-from fairlead.engines import admission, base, classes, fairness
-from fairlead.engines.valkey import records
-from fairlead.policy import FOREVER
-from fairlead.servers import Server
+import laneway.engines.valkey
+from laneway.engines import admission, base, classes, fairness
+from laneway.engines.valkey import records
+from laneway.policy import FOREVER
+from laneway.servers import Server
 
-PARTS = Path(fairlead.engines.valkey.__file__).parent / "scripts" / "parts"
+PARTS = Path(laneway.engines.valkey.__file__).parent / "scripts" / "parts"
 
 
 def text(part: str) -> str:

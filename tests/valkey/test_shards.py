@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fairlead.engines.base import FullEngine
-from fairlead.engines.valkey import records
-from fairlead.engines.valkey.engine import SHARDS_AT_ONCE
-from fairlead.errors import BadMessage
-from fairlead.message import Draft, Lease, Settlement
-from fairlead.policy import Gate
+from laneway.engines.base import FullEngine
+from laneway.engines.valkey import records
+from laneway.engines.valkey.engine import SHARDS_AT_ONCE
+from laneway.errors import BadMessage
+from laneway.message import Draft, Lease, Settlement
+from laneway.policy import Gate
 from tests.conformance.forms import cluster, server
 from tests.valkey.conftest import drain, some
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fairlead.engines.base import FullEngine
-from fairlead.message import Draft, Settlement
-from fairlead.servers import Server, until
+from laneway.engines.base import FullEngine
+from laneway.message import Draft, Settlement
+from laneway.servers import Server, until
 from tests.conformance.forms import cluster, server
 
 Opened = Callable[..., FullEngine]
@@ -121,7 +121,7 @@ def test_who_was_killed_is_passed_over(opened: Opened) -> None:
     with Server() as own:
         engine = opened(own.url, namespace="killed")
         program = (
-            "from fairlead.engines import open_engine\nfrom fairlead.engines.base import Settings\n"
+            "from laneway.engines import open_engine\nfrom laneway.engines.base import Settings\n"
             f"open_engine({own.url!r}, Settings(namespace='killed')).wait(60)"
         )
         waiter = Waiter(engine)

@@ -6,19 +6,19 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from fairlead.working.options import Options
-from fairlead.working.worker import Worker
+from laneway.working.options import Options
+from laneway.working.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fairlead import Fairlead, Summary
+    from laneway import Laneway, Summary
 
 
 class Running:
     """A worker in a thread."""
 
-    def __init__(self, app: Fairlead, **options: object) -> None:
+    def __init__(self, app: Laneway, **options: object) -> None:
         defaults = {"concurrency": 10, "pool": "default", "topics": None, "grace": 5, "processes": 1, "burst": False, "reload": False}
         self.worker = Worker(app.engine, app.handlers, Options.checked("run_worker", {**defaults, **options}))
         self.summary: Summary | None = None

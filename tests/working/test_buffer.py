@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from fairlead import Fairlead
-from fairlead.message import Lease
-from fairlead.working import buffer as buffer_module
-from fairlead.working.buffer import Buffer, Shelf
-from fairlead.working.handler import Handler
-from fairlead.working.work import Work
+from laneway import Laneway
+from laneway.message import Lease
+from laneway.working import buffer as buffer_module
+from laneway.working.buffer import Buffer, Shelf
+from laneway.working.handler import Handler
+from laneway.working.work import Work
 
 
 def handlers(*patterns: str) -> list[Handler]:
-    app = Fairlead("sqlite://")
+    app = Laneway("sqlite://")
     made = []
     for pattern in patterns:
 

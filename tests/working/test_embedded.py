@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairlead import Fairlead, Message, UsageError
-from fairlead.working.loading import importing
+from laneway import Laneway, Message, UsageError
+from laneway.working.loading import importing
 from tests.working.support import until
 
 SOON = 120.0
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def handling(app: Fairlead, kind: str = "async") -> tuple[list[object], asyncio.Event]:
+def handling(app: Laneway, kind: str = "async") -> tuple[list[object], asyncio.Event]:
     """A handler of "t" that notes what it got."""
     seen: list[object] = []
     came = asyncio.Event()
@@ -42,7 +42,7 @@ def handling(app: Fairlead, kind: str = "async") -> tuple[list[object], asyncio.
     return seen, came
 
 
-async def _serve(app: Fairlead, kind: str) -> None:
+async def _serve(app: Laneway, kind: str) -> None:
     seen, came = handling(app, kind)
     async with app.worker(concurrency=2) as worker:
         await app.apublish("t", 1)
@@ -55,12 +55,12 @@ async def _serve(app: Fairlead, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_async_with(app: Fairlead, kind: str) -> None:
+def test_async_with(app: Laneway, kind: str) -> None:
     """It handles messages inside the block, and nothing after it; no task is left on the loop."""
     asyncio.run(_serve(app, kind))
 
 
-def test_arun_worker_burst(app: Fairlead) -> None:
+def test_arun_worker_burst(app: Laneway) -> None:
     """`arun_worker` with burst returns what was handled."""
 
     async def main() -> None:
@@ -72,7 +72,7 @@ def test_arun_worker_burst(app: Fairlead) -> None:
     asyncio.run(main())
 
 
-def test_stop_from_another_thread(app: Fairlead) -> None:
+def test_stop_from_another_thread(app: Laneway) -> None:
     """`stop` may be called from any thread, also before the worker has started."""
 
     async def main() -> None:
@@ -89,7 +89,7 @@ def test_stop_from_another_thread(app: Fairlead) -> None:
     asyncio.run(main())
 
 
-def test_astop_returns_what_was_handled(app: Fairlead) -> None:
+def test_astop_returns_what_was_handled(app: Laneway) -> None:
     """`await worker.astop()` ends it inside the block."""
 
     async def main() -> None:
@@ -102,7 +102,7 @@ def test_astop_returns_what_was_handled(app: Fairlead) -> None:
     asyncio.run(main())
 
 
-def test_cancelling_stops_in_order(app: Fairlead) -> None:
+def test_cancelling_stops_in_order(app: Laneway) -> None:
     """A cancelled `arun_worker` lets the running handler end, and its message is done."""
 
     async def main() -> None:
@@ -126,7 +126,7 @@ def test_cancelling_stops_in_order(app: Fairlead) -> None:
     asyncio.run(main())
 
 
-def test_cancelling_twice_stops_at_once(app: Fairlead) -> None:
+def test_cancelling_twice_stops_at_once(app: Laneway) -> None:
     """The second cancellation does not wait for handlers; their messages go back."""
 
     async def main() -> None:
@@ -151,7 +151,7 @@ def test_cancelling_twice_stops_at_once(app: Fairlead) -> None:
     asyncio.run(main())
 
 
-def test_aclose_ends_the_workers_first(app: Fairlead) -> None:
+def test_aclose_ends_the_workers_first(app: Laneway) -> None:
     """`aclose` stops this application's workers, on this loop and in threads, before the engine is closed."""
 
     async def main() -> None:
@@ -171,7 +171,7 @@ def test_aclose_ends_the_workers_first(app: Fairlead) -> None:
     asyncio.run(main())
 
 
-def test_close_on_the_workers_loop_says_what_to_do(app: Fairlead) -> None:
+def test_close_on_the_workers_loop_says_what_to_do(app: Laneway) -> None:
     """A blocking close on the worker's own loop would wait for itself."""
 
     async def main() -> None:
@@ -183,7 +183,7 @@ def test_close_on_the_workers_loop_says_what_to_do(app: Fairlead) -> None:
     asyncio.run(main())
 
 
-def test_close_in_a_handler_says_that_it_cannot(app: Fairlead) -> None:
+def test_close_in_a_handler_says_that_it_cannot(app: Laneway) -> None:
     """It would wait for the worker, which waits for the handler."""
     app.policy("t", retries=0)
 
@@ -196,7 +196,7 @@ def test_close_in_a_handler_says_that_it_cannot(app: Fairlead) -> None:
     assert "a handler cannot close the application that runs it" in (app.dead_letters("t")[0].error or "")
 
 
-def test_two_workers_in_one_process(app: Fairlead) -> None:
+def test_two_workers_in_one_process(app: Laneway) -> None:
     """Each message is handled by one of them; ending one leaves the other."""
 
     async def main() -> None:
@@ -213,7 +213,7 @@ def test_two_workers_in_one_process(app: Fairlead) -> None:
     asyncio.run(main())
 
 
-def test_no_signal_is_touched(app: Fairlead) -> None:
+def test_no_signal_is_touched(app: Laneway) -> None:
     """The program's own handlers of SIGTERM and SIGINT stay, on a loop in the main thread too."""
 
     async def main() -> None:
@@ -230,7 +230,7 @@ def test_a_worker_that_cannot_start_raises(tmp_path: Path) -> None:
     """Without handlers, and with a store that cannot be opened: on entering."""
 
     async def main() -> None:
-        app = Fairlead(f"sqlite:///{tmp_path}/no/such/folder.db")
+        app = Laneway(f"sqlite:///{tmp_path}/no/such/folder.db")
         with pytest.raises(UsageError, match="no handlers"):
             async with app.worker():
                 pass
@@ -242,7 +242,7 @@ def test_a_worker_that_cannot_start_raises(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_used_once_and_options(app: Fairlead) -> None:
+def test_used_once_and_options(app: Laneway) -> None:
     """Wrong options and a second use say what is wrong."""
 
     async def main() -> None:
@@ -259,7 +259,7 @@ def test_used_once_and_options(app: Fairlead) -> None:
     asyncio.run(main())
 
 
-def test_run_worker_in_a_running_loop(app: Fairlead) -> None:
+def test_run_worker_in_a_running_loop(app: Laneway) -> None:
     """One sentence says what to use; no coroutine is left unawaited."""
 
     async def main() -> None:
@@ -271,7 +271,7 @@ def test_run_worker_in_a_running_loop(app: Fairlead) -> None:
 
 
 @pytest.mark.parametrize("call", ["run_worker", "arun_worker", "worker"])
-def test_while_a_worker_imports_the_module(app: Fairlead, call: str) -> None:
+def test_while_a_worker_imports_the_module(app: Laneway, call: str) -> None:
     """A module that starts a worker at its top level is told where the call belongs."""
 
     async def main() -> None:
@@ -287,8 +287,8 @@ def test_while_a_worker_imports_the_module(app: Fairlead, call: str) -> None:
 
 
 PROGRAM = """
-from fairlead import Fairlead
-app = Fairlead("sqlite:///work.db")
+from laneway import Laneway
+app = Laneway("sqlite:///work.db")
 app.handler("t")(print)
 app.publish("t", 17)
 app.run_worker(burst=True)
@@ -297,9 +297,9 @@ app.run_worker(burst=True)
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_command_says_where_run_worker_belongs(tmp_path: Path, processes: int) -> None:
-    """`fairlead worker shop:app` of a module that runs a worker itself: one line, exit code 2."""
+    """`laneway worker shop:app` of a module that runs a worker itself: one line, exit code 2."""
     (tmp_path / "shop.py").write_text(PROGRAM)
-    command = [sys.executable, "-m", "fairlead", "worker", "shop:app", "--processes", str(processes)]
+    command = [sys.executable, "-m", "laneway", "worker", "shop:app", "--processes", str(processes)]
     told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert told.returncode == 2, told.stderr
     assert 'if __name__ == "__main__":' in told.stderr
@@ -310,7 +310,7 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
     """A web application's lifespan starts and stops the worker; a route publishes, the handler answers."""
     applications = pytest.importorskip("starlette.applications")
     responses, routing = pytest.importorskip("starlette.responses"), pytest.importorskip("starlette.routing")
-    app = Fairlead(f"sqlite:///{tmp_path}/web.db")
+    app = Laneway(f"sqlite:///{tmp_path}/web.db")
     told: list[object] = []
     started: list[str] = []
 
@@ -356,4 +356,4 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     yield
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name in ("fairlead-courier", "fairlead-bell", "fairlead-arrivals")], SOON)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name in ("laneway-courier", "laneway-bell", "laneway-arrivals")], SOON)

@@ -7,20 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fairlead import Fairlead, Message
-from fairlead.testing import sleepy
+from laneway import Laneway, Message
+from laneway.testing import sleepy
 
 CALL = 0.05
 
 
 @pytest.fixture
-def far(app: Fairlead) -> Fairlead:
+def far(app: Laneway) -> Laneway:
     """The application on its engine, 50 ms away."""
     app._engine = sleepy(app.engine, CALL)
     return app
 
 
-def test_a_worker_takes_and_settles_many_in_one_call(far: Fairlead) -> None:
+def test_a_worker_takes_and_settles_many_in_one_call(far: Laneway) -> None:
     """500 messages in far fewer calls than messages."""
     far.publish_many(Message("a", n) for n in range(500))
     seen: list[object] = []
@@ -36,7 +36,7 @@ def test_a_worker_takes_and_settles_many_in_one_call(far: Fairlead) -> None:
     assert sorted(map(str, seen)) == sorted(map(str, range(500)))
 
 
-def test_threads_that_publish_share_a_call(far: Fairlead) -> None:
+def test_threads_that_publish_share_a_call(far: Laneway) -> None:
     """Each is told of its own message when that is stored."""
     with ThreadPoolExecutor(40) as threads:
         ids = list(threads.map(lambda n: far.publish("a", n).id, range(200)))
@@ -44,7 +44,7 @@ def test_threads_that_publish_share_a_call(far: Fairlead) -> None:
     assert far.topic("a").stats().waiting == len(set(ids)) == 200
 
 
-def test_a_lease_outlasts_the_calls_that_extend_it(far: Fairlead) -> None:
+def test_a_lease_outlasts_the_calls_that_extend_it(far: Laneway) -> None:
     """A handler that takes longer than its lease keeps its message, once."""
     far.policy("a", lease=0.6, retries=0)
     starts = []

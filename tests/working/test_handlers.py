@@ -10,13 +10,13 @@ import time
 
 import pytest
 
-from fairlead import BadMessage, DestinationUnwell, Fairlead, Message, Reject, Retry, UsageError
-from fairlead.message import Lease
-from fairlead.working.unhandled import UnhandledWarnings
+from laneway import BadMessage, DestinationUnwell, Laneway, Message, Reject, Retry, UsageError
+from laneway.message import Lease
+from laneway.working.unhandled import UnhandledWarnings
 from tests.working.support import Running
 
 
-def test_a_burst_handles_everything_and_ends(app: Fairlead) -> None:
+def test_a_burst_handles_everything_and_ends(app: Laneway) -> None:
     """A burst ends by itself when nothing is left, and each message was handled once."""
     seen: list[int] = []
 
@@ -30,7 +30,7 @@ def test_a_burst_handles_everything_and_ends(app: Fairlead) -> None:
     assert summary.acked == 3000
 
 
-def test_a_burst_ends_when_nothing_is_left_to_run_now(app: Fairlead) -> None:
+def test_a_burst_ends_when_nothing_is_left_to_run_now(app: Laneway) -> None:
     """Topics that back off or are paused, delays and schedules hold up no burst; a rate does: what it holds back could run now."""
     app.policy("slow", rate="20/s", burst=1)
 
@@ -50,7 +50,7 @@ def test_a_burst_ends_when_nothing_is_left_to_run_now(app: Fairlead) -> None:
     assert app.topic("unwell").stats().waiting == 2
 
 
-def test_the_most_specific_pattern_wins(app: Fairlead) -> None:
+def test_the_most_specific_pattern_wins(app: Laneway) -> None:
     """A handler of the exact name goes before one of a prefix, that before `*`."""
     seen: list[tuple[str, str]] = []
 
@@ -72,7 +72,7 @@ def test_the_most_specific_pattern_wins(app: Fairlead) -> None:
     assert sorted(seen) == [("acme", "push.acme"), ("pushes", "push.other"), ("rest", "mail")]
 
 
-def test_what_a_handler_gets(app: Fairlead) -> None:
+def test_what_a_handler_gets(app: Laneway) -> None:
     """The message as it was published, with its attempt; bytes come as bytes."""
     seen: list[Message] = []
 
@@ -91,7 +91,7 @@ def test_what_a_handler_gets(app: Fairlead) -> None:
     assert by_topic["a.raw"].body == b"\x00\xff"
 
 
-def test_collected_bodies_come_as_a_list(app: Fairlead) -> None:
+def test_collected_bodies_come_as_a_list(app: Laneway) -> None:
     """With merge="all" the handler gets the bodies in the order in which they were published."""
     seen: list[object] = []
     app.policy("m", merge="all")
@@ -108,7 +108,7 @@ def test_collected_bodies_come_as_a_list(app: Fairlead) -> None:
 
 @pytest.mark.parametrize("error", [ValueError("no such order"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_whatever_a_handler_raises_is_a_failure_of_its_message(app: Fairlead, error: BaseException, kind: str) -> None:
+def test_whatever_a_handler_raises_is_a_failure_of_its_message(app: Laneway, error: BaseException, kind: str) -> None:
     """Any exception, also SystemExit, counts as an attempt, is kept with the message, and does not end the worker."""
     app.policy("bad", retries=1)
     seen: list[int] = []
@@ -145,7 +145,7 @@ def test_one_warning_for_each_kind_without_a_handler(caplog: pytest.LogCaptureFi
     assert len(told) <= 101
 
 
-def test_the_error_text_tells_where(app: Fairlead) -> None:
+def test_the_error_text_tells_where(app: Laneway) -> None:
     """Type, message and the innermost lines of the traceback are kept."""
     app.policy("bad", retries=0)
 
@@ -161,7 +161,7 @@ def test_the_error_text_tells_where(app: Fairlead) -> None:
     assert "test_handlers.py" in dead.error
 
 
-def test_reject_makes_a_dead_letter_at_once(app: Fairlead) -> None:
+def test_reject_makes_a_dead_letter_at_once(app: Laneway) -> None:
     """Reject ends the tries."""
 
     @app.handler("r")
@@ -173,7 +173,7 @@ def test_reject_makes_a_dead_letter_at_once(app: Fairlead) -> None:
     assert app.topic("r").dead_letters()[0].reason == "no such customer"
 
 
-def test_retry_with_a_delay(app: Fairlead) -> None:
+def test_retry_with_a_delay(app: Laneway) -> None:
     """Retry asks for its own delay and counts an attempt."""
 
     @app.handler("r")
@@ -186,7 +186,7 @@ def test_retry_with_a_delay(app: Fairlead) -> None:
     assert (stats.delayed, stats.ready) == (1, 0)
 
 
-def test_a_retry_with_a_senseless_delay_is_told(app: Fairlead) -> None:
+def test_a_retry_with_a_senseless_delay_is_told(app: Laneway) -> None:
     """A delay that cannot be read is named in the error; the message is retried all the same."""
     app.policy("r", retries=0)
 
@@ -199,7 +199,7 @@ def test_a_retry_with_a_senseless_delay_is_told(app: Fairlead) -> None:
     assert "'soon'" in (app.topic("r").dead_letters()[0].error or "")
 
 
-def test_an_unwell_destination_rests_the_topic(app: Fairlead) -> None:
+def test_an_unwell_destination_rests_the_topic(app: Laneway) -> None:
     """The whole topic waits, no attempt is counted."""
 
     @app.handler("u")
@@ -217,9 +217,9 @@ def test_an_unwell_destination_rests_the_topic(app: Fairlead) -> None:
     assert stats.died == stats.retried == 0
 
 
-def test_nonsense_returned_is_ignored(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+def test_nonsense_returned_is_ignored(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     """A return value changes nothing and is told at debug level."""
-    caplog.set_level(logging.DEBUG, "fairlead.worker")
+    caplog.set_level(logging.DEBUG, "laneway.worker")
 
     @app.handler("n")
     async def handle(_: Message) -> object:
@@ -230,7 +230,7 @@ def test_nonsense_returned_is_ignored(app: Fairlead, caplog: pytest.LogCaptureFi
     assert "not used" in caplog.text
 
 
-def test_a_returned_coroutine_is_a_failure(app: Fairlead) -> None:
+def test_a_returned_coroutine_is_a_failure(app: Laneway) -> None:
     """A plain function that returns a coroutine has not done its work."""
     app.policy("n", retries=0)
 
@@ -245,9 +245,9 @@ def test_a_returned_coroutine_is_a_failure(app: Fairlead) -> None:
     assert "async def" in (app.topic("n").dead_letters()[0].error or "")
 
 
-def test_a_body_that_cannot_be_read_is_a_dead_letter(app: Fairlead) -> None:
+def test_a_body_that_cannot_be_read_is_a_dead_letter(app: Laneway) -> None:
     """A body that is not what its headers say is refused with a clear reason."""
-    from fairlead.message import Draft
+    from laneway.message import Draft
 
     @app.handler("x")
     async def handle(_: Message) -> None: ...
@@ -257,7 +257,7 @@ def test_a_body_that_cannot_be_read_is_a_dead_letter(app: Fairlead) -> None:
     assert "not JSON" in app.topic("x").dead_letters()[0].reason
 
 
-def test_no_handler_here(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_handler_here(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     """A message that nothing handles goes back delayed, with a warning and no attempt."""
 
     @app.handler("known")
@@ -270,7 +270,7 @@ def test_no_handler_here(app: Fairlead, caplog: pytest.LogCaptureFixture) -> Non
     assert "no handler here for" in caplog.text
 
 
-def test_a_handler_takes_the_message_and_nothing_else(app: Fairlead) -> None:
+def test_a_handler_takes_the_message_and_nothing_else(app: Laneway) -> None:
     """A function that cannot be called with one message is refused where it is registered, not message by message."""
 
     def nothing() -> None: ...
@@ -290,7 +290,7 @@ def test_a_handler_takes_the_message_and_nothing_else(app: Fairlead) -> None:
 
 
 @pytest.mark.parametrize("raised", [False, True])
-def test_batches(app: Fairlead, raised: bool) -> None:
+def test_batches(app: Laneway, raised: bool) -> None:
     """A batch handler gets lists; what it raises holds for all, a returned list for each."""
     app.policy("b", retries=0)
     sizes: list[int] = []
@@ -309,7 +309,7 @@ def test_batches(app: Fairlead, raised: bool) -> None:
     assert (summary.acked, summary.died) == ((0, 40) if raised else (20, 20))
 
 
-def test_a_batch_that_returns_nonsense(app: Fairlead) -> None:
+def test_a_batch_that_returns_nonsense(app: Laneway) -> None:
     """A list of the wrong length is an error of all its messages, which says what was expected."""
     app.policy("b", retries=0)
 
@@ -322,9 +322,9 @@ def test_a_batch_that_returns_nonsense(app: Fairlead) -> None:
     assert "exception for each" in (app.topic("b").dead_letters()[0].error or "")
 
 
-def test_one_bad_body_does_not_spoil_its_batch(app: Fairlead) -> None:
+def test_one_bad_body_does_not_spoil_its_batch(app: Laneway) -> None:
     """Of a batch only the message that cannot be read is refused."""
-    from fairlead.message import Draft
+    from laneway.message import Draft
 
     got: list[int] = []
 
@@ -338,7 +338,7 @@ def test_one_bad_body_does_not_spoil_its_batch(app: Fairlead) -> None:
     assert (summary.acked, summary.died) == (2, 1)
 
 
-def test_context_variables_do_not_leak(app: Fairlead) -> None:
+def test_context_variables_do_not_leak(app: Laneway) -> None:
     """What a handler sets in a context variable, no other message's handler sees."""
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=-1)
     seen: list[int] = []
@@ -353,7 +353,7 @@ def test_context_variables_do_not_leak(app: Fairlead) -> None:
     assert seen == [-1] * 50
 
 
-def test_concurrency_of_worker_and_handler(app: Fairlead) -> None:
+def test_concurrency_of_worker_and_handler(app: Laneway) -> None:
     """No more handlers run at once than the worker and the handler allow; others go on beside a slow one."""
     running = {"slow": 0, "fast": 0}
     most = {"slow": 0, "fast": 0}
@@ -386,13 +386,13 @@ def test_concurrency_of_worker_and_handler(app: Fairlead) -> None:
         ({"isolation": "container"}, "isolation"),
     ],
 )
-def test_bad_options_of_a_handler(app: Fairlead, options: dict[str, object], told: str) -> None:
+def test_bad_options_of_a_handler(app: Laneway, options: dict[str, object], told: str) -> None:
     """An unknown or impossible option names itself."""
     with pytest.raises(UsageError, match=told):
         app.handler("x", **options)(lambda _: None)  # type: ignore[arg-type]
 
 
-def test_bad_handlers(app: Fairlead) -> None:
+def test_bad_handlers(app: Laneway) -> None:
     """A second handler of a pattern, a bad pattern, an async or hidden function in a process: errors at the start."""
     app.handler("x")(print)
     with pytest.raises(UsageError, match="already"):
@@ -407,7 +407,7 @@ def test_bad_handlers(app: Fairlead) -> None:
     with pytest.raises(UsageError, match="event loop"):
         app.handler("z", isolation="process")(coroutine)
     with pytest.raises(UsageError, match="no handlers"):
-        Fairlead("sqlite://").run_worker(burst=True)
+        Laneway("sqlite://").run_worker(burst=True)
     with pytest.raises(UsageError, match='did you mean "concurrency"'):
         app.run_worker(concurency=3)  # type: ignore[call-arg]
     for bad in ({"concurrency": 0}, {"grace": -1}, {"topics": "a,b"}, {"processes": 0}, {"pool": ""}):
@@ -415,7 +415,7 @@ def test_bad_handlers(app: Fairlead) -> None:
             app.run_worker(**bad)
 
 
-def test_publishing_from_handlers(app: Fairlead) -> None:
+def test_publishing_from_handlers(app: Laneway) -> None:
     """Handlers of both kinds publish while the worker works."""
     seen: list[int] = []
 
@@ -436,7 +436,7 @@ def test_publishing_from_handlers(app: Fairlead) -> None:
     assert sorted(seen) == list(range(200))
 
 
-def test_at_most_once(app: Fairlead) -> None:
+def test_at_most_once(app: Laneway) -> None:
     """With delivery="at_most_once" a failure is not tried again."""
     app.policy("o", delivery="at_most_once")
 
@@ -450,7 +450,7 @@ def test_at_most_once(app: Fairlead) -> None:
     assert (stats.waiting, stats.leased, stats.dead) == (0, 0, 0)
 
 
-def test_bad_messages_are_refused_before_anything_is_stored(app: Fairlead) -> None:
+def test_bad_messages_are_refused_before_anything_is_stored(app: Laneway) -> None:
     """A handler's own mistakes in publishing are errors like any other."""
     app.policy("h", retries=0)
 
@@ -464,7 +464,7 @@ def test_bad_messages_are_refused_before_anything_is_stored(app: Fairlead) -> No
 
 
 @pytest.mark.parametrize("kind", ["from", "context", "reason", "bare", "process"])
-def test_retry_keeps_its_cause(app: Fairlead, kind: str) -> None:
+def test_retry_keeps_its_cause(app: Laneway, kind: str) -> None:
     """An empty Retry tells the error that it was raised from, or while handling; the reason and the history of the dead letter have it."""
     app.policy("*", retries=1, backoff=0)
 

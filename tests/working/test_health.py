@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairlead import EngineUnavailable, Fairlead, Message, UsageError
-from fairlead.working import health
+from laneway import EngineUnavailable, Laneway, Message, UsageError
+from laneway.working import health
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
 
 
 @pytest.fixture
-def port(caplog: pytest.LogCaptureFixture, app: Fairlead) -> Iterator[int]:
+def port(caplog: pytest.LogCaptureFixture, app: Laneway) -> Iterator[int]:
     """Of a worker of the application, which runs during the test."""
-    caplog.set_level("INFO", "fairlead.worker")
+    caplog.set_level("INFO", "laneway.worker")
     blocked = threading.Event()
 
     @app.handler("block")
@@ -56,7 +56,7 @@ def test_a_worker_that_works(port: int) -> None:
     assert ask(port, "/ready?x=1", "HEAD") == (200, "")
 
 
-def test_a_loop_that_is_blocked(app: Fairlead, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_is_blocked(app: Laneway, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """/live is 503 while a coroutine blocks the event loop, and 200 afterwards."""
     monkeypatch.setattr(health, "LOOP_SECONDS", 0.2)
     app.publish("block")
@@ -67,7 +67,7 @@ def test_a_loop_that_is_blocked(app: Fairlead, port: int, monkeypatch: pytest.Mo
     assert ask(port, "/live")[0] == 200
 
 
-def test_a_store_that_is_away(app: Fairlead, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_is_away(app: Laneway, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """/ready is 503 while the store fails or does not answer, /live stays 200; both are 200 when it is back."""
     back = threading.Event()
     real = app.engine.overview
@@ -102,7 +102,7 @@ def test_a_store_that_is_away(app: Fairlead, port: int, monkeypatch: pytest.Monk
     assert ask(port, "/live")[0] == 200
 
 
-def test_a_port_that_is_taken(app: Fairlead) -> None:
+def test_a_port_that_is_taken(app: Laneway) -> None:
     """One sentence, before anything is leased."""
     app.handler("*")(print)
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fairlead import DestinationUnwell, Fairlead, Message, Reject, Retry
-from fairlead.logs import AddFields, add_fields, fields
-from fairlead.working.lines import LINES_A_SECOND
+from laneway import DestinationUnwell, Laneway, Message, Reject, Retry
+from laneway.logs import AddFields, add_fields, fields
+from laneway.working.lines import LINES_A_SECOND
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def lines(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
     return [record.getMessage() for record in caplog.records if what in record.getMessage()]
 
 
-def test_a_line_for_each_message(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_for_each_message(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     """What succeeded and in how long, what failed and when it is tried again, what is dead; of a task its name."""
     caplog.set_level(logging.INFO)
     app.policy("*", backoff="1h", retries=3)
@@ -68,7 +68,7 @@ def test_a_line_for_each_message(app: Fairlead, caplog: pytest.LogCaptureFixture
     assert [record.exc_info is not None for record in caplog.records if "message failed" in record.getMessage()] == [False]
 
 
-def test_lines_are_bounded(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_are_bounded(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     """Of thousands that succeed or fail in a second a hundred each are told, and of the others how many."""
     caplog.set_level(logging.INFO)
     app.policy("*", retries=0)
@@ -91,7 +91,7 @@ def test_lines_are_bounded(app: Fairlead, caplog: pytest.LogCaptureFixture) -> N
     assert len(failed) + sum(int(line.split()[1].replace(",", "")) for line in more) == 1000
 
 
-def test_nothing_is_told_above_info(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_told_above_info(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     """At level warning a worker that has nothing to warn of is silent."""
     caplog.set_level(logging.WARNING)
     app.handler("*")(print)
@@ -101,7 +101,7 @@ def test_nothing_is_told_above_info(app: Fairlead, caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("kind", ["async", "thread", "batch"])
-def test_each_line_of_a_handler_says_what_it_is_about(app: Fairlead, kind: str) -> None:
+def test_each_line_of_a_handler_says_what_it_is_about(app: Laneway, kind: str) -> None:
     """Message, topic and attempt, with many at once; nothing outside of handlers, and nothing in what one has left behind."""
     log = logging.getLogger("shop")
     log.setLevel(logging.INFO)
@@ -109,7 +109,7 @@ def test_each_line_of_a_handler_says_what_it_is_about(app: Fairlead, kind: str) 
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.append((record.getMessage(), record.fairlead))  # type: ignore[attr-defined]
+            told.append((record.getMessage(), record.laneway))  # type: ignore[attr-defined]
 
     collect = Collect()
     collect.addFilter(AddFields())
@@ -142,8 +142,8 @@ def test_each_line_of_a_handler_says_what_it_is_about(app: Fairlead, kind: str) 
     assert fields() == {}
 
 
-def test_structlog(app: Fairlead) -> None:
-    """The documented processor adds the fields to structlog's events, and to Fairlead's own lines in its formatter."""
+def test_structlog(app: Laneway) -> None:
+    """The documented processor adds the fields to structlog's events, and to Laneway's own lines in its formatter."""
     structlog = pytest.importorskip("structlog")
     from structlog.testing import LogCapture
 
@@ -165,12 +165,12 @@ def test_structlog(app: Fairlead) -> None:
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[add_fields], processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.processors.JSONRenderer()]
     )
-    record = logging.LogRecord("fairlead.worker", logging.INFO, "", 0, "message 17 …", (), None)
-    record.fairlead = {"message": "17", "topic": "push.acme"}
+    record = logging.LogRecord("laneway.worker", logging.INFO, "", 0, "message 17 …", (), None)
+    record.laneway = {"message": "17", "topic": "push.acme"}
     assert json.loads(formatter.format(record)) == {"event": "message 17 …", "message": "17", "topic": "push.acme"}
 
 
-def test_a_tracker_of_errors_gets_each_dead_letter_once(app: Fairlead) -> None:
+def test_a_tracker_of_errors_gets_each_dead_letter_once(app: Laneway) -> None:
     """Sentry's integration takes records of level error with their exception: one for each dead letter, none for an attempt that is repeated."""
     events: list[logging.LogRecord] = []
 
@@ -196,13 +196,13 @@ def test_a_tracker_of_errors_gets_each_dead_letter_once(app: Fairlead) -> None:
     (event,) = events
     assert event.exc_info is not None
     assert isinstance(event.exc_info[1], ValueError)
-    assert event.fairlead == {"message": "17", "topic": "a", "attempt": 3, "seconds": event.fairlead["seconds"], "error": "ValueError"}  # type: ignore[attr-defined]
+    assert event.laneway == {"message": "17", "topic": "a", "attempt": 3, "seconds": event.laneway["seconds"], "error": "ValueError"}  # type: ignore[attr-defined]
 
 
 SHOP = """
 import logging
-from fairlead import Fairlead, Message
-app = Fairlead("sqlite:///work.db")
+from laneway import Laneway, Message
+app = Laneway("sqlite:///work.db")
 app.policy("*", backoff="1h", retries=1)
 log = logging.getLogger("shop")
 
@@ -223,7 +223,7 @@ if __name__ == "__main__":
 def worked(tmp_path: Path, *arguments: str) -> list[str]:
     (tmp_path / "shop.py").write_text(SHOP)
     subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, check=True, timeout=60)
-    command = [sys.executable, "-m", "fairlead", "worker", "shop:app", "--burst", "-c", "5", *arguments]
+    command = [sys.executable, "-m", "laneway", "worker", "shop:app", "--burst", "-c", "5", *arguments]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stderr.splitlines()
@@ -233,7 +233,7 @@ def test_banner_and_last_line(tmp_path: Path) -> None:
     """Version, store, handlers, tasks, schedules, how to stop; at the end what was done. Times have their zone; asyncio is silent at debug."""
     told = worked(tmp_path, "-l", "debug", "--traceback")
     text = "\n".join(told)
-    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d INFO    fairlead \S+: store sqlite:///work.db", told[0])
+    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d INFO    laneway \S+: store sqlite:///work.db", told[0])
     for expected in ("handlers: push.* (push)", "tasks: add", "schedules: nightly (next at ", "5 at once", "stop with Ctrl-C or SIGTERM"):
         assert expected in text
     assert re.search(r"worker \d+ stopped after \d+\.\d s: 0 done, 1 to be retried", text)
@@ -251,17 +251,17 @@ def test_child_processes_say_what_their_lines_are_about(tmp_path: Path) -> None:
 
 
 def test_a_program_that_sets_up_logging_keeps_it(tmp_path: Path) -> None:
-    """`fairlead worker` leaves it alone."""
+    """`laneway worker` leaves it alone."""
     (tmp_path / "own.py").write_text(
         "import logging\nlogging.basicConfig(format='OWN %(message)s', level=logging.INFO)\n"
-        "from fairlead import Fairlead\napp = Fairlead('sqlite:///own.db')\napp.handler('*')(print)\n"
+        "from laneway import Laneway\napp = Laneway('sqlite:///own.db')\napp.handler('*')(print)\n"
     )
-    command = [sys.executable, "-m", "fairlead", "worker", "own:app", "--burst"]
+    command = [sys.executable, "-m", "laneway", "worker", "own:app", "--burst"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert all(line.startswith("OWN ") for line in ended.stderr.splitlines())
 
 
-def test_errors_do_nothing_in_a_terminal_without_logging_set_up(app: Fairlead) -> None:
+def test_errors_do_nothing_in_a_terminal_without_logging_set_up(app: Laneway) -> None:
     """A program that has no formatter, or one of its own, gets message and traceback with control characters escaped."""
     out = io.StringIO()
     plain = logging.StreamHandler(out)
@@ -271,7 +271,7 @@ def test_errors_do_nothing_in_a_terminal_without_logging_set_up(app: Fairlead) -
     def handle(message: Message) -> None:
         raise ValueError("\x1b[31mred")
 
-    logger = logging.getLogger("fairlead.worker")
+    logger = logging.getLogger("laneway.worker")
     logger.addHandler(plain)
     try:
         app.publish("a")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import Fairlead
-from fairlead.working.starting import CannotStart
+from laneway import Laneway
+from laneway.working.starting import CannotStart
 from tests.working.support import until
 from tests.working.test_processes import runs
 
@@ -26,8 +26,8 @@ def note(text):
 """
 
 NATIVE = """
-from fairlead import Fairlead
-app = Fairlead("sqlite:///q.db")
+from laneway import Laneway
+app = Laneway("sqlite:///q.db")
 
 @app.handler("jobs", isolation="process")
 def work(message):
@@ -47,8 +47,8 @@ note(f"acked {summary.acked} result {job.get(timeout=0)}")
 """
 
 SUPERVISED = """
-from fairlead import Fairlead
-app = Fairlead("sqlite:///q.db")
+from laneway import Laneway
+app = Laneway("sqlite:///q.db")
 
 @app.handler("jobs")
 def work(message):
@@ -62,7 +62,7 @@ note(f"acked {summary.acked}")
 """
 
 RQ = """
-from fairlead.compat.rq import Queue, Worker
+from laneway.compat.rq import Queue, Worker
 import functions
 
 q = Queue("docs", connection="sqlite:///q.db")
@@ -73,8 +73,8 @@ note(" ".join(f"{job.get_status()}:{job.return_value()}" for job in jobs))
 """
 
 SLEEPS = """
-from fairlead import Fairlead
-app = Fairlead("sqlite:///q.db")
+from laneway import Laneway
+app = Laneway("sqlite:///q.db")
 
 @app.handler("jobs", isolation="process")
 def work(message):
@@ -88,9 +88,9 @@ app.run_worker()
 """
 
 FRESH = """
-from fairlead import Fairlead
+from laneway import Laneway
 import functions
-app = Fairlead("sqlite:///q.db")
+app = Laneway("sqlite:///q.db")
 app.handler("jobs", isolation="process")(functions.sleep)
 app.publish("jobs")
 app.run_worker()
@@ -152,8 +152,8 @@ def test_children_end_with_their_worker(tmp_path: Path, program: str) -> None:
 
 MODULE = """
 import sys
-from fairlead import Fairlead
-app = Fairlead("sqlite:///{folder}/q.db")
+from laneway import Laneway
+app = Laneway("sqlite:///{folder}/q.db")
 
 @app.handler("jobs", isolation="process")
 def work(message):
@@ -177,7 +177,7 @@ def test_a_child_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(sys, "argv", ["the child"])
     else:
         (tmp_path / f"{name}.py").write_text("import os; os._exit(7)")
-    app: Fairlead = module.app
+    app: Laneway = module.app
     with app:
         app.publish("jobs", id="one")
         with pytest.raises(CannotStart, match=r"/nowhere/python|RuntimeError: no license|ended with exit code 7") as raised:

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from fairlead import Fairlead
+from laneway import Laneway
 from tests.conformance.forms import server
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ SECONDS = 60.0
 
 NATIVE = """
 import ctypes, os, signal, time
-from fairlead import Fairlead
+from laneway import Laneway
 
-app = Fairlead({url!r}, namespace={namespace!r})
+app = Laneway({url!r}, namespace={namespace!r})
 app.policy("*", lease={lease}, retries=1, backoff=0)
 
 def note(text):
@@ -46,10 +46,10 @@ def work(message):
 
 CELERY = """
 import os, signal, time
-from fairlead.compat.celery import Celery
+from laneway.compat.celery import Celery
 
 app = Celery("tasks", broker={url!r}, namespace={namespace!r})
-app.fairlead.policy("*", lease={lease})
+app.laneway.policy("*", lease={lease})
 
 @app.task
 def kill():
@@ -82,9 +82,9 @@ def fine(n):
     return n
 
 def work(url, namespace):
-    from fairlead import Fairlead
-    from fairlead.compat.rq import Worker
-    app = Fairlead(url, namespace=namespace)
+    from laneway import Laneway
+    from laneway.compat.rq import Worker
+    app = Laneway(url, namespace=namespace)
     app.policy("*", lease=1.5)
     Worker(["jobs"], connection=app).work(concurrency=4)
 """
@@ -98,7 +98,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
 
 def work_until(folder: Path, command: list[str], done: Callable[[], object]) -> int:
     """Run workers, each after the death of the one before; returns how many died."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each), "FAIRLEAD_URL": ""}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each), "LANEWAY_URL": ""}
     died = 0
     deadline = time.monotonic() + SECONDS
     process = subprocess.Popen([sys.executable, *command], cwd=folder, env=environment)
@@ -118,13 +118,13 @@ def work_until(folder: Path, command: list[str], done: Callable[[], object]) -> 
 def test_a_message_that_kills_its_worker(tmp_path: Path, store: dict[str, object]) -> None:
     """Each of three kinds becomes a dead letter after its retries; neighbors are handled, and no attempt of theirs is counted."""
     (tmp_path / "program.py").write_text(NATIVE.format(**store))
-    with Fairlead(str(store["url"]), namespace=str(store["namespace"])) as app:
+    with Laneway(str(store["url"]), namespace=str(store["namespace"])) as app:
         app.policy("*", lease=LEASE, retries=1, backoff=0)
         for body in ("kill", "exit", "crash"):
             app.publish("bad", body)
         for n in range(10):
             app.publish("good", n)
-        command = ["-m", "fairlead", "worker", "program:app", "-c", "4"]
+        command = ["-m", "laneway", "worker", "program:app", "-c", "4"]
         died = work_until(tmp_path, command, lambda: app.topic("bad").stats().dead == 3 and app.topic("good").stats().waiting == 0)
         assert app.topic("good").stats().dead == 0
         # The first death of each says of nobody who did it; then each is tried alone, as often as its retries allow.
@@ -145,7 +145,7 @@ def test_a_celery_task_that_kills_its_worker(tmp_path: Path, store: dict[str, ob
         bad, slow = program.kill.delay(), program.spin.delay()
         good = [program.fine.delay(n) for n in range(5)]
         jobs = [bad, slow, *good]
-        died = work_until(tmp_path, ["-m", "fairlead", "worker", f"{name}:app"], lambda: all(job.ready() for job in jobs))
+        died = work_until(tmp_path, ["-m", "laneway", "worker", f"{name}:app"], lambda: all(job.ready() for job in jobs))
         assert [job.get(timeout=1) for job in good] == [0, 1, 2, 3, 4]
         assert (bad.state, slow.state) == ("FAILURE", "FAILURE")
         assert type(bad.get(propagate=False)).__name__ == "WorkerLost"
@@ -172,13 +172,13 @@ def test_a_celery_task_over_its_time_limit_is_not_tried_again(tmp_path: Path, st
 
 def test_an_rq_job_that_kills_its_worker(tmp_path: Path, store: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails, as it has no retries; its neighbors end."""
-    from fairlead.compat.rq import Queue
+    from laneway.compat.rq import Queue
 
     name = f"rq_{store['namespace']}"
     (tmp_path / f"{name}.py").write_text(RQ)
     monkeypatch.syspath_prepend(tmp_path)
     functions = __import__(name)
-    with Fairlead(str(store["url"]), namespace=str(store["namespace"])) as app:
+    with Laneway(str(store["url"]), namespace=str(store["namespace"])) as app:
         app.policy("*", lease=LEASE)
         queue = Queue("jobs", connection=app)
         bad = queue.enqueue(functions.kill)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairlead import Fairlead, Message, UsageError
+from laneway import Laneway, Message, UsageError
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 PROGRAM = """
 import os, sys, time
-from fairlead import DestinationUnwell, Fairlead, Message, Reject, Retry, SoftTimeLimit
+from laneway import DestinationUnwell, Laneway, Message, Reject, Retry, SoftTimeLimit
 
-app = Fairlead("sqlite:///{folder}/fairlead.db", durability="memory")
+app = Laneway("sqlite:///{folder}/laneway.db", durability="memory")
 app.policy("*", backoff=0, retries=0)
 folder = "{folder}"
 
@@ -80,7 +80,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fairlead]:
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laneway]:
     """The program above as a module that child processes can import."""
     name = f"program_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(PROGRAM.format(folder=tmp_path))
@@ -100,7 +100,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fairlead]:
         ("raise", "LookupError: order 42 is unknown"),
     ],
 )
-def test_a_child_that_fails_or_dies(app: Fairlead, topic: str, told: str) -> None:
+def test_a_child_that_fails_or_dies(app: Laneway, topic: str, told: str) -> None:
     """What a child raises, or how it died, is the message's error; the worker and the other messages go on."""
     app.publish(f"child.{topic}", priority=1)
     app.publish("child.fine")
@@ -109,7 +109,7 @@ def test_a_child_that_fails_or_dies(app: Fairlead, topic: str, told: str) -> Non
     assert told in (app.topic(f"child.{topic}").dead_letters()[0].error or "")
 
 
-def test_signals_of_a_handler_come_over(app: Fairlead) -> None:
+def test_signals_of_a_handler_come_over(app: Laneway) -> None:
     """Retry, Reject and DestinationUnwell mean in a child what they mean elsewhere."""
     app.policy("child.retry", retries=1)
     for topic in ("reject", "retry", "unwell"):
@@ -123,7 +123,7 @@ def test_signals_of_a_handler_come_over(app: Fairlead) -> None:
     assert app.topic("child.unwell").stats().waiting == 1
 
 
-def test_a_lost_lease_kills_its_child(app: Fairlead, tmp_path: Path) -> None:
+def test_a_lost_lease_kills_its_child(app: Laneway, tmp_path: Path) -> None:
     """When the lease is gone the handler is ended for good, and another message gets a fresh child."""
     app.policy("*", lease=0.5)
     app.publish("child.sleep")
@@ -145,14 +145,14 @@ def runs(pid: int) -> bool:
     return True
 
 
-def test_a_child_serves_many_messages(app: Fairlead, tmp_path: Path) -> None:
+def test_a_child_serves_many_messages(app: Laneway, tmp_path: Path) -> None:
     """Children are kept between messages."""
     app.publish_many(Message("child.fine", n) for n in range(30))
     assert app.run_worker(burst=True, concurrency=2).acked == 30
     assert len(set((tmp_path / "children").read_text().split())) <= 2
 
 
-def test_a_child_is_killed_at_its_time_limit(app: Fairlead) -> None:
+def test_a_child_is_killed_at_its_time_limit(app: Laneway) -> None:
     """A handler that hangs in a child is really ended."""
     app.publish("hang")
     began = time.monotonic()
@@ -161,14 +161,14 @@ def test_a_child_is_killed_at_its_time_limit(app: Fairlead) -> None:
     assert "time limit of 1.5 s" in (app.topic("hang").dead_letters()[0].error or "")
 
 
-def test_the_soft_limit_reaches_into_a_sleeping_child(app: Fairlead, tmp_path: Path) -> None:
+def test_the_soft_limit_reaches_into_a_sleeping_child(app: Laneway, tmp_path: Path) -> None:
     """SoftTimeLimit is raised in the child, also in the middle of a sleep."""
     app.publish("soft")
     assert app.run_worker(burst=True).acked == 1
     assert (tmp_path / "soft").read_text() == "tidied up\n"
 
 
-def test_batches_in_children(app: Fairlead) -> None:
+def test_batches_in_children(app: Laneway) -> None:
     """A batch handler in a child answers for each message."""
     app.publish_many(Message("batch", n) for n in range(10))
     summary = app.run_worker(burst=True)
@@ -181,7 +181,7 @@ def start(source: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, str(source)], cwd=source.parent, env=environment)
 
 
-def test_several_workers_share_a_burst(app: Fairlead, tmp_path: Path) -> None:
+def test_several_workers_share_a_burst(app: Laneway, tmp_path: Path) -> None:
     """With processes=2 a supervisor runs two workers; together they handle everything once."""
     app.publish_many(Message(f"work.{n % 5}", n) for n in range(500))
     summary = app.run_worker(burst=True, processes=2, concurrency=4)
@@ -190,7 +190,7 @@ def test_several_workers_share_a_burst(app: Fairlead, tmp_path: Path) -> None:
     assert str(os.getpid()) not in (tmp_path / "workers").read_text().split()
 
 
-def test_a_worker_that_dies_is_started_again(app: Fairlead, tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_started_again(app: Laneway, tmp_path: Path) -> None:
     """A message that kills its worker becomes a dead letter; the innocent are handled by the next worker."""
     app.publish("work.bad", "die")
     app.policy("work.*", lease=0.5)  # at run time: the program, which does not declare it, would take it away
@@ -205,7 +205,7 @@ def test_a_worker_that_dies_is_started_again(app: Fairlead, tmp_path: Path) -> N
     assert app.topic("work.good").dead_letters() == []
 
 
-def test_sigterm_and_sigint_stop_a_worker(app: Fairlead, tmp_path: Path) -> None:
+def test_sigterm_and_sigint_stop_a_worker(app: Laneway, tmp_path: Path) -> None:
     """A signal stops all workers in order, with exit code 0."""
     for number in (signal.SIGTERM, signal.SIGINT):
         app.publish("work.x", "go")
@@ -219,7 +219,7 @@ def test_sigterm_and_sigint_stop_a_worker(app: Fairlead, tmp_path: Path) -> None
 
 def test_several_processes_need_an_importable_application(tmp_path: Path) -> None:
     """An application that no module holds cannot be found by other processes."""
-    app = Fairlead(f"sqlite:///{tmp_path}/x.db")
+    app = Laneway(f"sqlite:///{tmp_path}/x.db")
     app.handler("*")(print)
     with pytest.raises(UsageError, match="top of a module"):
         app.run_worker(processes=2)
@@ -227,19 +227,19 @@ def test_several_processes_need_an_importable_application(tmp_path: Path) -> Non
 
 def test_several_processes_need_a_store_that_they_share() -> None:
     """What lives in memory is not there for another process."""
-    app = Fairlead("sqlite://")
+    app = Laneway("sqlite://")
     app.handler("*")(print)
     with app, pytest.raises(UsageError, match="this process alone"):
         app.run_worker(processes=2)
 
 
-def test_reload_begins_anew_when_the_code_changes(app: Fairlead, tmp_path: Path) -> None:
+def test_reload_begins_anew_when_the_code_changes(app: Laneway, tmp_path: Path) -> None:
     """With reload a changed source file is what handles the next message; versions that cannot be used are told, and waited out."""
     source = next(tmp_path.glob("program_*.py"))
     seen, told = tmp_path / "seen", tmp_path / "told"
     with told.open("wb") as stderr:
-        command = [sys.executable, "-m", "fairlead", "worker", f"{source.stem}:app", "--reload"]
-        program = subprocess.Popen(command, cwd=source.parent, env={**os.environ, "FAIRLEAD_URL": ""}, stderr=stderr)
+        command = [sys.executable, "-m", "laneway", "worker", f"{source.stem}:app", "--reload"]
+        program = subprocess.Popen(command, cwd=source.parent, env={**os.environ, "LANEWAY_URL": ""}, stderr=stderr)
     mistakes = 0
     versions = (
         ('note("workers")', 'note("seen", "first")', True),
@@ -267,7 +267,7 @@ def test_reload_begins_anew_when_the_code_changes(app: Fairlead, tmp_path: Path)
     assert "importlib" not in text
 
 
-def published_after(app: Fairlead, seen: Path, text: str) -> bool:
+def published_after(app: Laneway, seen: Path, text: str) -> bool:
     """Whether the version that writes this text has handled a message; publishes another one if not."""
     if seen.exists() and text in seen.read_text().split():
         return True

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairlead import Fairlead, Message
-from fairlead.working import coverage
-from fairlead.working.handler import Handlers
+from laneway import Laneway, Message
+from laneway.working import coverage
+from laneway.working.handler import Handlers
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from fairlead.message import Settlement
+    from laneway.message import Settlement
 
 TOPICS = 1_500
 
 
-def program(tmp_path: Path, pattern: str, seen: list[str]) -> Fairlead:
-    app = Fairlead(f"sqlite:///{tmp_path}/shared.db", durability="memory")
+def program(tmp_path: Path, pattern: str, seen: list[str]) -> Laneway:
+    app = Laneway(f"sqlite:///{tmp_path}/shared.db", durability="memory")
 
     @app.handler(pattern)
     async def handle(message: Message) -> None:
@@ -115,7 +115,7 @@ def test_a_burst_ends_beside_others_messages(tmp_path: Path) -> None:
 
 def test_what_handlers_cover(tmp_path: Path) -> None:
     """Patterns, topics of tasks with their arguments cut off, queues; a handler or a task of any topic covers all."""
-    app = Fairlead(f"sqlite:///{tmp_path}/x.db")
+    app = Laneway(f"sqlite:///{tmp_path}/x.db")
     app.handler("push.*")(print)
     app.task(topic="mail.{who}", name="mail")(lambda who: who)
     app.queue("low")

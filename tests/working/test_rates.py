@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from fairlead import Fairlead, Message
-from fairlead.servers import Server, until
+from laneway import Laneway, Message
+from laneway.servers import Server, until
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 WINDOW, WINDOWS = 4.0, 4
@@ -39,9 +39,9 @@ CASES: dict[str, tuple[float, dict[str, Any], float]] = {
 
 WORKER = """
 import sys, time
-from fairlead import Fairlead
+from laneway import Laneway
 
-app = Fairlead(sys.argv[1], namespace=sys.argv[2], durability="memory")
+app = Laneway(sys.argv[1], namespace=sys.argv[2], durability="memory")
 
 
 @app.handler("a")
@@ -132,9 +132,9 @@ def test_rates_hold_on_a_busy_machine(tmp_path: Path, store: str) -> None:
     pytest.skip(f"too busy a machine to judge rates: the probe lost {told} of the windows")
 
 
-def backlog(url: str, name: str) -> Fairlead:
+def backlog(url: str, name: str) -> Laneway:
     """The application of a namespace, with more messages than all windows take."""
-    app = Fairlead(url, namespace=name, durability="memory")
+    app = Laneway(url, namespace=name, durability="memory")
     rate, fields, _ = CASES[name]
     app.policy("a", rate=rate, **fields)
     # Keys that load the partitions evenly.
@@ -143,13 +143,13 @@ def backlog(url: str, name: str) -> Fairlead:
     return app
 
 
-def sample(app: Fairlead) -> Sample:
+def sample(app: Laneway) -> Sample:
     before = time.monotonic()
     delivered = app.topic("a").stats().delivered
     return Sample(before, delivered, time.monotonic())
 
 
-def measure(apps: dict[str, Fairlead], probe: Program) -> float:
+def measure(apps: dict[str, Laneway], probe: Program) -> float:
     """Check one window; returns the seconds that the probe lost in it."""
     lost_before = float(probe.last)
     first = {name: sample(app) for name, app in apps.items()}

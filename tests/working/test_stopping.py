@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairlead import EngineUnavailable, Fairlead, LeaseLost, Message, SoftTimeLimit
-from fairlead.errors import EngineCorrupt
+from laneway import EngineUnavailable, Laneway, LeaseLost, Message, SoftTimeLimit
+from laneway.errors import EngineCorrupt
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def dead_error(app: Fairlead, topic: str) -> str:
+def dead_error(app: Laneway, topic: str) -> str:
     """The error of the topic's only dead letter."""
     (dead,) = app.topic(topic).dead_letters()
     return dead.error or ""
 
 
-def test_a_coroutine_is_cancelled_at_its_time_limit(app: Fairlead) -> None:
+def test_a_coroutine_is_cancelled_at_its_time_limit(app: Laneway) -> None:
     """At the hard limit a coroutine is cancelled and its message retried as timed out."""
     app.policy("t", retries=0)
     ended: list[str] = []
@@ -43,7 +43,7 @@ def test_a_coroutine_is_cancelled_at_its_time_limit(app: Fairlead) -> None:
     assert "time limit of 0.05 s" in dead_error(app, "t")
 
 
-def test_a_coroutine_that_will_not_end_is_given_up(app: Fairlead) -> None:
+def test_a_coroutine_that_will_not_end_is_given_up(app: Laneway) -> None:
     """One that swallows its cancellation loses its message all the same, and what it does later changes nothing."""
     app.policy("t", retries=0)
 
@@ -61,7 +61,7 @@ def test_a_coroutine_that_will_not_end_is_given_up(app: Fairlead) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_the_soft_limit_is_raised_in_the_handler(app: Fairlead, kind: str) -> None:
+def test_the_soft_limit_is_raised_in_the_handler(app: Laneway, kind: str) -> None:
     """At the soft limit the handler may tidy up and end well."""
     seen: list[str] = []
 
@@ -86,7 +86,7 @@ def test_the_soft_limit_is_raised_in_the_handler(app: Fairlead, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_an_uncaught_soft_limit_is_a_failure(app: Fairlead, kind: str) -> None:
+def test_an_uncaught_soft_limit_is_a_failure(app: Laneway, kind: str) -> None:
     """A handler that lets it out is retried like after any other exception, and the next message is not hit by it."""
     app.policy("t", retries=0)
 
@@ -105,7 +105,7 @@ def test_an_uncaught_soft_limit_is_a_failure(app: Fairlead, kind: str) -> None:
     assert "SoftTimeLimit" in dead_error(app, "t")
 
 
-def test_a_thread_that_hangs_is_given_up_and_replaced(app: Fairlead) -> None:
+def test_a_thread_that_hangs_is_given_up_and_replaced(app: Laneway) -> None:
     """A thread cannot be killed: its message is timed out, and others are handled although only one may run at once."""
     app.policy("*", retries=0)
     release = threading.Event()
@@ -130,7 +130,7 @@ def test_a_thread_that_hangs_is_given_up_and_replaced(app: Fairlead) -> None:
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_leases_are_extended_while_a_handler_runs(app: Fairlead, kind: str) -> None:
+def test_leases_are_extended_while_a_handler_runs(app: Laneway, kind: str) -> None:
     """A handler may take longer than the lease; nobody else is given its message."""
     app.policy("long", lease=0.3)
     starts: list[int] = []
@@ -149,7 +149,7 @@ def test_leases_are_extended_while_a_handler_runs(app: Fairlead, kind: str) -> N
     assert starts == [1]
 
 
-def test_a_lost_lease_cancels_its_coroutine(app: Fairlead) -> None:
+def test_a_lost_lease_cancels_its_coroutine(app: Laneway) -> None:
     """When the lease is gone the handler is cancelled, and the message is not settled by it."""
     app.policy("l", lease=0.3)
     begun, cancelled = threading.Event(), threading.Event()
@@ -170,7 +170,7 @@ def test_a_lost_lease_cancels_its_coroutine(app: Fairlead) -> None:
         assert cancelled.wait(10)
 
 
-def test_a_lost_lease_is_raised_in_its_thread(app: Fairlead) -> None:
+def test_a_lost_lease_is_raised_in_its_thread(app: Laneway) -> None:
     """A plain function is told by LeaseLost."""
     app.policy("l", lease=0.3)
     begun, told = threading.Event(), threading.Event()
@@ -191,7 +191,7 @@ def test_a_lost_lease_is_raised_in_its_thread(app: Fairlead) -> None:
         assert told.wait(10)
 
 
-def test_stop_finishes_what_runs_and_gives_back_the_rest(app: Fairlead) -> None:
+def test_stop_finishes_what_runs_and_gives_back_the_rest(app: Laneway) -> None:
     """At a stop running handlers finish within the grace; what was not begun goes back, no attempt counted."""
     begun, finish = threading.Event(), threading.Event()
 
@@ -215,7 +215,7 @@ def test_stop_finishes_what_runs_and_gives_back_the_rest(app: Fairlead) -> None:
 
 
 @pytest.mark.parametrize("stops", [1, 2])
-def test_stop_ends_handlers_after_the_grace_or_at_a_second_stop(app: Fairlead, stops: int) -> None:
+def test_stop_ends_handlers_after_the_grace_or_at_a_second_stop(app: Laneway, stops: int) -> None:
     """What has not finished within the grace is given back without an attempt; a second stop does not wait for the grace."""
     begun = threading.Event()
 
@@ -235,7 +235,7 @@ def test_stop_ends_handlers_after_the_grace_or_at_a_second_stop(app: Fairlead, s
     assert (delivery.attempt, delivery.lease.deliveries) == (1, 2)
 
 
-def test_a_message_published_to_an_idle_worker_starts_at_once(app: Fairlead) -> None:
+def test_a_message_published_to_an_idle_worker_starts_at_once(app: Laneway) -> None:
     """An idle worker is woken, also after a while."""
     got: list[float] = []
     arrived = threading.Semaphore(0)
@@ -252,7 +252,7 @@ def test_a_message_published_to_an_idle_worker_starts_at_once(app: Fairlead) -> 
     assert sorted(got)[10] < 0.05
 
 
-def test_what_is_due_later_is_handled_when_it_is_due(app: Fairlead) -> None:
+def test_what_is_due_later_is_handled_when_it_is_due(app: Laneway) -> None:
     """A worker sleeps exactly until the next message is due."""
     late: list[float] = []
     arrived = threading.Event()
@@ -268,7 +268,7 @@ def test_what_is_due_later_is_handled_when_it_is_due(app: Fairlead) -> None:
     assert -0.005 < late[0] < 0.2
 
 
-def test_a_worker_goes_on_after_the_engine_was_away(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_goes_on_after_the_engine_was_away(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     """While the engine is away the worker tries again; then it settles what it has and goes on."""
     caplog.set_level(logging.WARNING)
     away = threading.Event()
@@ -303,7 +303,7 @@ def test_a_worker_goes_on_after_the_engine_was_away(app: Fairlead, caplog: pytes
     assert "disk is full" in caplog.text
 
 
-def test_an_expired_lease_is_dropped_unstarted(app: Fairlead) -> None:
+def test_an_expired_lease_is_dropped_unstarted(app: Laneway) -> None:
     """What ran out in the worker's buffer is not begun there; it is handed out anew and handled once."""
     app.policy("x", lease=0.2)
     handled: list[int] = []
@@ -322,7 +322,7 @@ def test_an_expired_lease_is_dropped_unstarted(app: Fairlead) -> None:
     assert sorted(handled) == list(range(20))
 
 
-def test_a_worker_whose_engine_is_damaged_waits_for_no_suspect(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_engine_is_damaged_waits_for_no_suspect(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its start would never be recorded: the worker ends at once, whatever its grace is."""
     app.policy("t", lease=0.05)
     app.publish("t")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fairlead import DestinationUnwell, Fairlead, Message, Reject, Retry, UsageError
-from fairlead.message import Lease, Settlement
-from fairlead.working.surround import Surroundings, Teller
+from laneway import DestinationUnwell, Laneway, Message, Reject, Retry, UsageError
+from laneway.message import Lease, Settlement
+from laneway.working.surround import Surroundings, Teller
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 KINDS = ["async", "thread"]
 
 
-def register(app: Fairlead, kind: str, work: Any, **options: Any) -> None:
+def register(app: Laneway, kind: str, work: Any, **options: Any) -> None:
     """The same handler as a coroutine or a plain function."""
 
     async def ahandle(message: Any) -> Any:
@@ -33,7 +33,7 @@ def register(app: Fairlead, kind: str, work: Any, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_middlewares_run_around_every_handler(app: Fairlead, kind: str) -> None:
+def test_middlewares_run_around_every_handler(app: Laneway, kind: str) -> None:
     """The first is the outermost; what one sets in a context variable the handler sees."""
     seen: list[Any] = []
     trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="none")
@@ -58,7 +58,7 @@ def test_middlewares_run_around_every_handler(app: Fairlead, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_middleware_judges_what_the_handler_raised(app: Fairlead, kind: str) -> None:
+def test_a_middleware_judges_what_the_handler_raised(app: Laneway, kind: str) -> None:
     """It may turn an error into Reject, swallow it, or refuse to run the handler at all."""
     ran: list[str] = []
 
@@ -86,7 +86,7 @@ def test_a_middleware_judges_what_the_handler_raised(app: Fairlead, kind: str) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_passes_as_a_list(app: Fairlead, kind: str) -> None:
+def test_a_batch_passes_as_a_list(app: Laneway, kind: str) -> None:
     """Around a batch handler a middleware gets what the handler gets."""
     seen: list[int] = []
 
@@ -102,7 +102,7 @@ def test_a_batch_passes_as_a_list(app: Fairlead, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_body_that_cannot_be_read_passes_none(app: Fairlead, kind: str) -> None:
+def test_a_body_that_cannot_be_read_passes_none(app: Laneway, kind: str) -> None:
     """There is no message to pass; it is a dead letter as without middlewares."""
 
     @app.around_handling
@@ -111,14 +111,14 @@ def test_a_body_that_cannot_be_read_passes_none(app: Fairlead, kind: str) -> Non
         yield
 
     register(app, kind, print)
-    from fairlead.message import Draft
+    from laneway.message import Draft
 
     app.engine.put([Draft("t", b"{no json")])
     assert app.run_worker(burst=True).died == 1
     assert "not JSON" in app.dead_letters()[0].reason
 
 
-def tell_all(app: Fairlead, seen: list[Any]) -> None:
+def tell_all(app: Laneway, seen: list[Any]) -> None:
     """Every hook, writing down what it is told."""
     app.on_success(lambda message: seen.append(("success", message.body)))
     app.on_failure(lambda message, error: seen.append(("failure", message.body, type(error).__name__)))
@@ -127,7 +127,7 @@ def tell_all(app: Fairlead, seen: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hooks_are_told_what_became_of_each(app: Fairlead, kind: str) -> None:
+def test_hooks_are_told_what_became_of_each(app: Laneway, kind: str) -> None:
     """Success, failure, retry, dead: by what the engine answered, in the order of the settlements."""
     app.policy("*", retries=1)
     seen: list[Any] = []
@@ -155,7 +155,7 @@ def test_hooks_are_told_what_became_of_each(app: Fairlead, kind: str) -> None:
     ]  # fmt: skip
 
 
-def test_hooks_and_time_limits_and_batches(app: Fairlead) -> None:
+def test_hooks_and_time_limits_and_batches(app: Laneway) -> None:
     """A handler that was stopped has failed; of a batch each message is told of by itself."""
     app.policy("*", retries=0)
     seen: list[Any] = []
@@ -178,7 +178,7 @@ def test_hooks_and_time_limits_and_batches(app: Fairlead) -> None:
     )  # fmt: skip
 
 
-def test_a_rest_is_no_failure(app: Fairlead) -> None:
+def test_a_rest_is_no_failure(app: Laneway) -> None:
     """An unwell destination is nobody's failure: no hook is told."""
     seen: list[Any] = []
     tell_all(app, seen)
@@ -193,7 +193,7 @@ def test_a_rest_is_no_failure(app: Fairlead) -> None:
     assert seen == []
 
 
-def test_a_hook_that_fails_is_logged_and_changes_nothing(app: Fairlead, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_fails_is_logged_and_changes_nothing(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     """The message is finished, and the next hook is told."""
     seen: list[Any] = []
 
@@ -210,9 +210,9 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(app: Fairlead, caplog: 
     assert "mail server" in caplog.text
 
 
-def test_hooks_that_are_slow_set_the_pace(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_that_are_slow_set_the_pace(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers do not run far ahead of hooks, and go on when those have caught up."""
-    monkeypatch.setattr("fairlead.working.surround.BEHIND", 4)
+    monkeypatch.setattr("laneway.working.surround.BEHIND", 4)
     told: list[Any] = []
     go_on, handled = threading.Event(), threading.Event()
 
@@ -235,7 +235,7 @@ def test_hooks_that_are_slow_set_the_pace(app: Fairlead, monkeypatch: pytest.Mon
     assert sorted(told) == list(range(100))
 
 
-def test_hooks_are_plain_functions(app: Fairlead) -> None:
+def test_hooks_are_plain_functions(app: Laneway) -> None:
     """An async hook would never be awaited: it is refused."""
 
     async def hook(message: Message) -> None: ...
@@ -244,7 +244,7 @@ def test_hooks_are_plain_functions(app: Fairlead) -> None:
         app.on_success(hook)
 
 
-def test_what_ended_too_late_is_not_told(app: Fairlead) -> None:
+def test_what_ended_too_late_is_not_told(app: Laneway) -> None:
     """Of a lost lease somebody else decides."""
     seen: list[Any] = []
     tell_all(app, seen)
@@ -256,7 +256,7 @@ def test_what_ended_too_late_is_not_told(app: Fairlead) -> None:
 
 def test_hooks_that_were_behind_by_one_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was told that they are behind is told when they are not, however little it was."""
-    monkeypatch.setattr("fairlead.working.surround.BEHIND", 2)
+    monkeypatch.setattr("laneway.working.surround.BEHIND", 2)
     go_on, resumed = threading.Event(), threading.Event()
     surroundings = Surroundings()
     surroundings.add_hook("success", lambda message: go_on.wait(10))

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlead import Fairlead, Message
-from fairlead.engines.sqlite import desk, engine
+from laneway import Laneway, Message
+from laneway.engines.sqlite import desk, engine
 
 HOUR = 3600
 
@@ -25,7 +25,7 @@ def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def test_a_clock_that_is_set_back_holds_nothing_up_that_is_ready(
-    app: Fairlead, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: Laneway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is ready goes on, what waits for a time waits, nothing is lost; and it is told where and what to do."""
     app.policy("t", lease=5)
@@ -40,7 +40,7 @@ def test_a_clock_that_is_set_back_holds_nothing_up_that_is_ready(
         seen.append(message.body)
         await asyncio.sleep(0)
 
-    with caplog.at_level(logging.WARNING, "fairlead.engine"):
+    with caplog.at_level(logging.WARNING, "laneway.engine"):
         app.run_worker(burst=True, concurrency=1)
         app.publish_many(Message("t", n) for n in range(20, 40))
         app.run_worker(burst=True)
@@ -54,7 +54,7 @@ def test_a_clock_that_is_set_back_holds_nothing_up_that_is_ready(
     assert seen[-1] == "later"
 
 
-def test_a_clock_that_is_set_forward_takes_leases_back_and_loses_nothing(app: Fairlead, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_is_set_forward_takes_leases_back_and_loses_nothing(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running handler's lease is over: it is stopped, and the message handed out again. What is due is due once."""
     app.policy("t", lease=5, retries=0)
     app.publish("t", "long")
@@ -81,9 +81,9 @@ def test_a_full_disk_is_told_to_publishers_and_the_worker_goes_on_when_there_is_
     """Through the application: one clear error, all that was accepted is handled."""
     program = """
 import resource, signal, sys
-from fairlead import EngineUnavailable, Fairlead, Message
+from laneway import EngineUnavailable, Laneway, Message
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-app = Fairlead(sys.argv[1])
+app = Laneway(sys.argv[1])
 done = []
 @app.handler("*")
 async def handle(message): done.append(message.body)
@@ -112,7 +112,7 @@ print(sorted(done) == list(range(accepted + 1)), accepted > 1, told)
     assert "disk" in told
 
 
-def test_a_handler_that_stops_the_loop_hurts_nobody(app: Fairlead) -> None:
+def test_a_handler_that_stops_the_loop_hurts_nobody(app: Laneway) -> None:
     """The worker goes on, and so do the other messages."""
     seen: list[object] = []
 
@@ -128,7 +128,7 @@ def test_a_handler_that_stops_the_loop_hurts_nobody(app: Fairlead) -> None:
     assert sorted(map(str, seen)) == ["one", "stop", "two"]
 
 
-def test_a_dead_letter_without_a_handler_is_reported_to_hooks(app: Fairlead) -> None:
+def test_a_dead_letter_without_a_handler_is_reported_to_hooks(app: Laneway) -> None:
     app.policy("b", on_unhandled=0.001)
     dead: list[str] = []
     app.handler("a")(lambda message: None)

@@ -1,1 +1,0 @@
-"""The half-minute demonstration: `fairlead demo`. Every figure that it prints was measured in that run."""

@@ -1,0 +1,87 @@
+"""Laneway: a message and task queue that holds millions of queues at once, and lets none of them starve another."""
+
+from laneway.app import Laneway
+from laneway.delivery import Delivery
+from laneway.errors import (
+    BacklogFull,
+    BadMessage,
+    BadPolicy,
+    DependencyFailed,
+    DestinationUnwell,
+    EngineCorrupt,
+    EngineUnavailable,
+    HandlerSignal,
+    JobCancelled,
+    JobDead,
+    JobExpired,
+    JobFailed,
+    LanewayError,
+    LeaseLost,
+    NoNamespace,
+    Refused,
+    Reject,
+    Retry,
+    SchemaMismatch,
+    TopicInUse,
+    UnknownHandler,
+    UsageError,
+)
+from laneway.message import Message, Receipt
+from laneway.policy import Backoff, Tier
+from laneway.tasks.canvas import Signature, chain, chord, group
+from laneway.tasks.carrying import get_task_logger
+from laneway.tasks.job import Job, JobState
+from laneway.tasks.queue import Dependency, Queue
+from laneway.tasks.request import Request, current_request
+from laneway.tasks.task import Task
+from laneway.topic import DeadLetter, Stats, Topic
+from laneway.working.limits import SoftTimeLimit
+from laneway.working.options import Summary
+
+__all__ = [
+    "BacklogFull",
+    "Backoff",
+    "BadMessage",
+    "BadPolicy",
+    "DeadLetter",
+    "Delivery",
+    "Dependency",
+    "DependencyFailed",
+    "DestinationUnwell",
+    "EngineCorrupt",
+    "EngineUnavailable",
+    "HandlerSignal",
+    "Job",
+    "JobCancelled",
+    "JobDead",
+    "JobExpired",
+    "JobFailed",
+    "JobState",
+    "Laneway",
+    "LanewayError",
+    "LeaseLost",
+    "Message",
+    "NoNamespace",
+    "Queue",
+    "Receipt",
+    "Refused",
+    "Reject",
+    "Request",
+    "Retry",
+    "SchemaMismatch",
+    "Signature",
+    "SoftTimeLimit",
+    "Stats",
+    "Summary",
+    "Task",
+    "Tier",
+    "Topic",
+    "TopicInUse",
+    "UnknownHandler",
+    "UsageError",
+    "chain",
+    "chord",
+    "current_request",
+    "get_task_logger",
+    "group",
+]

@@ -1,0 +1,91 @@
+"""What callers say, checked in the words of their call: `lease: expected wait to be …, got …`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from laneway import units
+from laneway.errors import UsageError
+from laneway.policy import check_topic, is_unicode
+
+if TYPE_CHECKING:
+    from laneway.units import Duration
+
+
+def whole(call: str, option: str, value: object, *, least: int = 1, most: int = sys.maxsize) -> int:
+    """A whole number. Raises UsageError."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        if most < sys.maxsize:
+            span = f"from {least:,} to {most:,}"
+        else:
+            span = "above 0" if least == 1 else f"of at least {least:,}"
+        raise UsageError(f"{call}: expected {option} to be a whole number {span}, got {value!r:.80}")
+    return value
+
+
+def seconds(call: str, option: str, value: Duration) -> float:
+    """A span of time. Raises UsageError."""
+    try:
+        span = units.seconds(value)
+    except ValueError as error:
+        raise UsageError(f"{call}: {option}: {error}") from error
+    if span < 0:
+        raise UsageError(f"{call}: expected {option} to be at least 0, got {value!r:.80}")
+    return span
+
+
+def seconds_or_none(call: str, option: str, value: Duration | None) -> float | None:
+    """A span of time, or none at all. Raises UsageError."""
+    return None if value is None else seconds(call, option, value)
+
+
+def texts(call: str, option: str, value: object) -> list[str]:
+    """Several texts; a single one is a mistake that would be read letter by letter. Raises UsageError."""
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise UsageError(f"{call}: expected {option} to be a list of text, got {value!r:.80}")
+    found = list(value)
+    for each in found:
+        if not isinstance(each, str):
+            raise UsageError(f"{call}: expected {option} to be a list of text, in it is {each!r:.80}")
+        _check_unicode(call, option, each)
+    return found
+
+
+def _check_unicode(call: str, what: str, value: str) -> None:
+    if not value.isascii() and not is_unicode(value):
+        raise UsageError(f"{call}: expected {what} to be valid Unicode, got {value!r:.80}")
+
+
+def topics(call: str, value: object) -> list[str] | None:
+    """Topics by their names, at least one; None: all. Raises UsageError."""
+    if value is None:
+        return None
+    found = texts(call, "topics", value)
+    if not found:
+        raise UsageError(f"{call}: expected topics to name at least one; leave it out to serve all")
+    for name in found:
+        if "*" in name:
+            raise UsageError(f"{call}: expected topics to be names, got the pattern {name!r}; a pool serves many topics")
+        try:
+            check_topic(name)
+        except ValueError as error:
+            raise UsageError(f"{call}: {error}") from error
+    return found
+
+
+def pool(call: str, value: object) -> str:
+    """A pool's name. Raises UsageError."""
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{call}: expected pool to be a name, got {value!r:.80}")
+    _check_unicode(call, "pool", value)
+    return value
+
+
+def name(call: str, what: str, value: object) -> str:
+    """Some text. Raises UsageError."""
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{call}: expected {what} to be text, got {value!r:.80}")
+    _check_unicode(call, what, value)
+    return value

@@ -1,0 +1,61 @@
+"""`laneway doctor`: is the store healthy?"""
+
+from __future__ import annotations
+
+import platform
+import sqlite3
+import sys
+from importlib.metadata import version
+
+import click
+
+from laneway.cli.session import STATE_SAYS_NO, Session, json_option, pass_session, print_json, say
+from laneway.engines import examine
+from laneway.engines.base import Check
+from laneway.errors import NoNamespace
+from laneway.safetext import redacted, without_passwords
+
+
+@click.command()
+@click.argument("url", required=False)
+@click.option("--repair", is_flag=True, help="Mend what does not agree.")
+@click.option("--dump", is_flag=True, help="Print all that helps when it is ill, bodies left out, as JSON.")
+@json_option
+@pass_session
+def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_json: bool) -> None:
+    """Check that the store is sound and that its parts agree."""
+    chosen = Session(url or session.url, session.namespace)
+    app = chosen.app()
+    checks = examine(app.url)
+    if not all(check.ok for check in checks):
+        _tell(checks, as_json=as_json or dump)
+        raise SystemExit(STATE_SAYS_NO)
+    try:
+        engine = app.engine
+    except NoNamespace as error:  # a server is looked at before anything is made on it
+        checks.append(Check("namespace", ok=True, detail=str(error).partition("; ")[0], available=False))
+        _tell(checks, as_json=as_json or dump)
+        return
+    checks += [check for check in engine.doctor(repair=repair) if not (checks and check.name == "server")]
+    if dump:
+        snapshot = engine.snapshot() if all(check.ok for check in checks[:1]) else {}
+        for message in snapshot.get("messages", []):
+            message["body"], message["bodies"] = f"{len(message['body'])} bytes", None
+        about = {"laneway": version("laneway"), "python": sys.version, "sqlite": sqlite3.sqlite_version, "platform": platform.platform()}
+        print_json({"about": about, "url": redacted(app.url), "namespace": app.namespace, "checks": checks, "snapshot": snapshot})
+    else:
+        _tell(checks, as_json=as_json)
+    if not all(check.ok for check in checks):
+        raise SystemExit(STATE_SAYS_NO)
+
+
+def _tell(checks: list[Check], *, as_json: bool) -> None:
+    if as_json:
+        print_json(checks)
+        return
+    for check in checks:
+        say(without_passwords(f"{_word(check)} {check.name}: {check.detail}" + (f"; {check.mend}" if check.mend else "")))
+
+
+def _word(check: Check) -> str:
+    return "ILL " if not check.ok else "ok  " if check.available else "no  "

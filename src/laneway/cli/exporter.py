@@ -1,0 +1,58 @@
+"""`laneway exporter`: the figures of a store for Prometheus."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+import click
+
+from laneway.cli.session import Session, pass_session, say
+
+EXAMPLES = """\b
+Examples:
+  laneway exporter --port 9200 -u valkey://localhost
+  laneway exporter --once
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.option("--port", type=click.IntRange(1, 65_535), default=9200, show_default=True)
+@click.option("--address", default="127.0.0.1", show_default=True, help="0.0.0.0: reached from other machines too.")
+@click.option("--once", is_flag=True, help="Print the figures and end.")
+@pass_session
+def exporter(session: Session, *, port: int, address: str, once: bool) -> None:
+    """
+    Serve what the store holds to Prometheus: waiting, oldest, leased, dead and throttled by policy pattern and tier.
+
+    One for a store is enough. Workers serve their own figures, see docs/operations.md.
+    """
+    from laneway import metrics
+
+    metrics.needed("exporter")
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    app = session.app()
+    registry = CollectorRegistry()
+    registry.register(metrics.StoreCollector(app))
+    if once:
+        _ = app.engine  # a store that is not there is an error here
+        say(generate_latest(registry).decode().rstrip(), lines=True)
+        return
+    metrics.serve(port, address, registry, ports=1)
+    say(f"figures of namespace {session.namespace}: http://{address}:{port}/metrics; Ctrl-C ends")
+    _wait_for_the_end()
+
+
+def _wait_for_the_end() -> None:
+    ended = threading.Event()
+
+    def end(*_: Any) -> None:
+        ended.set()
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        ended.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,149 @@
+"""The command's root: global options, and the list of commands, each imported when it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import click
+
+from laneway.cli.session import STATE_SAYS_NO, USAGE, Session, failing_well, leave, say
+from laneway.policy import is_unicode
+
+COMMANDS = {
+    "worker": "worker",
+    "publish": "publish",
+    "topics": "topics",
+    "peek": "topics",
+    "top": "top",
+    "policy": "policy",
+    "gate": "gate",
+    "tier": "tier",
+    "schedules": "schedules",
+    "job": "job",
+    "pause": "pause",
+    "resume": "pause",
+    "dead": "dead",
+    "explain": "explain",
+    "purge": "purge",
+    "doctor": "doctor",
+    "config": "config",
+    "exporter": "exporter",
+    "migrate": "migrate",
+    "demo": "demo",
+    "bench": "bench",
+}
+"""Command -> module in this folder."""
+
+NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)]))
+"""How newer versions of click say that a group was called without a command; older ones print its help themselves."""
+
+
+url_option = click.option(
+    "-u", "--url", help="The store, like sqlite:///laneway.db. Default: the application's, $LANEWAY_URL, pyproject.toml, laneway.db."
+)
+namespace_option = click.option("-n", "--namespace", help="A separate set of topics and policies in the store. [default: default]")
+
+
+def with_store_options(command: click.Command) -> click.Command:
+    """The command with --url and --namespace of its own: they work before and after its name."""
+    if not any(parameter.name == "store_url" for parameter in command.params):
+        command.params += [
+            click.Option(["-u", "--url", "store_url"], help="As before the command.", expose_value=False, callback=_set_url),
+            click.Option(["-n", "--namespace", "store_namespace"], help="As before the command.", expose_value=False, callback=_set_namespace),
+        ]
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            with_store_options(each)
+    return command
+
+
+def _set_url(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    session = ctx.find_object(Session)
+    if value is not None and session is not None:
+        session.url = value
+
+
+def _set_namespace(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+    session = ctx.find_object(Session)
+    if value is not None and session is not None:
+        session.namespace, session.namespace_given = value, True
+
+
+class Commands(click.Group):
+    """Imports a command's module only when it is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"laneway.cli.{module}"), cmd_name)
+        return with_store_options(command)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f'did you mean "{near[0]}"?' if near else f"there are: {', '.join(COMMANDS)}"
+            raise click.UsageError(f'there is no command "{args[0]}"; {hint}', ctx) from error
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What is not UTF-8 can be no name, id or setting of anything."""
+        for argument in args:
+            if not is_unicode(argument):
+                raise click.UsageError(f"expected arguments in UTF-8, got {argument!r:.80}", ctx)
+        return super().parse_args(ctx, args)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """As click does it, but a wrong call is told in one line, like every other error."""
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+        except click.UsageError as error:
+            if isinstance(error, NO_ARGUMENTS):  # no error, but a question
+                say(error.ctx.get_help() if error.ctx is not None else error.format_message(), lines=True)
+                sys.exit(USAGE)
+            where = error.ctx.command_path if error.ctx is not None else "laneway"
+            leave(f"{error.format_message().rstrip('.')} (see `{where} --help`)", USAGE)
+        except click.ClickException as error:
+            leave(error.format_message(), STATE_SAYS_NO)
+        except click.Abort:
+            leave("nothing was done", STATE_SAYS_NO)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    @failing_well
+    def invoke(self, ctx: click.Context) -> Any:
+        return super().invoke(ctx)
+
+
+EPILOG = """\b
+Examples:
+  laneway publish push.acme '{"order": 42}'
+  laneway worker shop:app
+  laneway top
+
+\b
+Completion of words in the shell, for bash, zsh or fish:
+  eval "$(_LANEWAY_COMPLETE=bash_source laneway)"
+"""
+
+
+@click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@url_option
+@namespace_option
+@click.version_option(version("laneway"), "--version", prog_name="laneway")
+@click.pass_context
+def main(ctx: click.Context, url: str | None, namespace: str | None) -> None:
+    """
+    Laneway: millions of fair queues.
+
+    Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong call, 3 the store cannot be used, 70 a defect.
+    """
+    ctx.obj = Session(url, namespace or "default", namespace is not None)

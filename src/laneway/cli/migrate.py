@@ -1,0 +1,96 @@
+"""`laneway migrate FROM TO`: move a namespace to another store."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from laneway.cli.session import Session, json_option, pass_session, print_json, say
+from laneway.namespaces import copy_programs, every_policy, set_policies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laneway.engines.base import FullEngine
+
+PAGE = 500
+LOOK_AGAIN = 0.2
+"""Seconds between two looks at what is still leased."""
+
+
+@click.command(short_help="Move a namespace to another store.")
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option("--to-namespace", help="Its name there, if it is to be another one.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for what workers hold; else it stays, and the exit code is 1.")
+@json_option
+@pass_session
+def migrate(session: Session, source: str, target: str, *, to_namespace: str | None, wait: bool, as_json: bool) -> None:
+    """
+    Move all policies, gates, messages, dead letters and finished ids from one store to another, like
+
+        laneway migrate sqlite:///laneway.db valkey://localhost
+
+    Workers and publishers of the old store may go on meanwhile; restart them with the new URL when you are ready. Each message is in one of
+    the stores at any time: broken off, the same command goes on where it was.
+    """
+    from laneway import Laneway
+
+    with Laneway(source, namespace=session.namespace, create=False) as old:
+        tiers = old.engine.tier_layers()
+        with Laneway(target, namespace=to_namespace or session.namespace, tiers=tiers.code, default_tier=tiers.default) as new:
+            new.engine.tier_set("operator", tiers.operator)
+            counts = move(old.engine, new.engine, lambda text: None if as_json else say(text), wait=wait)
+    if as_json:
+        print_json(counts)
+    if counts["still leased"]:
+        raise SystemExit(1)
+
+
+def move(old: FullEngine, new: FullEngine, tell: Callable[[str], None], *, wait: bool) -> dict[str, int]:
+    """Everything, in an order in which each step may be done again."""
+    counts = {"gates": 0, "policies": 0, "finished ids": 0, "messages": 0, "dead letters": 0, "still leased": 0}
+    for name, layer, gate in old.gate_layers():
+        new.gate_set(name, gate, layer=layer)
+        counts["gates"] += 1
+    counts["policies"] = set_policies(new, every_policy(old))
+    copy_programs(old, new)
+    tell(f"{counts['policies']:,} policies, {counts['gates']:,} gates")
+    page: list[tuple[str, str, int | None]] = []
+    for known in old.finished_ids():
+        page.append(known)
+        counts["finished ids"] += 1
+        if len(page) == PAGE:
+            new.receive_finished(page)
+            page = []
+    if page:
+        new.receive_finished(page)
+    tell(f"{counts['finished ids']:,} finished ids")
+    _move_messages(old, new, counts, tell, wait=wait)
+    return counts
+
+
+def _move_messages(old: FullEngine, new: FullEngine, counts: dict[str, int], tell: Callable[[str], None], *, wait: bool) -> None:
+    told = time.monotonic()
+    while True:
+        while parcels := old.send(PAGE):
+            new.receive(parcels)
+            old.sent(parcels)
+            dead = sum(parcel.death is not None for parcel in parcels)
+            counts["messages"] += len(parcels) - dead
+            counts["dead letters"] += dead
+            if time.monotonic() - told >= 1.0:
+                told = time.monotonic()
+                tell(f"{counts['messages']:,} messages, {counts['dead letters']:,} dead letters so far, {old.overview().waiting:,} to go")
+        leased = old.overview().leased
+        if not leased or not wait:
+            break
+        if time.monotonic() - told >= 1.0:
+            told = time.monotonic()
+            tell(f"waiting for {leased:,} messages that workers hold")
+        time.sleep(LOOK_AGAIN)
+        old.tick()
+    counts["still leased"] = leased
+    tell(f"{counts['messages']:,} messages, {counts['dead letters']:,} dead letters moved" + (f"; {leased:,} are held by workers" if leased else ""))

@@ -1,0 +1,29 @@
+"""`laneway pause` and `laneway resume`."""
+
+from __future__ import annotations
+
+import click
+
+from laneway.cli.session import Session, pass_session, say
+
+
+@click.command()
+@click.argument("pattern")
+@pass_session
+def pause(session: Session, pattern: str) -> None:
+    """Let the topics of PATTERN accept messages and deliver none."""
+    session.engine().policy_set("operator", pattern, {"paused": True})
+    say(f"{pattern} is paused: it accepts and delivers nothing until `laneway resume {pattern}`")
+
+
+@click.command()
+@click.argument("pattern")
+@pass_session
+def resume(session: Session, pattern: str) -> None:
+    """Let the topics of PATTERN deliver again."""
+    engine = session.engine()
+    engine.policy_set("operator", pattern, {"paused": None})
+    stem = pattern.removesuffix(".*")
+    if engine.policies().resolve(stem if stem != "*" else "x").paused:
+        engine.policy_set("operator", pattern, {"paused": False})  # another pattern, or the code, pauses it too
+    say(f"{pattern} delivers again")

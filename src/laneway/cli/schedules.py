@@ -1,0 +1,145 @@
+"""`laneway schedules`: what is called by the clock."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import click
+import msgspec
+
+from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
+
+
+@click.group()
+def schedules() -> None:
+    """Show and change schedules. Those of a program's code are put into the store by its workers."""
+
+
+@schedules.command("list")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option("--after", help="Those behind this name.")
+@json_option
+@pass_session
+def list_schedules(session: Session, *, limit: int, after: str | None, as_json: bool) -> None:
+    """Schedules by name, when they fire, and when they do next."""
+    from laneway.schedules import book
+
+    found = book.planned(session.engine(), limit, after)
+    if as_json:
+        print_json([msgspec.to_builtins(each) for each in found])
+        return
+    rows = [(each.name, each.when, "paused" if each.is_paused else each.next_at.isoformat(" ", "seconds"), each.topic, each.missed) for each in found]
+    table(("schedule", "when", "next", "calls", "missed"), rows, empty="nothing is scheduled")
+
+
+@schedules.command("add")
+@click.argument("name")
+@click.option("--every", help="A period: 30s, 10m, 1d.")
+@click.option("--cron", help="A cron line of five fields, or six with seconds first.")
+@click.option("--sun", help="An event of the sun and a place: sunrise,52.5,13.4.")
+@click.option("--at", "moment", help="Once: 2026-12-24T18:00:00+01:00.")
+@click.option("--timezone", default="UTC", show_default=True, help="On whose clocks the cron line is read.")
+@click.option("--task", help="The task that is called, by its name.")
+@click.option("--topic", help="Where it is published; default of a task: task.NAME.")
+@click.option("--args", "positional", default="[]", help="The task's arguments, as a JSON list.")
+@click.option("--kwargs", "named", default="{}", help="And by name, as a JSON object.")
+@click.option("--body", default="null", help="The message's body, where it is no task: JSON.")
+@click.option(
+    "--missed", type=click.Choice(("skip", "one", "all")), default="one", show_default=True, help="What becomes of firings that came too late."
+)
+@click.option("--spread", default="0s", show_default=True, help="Come so much later at most, by a share of its own.")
+@pass_session
+def add(
+    session: Session, name: str, *, every: str | None, cron: str | None, sun: str | None, moment: str | None, timezone: str, task: str | None,
+    topic: str | None, positional: str, named: str, body: str, missed: str, spread: str,
+) -> None:  # fmt: skip
+    """Put the schedule NAME into the store; one of that name is replaced."""
+    from laneway.engines.base import TASK_HEADER
+    from laneway.message import Message
+    from laneway.schedules import book, times
+    from laneway.units import microseconds
+
+    if task is None and topic is None:
+        raise click.UsageError("say what is published: --task NAME, or --topic TOPIC with --body")
+    content: Any = {"args": _json("--args", positional, list), "kwargs": _json("--kwargs", named, dict)} if task else _json("--body", body, object)
+    message = Message(topic or f"task.{task}", content, headers={TASK_HEADER: task} if task else None)
+    when = times.chosen(name, every, cron, _place(sun), _moment(moment), timezone)
+    is_new = book.put(session.engine(create=True), book.made(name, when, message, missed=missed, spread_us=microseconds(spread)))
+    planned = book.find(session.engine(), name)
+    if planned is None:
+        raise click.UsageError(f"{name} never fires: {when.text()} is past")
+    said = "is scheduled" if is_new else "stands like that already"
+    say(f"{name} {said}: {when.text()}, next at {planned.next_at.isoformat(' ', 'seconds')}")
+
+
+@schedules.command()
+@click.argument("name")
+@pass_session
+def remove(session: Session, name: str) -> None:
+    """Let the schedule NAME fire no more. One of a program's code comes back with its next worker."""
+    from laneway.schedules import book
+
+    _there(session, name)
+    book.remove(session.engine(), name)
+    say(f"{name} is removed")
+
+
+@schedules.command()
+@click.argument("name")
+@pass_session
+def pause(session: Session, name: str) -> None:
+    """Hold the schedule NAME."""
+    from laneway.schedules import book
+
+    _there(session, name)
+    book.set_paused(session.engine(), name, paused=True)
+    say(f"{name} is paused; `laneway schedules resume {name}` lets it go on, and what was missed comes as its setting says")
+
+
+@schedules.command()
+@click.argument("name")
+@pass_session
+def resume(session: Session, name: str) -> None:
+    """Let the schedule NAME go on."""
+    from laneway.schedules import book
+
+    _there(session, name)
+    book.set_paused(session.engine(), name, paused=None)
+    say(f"{name} goes on")
+
+
+def _there(session: Session, name: str) -> None:
+    from laneway.schedules import book
+
+    if book.find(session.engine(), name) is None:
+        known = [each.name for each in book.planned(session.engine(), 20)]
+        raise click.UsageError(f'there is no schedule "{name}"; there are: {", ".join(known) or "none"}')
+
+
+def _json(option: str, text: str, kind: type) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {text!r} is not JSON ({error})") from error
+    if not isinstance(value, kind):
+        raise click.UsageError(f"{option}: expected a JSON {'list' if kind is list else 'object'}, got {text}")
+    return value
+
+
+def _place(text: str | None) -> tuple[str, float, float] | None:
+    if text is None:
+        return None
+    try:
+        event, latitude, longitude = text.split(",")
+        return event.strip(), float(latitude), float(longitude)
+    except ValueError as error:
+        raise click.UsageError(f"--sun: expected an event and a place, like sunrise,52.5,13.4, got {text!r}") from error
+
+
+def _moment(text: str | None) -> datetime | None:
+    try:
+        return None if text is None else datetime.fromisoformat(text).astimezone()
+    except ValueError as error:
+        raise click.UsageError(f"--at: expected a moment like 2026-12-24T18:00:00+01:00, got {text!r}") from error

@@ -1,0 +1,95 @@
+"""`laneway tier`: the shares of service classes, and changing them as the operator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from laneway.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json, say, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from laneway.tiers import TierLayers
+
+
+@click.group()
+def tier() -> None:
+    """Show and change tiers: service classes of topics, each with a share of the deliveries."""
+
+
+@tier.command("list")
+@json_option
+@pass_session
+def list_tiers(session: Session, *, as_json: bool) -> None:
+    """Every tier, its share, who set it, and which is the default."""
+    rows = list(_rows(session.engine().tier_layers()))
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("tier", "share", "part", "fair_by", "set_by", "note")
+    table(tuple(name.replace("_", " ") for name in columns), [tuple(row[name] for name in columns) for row in rows], empty="")
+
+
+def _rows(layers: TierLayers) -> Iterator[dict[str, Any]]:
+    found = layers.in_force()
+    total = sum(float(tier.share) for tier in found.values() if tier.share != "strict")
+    for name, tier in found.items():
+        yield {
+            "tier": name, "share": tier.share if isinstance(tier.share, str) else f"{tier.share:g}",
+            "part": "before all others" if isinstance(tier.share, str) else f"{tier.share / total:.1%}", "fair_by": tier.fair_by,
+            "set_by": "operator" if name in layers.operator else "code", "note": "default" if name == found.default else "",
+        }  # fmt: skip
+    for name in layers.operator:
+        if name not in found:
+            yield {"tier": name, "share": "-", "part": "-", "fair_by": "-", "set_by": "operator", "note": "removed"}
+
+
+@tier.command("set", short_help="Set a tier's share as the operator.")
+@click.argument("name")
+@click.argument("share")
+@click.option("--fair-by", type=click.Choice(("messages", "time")), help="What its topics share equally. [default: as it is, else messages]")
+@pass_session
+def set_tier(session: Session, name: str, share: str, fair_by: str | None) -> None:
+    """
+    Set the share of tier NAME: a number, or "strict" (served before all others). A new name adds a tier.
+
+    It stands above what programs say. All workers obey at their next lease.
+    """
+    from laneway.tiers import Tier, check_tiers
+
+    engine = session.engine(create=True)
+    before = engine.tier_layers().in_force().get(name)
+    by = fair_by or (before.fair_by if before is not None else "messages")
+    engine.tier_set("operator", check_tiers({name: Tier(_share(share), by)}))  # type: ignore[arg-type]  # click has checked it
+    say(f"tier {name} is set")
+
+
+def _share(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+@tier.command("remove", short_help="Remove a tier as the operator.")
+@click.argument("name")
+@pass_session
+def remove(session: Session, name: str) -> None:
+    """Remove tier NAME. Refused for the default tier, and while a policy names it."""
+    engine = session.engine()
+    if name not in engine.tier_layers().in_force():
+        leave(f"tier {name}: there is no such tier", STATE_SAYS_NO)
+    engine.tier_set("operator", {name: None})
+    say(f"tier {name} is removed")
+
+
+@tier.command("reset", short_help="Remove what the operator set.")
+@click.argument("name", required=False)
+@pass_session
+def reset(session: Session, name: str | None) -> None:
+    """Remove what the operator set for tier NAME, or for all tiers: what programs say holds again."""
+    if not session.engine().tier_reset(name):
+        leave("the operator has set nothing" + (f" for tier {name}" if name else ""), STATE_SAYS_NO)
+    say(f"the operator's settings {f'of tier {name} ' if name else ''}are removed")

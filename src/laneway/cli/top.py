@@ -1,0 +1,184 @@
+"""`laneway top`: the namespace, live."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from laneway.cli.session import Session, duration, json_option, pass_session, print_json
+from laneway.engines.listing import ORDERS
+from laneway.safetext import escaped, redacted
+
+if TYPE_CHECKING:
+    from laneway import Laneway, Stats
+    from laneway.engines.base import Overview, TierStats
+
+COUNTERS = ("published", "delivered", "done", "retried", "died")
+"""What is shown per second."""
+
+NARROW = 120
+"""Columns under which long names are shortened."""
+
+WIDE = 160
+"""Columns where there is no terminal: scripts want whole names."""
+
+
+class Look(msgspec.Struct):
+    """What was seen at one moment, and at the one before: rates are what changed between them."""
+
+    url: str
+    namespace: str
+    order: str
+    before: Overview
+    now: Overview
+    topics: list[Stats]
+
+    @property
+    def seconds(self) -> float:
+        return max((self.now.now_us - self.before.now_us) / 1e6, 1e-3)
+
+    def rate(self, counter: str) -> float:
+        """Per second; a counter of a store that was made anew begins at 0."""
+        change: int = getattr(self.now, counter) - getattr(self.before, counter)
+        return max(0.0, change / self.seconds)
+
+    def delivered(self) -> list[int]:
+        """Messages handed out since the look before, for each tier."""
+        given = {(tier.pool, tier.tier): tier.delivered for tier in self.before.tiers}
+        return [max(0, tier.delivered - given.get((tier.pool, tier.tier), 0)) for tier in self.now.tiers]
+
+
+def look(app: Laneway, before: Overview, order: str, limit: int) -> Look:
+    """Look at everything that is shown."""
+    return Look(escaped(redacted(app.url)), app.namespace, order, before, app.engine.overview(), app.topics(order=order, limit=limit))
+
+
+@click.command(short_help="Throughput, tiers and the top topics, live.")
+@click.option("--order", type=click.Choice(ORDERS[1:]), default="backlog", show_default=True)
+@click.option("--limit", type=click.IntRange(1, 200), default=15, show_default=True)
+@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--once", is_flag=True, help="Print once and end.")
+@json_option
+@pass_session
+def top(session: Session, *, order: str, limit: int, every: float, once: bool, as_json: bool) -> None:
+    """Show throughput, tiers and the top topics, refreshed until q. Once only with --json, or where the output is no terminal."""
+    app = session.app()
+    before = app.engine.overview()
+    if as_json or once or not sys.stdout.isatty():
+        time.sleep(min(every, 1.0))
+        seen = look(app, before, order, limit)
+        print_json(_plain(seen)) if as_json else _print(seen)
+    else:
+        _live(app, before, order, limit, every)
+
+
+def _plain(seen: Look) -> dict[str, Any]:
+    return {
+        "url": seen.url,
+        "namespace": seen.namespace,
+        "seconds": round(seen.seconds, 3),
+        "per_second": {counter: round(seen.rate(counter), 1) for counter in COUNTERS},
+        "overview": seen.now,
+        "topics": seen.topics,
+    }
+
+
+def _print(seen: Look) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else WIDE)
+    console.print(picture(seen, console.width))
+
+
+def _live(app: Laneway, before: Overview, order: str, limit: int, every: float) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from laneway.cli.terminal import Terminal
+
+    try:
+        console = Console()
+        with Terminal() as terminal, Live(console=console, screen=True, auto_refresh=False) as live:
+            seen, due = look(app, before, order, limit), time.monotonic() + every
+            while True:
+                live.update(picture(seen, console.width, hint="q ends"), refresh=True)
+                match terminal.wait(due - time.monotonic()):
+                    case "quit":
+                        return
+                    case "time":
+                        seen, due = look(app, seen.now, order, limit), time.monotonic() + every
+    except KeyboardInterrupt:
+        return  # as good as q
+
+
+def picture(seen: Look, width: int, *, hint: str = "") -> Any:
+    """A look as it is shown on so many columns."""
+    from rich.console import Group
+
+    return Group(_head(seen, hint), "", _tiers(seen), "", _topics(seen, width))
+
+
+def _head(seen: Look, hint: str) -> Any:
+    from rich.text import Text
+
+    now = seen.now
+    return Text(
+        f"{seen.url} · {escaped(seen.namespace)} · {now.topics:,} active topics{f' · {hint}' if hint else ''}\n"
+        f"in {seen.rate('published'):,.0f}/s · started {seen.rate('delivered'):,.0f}/s · "
+        f"done {seen.rate('done'):,.0f}/s · retried {seen.rate('retried'):,.0f}/s\n"
+        f"waiting {now.waiting:,} · leased {now.leased:,} · dead {now.dead:,} · merged {now.merged:,} · expired {now.expired:,}"
+    )
+
+
+def _tiers(seen: Look) -> Any:
+    table = _table("tiers")
+    for name in ("pool", "tier"):
+        table.add_column(name, no_wrap=True)
+    for name in ("share", "delivered/s", "part", "topics ready"):
+        table.add_column(name, justify="right", no_wrap=True)
+    delivered = seen.delivered()
+    for tier, count in sorted(zip(seen.now.tiers, delivered, strict=True), key=lambda pair: _rank(pair[0])):
+        part = f"{count / sum(delivered):.1%}" if sum(delivered) else "-"
+        ready = f"{tier.runnable:,}" + ("+" if tier.runnable >= 1000 else "")
+        share = tier.share if isinstance(tier.share, str) else f"{tier.share:g}"
+        table.add_row(_plain_text(tier.pool), _plain_text(tier.tier), share, f"{count / seen.seconds:,.0f}", part, ready)
+    return table
+
+
+def _rank(tier: TierStats) -> tuple[str, float, str]:
+    """By pool, the largest share first, strict ones before all."""
+    return tier.pool, float("-inf") if isinstance(tier.share, str) else -tier.share, tier.tier
+
+
+def _topics(seen: Look, width: int) -> Any:
+    table = _table(f"top by {seen.order}")
+    table.expand = width < NARROW  # so that names give way, and no figure does
+    table.add_column("topic", no_wrap=True, overflow="ellipsis", ratio=1 if table.expand else None)
+    for name in ("waiting", "oldest", "leased", "dead", "per s", "throttled"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("tier", "state"):
+        table.add_column(name, no_wrap=True)
+    for each in seen.topics:
+        table.add_row(
+            _plain_text(each.topic), f"{each.waiting:,}", duration(each.oldest_age) or "-", f"{each.leased:,}", f"{each.dead:,}",
+            f"{each.rate_now:,.1f}",
+            duration(each.throttled_us / 1e6) if each.throttled_us else "-", _plain_text(each.tier), each.state,
+        )  # fmt: skip
+    return table
+
+
+def _plain_text(name: str) -> Any:
+    """A name as it is: no markup, no control characters."""
+    from rich.text import Text
+
+    return Text(escaped(name))
+
+
+def _table(title: str) -> Any:
+    from rich.table import Table
+
+    return Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, padding=(0, 2, 0, 0))

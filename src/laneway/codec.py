@@ -1,0 +1,228 @@
+"""
+Bodies on their way in and out: JSON by msgspec, bytes as they are; and the check of everything that is published.
+
+`draft` is the one place where a message of the user becomes one of the engine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway import headers as control
+from laneway import texts, units
+from laneway.errors import BadMessage
+from laneway.message import RAW, Draft, Lease, Message
+from laneway.policy import CONTROL, MAX_KEY_BYTES, MAX_TOPIC_BYTES, check_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from laneway.message import Settlement
+
+MAX_ID_CHARACTERS = 255
+MAX_PRIORITY = 100
+MAX_HEADERS_BYTES = 32 * 1024
+"""Of all headers of a message, names and values."""
+CONTENT_TYPE = "content-type"
+MAX_DELAY_US = units.MAX_SECONDS * units.SECOND
+
+
+def plain(value: Any) -> Any:
+    """Types that msgspec does not know: pydantic's models."""
+    dump = getattr(value, "model_dump", None)
+    if dump is None or isinstance(value, type):
+        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+    return dump(mode="json")
+
+
+_encode = msgspec.json.Encoder(enc_hook=plain).encode
+_decode = msgspec.json.Decoder().decode
+
+
+def encode(body: Any, topic: str) -> bytes:
+    """A body as JSON. Raises BadMessage, which names the part of the body that JSON cannot hold."""
+    try:
+        encoded = _encode(body)
+    except Exception as error:  # a model of the user's own runs its code here
+        raise BadMessage(f"message to {topic}: {_fault(body, error)}") from error
+    # msgspec writes NaN and infinity as null; only a body with a null in it has to be looked through for them.
+    if b"null" in encoded:
+        for path, value in _leaves(body, "body"):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise BadMessage(f"message to {topic}: {path} is {value!r}, which JSON cannot hold; send None or a number")
+    return encoded
+
+
+def _fault(body: Any, error: Exception) -> str:
+    """Which part of the body is at fault: the first leaf that cannot be encoded by itself."""
+    if not isinstance(error, RecursionError):
+        for path, value in _leaves(body, "body"):
+            try:
+                _encode(value)
+            except Exception as fault:  # noqa: BLE001
+                return f"{path} is of type {type(value).__name__}, which JSON cannot hold ({texts.of(fault)}); convert it first"
+    return f"the body cannot be written as JSON ({texts.of(error)}); convert it first"
+
+
+def _leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    if depth > 100:  # deeper bodies are only told as a whole
+        return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                yield f"the key {key!r} of {path}", {key: None}
+            yield from _leaves(item, f"{path}[{key!r}]", depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]", depth + 1)
+    else:
+        yield path, value
+
+
+def decode(body: bytes, headers: Mapping[str, str] | None) -> Any:
+    """A body as it was published. Raises BadMessage where it is neither raw nor JSON."""
+    if headers is not None and headers.get(CONTENT_TYPE) == RAW:
+        return body
+    try:
+        return _decode(body)
+    except (ValueError, RecursionError) as error:  # also text that is not UTF-8
+        raise BadMessage(f"the body is not JSON ({error}); publish bytes with the header {CONTENT_TYPE}: {RAW}") from error
+
+
+def decode_lease(lease: Lease) -> Any:
+    """The body of a delivery: a list of bodies where the policy merges `"all"`."""
+    if lease.bodies is not None:
+        return [decode(body, lease.headers) for body in lease.bodies]
+    return decode(lease.body, lease.headers)
+
+
+def message_of(lease: Lease) -> Message:
+    """A delivery as its handler gets it."""
+    return Message(
+        lease.topic,
+        decode_lease(lease),
+        lease.key,
+        lease.priority,
+        id=lease.id,
+        headers=lease.headers,
+        attempt=lease.attempt,
+        deliveries=lease.deliveries,
+        published_at=lease.published_us / units.SECOND,
+    )
+
+
+def draft(message: Message) -> Draft:
+    """Check and encode a message. Raises BadMessage, which names the topic, the option and what was expected."""
+    topic = message.topic
+    plain = isinstance(topic, str) and topic.isascii() and topic.isprintable() and 0 < len(topic) <= MAX_TOPIC_BYTES
+    if not plain or "*" in topic:
+        check_topic(topic)
+    body, headers = message.body, message.headers
+    if headers is not None:
+        _check_headers(topic, headers)
+    if isinstance(body, (bytes, bytearray, memoryview)):
+        body = bytes(body)
+        headers = {**(headers or {}), CONTENT_TYPE: RAW}
+    else:
+        body = encode(body, topic)
+        if headers is not None and headers.get(CONTENT_TYPE) == RAW:
+            raise BadMessage(f"message to {topic}: the header {CONTENT_TYPE} says {RAW}, but the body is not bytes; leave it out")
+    made = Draft(topic, body, headers=headers)
+    if message.key is not None:
+        made.key = _check_key(topic, message.key)
+    if message.priority != 0:
+        made.priority = _check_priority(topic, message.priority)
+    if message.id is not None:
+        made.id = _check_id(topic, message.id)
+    if message.delay is not None or message.at is not None or message.ttl is not None:
+        _set_times(made, message)
+    if message.at_front:
+        made.at_front = True
+    return made
+
+
+def checked(settlement: Settlement) -> Settlement:
+    """
+    The settlement, as an engine can store it: the one place where texts of handlers and callers become storable.
+
+    Lone surrogates are escaped, texts and delays are cut to their bounds; the texts say so themselves.
+    """
+    if settlement.reason is not None:
+        settlement.reason = texts.clean(settlement.reason, texts.MAX_REASON)
+    if settlement.error is not None:
+        settlement.error = texts.clean(settlement.error, texts.MAX_ERROR)
+    if settlement.delay_us is not None:
+        settlement.delay_us = min(max(settlement.delay_us, 0), MAX_DELAY_US)
+    return settlement
+
+
+def _check_headers(topic: str, headers: object) -> None:
+    if not isinstance(headers, dict):
+        raise BadMessage(f"message to {topic}: expected headers to be a dict of text by name, got {headers!r:.80}")
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise BadMessage(f"message to {topic}: expected the header {name!r:.80} to be text, got {value!r:.80}")
+        if name.isascii() and value.isascii():
+            size += len(name) + len(value)
+        else:
+            size += len(_utf8(topic, "name of a header", name)) + len(_utf8(topic, f"header {name:.80}", value))
+        if name in control.CHECKED:
+            control.check(topic, name, value)
+    if size > MAX_HEADERS_BYTES:
+        raise BadMessage(f"message to {topic}: its headers have {size:,} bytes, at most {MAX_HEADERS_BYTES:,} are allowed; put it into the body")
+
+
+def _check_key(topic: str, key: object) -> str:
+    if not isinstance(key, str) or not key:
+        raise BadMessage(f"message to {topic}: expected key to be text, got {key!r:.80}")
+    if len(_utf8(topic, "key", key)) > MAX_KEY_BYTES:
+        raise BadMessage(f"message to {topic}: the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes; shorten or hash it")
+    return key
+
+
+def _check_priority(topic: str, priority: object) -> int:
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise BadMessage(f"message to {topic}: expected priority to be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r:.80}")
+    return priority
+
+
+def _check_id(topic: str, message_id: object) -> str:
+    if not isinstance(message_id, str) or not 0 < len(message_id) <= MAX_ID_CHARACTERS or CONTROL.search(message_id):
+        raise BadMessage(
+            f"message to {topic}: expected id to be 1 to {MAX_ID_CHARACTERS} characters without control characters, got {message_id!r:.80}"
+        )
+    _utf8(topic, "id", message_id)
+    return message_id
+
+
+def _utf8(topic: str, what: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadMessage(f"message to {topic}: the {what} {text!r:.80} is not valid Unicode ({error.reason})") from error
+
+
+def _set_times(made: Draft, message: Message) -> None:
+    topic = message.topic
+    if message.delay is not None and message.at is not None:
+        raise BadMessage(f"message to {topic}: delay and at contradict each other; give one of them")
+    try:
+        if message.delay is not None:
+            made.delay_us = units.microseconds(message.delay)
+            if made.delay_us < 0:
+                raise ValueError(f"expected a delay of at least 0, got {message.delay!r}")
+        if message.at is not None:
+            made.at_us = units.moment(message.at)
+            if made.at_us > (time.time() + units.MAX_SECONDS) * units.SECOND:
+                raise ValueError(f"expected at to be at most 100 years from now, got {message.at!r:.80}")
+        if message.ttl is not None:
+            made.ttl_us = units.microseconds(message.ttl)
+            if made.ttl_us <= 0:
+                raise ValueError(f"expected a ttl above 0, got {message.ttl!r}")
+    except (ValueError, OverflowError, OSError) as error:
+        raise BadMessage(f"message to {topic}: {error}") from error

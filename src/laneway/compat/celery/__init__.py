@@ -1,0 +1,76 @@
+"""
+Celery's face on fair queues: a simple Celery program runs after its import is changed.
+
+    from laneway.compat.celery import Celery
+
+    app = Celery("tasks", broker="redis://localhost")
+
+    @app.task
+    def add(x, y):
+        return x + y
+
+Its worker: `laneway worker tasks:app`. What it has and what it has not, name by name, is in docs/from-celery.md; what it has not says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from laneway import signals
+from laneway.compat.celery.application import Celery
+from laneway.compat.celery.current import current_app, current_task, shared_task, signature
+from laneway.compat.celery.errors import (
+    Ignore,
+    MaxRetriesExceededError,
+    Reject,
+    Retry,
+    SoftTimeLimitExceeded,
+    TaskRevokedError,
+    TimeLimitExceeded,
+    WorkerLostError,
+    states,
+)
+from laneway.compat.celery.results import AsyncResult, EagerResult, GroupResult
+from laneway.compat.celery.task import Task
+from laneway.compat.celery.when import crontab, schedule, solar
+from laneway.tasks import canvas
+from laneway.tasks.canvas import Signature
+from laneway.tasks.carrying import get_task_logger
+
+subtask = signature
+
+# Their handles are AsyncResult and GroupResult here, which the types of these functions do not know.
+chain: Any = canvas.chain
+chord: Any = canvas.chord
+group: Any = canvas.group
+
+__all__ = [
+    "AsyncResult",
+    "Celery",
+    "EagerResult",
+    "GroupResult",
+    "Ignore",
+    "MaxRetriesExceededError",
+    "Reject",
+    "Retry",
+    "Signature",
+    "SoftTimeLimitExceeded",
+    "Task",
+    "TaskRevokedError",
+    "TimeLimitExceeded",
+    "WorkerLostError",
+    "chain",
+    "chord",
+    "crontab",
+    "current_app",
+    "current_task",
+    "get_task_logger",
+    "group",
+    "schedule",
+    "shared_task",
+    "signals",
+    "signature",
+    "solar",
+    "states",
+    "subtask",
+]

@@ -1,0 +1,280 @@
+"""Handles of tasks, in Celery's words."""
+
+from __future__ import annotations
+
+import traceback
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from laneway.compat.celery import current
+from laneway.compat.celery.errors import STATES, states
+from laneway.errors import UsageError
+from laneway.tasks import outcomes
+from laneway.tasks.canvas import GroupJob
+from laneway.tasks.job import Job, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from laneway.compat.celery.application import Celery
+
+
+class AsyncResult:
+    """The handle of a task, in Celery's words; `job` is Laneway's."""
+
+    def __init__(
+        self,
+        id: str | Job[Any] | None = None,  # noqa: A002  # Celery's name
+        app: Celery | None = None,
+        task_name: str | None = None,
+        task_id: str | None = None,
+        **_: object,
+    ) -> None:
+        id = id if id is not None else task_id  # noqa: A001
+        if id is None:
+            raise UsageError("AsyncResult: expected the id of a task's call, like AsyncResult(task_id)")
+        self.app = app if app is not None else current.application()
+        self.task_name = task_name
+        self.job: Job[Any] = id if isinstance(id, Job) else self.app.laneway.job(id)
+
+    @property
+    def id(self) -> str:
+        """Of the task's call."""
+        return self.job.id
+
+    task_id = id  # noqa: A003  # Celery's other name for it
+
+    @property
+    def state(self) -> str:
+        """PENDING (also where nobody knows it), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or what `update_state` said."""
+        return _word(self.job.state())
+
+    status = state
+
+    @property
+    def info(self) -> Any:
+        """What it returned, the error that it failed with, or what `update_state` said."""
+        return _info(self.job, self.job.state())
+
+    result = info
+
+    def get(self, timeout: float | None = None, propagate: bool = True, on_message: Callable[[dict[str, Any]], Any] | None = None, **_: Any) -> Any:
+        """What it returned; waits for it. Raises what it raised, or TimeoutError."""
+        told = None
+        if on_message is not None:
+            called = on_message
+
+            def told(state: JobState) -> None:
+                called({"task_id": self.id, "status": _word(state), "result": _info(self.job, state)})
+
+        return self.job.get(timeout, propagate=propagate, on_message=told)
+
+    wait = get
+
+    def ready(self) -> bool:
+        """Whether it has ended."""
+        return self.job.ready()
+
+    def successful(self) -> bool:
+        """Whether it has returned."""
+        return self.state == states.SUCCESS
+
+    def failed(self) -> bool:
+        """Whether it has failed."""
+        return self.state == states.FAILURE
+
+    @property
+    def traceback(self) -> str | None:
+        """Of its failure."""
+        return self.job.traceback
+
+    @property
+    def date_done(self) -> datetime | None:
+        """When it ended."""
+        at = self.job.state().finished_at
+        return datetime.fromtimestamp(at, UTC) if at is not None else None
+
+    @property
+    def parent(self) -> AsyncResult | None:
+        """The one before it in its chain."""
+        return AsyncResult(self.job.parent, self.app) if self.job.parent is not None else None
+
+    def then(self, callback: Callable[[AsyncResult], Any], on_error: Callable[[AsyncResult], Any] | None = None) -> AsyncResult:
+        """Call `callback` with this once it has returned, `on_error` once it has failed."""
+        self.job.then(lambda _: callback(self), None if on_error is None else lambda _: on_error(self))
+        return self
+
+    def revoke(self, terminate: bool = False, **_: object) -> None:
+        """Cancel it; one that runs is always stopped, `terminate` or not."""
+        del terminate
+        self.job.cancel()
+
+    def forget(self) -> None:
+        """Keep nothing of it."""
+        self.app.laneway.engine.forget_kept(self.job.id, self.job.topic)
+
+    def __await__(self) -> Any:
+        return self.job.__await__()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AsyncResult) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __str__(self) -> str:
+        return self.id
+
+    def __repr__(self) -> str:
+        return f"<AsyncResult: {self.id}>"
+
+
+class EagerResult(AsyncResult):
+    """The handle of a task that has run where it was called; it knows the result itself, or the error."""
+
+    def __init__(self, id: str, app: Celery, task_name: str, returned: Any = None, error: BaseException | None = None) -> None:  # noqa: A002
+        self.app = app
+        self.task_name = task_name
+        self._id = id
+        self._returned = returned
+        self._error = error
+
+    @property
+    def id(self) -> str:
+        """Of the task's call."""
+        return self._id
+
+    task_id = id  # noqa: A003
+
+    @property
+    def state(self) -> str:
+        """SUCCESS or FAILURE."""
+        return states.SUCCESS if self._error is None else states.FAILURE
+
+    status = state
+
+    @property
+    def info(self) -> Any:
+        """What it returned, or the error that it failed with."""
+        return self._returned if self._error is None else self._error
+
+    result = info
+
+    def get(self, timeout: float | None = None, propagate: bool = True, on_message: Callable[[dict[str, Any]], Any] | None = None, **_: Any) -> Any:
+        """What it returned. Raises what it raised."""
+        del timeout, on_message
+        if self._error is not None and propagate:
+            raise self._error
+        return self.info
+
+    wait = get
+
+    def ready(self) -> bool:
+        """It has ended."""
+        return True
+
+    def successful(self) -> bool:
+        """Whether it has returned."""
+        return self._error is None
+
+    def failed(self) -> bool:
+        """Whether it has failed."""
+        return self._error is not None
+
+    @property
+    def traceback(self) -> str | None:
+        """Of its failure."""
+        return None if self._error is None else "".join(traceback.format_exception(self._error))
+
+    @property
+    def date_done(self) -> datetime | None:
+        """It has no store that would know."""
+        return None
+
+    @property
+    def parent(self) -> AsyncResult | None:
+        """Nothing is kept of what came before."""
+        return None
+
+    def then(self, callback: Callable[[AsyncResult], Any], on_error: Callable[[AsyncResult], Any] | None = None) -> AsyncResult:
+        """Call `callback`, or `on_error`, with this."""
+        if self._error is None:
+            callback(self)
+        elif on_error is not None:
+            on_error(self)
+        return self
+
+    def revoke(self, terminate: bool = False, **_: object) -> None:
+        """It has ended."""
+
+    def forget(self) -> None:
+        """Nothing is kept of it."""
+
+
+class GroupResult:
+    """The handle of a group, in Celery's words."""
+
+    def __init__(self, jobs: GroupJob[Any], app: Celery) -> None:
+        self.jobs = jobs
+        self.app = app
+        self.results = [_handle(job, app) for job in jobs]
+        self.children = self.results
+
+    def get(self, timeout: float | None = None, propagate: bool = True, **_: Any) -> list[Any]:
+        """What all returned, in their order."""
+        return self.jobs.get(timeout, propagate=propagate)
+
+    join = get
+
+    def completed_count(self) -> int:
+        """How many have returned."""
+        return self.jobs.completed_count()
+
+    def ready(self) -> bool:
+        """Whether all have ended."""
+        return self.jobs.ready()
+
+    def successful(self) -> bool:
+        """Whether all have returned."""
+        return self.jobs.successful()
+
+    def failed(self) -> bool:
+        """Whether one has failed."""
+        return self.jobs.failed()
+
+    def waiting(self) -> bool:
+        """Whether one has not ended."""
+        return not self.jobs.ready()
+
+    def revoke(self, **_: object) -> None:
+        """Cancel all."""
+        self.jobs.cancel()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.results[place]
+
+
+def _info(job: Job[Any], state: JobState) -> Any:
+    if state.status == outcomes.SUCCESS:
+        return state.result
+    return job.get(0, propagate=False) if state.is_over else state.info
+
+
+def _handle(job: Any, app: Celery) -> AsyncResult | GroupResult:
+    if isinstance(job, (AsyncResult, GroupResult)):
+        return job
+    return GroupResult(job, app) if isinstance(job, GroupJob) else AsyncResult(job, app)
+
+
+def _word(state: JobState) -> str:
+    if state.said is not None:
+        return state.said
+    if state.status == "started" and state.info is not None:  # `task_track_started` says so, or the task itself
+        return states.STARTED
+    return STATES.get(state.status, state.status.upper())

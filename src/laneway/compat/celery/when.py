@@ -1,0 +1,77 @@
+"""When periodic tasks run."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from laneway import config
+from laneway.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.units import Duration
+
+
+class crontab:  # noqa: N801  # Celery's name
+    """When a periodic task runs, on the clocks of the application's `timezone`."""
+
+    def __init__(
+        self,
+        minute: str | int | Sequence[int] = "*",
+        hour: str | int | Sequence[int] = "*",
+        day_of_week: str | int | Sequence[int] = "*",
+        day_of_month: str | int | Sequence[int] = "*",
+        month_of_year: str | int | Sequence[int] = "*",
+        **unknown: object,
+    ) -> None:
+        config.refuse_unknown("crontab", unknown, ("minute", "hour", "day_of_week", "day_of_month", "month_of_year"))
+        fields = [_field(each) for each in (minute, hour, day_of_month, month_of_year, day_of_week)]
+        if fields[2] != "*" and fields[4] != "*":
+            raise UsageError("crontab: day_of_month and day_of_week together are not supported: cron lines take either; write two schedules")
+        self.line = " ".join(fields)
+
+    def __repr__(self) -> str:
+        return f"<crontab: {self.line}>"
+
+
+def _field(said: str | float | Sequence[int]) -> str:
+    if isinstance(said, str):
+        return said.replace(" ", "")
+    if isinstance(said, (int, float)):
+        return str(int(said))
+    return ",".join(str(each) for each in sorted(said))
+
+
+class solar:  # noqa: N801  # Celery's name
+    """When a periodic task runs, by the sun: "sunrise", "sunset", "dawn_civil", "dusk_civil", "solar_noon" at a latitude and longitude."""
+
+    EVENTS = {"sunrise": "sunrise", "sunset": "sunset", "dawn_civil": "dawn", "dusk_civil": "dusk", "solar_noon": "noon"}  # noqa: RUF012
+
+    def __init__(self, event: str, lat: float, lon: float, **unknown: object) -> None:
+        config.refuse_unknown("solar", unknown, ("event", "lat", "lon"))
+        if event not in self.EVENTS:
+            raise UsageError(f"solar: {event!r} is not supported; there are: {', '.join(self.EVENTS)}")
+        self.sun = (self.EVENTS[event], lat, lon)
+
+
+class schedule:  # noqa: N801  # Celery's name
+    """When a periodic task runs: every so often."""
+
+    def __init__(self, run_every: Duration, **unknown: object) -> None:
+        config.refuse_unknown("schedule", unknown, ("run_every",))
+        self.every = run_every
+
+
+def options_of(said: Any, zone: str) -> dict[str, Any]:
+    """What `Laneway.schedule` is to be told."""
+    if isinstance(said, crontab):
+        return {"cron": said.line, "timezone": zone}
+    if isinstance(said, solar):
+        return {"sun": said.sun}
+    if isinstance(said, schedule):
+        return {"every": said.every}
+    if isinstance(said, (int, float, timedelta)):
+        return {"every": said}
+    raise UsageError(f"a periodic task: expected seconds, a timedelta, crontab(…), schedule(…) or solar(…), got {said!r:.80}")

@@ -1,0 +1,631 @@
+"""
+RQ's face on fair queues: a simple RQ program runs after its import is changed.
+
+    from redis import Redis
+    from laneway.compat.rq import Queue
+
+    queue = Queue("low", connection=Redis())
+    job = queue.enqueue(count_words_at_url, "http://example.com")
+
+Its worker: `python -m laneway.compat.rq high low --url redis://localhost`. What it has and what it has not is in docs/from-rq.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from laneway import config
+from laneway import headers as control
+from laneway.app import Laneway
+from laneway.compat.addresses import url_of
+from laneway.engines.base import TASK_HEADER
+from laneway.errors import LanewayError, UsageError
+from laneway.safetext import escaped, without_passwords
+from laneway.tasks.queue import DESCRIPTION, PREFIX, Call, Dependency, name_of
+from laneway.tasks.request import current_request
+from laneway.tasks.tagged import untag
+from laneway.working.handler import TIME_LIMIT_HEADER
+from laneway.working.logs import TextLines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from laneway.tasks.job import Job as _Job
+
+__all__ = ["Dependency", "Job", "NoSuchJobError", "Queue", "Result", "Retry", "SimpleWorker", "Worker", "get_current_job", "job"]
+
+DEFAULT_TIMEOUT = 180
+"""Seconds that a job may run, where nobody says otherwise."""
+
+_STATUS = {
+    "pending": "queued", "delayed": "scheduled", "deferred": "deferred", "started": "started", "retry": "scheduled", "success": "finished",
+    "failure": "failed", "dead": "failed", "expired": "canceled", "cancelled": "canceled",
+}  # fmt: skip
+
+
+class NoSuchJobError(LanewayError):
+    """Nobody knows a job of that id, or nothing is kept of it any more."""
+
+
+class Retry:
+    """How often a job is tried again; `interval` (seconds, or several of which the last counts on) between two tries."""
+
+    def __init__(self, max: int, interval: int | list[int] = 0) -> None:  # noqa: A002  # RQ's name
+        if max < 1:
+            raise UsageError(f"Retry: expected max to be at least 1, got {max}")
+        self.max = max
+        self.intervals = [interval] if isinstance(interval, int) else interval
+
+
+_applications: dict[tuple[str | None, str], Laneway] = {}
+_lock = threading.RLock()
+
+
+def application(connection: Any = None) -> Laneway:
+    """The Laneway application of a connection: a Redis client, a URL, an application; None: the default store."""
+    if isinstance(connection, Laneway):
+        with _lock:
+            _applications.setdefault((connection.url, connection.namespace), connection)
+        return connection
+    return _known(url_of(connection, "connection"))
+
+
+def _known(url: str | None, namespace: str = "default") -> Laneway:
+    with _lock:
+        key = (url, namespace)
+        if key not in _applications:
+            _applications[key] = Laneway(url, namespace=namespace)
+        return _applications[key]
+
+
+def _after_fork_in_child() -> None:
+    global _lock  # noqa: PLW0603  # another thread of the parent may have held it
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Job:
+    """The handle of a job, in RQ's words; `job` is Laneway's."""
+
+    def __init__(self, job: _Job[Any], call: Call | None = None) -> None:
+        self.job = job
+        self._call = call
+        self._published_at = time.time() if call is not None else None
+
+    @classmethod
+    def fetch(cls, id: str, connection: Any = None) -> Job:  # noqa: A002  # RQ's name
+        """A job by its id. Raises NoSuchJobError."""
+        found = cls(application(connection).job(id))
+        if found.job.status == "unknown":
+            raise NoSuchJobError(f"job {id}: nobody knows it, or nothing is kept of it any more")
+        return found
+
+    @classmethod
+    def exists(cls, id: str, connection: Any = None) -> bool:  # noqa: A002  # RQ's name
+        """Whether anybody knows it."""
+        return application(connection).job(id).status != "unknown"
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.job.id
+
+    def get_id(self) -> str:
+        """Its id."""
+        return self.job.id
+
+    @property
+    def origin(self) -> str | None:
+        """The name of its queue."""
+        return self.job.topic
+
+    def get_status(self, refresh: bool = True) -> str | None:
+        """queued, started, deferred, scheduled, finished, failed or canceled; None where nobody knows it."""
+        del refresh
+        status = self.job.status
+        return _STATUS.get(status, None if status == "unknown" else "started")
+
+    is_queued = property(lambda self: self.get_status() == "queued")
+    is_started = property(lambda self: self.get_status() == "started")
+    is_deferred = property(lambda self: self.get_status() == "deferred")
+    is_scheduled = property(lambda self: self.get_status() == "scheduled")
+    is_finished = property(lambda self: self.get_status() == "finished")
+    is_failed = property(lambda self: self.get_status() == "failed")
+    is_canceled = property(lambda self: self.get_status() == "canceled")
+
+    @property
+    def result(self) -> Any:
+        """What it returned; None while it has not."""
+        return self.job.result
+
+    def return_value(self, refresh: bool = True) -> Any:
+        """What it returned; None while it has not."""
+        del refresh
+        return self.job.result
+
+    def latest_result(self, timeout: float = 0) -> Result | None:
+        """How it ended, waited for at most so many seconds; None: it has not, or nothing is kept of it."""
+        self.job.wait(timeout)
+        return next(iter(self.results()), None)
+
+    def results(self) -> list[Result]:
+        """How it ended; one at most: of runs that were tried again nothing is kept here."""
+        state = self.job.state()
+        if not state.is_over:
+            return []
+        kind = Result.Type.SUCCESSFUL if state.status == "success" else Result.Type.STOPPED if state.status == "cancelled" else Result.Type.FAILED
+        at = datetime.fromtimestamp(state.finished_at, UTC) if state.finished_at is not None else None
+        return [Result(self.id, kind, at, state.result, None if state.status == "success" else state.traceback or state.error)]
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When it was made."""
+        at = self.job.state().published_at or self._published_at
+        return datetime.fromtimestamp(at, UTC) if at is not None else None
+
+    @property
+    def func_name(self) -> str | None:
+        """The name of its function; None where nothing is known of its call any more."""
+        return cast("str | None", self._about()["func_name"])
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The function's arguments."""
+        return tuple(self._about()["args"])
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The function's arguments by name."""
+        return dict(self._about()["kwargs"])
+
+    @property
+    def description(self) -> str | None:
+        """What was said of it, else its call."""
+        about = self._about()
+        if about["description"] is not None or about["func_name"] is None:
+            return cast("str | None", about["description"])
+        said = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        return f"{about['func_name']}({', '.join(said)})"
+
+    @property
+    def timeout(self) -> float | None:
+        """How long it may run, in seconds."""
+        return cast("float | None", self._about()["timeout"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is known of it, by RQ's names."""
+        about = self._about()
+        times = {"created_at": self.created_at, "enqueued_at": self.enqueued_at, "ended_at": self.ended_at}
+        return {
+            **{name: at.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if at is not None else "" for name, at in times.items()},
+            "id": self.id, "origin": self.origin, "status": self.get_status(), "description": self.description, "func_name": about["func_name"],
+            "args": list(self.args), "kwargs": self.kwargs, "timeout": about["timeout"], "meta": self.meta, "exc_info": self.exc_info,
+        }  # fmt: skip
+
+    def _about(self) -> dict[str, Any]:
+        """What its call says: of one that this program has made, or that is not finished."""
+        if self._call is not None:
+            call = self._call
+            timeout = call.options.get("job_timeout")
+            name = name_of(call.function).replace(":", ".")
+            return {
+                "func_name": name, "args": call.args, "kwargs": call.kwargs, "description": call.options.get("description"),
+                "timeout": DEFAULT_TIMEOUT if timeout is None else timeout,
+            }  # fmt: skip
+        view = self.job.app.engine.find(self.id, self.job.topic)
+        if view is None:
+            return {"func_name": None, "args": (), "kwargs": {}, "description": None, "timeout": None}
+        headers = view.headers or {}
+        body = msgspec.json.decode(view.body)
+        return {
+            "func_name": headers.get(TASK_HEADER, "")[len(PREFIX) :].replace(":", ".") or None, "args": untag(body.get("args", [])),
+            "kwargs": untag(body.get("kwargs", {})), "description": headers.get(DESCRIPTION),
+            "timeout": control.seconds(headers.get(TIME_LIMIT_HEADER)),
+        }  # fmt: skip
+
+    @property
+    def exc_info(self) -> str | None:
+        """The traceback of its failure."""
+        return self.job.traceback
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What `save_meta` keeps."""
+        return self.job.meta
+
+    def save_meta(self) -> None:
+        """Keep `meta`."""
+        self.job.save_meta()
+
+    def get_meta(self, refresh: bool = True) -> dict[str, Any]:
+        """What is kept of it."""
+        return dict(self.job.state().meta) if refresh else self.job.meta
+
+    def get_position(self) -> int | None:
+        """How many of its queue are before it."""
+        return self.job.get_position()
+
+    def refresh(self) -> None:
+        """Nothing is remembered that could be old: each look asks the store."""
+
+    def cancel(self, pipeline: Any = None, enqueue_dependents: bool = False, remove_from_dependencies: bool = False) -> None:
+        """Take it out; one that runs is stopped, and those that wait for it fail."""
+        del pipeline
+        if enqueue_dependents or remove_from_dependencies:
+            raise UsageError("Job.cancel: enqueue_dependents and remove_from_dependencies are not supported: what waits for a cancelled job fails")
+        self.job.cancel()
+
+    def delete(self, pipeline: Any = None, remove_from_queue: bool = True, delete_dependents: bool = False) -> None:
+        """Forget it."""
+        del pipeline
+        if delete_dependents or not remove_from_queue:
+            raise UsageError("Job.delete: delete_dependents and remove_from_queue=False are not supported; delete each job by itself")
+        self.job.delete()
+
+    def requeue(self, at_front: bool = False) -> None:
+        """Put it back, where it failed."""
+        if at_front:
+            raise UsageError("Job.requeue: at_front is not supported: what is put back goes to the end of its queue")
+        self.job.requeue()
+
+    @property
+    def ended_at(self) -> datetime | None:
+        """When it ended."""
+        at = self.job.state().finished_at
+        return datetime.fromtimestamp(at, UTC) if at is not None else None
+
+    @property
+    def enqueued_at(self) -> datetime | None:
+        """When it was put into its queue."""
+        return self.created_at
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}>"
+
+
+class Result:
+    """How a job ended."""
+
+    class Type(Enum):
+        """In which way."""
+
+        SUCCESSFUL = 1
+        FAILED = 2
+        STOPPED = 3
+        RETRIED = 4
+
+    def __init__(self, job_id: str, type: Type, created_at: datetime | None, return_value: Any = None, exc_string: str | None = None) -> None:  # noqa: A002
+        self.job_id = job_id
+        self.type = type
+        self.created_at = created_at
+        self.return_value = return_value
+        self.exc_string = exc_string
+
+    def __repr__(self) -> str:
+        return f"Result(job_id={self.job_id}, type={self.type.name})"
+
+
+class Queue:
+    """A queue, in RQ's words; `queue` is Laneway's."""
+
+    def __init__(
+        self, name: str = "default", connection: Any = None, default_timeout: float | str | None = None, is_async: bool = True, **unknown: object
+    ) -> None:
+        config.refuse_unknown("Queue", unknown.keys() - {"job_class", "serializer", "death_penalty_class"}, ("name", "connection", "default_timeout"))
+        if unknown.get("serializer") is not None:
+            raise UsageError("Queue: serializer is not supported: arguments travel as JSON, typed by the function's annotations")
+        self.app = application(connection)
+        self.name = name
+        timeout = default_timeout if default_timeout is not None else DEFAULT_TIMEOUT
+        self.queue = self.app.queue(name, isolation="process", default_timeout=cast("float", timeout))
+        self.queue.tags = "strict"
+        self.app.policy(name, on_expiry="drop")  # RQ's ttl cancels a job; it does not fail
+        self._is_async = is_async
+
+    def enqueue(self, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
+        """Have a function called in a worker; options stand among the keyword arguments, or `args` and `kwargs` hold the function's."""
+        own = {name: kwargs.pop(name) for name in list(kwargs) if name in _OPTIONS}
+        if "timeout" in own:
+            own["job_timeout"] = own.pop("timeout")
+        if not args and ("args" in kwargs or "kwargs" in kwargs) and not kwargs.keys() - {"args", "kwargs"}:
+            args, kwargs = tuple(kwargs.get("args") or ()), dict(kwargs.get("kwargs") or {})
+        return self._enqueue(self._call(f, args, kwargs, own))
+
+    @classmethod
+    def all(cls, connection: Any = None) -> list[Queue]:
+        """The queues that this program has named."""
+        app = application(connection)
+        return [cls(name, connection=app) for name in sorted(app.queues)]
+
+    @property
+    def key(self) -> str:
+        """RQ's name for it in Redis; nothing is there."""
+        return f"rq:queue:{self.name}"
+
+    def enqueue_call(
+        self, func: Callable[..., Any] | str, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, timeout: Any = None, **options: Any
+    ) -> Job:
+        """As `enqueue`, the function's arguments apart."""
+        if timeout is not None:
+            options["job_timeout"] = timeout
+        return self._enqueue(self._call(func, tuple(args), dict(kwargs or {}), options))
+
+    def enqueue_at(self, when: datetime, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
+        """As `enqueue`, due at a moment; one without a time zone is this machine's."""
+        return self.enqueue(f, *args, at=when if when.tzinfo is not None else when.astimezone(), **kwargs)
+
+    def enqueue_in(self, delta: timedelta, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
+        """As `enqueue`, due after a while."""
+        return self.enqueue(f, *args, delay=delta, **kwargs)
+
+    def enqueue_many(self, job_datas: Iterable[Call], pipeline: Any = None, **unknown: object) -> list[Job]:
+        """Several that `prepare_data` has made."""
+        del pipeline
+        config.refuse_unknown("enqueue_many", unknown, ("job_datas",))
+        calls = list(job_datas)
+        return [Job(job, call) for job, call in zip(self.queue.enqueue_many(calls), calls, strict=True)]
+
+    @classmethod
+    def prepare_data(
+        cls,
+        func: Callable[..., Any] | str,
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        timeout: float | str | None = None,
+        result_ttl: float | None = None,
+        ttl: float | None = None,
+        failure_ttl: float | None = None,
+        description: str | None = None,
+        depends_on: Any = None,
+        job_id: str | None = None,
+        at_front: bool = False,
+        meta: dict[str, Any] | None = None,
+        retry: Any = None,
+        on_success: Any = None,
+        on_failure: Any = None,
+        **unknown: object,
+    ) -> Call:
+        """A call for `enqueue_many`."""
+        config.refuse_unknown("prepare_data", unknown, ("func", "args", "kwargs", *_OPTIONS))
+        said = {
+            "job_timeout": timeout, "result_ttl": result_ttl, "ttl": ttl, "failure_ttl": failure_ttl, "description": description,
+            "depends_on": depends_on, "job_id": job_id, "meta": meta, "retry": retry, "on_success": on_success, "on_failure": on_failure,
+        }  # fmt: skip
+        options: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+        return cls._call(func, tuple(args or ()), dict(kwargs or {}), {**options, **({"at_front": True} if at_front else {})})
+
+    @staticmethod
+    def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> Call:
+        config.refuse_unknown("enqueue", options.keys() - _OPTIONS, _OPTIONS)
+        retry = options.pop("retry", None)
+        if isinstance(retry, Retry):
+            options["retry"], options["retry_delay"] = retry.max, retry.intervals
+        waits = options.get("depends_on")
+        if waits is not None:
+            options["depends_on"] = _unwrapped(waits)
+        options.pop("pipeline", None)
+        return Call(function, args, kwargs, options)
+
+    def _enqueue(self, call: Call) -> Job:
+        if not self._is_async:
+            self.app.eager = True
+            try:
+                return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs), call)
+            finally:
+                self.app.eager = False
+        return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options), call)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Those that wait, in their order."""
+        return [Job(each) for each in self.queue.jobs]
+
+    def get_jobs(self) -> list[Job]:
+        """Those that wait, in their order."""
+        return self.jobs
+
+    @property
+    def job_ids(self) -> list[str]:
+        """Ids of those that wait, in their order."""
+        return self.queue.job_ids
+
+    def get_job_ids(self) -> list[str]:
+        """Ids of those that wait, in their order."""
+        return self.queue.job_ids
+
+    @property
+    def count(self) -> int:
+        """How many wait."""
+        return self.queue.count
+
+    def __len__(self) -> int:
+        return self.queue.count
+
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return self.queue.is_empty()
+
+    def empty(self) -> int:
+        """Cancel all that waits."""
+        return self.queue.empty()
+
+    def delete(self, delete_jobs: bool = True) -> None:
+        """Cancel all that waits; a queue with nothing in it is nothing."""
+        if delete_jobs:
+            self.queue.empty()
+
+    def fetch_job(self, job_id: str) -> Job | None:
+        """One of its jobs; None where nobody knows it."""
+        found = self.queue.fetch_job(job_id)
+        return Job(found) if found is not None else None
+
+    @property
+    def failed_job_registry(self) -> FailedJobRegistry:
+        """Its jobs that failed."""
+        return FailedJobRegistry(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("_registry"):
+            raise UsageError(f"Queue.{name} is not supported; jobs that wait are in `jobs`, those that failed in `failed_job_registry`")
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r})"
+
+
+_OPTIONS = frozenset({
+    "job_timeout", "timeout", "result_ttl", "failure_ttl", "ttl", "depends_on", "job_id", "at_front", "description", "on_success", "on_failure",
+    "retry", "retry_delay", "meta", "pipeline", "at", "delay",
+})  # fmt: skip
+
+
+class FailedJobRegistry:
+    """The jobs of a queue that failed: dead letters."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._topic = queue.app.topic(queue.name)
+
+    def get_job_ids(self) -> list[str]:
+        """Their ids, the oldest first."""
+        return [str(letter.message.id) for letter in self._topic.dead_letters(limit=1_000)]
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return self._topic.stats().dead
+
+    def __len__(self) -> int:
+        return self.count
+
+    def requeue(self, job_or_id: Job | str) -> None:
+        """Put one back."""
+        self._topic.redrive([job_or_id.id if isinstance(job_or_id, Job) else job_or_id])
+
+    def remove(self, job_or_id: Job | str, **_: object) -> None:
+        """Forget one."""
+        self._topic.drop_dead_letters([job_or_id.id if isinstance(job_or_id, Job) else job_or_id])
+
+
+def _unwrapped(said: Any) -> Any:
+    """Laneway's jobs for those of this module."""
+    if isinstance(said, Dependency):
+        return Dependency(_unwrapped(said.jobs), said.allow_failure)
+    if isinstance(said, (list, tuple)):
+        return [_unwrapped(each) for each in said]
+    return said.job if isinstance(said, Job) else said
+
+
+def get_current_job(connection: Any = None) -> Job | None:
+    """The job that the caller is part of; None outside of one."""
+    request = current_request()
+    if request is None:
+        return None
+    app = _known(*request.store) if connection is None and request.store is not None else application(connection)
+    return Job(app.job(request.id, request.topic))
+
+
+def job(queue: Queue | str, connection: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a function a `delay`: `@job("low", connection=redis, timeout=5)`."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        def delay(*args: Any, **kwargs: Any) -> Job:
+            where = queue if isinstance(queue, Queue) else Queue(queue, connection=connection)
+            return where.enqueue_call(function, args, kwargs, **options)
+
+        function.delay = delay  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+class Worker:
+    """A worker for queues, in the order named; each job runs in a child process of its own that can be killed."""
+
+    isolation = "process"
+
+    def __init__(self, queues: Any, connection: Any = None, name: str | None = None, **unknown: object) -> None:
+        passed = {"job_class", "queue_class", "exception_handlers", "default_worker_ttl", "default_result_ttl", "log_job_description", "serializer"}
+        config.refuse_unknown("Worker", unknown.keys() - passed, ("queues", "connection", "name"))
+        if unknown.get("exception_handlers"):
+            raise UsageError("Worker: exception_handlers are not supported; use on_failure= with the job, or laneway.signals.task_failure")
+        listed = queues if isinstance(queues, (list, tuple)) else [queues]
+        self.app = listed[0].app if isinstance(listed[0], Queue) else application(connection)
+        self.name = name
+        self.queues = [each.name if isinstance(each, Queue) else str(each) for each in listed]
+        for each in self.queues:
+            self.app.queue(each, isolation=cast("Any", self.isolation)).tags = "strict"
+            self.app.policy(each, on_expiry="drop")
+
+    def work(
+        self,
+        burst: bool = False,
+        logging_level: str | int | None = None,
+        date_format: str | None = None,
+        log_format: str | None = None,
+        max_jobs: int | None = None,
+        with_scheduler: bool = False,
+        concurrency: int = 1,
+        **unknown: object,
+    ) -> bool:
+        """
+        Run jobs until told to stop, with `burst` until nothing is left, with `max_jobs` until so many have run; whether there were any.
+
+        `with_scheduler` means nothing here: what is due is found by every worker. `concurrency`: jobs at once (RQ's worker has one).
+        """
+        del with_scheduler
+        if unknown.get("dequeue_strategy") in (None, "default"):
+            unknown.pop("dequeue_strategy", None)
+        known = ("burst", "logging_level", "date_format", "log_format", "max_jobs", "with_scheduler", "concurrency")
+        config.refuse_unknown("Worker.work", {name for name, value in unknown.items() if value is not None}, known)
+        if logging_level is not None:
+            logging.basicConfig(level=logging_level, format=log_format or logging.BASIC_FORMAT, datefmt=date_format)
+        return self.app.run_worker(topics=self.queues, burst=burst, concurrency=concurrency, max_messages=max_jobs).handled > 0
+
+
+class SimpleWorker(Worker):
+    """A worker that runs jobs in its own process."""
+
+    isolation = "thread"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m laneway.compat.rq high low`: what `rq worker high low` does."""
+    parser = argparse.ArgumentParser(prog="python -m laneway.compat.rq", description="Run the jobs of queues, in the order named.")
+    parser.add_argument("queues", nargs="*", default=["default"])
+    parser.add_argument("-u", "--url", help="the store: redis://localhost, sqlite:///jobs.db; default: $LANEWAY_URL, ./laneway.db")
+    parser.add_argument("-b", "--burst", action="store_true", help="end when nothing is left")
+    parser.add_argument("-c", "--concurrency", type=int, default=1, help="jobs at once (default 1)")
+    parser.add_argument("-P", "--path", default=".", help="where modules are looked for (default: here)")
+    said = parser.parse_args(arguments)
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextLines("%(asctime)s %(message)s"))
+    logging.basicConfig(level="INFO", handlers=[handler])
+    sys.path.insert(0, said.path)
+    try:
+        Worker(said.queues, connection=said.url).work(burst=said.burst, concurrency=said.concurrency)
+    except LanewayError as error:
+        sys.stderr.write(f"Error: {escaped(without_passwords(str(error)))}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Where the engine's URL comes from, and what an application says about its engine, read and checked."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway import units
+from laneway.engines.base import Settings
+from laneway.errors import BadPolicy, UsageError
+from laneway.safetext import redacted
+from laneway.tiers import Tier, check_tiers, unknown_default
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from laneway.engines.base import Durability
+
+DEFAULT_URL = "sqlite:///laneway.db"
+DURABILITIES = ("memory", "fsync", "replicated")
+ON_FULL = ("refuse", "block", "drop_oldest")
+
+
+class StoreChoice(msgspec.Struct, frozen=True):
+    """The store that is used, what named it, and what else names a different one: (what, URL), in order."""
+
+    url: str
+    source: str
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<StoreChoice {self}>"
+
+    def __str__(self) -> str:
+        text = f"{redacted(self.url)} ({self.source})"
+        if self.passed_over:
+            text += "; passed over: " + ", ".join(f"{redacted(url)} ({source})" for source, url in self.passed_over)
+        return text
+
+
+def default_url() -> str:
+    """`$LANEWAY_URL`, else `[tool.laneway] url` in ./pyproject.toml, else `sqlite:///laneway.db`."""
+    return os.environ.get("LANEWAY_URL") or _url_of_project(Path("pyproject.toml")) or DEFAULT_URL
+
+
+def choose_store(option: str | None, argument: str | None) -> StoreChoice:
+    """The store by the one order: the command line's option, else the argument in the code, else environment, project, default."""
+    named = [
+        ("option --url", option),
+        ("argument in the code", argument),
+        ("environment LANEWAY_URL", os.environ.get("LANEWAY_URL") or None),
+    ]
+    chosen = next((url for _, url in named if url is not None), None)
+    try:
+        named.append(("pyproject.toml [tool.laneway] url", _url_of_project(Path("pyproject.toml"))))
+    except UsageError:
+        if chosen is None:  # else it is not needed
+            raise
+    named.append(("default", DEFAULT_URL))
+    there = [(source, url) for source, url in named if url is not None]
+    (source, url), *others = there
+    return StoreChoice(url, source, tuple(other for other in others[:-1] if other[1] != url))
+
+
+def check_namespace(namespace: str) -> str:
+    """Return the namespace's name if it can be one. Raises UsageError."""
+    if not isinstance(namespace, str) or not namespace or not namespace.isprintable():
+        raise UsageError(f"namespace: expected a name, got {namespace!r}")
+    return namespace
+
+
+def _url_of_project(path: Path) -> str | None:
+    try:
+        project = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: the engine's URL cannot be read from it ({error}); set LANEWAY_URL or mend the file") from error
+    url = project.get("tool", {}).get("laneway", {}).get("url")
+    if url is not None and not isinstance(url, str):
+        raise UsageError(f"{path}: expected [tool.laneway] url to be text, got {type(url).__name__}")
+    return url
+
+
+def settings(
+    *,
+    namespace: str,
+    tiers: Mapping[str, Tier | float | str] | None,
+    durability: Durability | None,
+    max_backlog: int | str | None,
+    on_full: str,
+    create: bool,
+    default_tier: str | None = None,
+) -> Settings:
+    """Check what `Laneway(…)` was given. Raises UsageError or BadPolicy, which name the option and what was expected."""
+    check_namespace(namespace)
+    if durability is not None and durability not in DURABILITIES:
+        raise UsageError(f"durability: expected one of {', '.join(DURABILITIES)}, got {durability!r}")
+    if on_full not in ON_FULL:
+        raise UsageError(f"on_full: expected one of {', '.join(ON_FULL)}, got {on_full!r}")
+    count, size = _backlog(max_backlog)
+    read = _tiers(tiers)
+    return Settings(
+        namespace=namespace,
+        tiers=read,
+        default_tier=_default_tier(default_tier, read),
+        durability=durability,
+        max_backlog=count,
+        max_backlog_bytes=size,
+        on_full=on_full,
+        create=create,
+    )
+
+
+def _tiers(tiers: Mapping[str, Tier | float | str] | None) -> dict[str, Tier] | None:
+    if tiers is None:
+        return None
+    if not isinstance(tiers, Mapping):
+        raise UsageError(f'Laneway: expected tiers to be a dict like {{"high": 6, "low": 1}}, got {tiers!r}')
+    if not tiers:
+        raise BadPolicy("tiers: expected at least one tier with its share")
+    read = check_tiers(tiers)
+    missing = [name for name, tier in read.items() if tier is None]
+    if missing:
+        raise BadPolicy(f'tiers: {missing[0]}: expected a share above 0 or "strict", got None')
+    return {name: tier for name, tier in read.items() if tier is not None}
+
+
+def _default_tier(default: str | None, tiers: Mapping[str, Tier] | None) -> str | None:
+    if default is None:
+        return None
+    if not isinstance(default, str):
+        raise UsageError(f"Laneway: expected default_tier to be the name of a tier, got {default!r:.80}")
+    if tiers is not None and default not in tiers:
+        raise BadPolicy(unknown_default(default, tiers))
+    return default
+
+
+def _backlog(value: int | str | None) -> tuple[int | None, int | None]:
+    if value is None:
+        return None, None
+    try:
+        if units.is_size(value):
+            return None, units.size(value)
+    except ValueError as error:
+        raise UsageError(f"max_backlog: {error}") from error
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= units.MAX_BYTES:
+        raise UsageError(f'max_backlog: expected a count above 0 or a size like "10GB", got {value!r:.80}')
+    return value, None
+
+
+def refuse_unknown(call: str, unknown: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UsageError if there are unknown options, with the option that was probably meant."""
+    for name in unknown:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(known)}"
+        raise UsageError(f'{call}: unknown option "{name}"{hint}')

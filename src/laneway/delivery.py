@@ -1,0 +1,154 @@
+"""A message in the hands of a hand-made consumer: what `app.lease` gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway import codec, units
+from laneway.errors import BadMessage, LeaseLost, UsageError
+from laneway.message import Message, Settlement
+from laneway.twins import twin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from concurrent.futures import Executor
+
+    from laneway.engines.base import Engine
+    from laneway.message import Draft, Lease
+    from laneway.units import Duration
+
+
+class Delivery:
+    """
+    One lease: settle it with `ack`, `retry`, `dead` or `release`, or prolong it with `extend`.
+
+    What is neither settled nor extended goes back by itself when the lease ends. Each raises LeaseLost when that has
+    happened already; nothing is changed then.
+    """
+
+    __slots__ = ("_engine", "_message", "lease", "threads")
+
+    def __init__(self, engine: Engine, lease: Lease, threads: Executor) -> None:
+        self._engine = engine
+        self._message: Message | None = None
+        self.lease = lease
+        self.threads = threads
+
+    @property
+    def message(self) -> Message:
+        """The message, its body decoded. Raises BadMessage where the body is not what its headers say."""
+        if self._message is None:
+            self._message = codec.message_of(self.lease)
+        return self._message
+
+    @property
+    def body(self) -> Any:
+        """The message's body; a list of bodies where the policy merges `"all"`."""
+        return self.message.body
+
+    @property
+    def id(self) -> str:
+        """The message's id."""
+        return self.lease.id
+
+    @property
+    def topic(self) -> str:
+        """The message's topic."""
+        return self.lease.topic
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first; only failures of the message's own count."""
+        return self.lease.attempt
+
+    @property
+    def fence(self) -> int:
+        """The number of this hand-out: it grows with each, so a store can refuse what an older holder writes."""
+        return self.lease.fence
+
+    def ack(self, publish: Iterable[Message] = ()) -> None:
+        """
+        Finish the message; `publish` puts the next ones in the same transaction.
+
+        Messages without an id get one derived from this message's, so a repeat is a `duplicate`.
+        """
+        following = [codec.draft(message) for message in _messages(publish)]
+        self._settle(Settlement(self.lease.handle, self.lease.fence, "ack"), following)
+
+    def retry(self, delay: Duration | None = None, error: str | None = None) -> None:
+        """
+        Try again after the delay (default: the policy's backoff); counts an attempt, the last one makes a dead letter.
+
+        `error` is kept with the message, cut after 4,000 characters. Raises BadMessage for a delay that cannot be, and
+        UsageError where the topic delivers at most once: the message was finished when it was delivered.
+        """
+        delay_us = None if delay is None else _microseconds("retry", delay)
+        _check_text("retry", "error", error)
+        self._settle(Settlement(self.lease.handle, self.lease.fence, "retry", delay_us=delay_us, error=error))
+
+    def dead(self, reason: str = "rejected by the consumer") -> None:
+        """Never try again: a dead letter with this reason, cut after 1,000 characters."""
+        _check_text("dead", "reason", reason)
+        self._settle(Settlement(self.lease.handle, self.lease.fence, "dead", reason=reason))
+
+    def release(self, *, begun: bool = True) -> None:
+        """Give it back at once without counting an attempt; with `begun=False` the rate permit goes back too."""
+        self._settle(Settlement(self.lease.handle, self.lease.fence, "release", begun=begun))
+
+    def extend(self, by: Duration) -> None:
+        """Keep it for at least `by` from now."""
+        kept = self._engine.extend([(self.lease.handle, self.lease.fence)], _microseconds("extend", by))
+        if not kept[0]:
+            raise lease_lost(self.lease, "lost")
+
+    aack = twin(ack)
+    aretry = twin(retry)
+    adead = twin(dead)
+    arelease = twin(release)
+    aextend = twin(extend)
+
+    def _settle(self, settlement: Settlement, publish: Sequence[Draft] = ()) -> None:
+        answer = self._engine.settle([codec.checked(settlement)], publish={0: publish} if publish else None)[0]
+        if answer in ("lost", "gone"):
+            raise lease_lost(self.lease, answer)
+        if settlement.action == "retry" and answer == "released":
+            raise UsageError(
+                f"message {self.lease.id} in {self.lease.topic}: retry has no effect with at_most_once: the message was finished "
+                'when it was delivered; use delivery="at_least_once" for messages that may be retried'
+            )
+
+    def __repr__(self) -> str:
+        return f"<Delivery of {self.id} in {self.topic}, attempt {self.attempt}, fence {self.fence}>"
+
+
+def lease_lost(lease: Lease, answer: str) -> LeaseLost:
+    """What a settle that came too late is told."""
+    ended = "the lease has ended: it was settled already, or ran out and the message went back, or the store has lost its data"
+    why = "its topic was deleted" if answer == "gone" else ended
+    return LeaseLost(f"message {lease.id} in {lease.topic}: {why} (fence {lease.fence}); nothing was changed", lease.id, lease.fence)
+
+
+def _messages(publish: Iterable[Message]) -> list[Message]:
+    try:
+        found = list(publish)
+    except TypeError:
+        found = [publish]  # type: ignore[list-item]  # told below
+    for message in found:
+        if not isinstance(message, Message):
+            raise UsageError(f"ack: expected publish to be Messages, got {message!r:.200}")
+    return found
+
+
+def _check_text(call: str, what: str, value: object) -> None:
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{call}: expected {what} to be text, got {value!r:.80}")
+
+
+def _microseconds(call: str, duration: Duration) -> int:
+    try:
+        number = units.microseconds(duration)
+        if number < 0:
+            raise ValueError(f"expected a duration of at least 0, got {duration!r:.80}")
+    except (ValueError, OverflowError) as error:
+        raise BadMessage(f"{call}: {error}") from error
+    return number

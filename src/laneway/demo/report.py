@@ -1,0 +1,304 @@
+"""What the demo measured, and which promises held."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from laneway.demo.merchants import BEST_SELLER, BROKEN, CONCURRENCY, FLOOD, RATE, SLOW, TIERS
+from laneway.policy import default_burst
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.demo.logs import Handled
+    from laneway.engines.base import FullEngine, Overview
+
+BEFORE, ARRIVING, DURING, AFTER = "before the flood", "publishing the flood", "during the flood", "after the flood"
+SHARING = "while all tiers had work"
+
+START_SLACK = 2
+"""
+Starts may lie closer together than their permits: a permit is taken at delivery, the handler starts a moment later, and that moment
+varies.
+"""
+
+QUIET_FACTOR = 2.0
+"""The quiet merchants' p99 may grow by so much while one merchant floods."""
+
+QUIET_FLOOR = 0.01
+"""Seconds of p99 up to which nobody is said to wait: a timer and two processes that take turns are not more exact."""
+
+QUIET_MOST = 0.25
+"""Seconds of p99 without any flood beyond which a comparison says nothing, where the machine is too busy."""
+
+OTHERS = 0.2
+"""Where other programs use so much of the processors, or more, the machine is too busy to measure on."""
+
+LATE = 0.02
+"""The same where an idle process is woken so much too late (p99, seconds)."""
+
+SHARE_SLACK = 0.01
+
+State = Literal["pending", "held", "broken", "not judged"]
+
+
+class Phase(msgspec.Struct):
+    """A part of the demo: from when to when (seconds since 1970), and the store's counters then."""
+
+    began: float
+    ended: float
+    before: Overview
+    after: Overview
+    others: float | None = None  # what part of the processors other programs used
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """What is promised, whether it was kept, and by which figures."""
+
+    name: str
+    state: State = "pending"
+    detail: str = ""
+
+
+class Seen(msgspec.Struct):
+    """All that the demo has seen so far; `lags` are (when, by how much too late an idle process was woken)."""
+
+    phases: dict[str, Phase] = {}
+    handled: list[Handled] = []
+    lags: list[tuple[float, float]] = []
+
+
+def report(engine: FullEngine, seen: Seen, took: float) -> dict[str, Any]:
+    """All figures of the run, and whether the promises held."""
+    end, phases, handled = engine.overview(), seen.phases, seen.handled
+    quiet = quiet_only(handled)
+    told = promises(engine, seen, is_over=True)
+    return {
+        "throughput": {
+            "in all": f"{end.done:,} messages handled in {took:.1f} s",
+            **{name: f"{(phase.after.done - phase.before.done) / phase.seconds:,.0f}/s" for name, phase in phases.items()},
+            "of the flood": f"{sum(each.topic == FLOOD for each in handled):,} messages handled",
+        },
+        "waiting time of the quiet merchants": {name: _p50_p99(_waits(quiet, phase)) for name, phase in phases.items() if name.endswith("the flood")},
+        "lateness of an idle process": {name: _p50_p99(_lags(seen, phase), "looks") for name, phase in phases.items() if name.endswith("the flood")},
+        "processors used by other programs": {
+            name: f"{phase.others:.0%}" for name, phase in phases.items() if name.endswith("the flood") and phase.others is not None
+        },
+        "shares of the tiers, while all had work": _shares(phases[SHARING])[0],
+        "limits": {
+            f"{BEST_SELLER}: most starts in one second": _starts(handled)[1],
+            "any limited merchant: most at once": f"{_together(handled)} (concurrency {CONCURRENCY})",
+        },
+        "the failing merchant": {
+            "attempts that failed": f"{sum(each.topic == BROKEN for each in handled):,}",
+            "dead letters": f"{engine.topic_stats(BROKEN).dead:,}",
+        },
+        "accounts": {
+            "published": f"{end.published:,}",
+            "= done + waiting + leased + dead": f"{end.done:,} + {end.waiting:,} + {end.leased:,} + {end.dead:,}",
+        },
+        "promises": {each.name: f"{each.state}: {each.detail}" for each in told},
+        "in one sentence": sentence(seen),
+        "promises held": all(each.state in ("held", "not judged") for each in told),
+        "all judged": all(each.state != "not judged" for each in told),
+    }
+
+
+def promises(engine: FullEngine, seen: Seen, *, is_over: bool = False) -> list[Promise]:
+    """Each promise as far as it can be judged by now."""
+    return [_quiet(seen), *_limits(seen), _failing(engine, is_over=is_over), _tiers(seen), _accounts(engine, is_over=is_over)]
+
+
+def sentence(seen: Seen) -> str:
+    """The demo in one sentence."""
+    if BEFORE not in seen.phases or DURING not in seen.phases:
+        return ""
+    first = seen.phases.get(ARRIVING, seen.phases[DURING])
+    flood = Phase(first.began, seen.phases[DURING].ended, first.before, seen.phases[DURING].after)
+    quiet = quiet_only(seen.handled)
+    waits = {BEFORE: _waits(quiet, seen.phases[BEFORE]), DURING: _waits(quiet, flood)}
+    if not all(waits.values()):
+        return ""
+    others = len({each.topic for each in quiet})
+    published = max(0, flood.after.published - flood.before.published - len(waits[DURING]))
+    p50 = [percentile(waits[name], 0.5) * 1000 for name in (DURING, BEFORE)]
+    p99 = [percentile(waits[name], 0.99) * 1000 for name in (DURING, BEFORE)]
+    return (
+        f"While one merchant published about {round(published, -3):,}, the other {others:,} waited {p50[0]:.1f} ms instead of {p50[1]:.1f} "
+        f"(p99 {p99[0]:.1f} instead of {p99[1]:.1f})."
+    )
+
+
+def quiet_only(handled: Sequence[Handled]) -> list[Handled]:
+    """What the merchants without a part of their own did."""
+    special = {FLOOD, BROKEN, BEST_SELLER, SLOW}
+    return [each for each in handled if each.topic not in special]
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """Of values in order, of which there is at least one."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+# The promises
+
+
+def _quiet(seen: Seen) -> Promise:
+    name = f"the others do not notice the flood that waits: p99 at most {QUIET_FACTOR:g} times"
+    if DURING not in seen.phases:
+        return Promise(name)
+    quiet = quiet_only(seen.handled)
+    before, during = (_waits(quiet, seen.phases[phase]) for phase in (BEFORE, DURING))
+    if not before or not during:
+        return Promise(name, "broken", "none of them was handled")
+    was, became = percentile(before, 0.99), percentile(during, 0.99)
+    detail = f"p99 {_ms(became)}, {_ms(was)} before"
+    if ARRIVING in seen.phases and (arriving := _waits(quiet, seen.phases[ARRIVING])):
+        detail += f" ({_ms(percentile(arriving, 0.99))} while it was being published)"
+    held = became <= max(QUIET_FACTOR * was, QUIET_FLOOR)
+    if held and was <= QUIET_MOST:
+        return Promise(name, "held", detail)
+    late = [percentile(lags, 0.99) if (lags := _lags(seen, seen.phases[phase])) else 0.0 for phase in (BEFORE, DURING)]
+    others = max(seen.phases[phase].others or 0.0 for phase in (BEFORE, DURING))
+    if others >= OTHERS or max(late) >= LATE:
+        why = f"the machine is too busy: other programs used {others:.0%} of its processors, an idle process was woken {_ms(max(late))} late (p99)"
+        return Promise(name, "not judged", f"{detail}; {why}")
+    return Promise(name, "held" if held else "broken", detail)
+
+
+def _limits(seen: Seen) -> list[Promise]:
+    rate = f"{RATE} starts a second at most for each merchant"
+    at_once = f"{CONCURRENCY} at once at most for each merchant"
+    if BEFORE not in seen.phases:
+        return [Promise(rate), Promise(at_once)]
+    starts, told = _starts(seen.handled)
+    together = _together(seen.handled)
+    return [
+        Promise(rate, "held" if starts <= RATE + _burst() + START_SLACK else "broken", f"{told}"),
+        Promise(at_once, "held" if together <= CONCURRENCY else "broken", f"most at once: {together}"),
+    ]
+
+
+def _failing(engine: FullEngine, *, is_over: bool) -> Promise:
+    name = "what always fails becomes a dead letter"
+    stats = engine.topic_stats(BROKEN)
+    left = stats.waiting + stats.leased
+    if left or not stats.dead:
+        return Promise(name, "broken" if is_over and not stats.dead else "pending" if not is_over else "held", f"{stats.dead:,} dead, {left:,} to go")
+    return Promise(name, "held", f"{stats.dead:,} dead letters, each with its reason")
+
+
+def _tiers(seen: Seen) -> Promise:
+    name = "tiers share " + " : ".join(f"{share:g}" for share in TIERS.values())
+    if SHARING not in seen.phases:
+        return Promise(name)
+    _, given, held = _shares(seen.phases[SHARING])
+    detail = " : ".join(f"{part:.1%}" for part in given.values()) + f" (1 % slack, {_all_given(seen.phases[SHARING]):,} deliveries)"
+    return Promise(name, "held" if held else "broken", detail)
+
+
+def _accounts(engine: FullEngine, *, is_over: bool) -> Promise:
+    name = "no message is lost, and none is counted twice"
+    if not is_over:
+        return Promise(name)
+    end = engine.overview()
+    is_right = end.published == end.done + end.waiting + end.leased + end.dead
+    detail = f"{end.published:,} published = {end.done:,} done + {end.waiting + end.leased:,} left + {end.dead:,} dead"
+    return Promise(name, "held" if is_right else "broken", detail)
+
+
+# Figures
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:,.1f} ms"
+
+
+def _burst() -> float:
+    return default_burst(RATE)
+
+
+def _starts(handled: Sequence[Handled]) -> tuple[int, str]:
+    starts = _most_in_a_second([each.started for each in handled if each.topic == BEST_SELLER])
+    allowed = f"rate {RATE}/s, burst {_burst():g}, slack {START_SLACK}: a start comes a moment after its permit"
+    return starts, f"{starts} ({allowed})"
+
+
+def _together(handled: Sequence[Handled]) -> int:
+    return max((_most_at_once(each) for each in _by_topic(handled) if each[0].topic != FLOOD), default=0)
+
+
+def _by_topic(handled: Sequence[Handled]) -> list[list[Handled]]:
+    found: dict[str, list[Handled]] = {}
+    for each in handled:
+        found.setdefault(each.topic, []).append(each)
+    return list(found.values())
+
+
+def _waits(handled: Sequence[Handled], phase: Phase) -> list[float]:
+    """Seconds from publish to the handler's start of what was published in the phase, in order."""
+    return sorted(each.wait for each in handled if phase.began <= each.published < phase.ended)
+
+
+def _lags(seen: Seen, phase: Phase) -> list[float]:
+    return sorted(late for moment, late in seen.lags if phase.began <= moment < phase.ended)
+
+
+def _p50_p99(waits: list[float], what: str = "messages") -> str:
+    if not waits:
+        return f"no {what}"
+    p50, p99 = (percentile(waits, part) for part in (0.5, 0.99))
+    return f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms ({len(waits):,} {what})"
+
+
+def _most_in_a_second(starts: list[float]) -> int:
+    starts.sort()
+    most = first = 0
+    for last, moment in enumerate(starts):
+        while moment - starts[first] > 1.0:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+def _most_at_once(handled: list[Handled]) -> int:
+    changes = sorted([(each.started, 1) for each in handled] + [(each.ended, -1) for each in handled])
+    most = now = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    return most
+
+
+def _shares(phase: Phase) -> tuple[dict[str, str], dict[str, float], bool]:
+    """Each tier's part of the deliveries against its target, while all three had work."""
+    parts = shares_between(phase.before, phase.after)
+    total, targets = _all_given(phase), target_shares()
+    told = {tier: f"{part:.1%} of {total:,} (target {targets[tier]:.0%})" for tier, part in parts.items()}
+    return told, parts, bool(total) and all(abs(parts[tier] - targets[tier]) <= SHARE_SLACK for tier in TIERS)
+
+
+def target_shares() -> dict[str, float]:
+    """Each tier's part, if all have work."""
+    return {tier: share / sum(TIERS.values()) for tier, share in TIERS.items()}
+
+
+def shares_between(before: Overview, after: Overview) -> dict[str, float]:
+    """Each tier's part of the deliveries between two looks; empty where there were none."""
+    given = {tier: _delivered(after, tier) - _delivered(before, tier) for tier in TIERS}
+    total = sum(given.values())
+    return {tier: number / total for tier, number in given.items()} if total else {}
+
+
+def _all_given(phase: Phase) -> int:
+    return sum(_delivered(phase.after, tier) - _delivered(phase.before, tier) for tier in TIERS)
+
+
+def _delivered(overview: Overview, tier: str) -> int:
+    return sum(each.delivered for each in overview.tiers if each.tier == tier)

@@ -1,0 +1,151 @@
+"""What is refused, how a message ends without an ack, and by which numbers: the same in every engine."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway import headers as control
+from laneway.engines.base import NEEDS_HEADER
+from laneway.errors import BadMessage, UsageError
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from laneway.message import Draft, Receipt
+    from laneway.policy import Resolved
+
+MAX_WAIT_WINDOWS = 10
+"""Default of `max_wait`: so many windows."""
+
+HISTORY = 20
+"""How many of its last troubles a message remembers."""
+
+LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
+"""How long an idle lane is remembered, by what its tier is fair by."""
+
+MAX_NAMESPACE_BYTES = 100
+
+STEP = 16
+"""What is handed out ahead of what the caller can start goes in steps of this size, so that tiers end at nearly their shares."""
+
+DEFAULT_MEAN_US = SECOND
+"""What a message is taken to cost in a tier that is fair by time, before anything is known."""
+
+RETRIES_USED_UP = "retries used up"
+"""Why a letter is dead; how many attempts there were and what failed last follow."""
+
+BRIEF_BYTES = 300
+"""Of the first line of an error, as a dead letter's reason has it."""
+
+STARTED_AND_LOST = "lease ran out after its start was recorded"
+DROPPED = "dropped: the backlog was full"
+EXPIRED = "expired: its ttl ended before it was handed out"
+NO_HANDLER = "no handler: no worker had a handler for it within on_unhandled"
+REFUSED = "the handler refused it"
+"""Why a letter is dead."""
+
+
+def keeps(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
+    """For how many microseconds a message's end is kept, after an ack and after any other end; None: not at all."""
+    said = control.keeps(headers)
+    return None if said is None else (max(1, said[0] * SECOND), max(1, said[1] * SECOND))
+
+
+def nobody_follows(message_id: str) -> UsageError:
+    """Why nothing can wait for a message."""
+    return UsageError(f"job {message_id}: nobody knows it, or nothing is kept of it; only a job can be waited for whose result is kept")
+
+
+def ended(status: str, topic: str, published_us: int, reason: str | None = None) -> bytes:
+    """The outcome of a message that no handler ended: "expired", "dead" or "cancelled"."""
+    why = {} if reason is None else {"reason": reason}
+    return msgspec.json.encode({"status": status, **why, "topic": topic, "published_us": published_us})
+
+
+def needs(draft: Draft) -> int:
+    """For how many signals a message waits. Raises BadMessage."""
+    if draft.headers is None or NEEDS_HEADER not in draft.headers:
+        return 0
+    control.check(draft.topic, NEEDS_HEADER, draft.headers[NEEDS_HEADER])
+    return control.needs(draft.headers)
+
+
+def explicit_due(draft: Draft, now_us: int) -> int | None:
+    """When the publisher said that it is due, None if he said nothing."""
+    if draft.at_us is not None:
+        return max(draft.at_us, now_us)
+    return now_us + draft.delay_us if draft.delay_us > 0 else None
+
+
+def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
+    """Raises BadMessage for one that cannot be published. `now_us` None: what depends on the engine's time is left to the engine."""
+    if draft.signal is not None or draft.own:
+        return  # small, and never to be lost
+    if len(draft.body) > policy.max_body:
+        raise BadMessage(
+            f"message to {draft.topic}: the body has {len(draft.body):,} bytes, its policy allows {policy.max_body:,}; "
+            "send a reference to it, or raise max_body"
+        )
+    if now_us is None and draft.headers is None:
+        return
+    if needs(draft):
+        return  # its ttl begins when it waits no longer
+    ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
+    if now_us is not None and ttl is not None:
+        due = explicit_due(draft, now_us)
+        if due is not None and due >= now_us + ttl:
+            raise BadMessage(delay_outlasts_ttl(draft, due - now_us, ttl))
+
+
+def delay_outlasts_ttl(draft: Draft, delay_us: int, ttl_us: int) -> str:
+    """Why such a message is refused."""
+    return f"message to {draft.topic}: its delay ({delay_us / 1e6:g} s) outlasts its ttl ({ttl_us / 1e6:g} s); it would expire before it is due"
+
+
+def full(whose: str, waiting: int, unit: str, limit: int) -> str:
+    """Why a message is refused for a backlog limit. `whose`: "topic a" or "the namespace"; `unit`: "messages" or "bytes"."""
+    return f"{whose}: {waiting:,} {unit} wait, its max_backlog is {limit:,}; consume faster, or raise the limit"
+
+
+def backlog_full_with_ack(receipt: Receipt) -> str:
+    """Why a call of settle fails that publishes with an ack."""
+    return f"message {receipt.id}, published with an ack: {receipt.reason}; nothing was changed"
+
+
+def topic_in_use(pattern: str, topic: str, waiting: int, leased: int) -> str:
+    """Why its lanes cannot change."""
+    return (
+        f"policy {pattern}: partitions and buckets change only while a topic is empty, and {topic} holds "
+        f"{waiting} waiting and {leased} leased; drain or purge it first"
+    )
+
+
+def undefined_gate(pattern: str, gate: str) -> str:
+    """Why a policy is refused that names it."""
+    return f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}", rate=…, concurrency=…)'
+
+
+def check_namespace(name: str) -> None:
+    """Raises UsageError for a name that no namespace can have."""
+    if not isinstance(name, str) or not name or not all(sign.isalnum() or sign in "-_" for sign in name):
+        raise UsageError(f"namespace {name!r:.80}: use letters, digits, - and _ only")
+    if len(name.encode()) > MAX_NAMESPACE_BYTES:  # it is a part of the name of a file
+        raise UsageError(f"namespace {name[:40]!r}…: the name has {len(name.encode())} bytes, at most {MAX_NAMESPACE_BYTES} are allowed")
+
+
+def retries_used_up(attempts: int, error: str | None, reason: str | None = None) -> str:
+    """Why a letter is dead after so many attempts: what failed last is the settlement's reason, else the first line of its error."""
+    what = reason or (brief(error) if error else "") or "failed"
+    return f"{RETRIES_USED_UP} ({attempts} {'attempt' if attempts == 1 else 'attempts'}): {what}"
+
+
+def brief(error: str) -> str:
+    """The first line of an error, cut at `BRIEF_BYTES`; as `brief` in settling.lua, which counts bytes."""
+    line = error.partition("\n")[0].encode(errors="replace")
+    if len(line) > BRIEF_BYTES:
+        line = re.sub(rb"[\xc0-\xff][\x80-\xbf]*$", b"", line[:BRIEF_BYTES])
+    return line.decode(errors="replace")

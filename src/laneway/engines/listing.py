@@ -1,0 +1,114 @@
+"""Lists of topics: by name, page by page, and the top by backlog, age, rate or throttling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from laneway.errors import UsageError
+from laneway.policy import check_pattern, matches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from laneway.engines.base import TopicStats
+
+FEW = 1000
+"""Up to this many lanes, all are looked at. Among more, this many of an index's first are compared with a pattern."""
+
+CANDIDATES = 250
+"""Lanes, and topics in buckets, whose exact numbers are read for a top list of up to 50 topics."""
+
+MEASURES: dict[str, Callable[[TopicStats, int], float]] = {
+    "backlog": lambda stats, _: stats.waiting,
+    "age": lambda stats, now_us: now_us - stats.oldest_us + 1 if stats.oldest_us is not None else 0,
+    "rate": lambda stats, _: stats.rate_now,
+    "throttled": lambda stats, _: stats.throttled_us,
+}
+"""What each top list is sorted by. An engine adds how it finds the candidates: one entry in its own `ORDERS`."""
+
+ORDERS = ("name", *MEASURES)
+"""All orders of `topics`."""
+
+
+class Candidate(NamedTuple):
+    """A lane's topic, what the lane is worth in an order, and whether that is the topic's exact number."""
+
+    topic: str
+    worth: float
+    is_exact: bool
+
+
+class Source(Protocol):
+    """What an engine can tell of its topics."""
+
+    now_us: int
+
+    def next_name(self, after: str) -> str | None:
+        """The next topic that has something, by name."""
+        ...
+
+    def has_something(self, topic: str) -> bool:
+        """Whether it waits, is leased, dead, or remembered."""
+        ...
+
+    def stats(self, topics: Sequence[str]) -> list[TopicStats]:
+        """Several topics, read together."""
+        ...
+
+    def candidates(self, order: str, pattern: str, most: int) -> Iterable[Candidate]:
+        """
+        The first of an order, about `most`. A topic that comes twice is worth both together.
+
+        The cost must not grow with the number of topics.
+        """
+        ...
+
+
+def topics(source: Source, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
+    """Topics of the pattern in the order asked for."""
+    if order not in ORDERS:
+        raise UsageError(f"topics: expected order to be one of {', '.join(ORDERS)}, got {order!r}")
+    check_pattern(pattern)
+    if order == "name":
+        return source.stats(_names(source, pattern, limit, after))
+    measure = MEASURES[order]
+    found = source.stats(_first(source, order, pattern, limit) if _is_pattern(pattern) else [pattern])
+    found.sort(key=lambda stats: (-measure(stats, source.now_us), stats.topic))
+    return [stats for stats in found if measure(stats, source.now_us) > 0][:limit]
+
+
+def _first(source: Source, order: str, pattern: str, limit: int) -> list[str]:
+    """The topics that may be the top ones: where a lane is only a part of its topic, a few more than asked for."""
+    best: dict[str, float] = {}
+    is_exact = True
+    for topic, worth, exactly in source.candidates(order, pattern, max(CANDIDATES, 5 * limit)):
+        if worth > 0 and matches(pattern, topic):
+            best[topic] = best.get(topic, 0.0) + worth
+            is_exact = is_exact and exactly
+    return sorted(best, key=lambda name: (-best[name], name))[: limit if is_exact else limit + 20]
+
+
+def common_prefix(one: str, other: str) -> str | None:
+    """What the topics begin with that both patterns cover; None: there are none."""
+    short, long = sorted((one.removesuffix("*"), other.removesuffix("*")), key=len)
+    return long if long.startswith(short) else None
+
+
+def _is_pattern(pattern: str) -> bool:
+    return pattern == "*" or pattern.endswith(".*")
+
+
+def _names(source: Source, pattern: str, limit: int, after: str | None) -> list[str]:
+    """One by one: the cost is that of those listed."""
+    if not _is_pattern(pattern):
+        return [pattern] if (after is None or pattern > after) and source.has_something(pattern) else []
+    prefix = pattern[:-1]
+    found: list[str] = []
+    last = max(after or "", prefix)
+    while len(found) < limit:
+        name = source.next_name(last)
+        if name is None or not name.startswith(prefix):
+            break
+        found.append(name)
+        last = name
+    return found

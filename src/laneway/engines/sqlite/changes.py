@@ -1,0 +1,130 @@
+"""
+The lanes that a transaction changed, and how they are written: all of which the same columns changed in one statement.
+
+SQLite works on every index that stands on a column which an UPDATE names, changed or not; and binding a column costs as much as
+reading one. So the usual small changes have statements of their own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from laneway.engines.base import CHANGED
+from laneway.engines.classes import AGE_SHIFT, SMALLEST, size_class
+from laneway.engines.sqlite.rows import LANE_COLUMNS
+from laneway.engines.sqlite.statements import CLASSES, COUNTS, PLACING, class_mark
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from laneway.engines.sqlite.rows import Lane
+    from laneway.engines.sqlite.turn import Turn
+
+_PLACED = len(PLACING)
+if LANE_COLUMNS[4:] != PLACING + COUNTS + CLASSES:
+    raise AssertionError("the columns of a lane stand in the order in which they are written")
+
+
+class LaneChanges:
+    """By number; a lane may stand in several."""
+
+    def __init__(self) -> None:
+        self.dirty: dict[int, Lane] = {}
+        self.grown: dict[int, Lane] = {}
+        """Only `ready`, `bytes` and `published` changed."""
+        self.shrunk: dict[int, Lane] = {}
+        """Only `leased` and `done`."""
+        self.ended: dict[int, Lane] = {}
+        """Only `leased`, `done` and `wake`."""
+
+    def write(self, turn: Turn) -> None:
+        """Write all of them; nothing is changed then."""
+        self._notify_watchers(turn)
+        written: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        inserted: list[tuple[Any, ...]] = []
+        self._merge()
+        for lane in self.dirty.values():
+            if lane.forgotten:
+                turn.shard.lanes -= 1
+                turn.memory.drop(lane)
+                if not lane.is_new:
+                    written["lane_delete"].append((lane.lane,))
+            elif lane.is_new:
+                inserted.append(_inserted(lane, turn.now))
+            else:
+                _whole(lane, turn.now, written)
+        for lane in self.grown.values():
+            _classify(lane, turn.now)
+            before, lane.stood = lane.stood, lane.standing()
+            mark, changed = _changed_classes(before, lane.stood)
+            written[f"lane_grow{mark}"].append((lane.ready, lane.bytes, lane.published, *changed, lane.lane))
+        for lane in self.ended.values():
+            lane.stood = lane.standing()
+            written["lane_end"].append((lane.leased, lane.done, lane.wake or 0, lane.lane))
+        written["lane_shrink"] = [(lane.leased, lane.done, lane.lane) for lane in self.shrunk.values()]
+        turn.insert("lane_insert", inserted)
+        for name, rows in written.items():
+            turn.run_many(name, rows)
+        for each in (self.dirty, self.grown, self.shrunk, self.ended):
+            each.clear()
+
+    def _notify_watchers(self, turn: Turn) -> None:
+        for lane in chain(self.dirty.values(), self.shrunk.values(), self.ended.values()):
+            if lane.watched_until:
+                turn.told.append(CHANGED + lane.name)
+                if turn.now > lane.watched_until:
+                    lane.watched_until = 0
+
+    def _merge(self) -> None:
+        """A lane that changed in more than one way is written as a whole."""
+        several = (self.grown.keys() & self.shrunk.keys()) | (self.ended.keys() & (self.grown.keys() | self.shrunk.keys()))
+        for number in several:
+            self.dirty[number] = self.grown.get(number) or self.shrunk.get(number) or self.ended[number]
+        for each in (self.grown, self.shrunk, self.ended):
+            for number in each.keys() & self.dirty.keys():
+                del each[number]
+
+
+def _inserted(lane: Lane, now: int) -> tuple[Any, ...]:
+    _classify(lane, now)
+    lane.pack()
+    lane.is_new = False
+    lane.stood = lane.standing()
+    standing = [value or 0 for value in lane.stood]
+    rule = 0 if lane.rule == lane.name else lane.rule
+    return (lane.lane, lane.name, rule, lane.own, *standing[:_PLACED], *lane.counts(), *standing[_PLACED:])
+
+
+def _whole(lane: Lane, now: int, written: defaultdict[str, list[tuple[Any, ...]]]) -> None:
+    _classify(lane, now)
+    lane.pack()
+    before, lane.stood = lane.stood, lane.standing()
+    mark, changed = _changed_classes(before, lane.stood)
+    if before[:_PLACED] == lane.stood[:_PLACED]:
+        written[f"lane_count{mark}"].append((*lane.counts(), *changed, lane.lane))
+    else:
+        placing = (lane.band, lane.place, lane.wake or 0, lane.vt, lane.gate or 0)
+        written[f"lane_place{mark}"].append((*placing, *lane.counts(), *changed, lane.lane))
+
+
+def _classify(lane: Lane, now: int) -> None:
+    """Its size classes, see classes."""
+    waiting = lane.waiting
+    lane.big = size_class(waiting) if waiting >= SMALLEST else None
+    if not lane.ready:
+        lane.old = None
+    elif lane.old is None:
+        lane.old = now >> AGE_SHIFT
+    counted = max(lane.before, lane.lately)
+    lane.busy = size_class(counted) if counted >= SMALLEST else None
+    if lane.throttled >= SECOND:
+        lane.slow = size_class(lane.throttled // 10_000)
+
+
+def _changed_classes(before: tuple[Any, ...], after: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
+    """Which size classes changed, as the end of a statement's name, and their values."""
+    if before[_PLACED:] == after[_PLACED:]:
+        return "", ()
+    changed = [n for n in range(len(CLASSES)) if before[_PLACED + n] != after[_PLACED + n]]
+    return class_mark(changed), tuple(after[_PLACED + n] or 0 for n in changed)

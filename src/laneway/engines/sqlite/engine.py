@@ -1,0 +1,335 @@
+"""The SQLite engine: the hot path. Administration is in `desk.py`."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.engines.admission import check_namespace
+from laneway.engines.base import BRING_IN, CHANGED, Capabilities, Settings
+from laneway.engines.explaining import CLOCK_SLACK_US
+from laneway.engines.interrupt import Interrupt
+from laneway.engines.naming import lane_name
+from laneway.engines.sqlite import housekeeping, keeping, putting, serving, settling, views
+from laneway.engines.sqlite import tiers as tier_changes
+from laneway.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
+from laneway.engines.sqlite.memory import Memory
+from laneway.engines.sqlite.statements import SQL
+from laneway.engines.sqlite.store import Store
+from laneway.engines.sqlite.turn import Rules, Turn
+from laneway.errors import UsageError
+from laneway.message import Batch
+from laneway.safetext import redacted
+from laneway.tiers import TierLayers
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from laneway.engines.base import Arrivals, Ear
+    from laneway.message import Draft, Kept, Note, Receipt, Settlement
+    from laneway.tiers import Tiers
+
+log = logging.getLogger("laneway.engine")
+
+WARN_EVERY = 60.0
+"""Seconds between two such words."""
+
+NUMBER_UNIT = 16
+"""
+A new sequence number or fence is at least the time in units of so many microseconds.
+
+So a file that was deleted and made again, or lost its last transactions in a crash, gives out no number a second time: to repeat one, a store would
+have to give out more than 62,500 a second for as long as it exists. Not where the caller tells the time: there numbers count from 1, as the model's.
+"""
+
+SOON_US = round(LOOK_AGAIN * SECOND)
+"""A waiter looks by itself that often; what is due sooner has to ring."""
+
+DURABILITIES = ("memory", "fsync")
+
+
+def path_of(url: str, namespace: str) -> str | None:
+    """
+    The file of a namespace: `sqlite:///path` is relative, `sqlite:////path` absolute, `sqlite://` in memory (None).
+
+    Each namespace other than "default" has a file of its own beside it, `name.namespace.db`: worlds apart, and one's load does not
+    hold the other's write lock.
+    """
+    rest = url.removeprefix("sqlite://")
+    if rest in ("", "/:memory:"):
+        return None
+    if rest == "/":
+        raise UsageError(f'engine URL {redacted(url)!r}: the path is missing; write "sqlite:///laneway.db" for a file, "sqlite://" for one in memory')
+    if not rest.startswith("/"):
+        raise UsageError(f'engine URL {redacted(url)!r}: a path begins after three slashes; write "sqlite:///{redacted(rest)}"')
+    path = Path(rest[1:])
+    if namespace == "default":
+        return str(path)
+    return str(path.with_name(f"{path.stem}.{namespace}{path.suffix}"))
+
+
+class Core:
+    """Put, lease, settle and what belongs to them, on one file."""
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        durability = settings.durability or "fsync"
+        if durability not in DURABILITIES:
+            raise UsageError(
+                f'engine {redacted(url)}: durability "{durability}" needs replicas, which a file has not; use "fsync" (the default) or "memory"'
+            )
+        check_namespace(settings.namespace)
+        path = path_of(url, settings.namespace)
+        self.url = url
+        self.namespace = settings.namespace
+        self.durability: str = durability if path is not None else "memory"
+        self.capabilities = Capabilities(
+            name="sqlite",
+            durability=frozenset(DURABILITIES),
+            persistent=path is not None,
+            processes=path is not None,
+            transactions=True,
+            only=True,
+            embedded=True,
+        )
+        self._store = Store(path, self.durability, create=settings.create)
+        self._memory = Memory()
+        self._rules = Rules(self._read_tiers(settings), settings.random or random.random)
+        self._settle_limits(settings)
+        self._bell = Doorbell(path, self._look)
+        self._closed = False
+        self._warned = -WARN_EVERY
+        try:
+            self._declare_tiers(settings)
+        except BaseException:
+            self._store.close()
+            raise
+
+    # Opening
+
+    def _read_tiers(self, settings: Settings) -> TierLayers:
+        """Those stored; those of the program, where it makes the file."""
+        with self._store.reading() as connection:
+            stored = connection.execute(SQL["setting_read"], ("tiers",)).fetchone()
+        if stored is not None:
+            return TierLayers.read(stored[0])
+        with self._store.writing(durable=True) as connection:
+            stored = connection.execute(SQL["setting_read"], ("tiers",)).fetchone()  # another process may have been faster
+            if stored is not None:
+                return TierLayers.read(stored[0])
+            made = TierLayers.new(settings.tiers, settings.default_tier)
+            connection.execute(SQL["setting_write"], ("tiers", made.json().decode()))
+            return made
+
+    def _declare_tiers(self, settings: Settings) -> None:
+        layers = self._rules.tier_layers
+        if layers.declare(settings.tiers, settings.default_tier, lambda _: None) is not layers:
+            with self._turn(None, durable=True) as turn:
+                tier_changes.declare(turn, settings)
+
+    @property
+    def tiers(self) -> Tiers:
+        return self._rules.tiers
+
+    def _settle_limits(self, settings: Settings) -> None:
+        """The namespace's own limits: those of the program that said some last."""
+        limits = (settings.max_backlog, settings.max_backlog_bytes, settings.on_full)
+        with self._store.writing(durable=True) as connection:
+            if limits[0] is not None or limits[1] is not None:
+                connection.execute(SQL["setting_write"], ("limits", msgspec.json.encode(limits).decode()))
+            stored = connection.execute(SQL["setting_read"], ("limits",)).fetchone()
+        if stored is not None:
+            self._rules.max_backlog, self._rules.max_backlog_bytes, self._rules.on_full = msgspec.json.decode(stored[0])
+
+    # Transactions
+
+    @contextmanager
+    def _turn(self, now_us: int | None, *, durable: bool) -> Iterator[Turn]:
+        store, memory = self._store, self._memory
+        with store.lock:
+            try:
+                with store.writing(durable=durable) as connection:
+                    memory.check(connection, store.commits)
+                    turn = Turn(connection, self._rules, _clock() if now_us is None else now_us, memory)
+                    if now_us is None:
+                        turn.least = turn.now // NUMBER_UNIT
+                        self._look_at_clock(turn)
+                    yield turn
+                    if turn.obituaries:
+                        putting.put(turn, turn.obituaries)
+                    turn.flush()
+                memory.committed(store.commits)
+            except BaseException:
+                self._rules.forget()  # what was read of the policies may have been rolled back
+                memory.forget()
+                raise
+        for pool in turn.rang:
+            self._bell.ring(pool, has_arrivals=turn.has_arrivals)
+        if turn.told:
+            self._bell.tell(turn.told)
+
+    def _look_at_clock(self, turn: Turn) -> None:
+        """The store's time never goes back: where the machine's clock was set back it stands still, which somebody should know."""
+        behind = turn.now - _clock()
+        if behind > CLOCK_SLACK_US and time.monotonic() - self._warned >= WARN_EVERY:
+            self._warned = time.monotonic()
+            log.warning(
+                "%s: this machine's clock is %.0f s behind the time of the store, which stands still until then: delays, rates and leases "
+                "wait, nothing is lost; was the clock set back?",
+                self._store.name, behind / SECOND,
+            )  # fmt: skip
+
+    # The hot path
+
+    def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
+        if not drafts:
+            return []
+        with self._turn(now_us, durable=True) as turn:
+            receipts = putting.put(turn, drafts)
+            if any(draft.delay_us or draft.at_us is not None for draft in drafts):
+                self._ring_for_soon(turn)
+        return receipts
+
+    def lease(
+        self,
+        n: int,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        startable: int | None = None,
+        record_start: bool = False,
+        only: Sequence[str] | None = None,
+        now_us: int | None = None,
+    ) -> Batch:
+        with self._turn(now_us, durable=False) as turn:
+            housekeeping.keep_house(turn, BRING_IN)
+            turn.flush_what_went_down()
+            startable = n if startable is None else startable
+            kept = serving.Only.of(only, turn.memory.places)
+            leases, withheld = serving.lease(turn, n, pool, topics, startable, record_start=record_start, only=kept)
+            turn.flush()
+            wake = housekeeping.next_wake(turn)
+            if withheld or (leases and (len(leases) == n or (wake is not None and wake < turn.now + SOON_US))):
+                turn.rang.add(pool)  # there may be more, now or soon, and this worker may be busy then
+        return Batch(leases, turn.now, wake) if kept is None else Batch(leases, turn.now, wake, kept.passed_over, kept.goes_on)
+
+    def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
+        with self._turn(now_us, durable=True) as turn:
+            return settling.start(turn, leases)
+
+    def settle(
+        self, settlements: Sequence[Settlement], *, publish: Mapping[int, Sequence[Draft]] | None = None, now_us: int | None = None
+    ) -> list[str]:
+        if not settlements:
+            return []
+        try:
+            return self._settle(settlements, publish or {}, now_us)
+        except settling.Outdated:
+            return self._settle(settlements, publish or {}, now_us)  # what was remembered of these leases is forgotten now
+
+    def _settle(self, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]], now_us: int | None) -> list[str]:
+        with self._turn(now_us, durable=True) as turn:
+            answers = settling.settle(turn, settlements, publish)
+            if any(settlement.action != "ack" for settlement in settlements):
+                self._ring_for_soon(turn)
+        return answers
+
+    def note(self, notes: Sequence[Note], *, now_us: int | None = None) -> list[bool]:
+        with self._turn(now_us, durable=False) as turn:
+            return keeping.note(turn, notes)
+
+    def kept(self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None) -> list[Kept]:
+        with self._store.reading() as connection:
+            return keeping.read(Turn(connection, self._rules, _clock() if now_us is None else now_us), [message_id for message_id, _ in ids])
+
+    def forget_kept(self, message_id: str, topic: str | None = None) -> None:
+        del topic
+        with self._turn(None, durable=True) as turn:
+            turn.run("kept_delete", message_id)
+
+    def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
+        with self._turn(now_us, durable=True) as turn:
+            return keeping.withdraw(turn, message_id, topic)
+
+    def follow(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+        with self._turn(None, durable=True) as turn:
+            return keeping.follow(turn, message_id, topic, follower)
+
+    def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
+        with self._turn(now_us, durable=False) as turn:
+            busy = [lane for lane in views.lanes_of(turn, topic) if lane.waiting or lane.leased]
+            for lane in busy:
+                lane.watched_until = turn.now + round(seconds * SECOND)
+                turn.touch(lane)
+            return [CHANGED + lane.name for lane in busy]
+
+    def ear(self) -> Ear:
+        return self._bell.ear()
+
+    def extend(self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None) -> list[bool]:
+        with self._turn(now_us, durable=False) as turn:
+            return settling.extend(turn, leases, by_us)
+
+    def tick(self, *, budget: int = BRING_IN, now_us: int | None = None) -> int | None:
+        with self._turn(now_us, durable=False) as turn:
+            housekeeping.keep_house(turn, budget)
+            turn.flush()
+            return housekeeping.next_wake(turn)
+
+    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None, interrupt: Interrupt | None = None) -> bool:
+        return self._bell.wait(timeout, pool, topics, interrupt or Interrupt())
+
+    def arrivals(self, pool: str = "default") -> Arrivals:
+        return self._bell.arrivals(pool)
+
+    def interrupt(self) -> None:
+        self._bell.interrupt()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._bell.interrupt()
+            self._store.close()
+
+    # Waking
+
+    def _ring_for_soon(self, turn: Turn) -> None:
+        """Something may have become due sooner than the waiters know."""
+        turn.flush()
+        wake = housekeeping.next_wake(turn)
+        if wake is not None and wake < turn.now + SOON_US:
+            turn.rang.update(band.pool for band in turn.bands.values())
+
+    def _look(self, pool: str, topics: Sequence[str] | None) -> float:
+        """In how many seconds there is something to do in a pool."""
+        with self._store.reading() as connection:
+            turn = Turn(connection, self._rules, _clock())
+            if self._is_runnable(turn, pool, topics):
+                return 0.0
+            wake = housekeeping.next_wake(turn)
+        return (wake - turn.now) / SECOND if wake is not None else float("inf")
+
+    def _is_runnable(self, turn: Turn, pool: str, topics: Sequence[str] | None) -> bool:
+        if topics is None:
+            return any(band.pool == pool and turn.one("band_has_work", band.band, band.band)[0] for band in turn.bands.values())
+        for topic in topics:
+            policy = turn.policy(topic)
+            names = {lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)}
+            turn.load_names(names)
+            for name in names:
+                lane = turn.find_lane(name)
+                if lane is None or turn.bands[lane.band].pool != pool or not serving.can_deliver(turn, lane):
+                    continue
+                if lane.topic is not None or turn.one("folded_heads", topic, 1) is not None:
+                    return True
+        return False
+
+
+def _clock() -> int:
+    return time.time_ns() // 1000

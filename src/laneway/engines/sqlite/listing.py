@@ -1,0 +1,203 @@
+"""What this engine can tell of its topics, for `laneway.engines.listing`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.engines import classes, listing
+from laneway.engines.listing import CANDIDATES, FEW, Candidate
+from laneway.engines.naming import BUCKET, PARTITION
+from laneway.engines.sqlite import views
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from laneway.engines.base import TopicStats
+    from laneway.engines.sqlite.turn import Turn
+
+_NAMES = ("lane_name_next", "folded_topic_next", "dead_topic_next")
+_LAST = "\U0010ffff"
+
+# Each statement names its index and is cut before anything is joined: SQLite's planner would
+# rather sort a million lanes than trust a partial index of which it knows nothing.
+
+_LISTED = """
+SELECT l.lane, l.name, l.rule, {columns}
+  FROM (SELECT lane AS number FROM lane INDEXED BY lane_{index} WHERE {index} IS NOT NULL
+         ORDER BY {index} {way} LIMIT ?1) first
+ CROSS JOIN lane l ON l.lane = first.number
+ WHERE (l.name >= ?3 AND l.name < ?4) OR l.name < ?5
+ LIMIT ?2"""
+
+_NAMED = """
+SELECT l.lane, l.name, l.rule, {columns} FROM lane l WHERE l.name >= ?2 AND l.name < ?3 LIMIT ?1"""
+
+# Where there are few lanes: those that are a topic are sorted here, the others are all looked at.
+_FEW = """
+SELECT l.lane, l.name, l.rule, {columns} FROM lane l
+ WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NULL AND ?4 > 0 ORDER BY {sort}, l.name LIMIT ?1"""
+
+_PARTS = """
+SELECT l.lane, l.name, l.rule, {columns} FROM lane l WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NOT NULL LIMIT ?1"""
+
+_FOLDED = """
+WITH RECURSIVE found (topic) AS (
+    SELECT (SELECT topic FROM message WHERE topic > ?1 AND topic < ?2 ORDER BY topic LIMIT 1)
+    UNION ALL
+    SELECT (SELECT topic FROM message WHERE topic > found.topic AND topic < ?2 ORDER BY topic LIMIT 1)
+      FROM found WHERE found.topic IS NOT NULL
+     LIMIT ?3
+)
+SELECT found.topic, (
+    SELECT {worth} FROM (
+        SELECT m.since FROM message m
+         WHERE m.topic = found.topic AND ({states})
+         LIMIT ?4))
+  FROM found WHERE found.topic IS NOT NULL"""
+
+
+class _Order:
+    """
+    How a top list is found.
+
+    `index`: the column of `lane` with the size classes, and its index; `columns`: what of a lane is read,
+    `worth`: what that comes to, and `sort`: the same in SQL (?4: the time). `folded`: of a topic in a bucket,
+    the aggregate over its messages' `since`, and which messages count; None: nothing is counted by topic there.
+    """
+
+    def __init__(
+        self,
+        index: str,
+        way: str,
+        columns: str,
+        worth: Callable[..., float | None],
+        sort: str,
+        folded: tuple[str, str] | None = None,
+    ) -> None:
+        self.listed = _LISTED.format(index=index, way=way, columns=columns)
+        self.named = _NAMED.format(columns=columns)
+        self.few = _FEW.format(columns=columns, sort=sort)
+        self.parts = _PARTS.format(columns=columns)
+        self.folded = _FOLDED.format(worth=folded[0], states=folded[1]) if folded is not None else None
+        self.worth = worth
+
+
+_READY = """m.state = 0 AND EXISTS (
+    SELECT 1 FROM ready r
+     WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
+       AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END)"""
+"""A message that is neither aside nor leased: leases are not indexed by message."""
+
+_FRONT = ", ".join(
+    f"(SELECT {column} FROM ready r WHERE r.lane = l.lane ORDER BY {order} LIMIT 1) AS {name}"
+    for name, column, order in (
+        ("first_rank", "r.rank", "r.rank"), ("pos", "r.pos", "r.rank, r.pos"), ("last_rank", "r.rank", "r.rank DESC"),
+    )
+)  # fmt: skip
+_BY_FRONT = """CASE WHEN first_rank = last_rank AND first_rank & 1 THEN pos
+            WHEN first_rank IS NULL THEN 1 << 62 ELSE -(1 << 62) END"""
+"""Of lanes with several ranks the oldest is looked for afterwards."""
+
+_WAITING = "l.ready + l.delayed + l.parked"
+_THROTTLED = "coalesce(json_extract(l.more, '$[5]'), 0)"
+_RATE = f"""CASE WHEN ?4 - l.seen >= {2 * classes.WINDOW_US} THEN 0
+        WHEN ?4 - l.seen >= {classes.WINDOW_US} THEN 1.0 * l.lately * ({2 * classes.WINDOW_US} - ?4 + l.seen)
+        ELSE 1.0 * l.before * ({classes.WINDOW_US} - ?4 + l.seen) + 1.0 * l.lately * {classes.WINDOW_US} END DESC"""
+"""As `classes.rate`, but for a factor."""
+
+
+def _as_it_is(_turn: Turn, _lane: int, number: int) -> float:
+    return number
+
+
+def _rate(turn: Turn, _lane: int, *counted: int) -> float:
+    return classes.rate(turn.now, *counted)
+
+
+def _age(turn: Turn, lane: int, *front: int | None) -> float:
+    oldest = views.oldest_behind(turn, lane, *front)
+    return turn.now - oldest + 1 if oldest is not None else 0
+
+
+ORDERS = {
+    "backlog": _Order(
+        "big", "DESC", _WAITING, _as_it_is, f"{_WAITING} DESC", folded=("count(*)", f"m.state IN (1, 2) OR {_READY}"),
+    ),
+    "age": _Order("old", "ASC", _FRONT, _age, _BY_FRONT, folded=("min(since)", _READY)),
+    "rate": _Order("busy", "DESC", "l.seen, l.lately, l.before", _rate, _RATE),
+    "throttled": _Order("slow", "DESC", _THROTTLED, _as_it_is, f"{_THROTTLED} DESC"),
+}  # fmt: skip
+"""By the names of `laneway.engines.listing.MEASURES`."""
+
+
+def topics(turn: Turn, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
+    """Topics of the pattern in the order asked for."""
+    return listing.topics(_Topics(turn), order, pattern, limit, after)
+
+
+class _Topics:
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self.now_us = turn.now
+
+    def stats(self, topics: Sequence[str]) -> list[TopicStats]:
+        return views.many_stats(self._turn, topics)
+
+    def has_something(self, topic: str) -> bool:
+        stats = views.topic_stats(self._turn, topic)
+        own = (lane.topic == topic for lane in views.lanes_of(self._turn, topic))
+        return bool(stats.waiting or stats.leased or stats.dead or any(own))
+
+    def next_name(self, after: str) -> str | None:
+        """The first of three indexes."""
+        return min((name for query in _NAMES if (name := self._next(query, after)) is not None), default=None)
+
+    def _next(self, query: str, after: str) -> str | None:
+        """The next topic's name; lanes of a partitioned topic come as one, those of buckets not at all."""
+        at = max(after, BUCKET + _LAST) if query == "lane_name_next" else after
+        while (step := self._turn.one(query, at)) is not None:
+            name = str(step[0]).partition(PARTITION)[0]
+            if name != after:
+                return name
+            at = after + PARTITION + _LAST
+        return None
+
+    def candidates(self, order: str, pattern: str, most: int) -> Iterator[Candidate]:
+        entry = ORDERS[order]
+        folded: set[str | None] = set()
+        for lane, name, rule, *columns in self._lanes(entry, pattern, most):
+            if name.startswith(BUCKET):
+                folded.add(listing.common_prefix(pattern, rule))
+                continue
+            worth = entry.worth(self._turn, lane, *columns) or 0
+            yield Candidate(rule or name, worth, is_exact=rule is None)
+        for prefix in folded:
+            if prefix is not None:
+                yield from self._folded(order, entry, prefix)
+
+    def _lanes(self, entry: _Order, pattern: str, most: int) -> list[tuple[Any, ...]]:
+        """All, where there are few. Else the first of the index; where it is short, others of the pattern."""
+        prefix = pattern.removesuffix("*")
+        if self._turn.shard.lanes <= FEW:
+            found = self._read(entry.few, most, prefix, prefix + _LAST, self._turn.now)
+            found += self._read(entry.parts, FEW, prefix, prefix + _LAST)
+            return found if not prefix else found + self._read(entry.parts, FEW, BUCKET, BUCKET + _LAST)
+        looked_at = most if pattern == "*" else max(FEW, most)
+        found = self._read(entry.listed, looked_at, most, prefix, prefix + _LAST, BUCKET + _LAST)
+        if len(found) < most:
+            found += self._read(entry.named, most - len(found), BUCKET, BUCKET + _LAST)
+            found += self._read(entry.named, most - len(found), prefix or PARTITION, prefix + _LAST)
+        return list({row[0]: row for row in found}.values())
+
+    def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        return self._turn.connection.execute(statement, values).fetchall()
+
+    def _folded(self, order: str, entry: _Order, prefix: str) -> Iterator[Candidate]:
+        """The first topics in buckets."""
+        if entry.folded is None:
+            return
+        for topic, worth in self._read(entry.folded, prefix, prefix + _LAST, CANDIDATES, FEW):
+            found = worth or 0
+            if order == "age":
+                found = self.now_us - worth + 1 if worth is not None else 0
+            yield Candidate(topic, found, is_exact=found != FEW)

@@ -1,0 +1,288 @@
+"""
+The ways of one message: waiting, coming back, finished, dead. The slow and general paths; `putting`, `serving` and `settling`
+have short cuts for messages that use none of keys, merges, ttl or ids of the user's own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.engines import base
+from laneway.engines.admission import EXPIRED, HISTORY
+from laneway.engines.naming import made_id, made_number
+from laneway.engines.sqlite import keeping
+from laneway.engines.sqlite.rows import DEAD, DELAYED, DUE, EXPIRES, PARKED, READY, RETENTION_ENDS, YIELD, Lane, Row
+from laneway.policy import FOREVER
+
+if TYPE_CHECKING:
+    from laneway.engines.sqlite.turn import Turn
+
+
+def id_of(turn: Turn, row: Row) -> str:
+    return row.id if row.id is not None else made_id(turn.shard.nonce, row.mid)
+
+
+def topic_of(row: Row, lane: Lane) -> str:
+    return row.topic if row.topic is not None else lane.topic or ""
+
+
+def read(turn: Turn, mid: int) -> Row | None:
+    found = turn.one("message_read", mid)
+    return Row(*found) if found else None
+
+
+def size_of(turn: Turn, row: Row) -> int:
+    size = len(row.body)
+    return size + int(turn.one("parts_size", row.mid)[0]) if row.parts else size
+
+
+def save(turn: Turn, row: Row) -> None:
+    """Write where the message stands; its content is written apart."""
+    turn.run(
+        "message_move", row.lane, row.state, row.rank, row.seq, row.since, row.expires, row.serial, row.attempts, row.deliveries,
+        row.suspect, row.joined, row.parts, row.mid,
+    )  # fmt: skip
+
+
+# Waiting
+
+
+def begin_waiting(turn: Turn, lane: Lane, row: Row) -> None:
+    """The message waits from now on: delayed until its `since`, if that is to come, else it arrives."""
+    size = size_of(turn, row)
+    lane.bytes += size
+    turn.shard.bytes += size
+    turn.shard.waiting += 1
+    if row.expires is not None:
+        turn.run("event_insert", row.expires, EXPIRES, row.mid, 0)
+    if row.mkey is not None:
+        turn.run("merge_key_write", lane.lane, row.mkey, row.mid)
+    if row.since > turn.now:
+        row.state = DELAYED
+        lane.delayed += 1
+        turn.run("event_insert", row.since, DUE, row.mid, 0)
+    else:
+        arrive(turn, lane, row)
+    turn.touch(lane)
+
+
+def end_waiting(turn: Turn, lane: Lane, row: Row) -> None:
+    """Take a waiting message out of everything that it waits in; its serial key is the caller's business."""
+    size = size_of(turn, row)
+    lane.bytes -= size
+    turn.shard.bytes -= size
+    turn.shard.waiting -= 1
+    if row.expires is not None:
+        turn.run("event_delete", row.expires, EXPIRES, row.mid)
+    if row.mkey is not None:
+        turn.run("merge_key_delete", lane.lane, row.mkey, row.mid)
+    if row.state == DELAYED:
+        lane.delayed -= 1
+        turn.run("event_delete", row.since, DUE, row.mid)
+    elif row.state == PARKED:
+        lane.parked -= 1
+        turn.run("parked_delete", lane.lane, row.line, row.rank, row.pos, row.seq)
+    else:
+        lane.ready -= 1
+        turn.run("ready_delete", lane.lane, row.rank, row.pos, row.seq)
+    turn.touch(lane)
+
+
+def arrive(turn: Turn, lane: Lane, row: Row) -> None:
+    """The message becomes ready, or is parked behind the one that its serial key is busy with."""
+    if row.serial and row.line is not None:
+        found = turn.one("serial_key_read", lane.lane, row.line)
+        if found is None:
+            turn.run("serial_key_write", lane.lane, row.line, row.mid, 0)
+        elif found[0] != row.mid:
+            head, held = found
+            if held or not _goes_before(turn, row, head):
+                _park(turn, lane, row)
+                return
+            _step_back(turn, lane, head)
+            turn.run("serial_key_write", lane.lane, row.line, row.mid, 0)
+    row.state = READY
+    lane.ready += 1
+    turn.run("ready_insert", lane.lane, row.rank, row.pos, row.seq, row.mid)
+
+
+def _goes_before(turn: Turn, row: Row, head: int) -> bool:
+    other = read(turn, head)
+    return other is None or (row.rank, row.pos, row.seq) < (other.rank, other.pos, other.seq)
+
+
+def _park(turn: Turn, lane: Lane, row: Row) -> None:
+    row.state = PARKED
+    lane.parked += 1
+    turn.run("parked_insert", lane.lane, row.line, row.rank, row.pos, row.seq, row.mid)
+
+
+def _step_back(turn: Turn, lane: Lane, head: int) -> None:
+    """The key's head was overtaken while the key was free."""
+    other = read(turn, head)
+    if other is None:
+        return
+    lane.ready -= 1
+    turn.run("ready_delete", lane.lane, other.rank, other.pos, other.seq)
+    _park(turn, lane, other)
+    save(turn, other)
+
+
+def free_key(turn: Turn, lane: Lane, key: str | None, mid: int) -> None:
+    """The message no longer holds (or heads) its serial key: the next one of the key comes forward."""
+    if key is None:
+        return
+    found = turn.one("serial_key_read", lane.lane, key)
+    if found is None or found[0] != mid:
+        return
+    first = turn.one("parked_first", lane.lane, key)
+    if first is None:
+        turn.run("serial_key_delete", lane.lane, key)
+        return
+    row = read(turn, first[0])
+    if row is None:  # pragma: no cover - a store that lost a row; the doctor mends it
+        turn.run("serial_key_delete", lane.lane, key)
+        return
+    turn.run("parked_delete", lane.lane, key, row.rank, row.pos, row.seq)
+    lane.parked -= 1
+    lane.ready += 1
+    row.state = READY
+    turn.run("ready_insert", lane.lane, row.rank, row.pos, row.seq, row.mid)
+    turn.run("serial_key_write", lane.lane, key, row.mid, 0)
+    save(turn, row)
+    turn.touch(lane)
+
+
+def yields(row: Row) -> bool:
+    """Whether the next of its key goes first while this one waits for a retry."""
+    return row.serial == YIELD
+
+
+# Ids
+
+
+def is_known(turn: Turn, topic: str, message_id: str) -> bool:
+    """Whether a message of that id is waiting, leased or dead, or was finished within its window."""
+    found = turn.one("ident_read", message_id, topic)
+    if found is not None:
+        mid, until = found
+        if mid is not None or until is None or until > turn.now:
+            return True
+        turn.run("ident_delete", message_id, topic)
+        return False
+    mid = made_number(turn.shard.nonce, message_id)
+    return mid is not None and made_topic(turn, mid) == topic
+
+
+def made_topic(turn: Turn, mid: int) -> str | None:
+    """The topic of a message that has an id of our own making, if it is here."""
+    found = turn.one("message_at", mid)
+    if found is None:
+        return None
+    lane, state, topic = found
+    if topic is not None:
+        return str(topic)
+    if state == DEAD:
+        return str(turn.one("dead_read", mid)[2])
+    return turn.lane(lane).topic
+
+
+def finish_ids(turn: Turn, row: Row, topic: str, *, keep: bool) -> None:
+    """
+    The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`, or a day where they are sticky).
+    """
+    window = _window(turn.policy(topic).dedupe, sticky=bool(row.sticky)) if keep else 0
+    ids = [(row.id or made_id(turn.shard.nonce, row.mid), topic)] if row.id is not None or window else []
+    if row.joined:
+        ids += turn.all("idents_joined", row.mid)
+    for message_id, its_topic in ids:
+        if window:
+            turn.run("ident_write", message_id, its_topic, None, 0, None if window == FOREVER else turn.now + window)
+        else:
+            turn.run("ident_delete", message_id, its_topic)
+
+
+def _window(dedupe: int | None, *, sticky: bool) -> int:
+    if dedupe == FOREVER:
+        return FOREVER
+    return max(dedupe or 0, base.STICKY_US if sticky else 0)
+
+
+# The end
+
+
+def remove(turn: Turn, row: Row) -> None:
+    """Delete the message's rows."""
+    turn.run("message_delete", row.mid)
+    if row.parts:
+        turn.run("parts_delete", row.mid)
+        if row.since == base.UNTIL_SIGNALLED_US:
+            turn.run("came_delete", row.mid)
+    if row.attempts or row.suspect or row.deliveries or row.odd:
+        turn.run("note_delete", row.mid)
+
+
+def bury(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None) -> None:
+    """The message, which neither waits nor is leased any more, becomes a dead letter."""
+    topic = topic_of(row, lane)
+    until = turn.now + turn.policy(topic).dead_ttl
+    row.state = DEAD
+    row.lane = 0  # lanes come and go; a dead letter belongs to its topic
+    save(turn, row)
+    turn.run("dead_insert", row.mid, topic, turn.now, until, reason, error)
+    turn.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
+    turn.shard.dead += 1
+    keeping.ends(turn, row, topic, "expired" if reason == EXPIRED else "dead", reason)
+
+
+def expire(turn: Turn, lane: Lane, row: Row) -> None:
+    """A message, no longer waiting, whose ttl is over."""
+    topic = topic_of(row, lane)
+    lane.expired += 1
+    turn.shard.expired += 1
+    if turn.policy(topic).on_expiry == "drop":
+        keeping.ends(turn, row, topic, "expired", EXPIRED)
+        finish_ids(turn, row, topic, keep=False)
+        remove(turn, row)
+    else:
+        bury(turn, lane, row, EXPIRED, None)
+
+
+def forget_dead(turn: Turn, mid: int) -> None:
+    """A dead letter is dropped, or past its retention."""
+    found = turn.one("dead_read", mid)
+    row = read(turn, mid)
+    if found is None or row is None:
+        return
+    turn.run("event_delete", found[4], RETENTION_ENDS, mid)
+    turn.run("dead_delete", mid)
+    finish_ids(turn, row, found[2], keep=False)
+    remove(turn, row)
+    turn.run("note_delete", mid)
+    turn.shard.dead -= 1
+
+
+def note_trouble(turn: Turn, row: Row, what: str, error: str | None) -> None:
+    """Remember what happened to the message, for people who ask."""
+    found = turn.one("note_read", row.mid) or (None, 0, "[]")
+    history: list[dict[str, Any]] = msgspec.json.decode(found[2])
+    history.append({"at_us": turn.now, "what": what, "error": error})
+    turn.run("note_write", row.mid, found[0], found[1], msgspec.json.encode(history[-HISTORY:]).decode())
+
+
+def withdraw(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
+    """Take a message that waits out of the store, and its id with it: purged, cancelled, or moved elsewhere."""
+    end_waiting(turn, lane, row)
+    take_out(turn, lane, row, topic)
+
+
+def take_out(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
+    """Take a message that no longer waits, nor is leased, out of the store, and its id and its hold on its key with it."""
+    finish_ids(turn, row, topic, keep=False)
+    remove(turn, row)
+    if row.serial:
+        free_key(turn, lane, row.line, row.mid)
+    lane.removed += 1
+    turn.shard.removed += 1

@@ -1,0 +1,175 @@
+"""Rows as they are worked on in a transaction. Field order is column order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from laneway.engines.naming import BUCKET, PARTITION
+
+IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
+"""Where a lane stands (`lane.place`)."""
+
+READY, DELAYED, PARKED, DEAD = range(4)
+"""`message.state`; a leased message is READY and has a row in `lease`."""
+
+LEASES_END, DUE, EXPIRES, RETENTION_ENDS = 1, 2, 3, 4
+"""`event.kind`."""
+
+HOLD, YIELD = 1, 2
+"""`message.serial`: what the policy said at publish."""
+
+
+class Lane(msgspec.Struct, gc=False):
+    """A row of `lane`; from `retried` on what `lane.more` holds, from `stood` on what only a transaction knows."""
+
+    lane: int
+    name: str
+    rule: str
+    own: int
+    band: int
+    place: int = IDLE
+    wake: int | None = None
+    vt: int = 0
+    gate: str | None = None
+    tat: int = 0
+    ready: int = 0
+    delayed: int = 0
+    parked: int = 0
+    leased: int = 0
+    bytes: int = 0
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    seen: int = 0
+    lately: int = 0
+    before: int = 0
+    more: str | None = None
+    big: int | None = None
+    old: int | None = None
+    busy: int | None = None
+    slow: int | None = None
+
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0
+    throttled: int = 0
+    rest_until: int = 0
+    rest_step: int = 0  # above 0: the topic rests, or probes
+    rest_fence: int = 0
+    mean: int = 0
+    watched_until: int = 0  # changes are notified until then, see Engine.watch_topic
+
+    stood: tuple[Any, ...] = ()  # what its indexed columns said when it was read
+    is_new: bool = False
+    forgotten: bool = False
+
+    @property
+    def waiting(self) -> int:
+        return self.ready + self.delayed + self.parked
+
+    @property
+    def topic(self) -> str | None:
+        """Its topic; None for a bucket."""
+        return None if self.name[0] == BUCKET else self.rule
+
+    def standing(self) -> tuple[Any, ...]:
+        """What indexes stand on: PLACING, then CLASSES."""
+        return (self.band, self.place, self.wake, self.vt, self.gate, self.big, self.old, self.busy, self.slow)
+
+    def counts(self) -> tuple[Any, ...]:
+        """COUNTS, as they are written."""
+        return (self.tat, self.ready, self.delayed, self.parked, self.leased, self.bytes, self.published, self.delivered, self.done,
+                self.seen, self.lately, self.before, self.more or 0)  # fmt: skip
+
+    def unpack(self) -> None:
+        """Read `more`."""
+        for name, value in zip(MORE, msgspec.json.decode(self.more or "[]"), strict=False):
+            setattr(self, name, value)
+
+    def pack(self) -> None:
+        """Write `more`."""
+        values = (self.retried, self.died, self.merged, self.expired, self.removed, self.throttled, self.rest_until, self.rest_step,
+                  self.rest_fence, self.mean, self.watched_until)  # fmt: skip
+        self.more = msgspec.json.encode(values).decode() if any(values) else None
+
+
+class Band(msgspec.Struct, gc=False):
+    """A row of `band`."""
+
+    band: int
+    pool: str
+    tier: str
+    vt: int
+    carry: int
+    mean: int
+    delivered: int
+
+
+class Row(msgspec.Struct, gc=False):
+    """A row of `message`."""
+
+    mid: int
+    lane: int
+    state: int
+    rank: int
+    seq: int
+    since: int
+    published: int
+    expires: int | None
+    serial: int
+    odd: int
+    key: str | None
+    id: str | None
+    topic: str | None
+    mkey: bytes | None
+    headers: str | None
+    attempts: int
+    deliveries: int
+    suspect: int
+    joined: int
+    parts: int
+    sticky: int
+    body: bytes
+
+    @property
+    def pos(self) -> int:
+        """Its place among those of its rank: by since; those that go to the front, the latest first."""
+        return self.since if self.rank & 1 else -self.seq
+
+    @property
+    def priority(self) -> int:
+        return -(self.rank >> 1)
+
+    @property
+    def line(self) -> str | None:
+        """Whom it stands in line with, where it is serial: in a bucket keys are still the topic's."""
+        return self.key if self.topic is None or self.key is None else f"{self.topic}{PARTITION}{self.key}"
+
+
+LANE_COLUMNS = Lane.__struct_fields__[: Lane.__struct_fields__.index("retried")]
+MORE = Lane.__struct_fields__[len(LANE_COLUMNS) : -3]
+ROW_COLUMNS = Row.__struct_fields__
+
+
+class Held(msgspec.Struct, gc=False):
+    """A row of `lease`."""
+
+    fence: int
+    mid: int
+    lane: int
+    deadline: int
+    granted: int
+    charge: int
+    started: int
+    gate: str | None
+    empty: str | None
+    gone: int
+
+
+def rank_of(priority: int, *, at_front: bool) -> int:
+    """The number by which messages of a lane are sorted first."""
+    return -2 * priority + (0 if at_front else 1)

@@ -1,0 +1,576 @@
+"""
+Handing out: `Engine.lease`.
+
+First it is decided in memory which lanes give how many (the visits), reading lanes only, each once; then the messages of
+all of them are fetched, and everything is written. Nothing here looks at a lane that cannot deliver.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.engines import fairness
+from laneway.engines.admission import DEFAULT_MEAN_US, STEP
+from laneway.engines.base import PASS_OVER
+from laneway.engines.naming import lane_name
+from laneway.engines.sqlite import messages
+from laneway.engines.sqlite.rows import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE, Band, Lane, Row
+from laneway.message import Lease
+from laneway.policy import prefixes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.sqlite.turn import GateState, Turn
+    from laneway.policy import Resolved
+
+FIRST_PAGE = 16
+"""Fewest lanes that are read at once."""
+
+START = (-1, -1)
+"""Before all lanes."""
+
+MOST_PLACES = 10_000
+"""Places that are remembered of calls that pass lanes over."""
+
+MANY_GATES = 4
+"""With more open gates than this in a tier, a few lanes of each are read at first instead of as many as there is room for."""
+
+_SINCE, _EXPIRES, _RARE = 3, 5, 10
+"""Columns of what is fetched of a message, see statements."""
+
+_dumps = msgspec.json.Encoder().encode
+_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+def lease(
+    turn: Turn, room: int, pool: str, topics: Sequence[str] | None, startable: int, *, record_start: bool, only: Only | None = None
+) -> tuple[list[Lease], bool]:
+    """Choose, fetch and lease up to `room` messages; and whether some were withheld that this caller cannot start."""
+    serving = _Serving(turn, startable, only)
+    if topics is None:
+        serving.serve_pool(pool, room)
+    else:
+        serving.serve_topics(topics, pool, room)
+    leases = _HandOut(turn, serving.picked, record_start=record_start).run(serving.visits if topics is not None else _mixed(turn, serving.visits))
+    for lane in serving.visited.values():
+        turn.place(lane)
+    return leases, serving.withheld or (only is not None and only.passed_over)
+
+
+class Only:
+    """The patterns of a caller who takes nothing else, and where its calls go on: each passes over a bounded number of lanes."""
+
+    def __init__(self, patterns: Sequence[str], places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]]) -> None:
+        self._patterns = frozenset(patterns)
+        self._key = tuple(patterns)
+        self._places = places
+        self._left = PASS_OVER
+        self.passed_over = False
+        self.goes_on = False
+
+    @staticmethod
+    def of(patterns: Sequence[str] | None, places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]]) -> Only | None:
+        if len(places) > MOST_PLACES:
+            places.clear()
+        return None if patterns is None else Only(patterns, places)
+
+    def takes(self, lane: Lane) -> bool:
+        """Whether the caller does; one that it does not take is counted."""
+        if lane.topic is None or any(pattern in self._patterns for pattern in prefixes(lane.topic)):
+            return True
+        self.passed_over = True
+        self._left -= 1
+        return False
+
+    def begin(self, band: Band, gate: GateState | None) -> tuple[int, int]:
+        """Where reading begins."""
+        return self._places.get(self._place(band, gate), START)
+
+    def may_go_on(self, band: Band, gate: GateState | None, after: tuple[int, int]) -> bool:
+        """Whether more is to be read of it in this call; if not, the next one does."""
+        if self._left > 0:
+            return True
+        self._places[self._place(band, gate)] = after
+        self.goes_on = True
+        return False
+
+    def ended(self, band: Band, gate: GateState | None) -> None:
+        """All that stands there was read, in this call and those before: the next one begins at the beginning."""
+        self._places.pop(self._place(band, gate), None)
+
+    def _place(self, band: Band, gate: GateState | None) -> tuple[int, str | None, tuple[str, ...]]:
+        return band.band, gate.name if gate is not None else None, self._key
+
+
+def can_deliver(turn: Turn, lane: Lane) -> bool:
+    """Whether it is runnable, or at an open gate."""
+    if lane.forgotten:
+        return False
+    if lane.place == AT_GATE:
+        gate = turn.gate(lane.gate or "")
+        return gate is not None and gate.room(turn.now) > 0
+    return lane.place == RUNNABLE
+
+
+class _Line:
+    """
+    The lanes of one tier of one pool that can deliver now, by (virtual time, number).
+
+    They are read from the indexes as far as needed: each source (the tier's own lanes, each open gate's) puts a marker behind the
+    last lane that was read of it; when the marker comes up, more are read.
+    """
+
+    def __init__(self, turn: Turn, band: Band, room: int, only: Only | None = None) -> None:
+        self.band = band
+        self._only = only
+        self._turn = turn
+        self._heap: list[tuple[int, int, int, Any]] = []
+        self._page = max(room // fairness.CHUNK + 1, FIRST_PAGE)
+        self._seen: set[int] = set()
+        self._gates: dict[str, GateState] = {}
+        for lane in turn.came_up:
+            self._offer(lane)
+        self._read_more(None, START if only is None else only.begin(band, None))
+        names = [name for (name,) in turn.all("gate_entries_open", band.band, self._page)]
+        page = self._page if len(names) <= MANY_GATES else max(8, self._page // len(names))
+        for name in names:
+            gate = turn.gate(name)
+            if gate is not None and gate.room(turn.now):
+                self._read_more(gate, START if only is None else only.begin(band, gate), page)
+
+    def _read_more(self, gate: GateState | None, after: tuple[int, int], page: int | None = None) -> None:
+        page = page or self._page
+        if gate is None:
+            rows = self._turn.all("lanes_runnable", self.band.band, *after, page)
+        else:
+            rows = self._turn.all("lanes_at_gate", gate.name, self.band.band, *after, page)
+        self._turn.load_numbers(number for number, _ in rows)
+        for number, _ in rows:
+            self._offer(self._turn.lane(number))
+        if len(rows) == page:
+            number, vt = rows[-1]
+            heapq.heappush(self._heap, (vt, number, 1, (gate, (vt, number))))
+        elif self._only is not None:
+            self._only.ended(self.band, gate)
+
+    def _offer(self, lane: Lane) -> None:
+        """Take a lane in, once; one that was changed in this call may no longer belong here."""
+        if lane.lane not in self._seen and lane.band == self.band.band and can_deliver(self._turn, lane):
+            self._seen.add(lane.lane)
+            if self._only is None or self._only.takes(lane):
+                self.push(lane)
+
+    def push(self, lane: Lane) -> None:
+        """Into the line, at its present virtual time."""
+        heapq.heappush(self._heap, (lane.vt, lane.lane, 0, lane))
+
+    def pop(self) -> Lane | None:
+        """The next lane, or None."""
+        while self._heap:
+            _, _, is_marker, entry = heapq.heappop(self._heap)
+            if not is_marker:
+                lane: Lane = entry
+                return lane
+            gate, after = entry
+            if self._only is not None and not self._only.may_go_on(self.band, gate, after):
+                continue
+            if gate is None or gate.room(self._turn.now):
+                self._read_more(gate, after)
+        return None
+
+    def count(self, most: int) -> int:
+        """How many lanes stand in it, as far as was read."""
+        return min(most, len(self._heap))
+
+
+class _Serving:
+    """Decides the visits of one call."""
+
+    def __init__(self, turn: Turn, startable: int, only: Only | None = None) -> None:
+        self.turn = turn
+        self.only = only
+        self.startable = startable
+        self.visits: list[tuple[Lane, int]] = []
+        self.visited: dict[int, Lane] = {}
+        self.picked: dict[int, list[int]] = {}
+        """Of buckets of which only some topics may be served: the messages, in the order of the visits."""
+        self.withheld = False
+
+    def serve_pool(self, pool: str, room: int) -> None:
+        """Strict tiers first, the others by their shares; what one cannot use flows to those that can."""
+        found = [(tier.share, self.turn.find_band(pool, name)) for name, tier in self.turn.rules.tiers.items()]
+        bands = [(share, band) for share, band in found if band is not None]
+        if self.only is None:
+            self._serve_bands(pool, room, bands)
+            return
+        carries = [(band, band.carry) for _, band in bands]
+        self._serve_bands(pool, room, bands)
+        for band, carry in carries:  # a caller who passes lanes over owes the tiers nothing, and they owe it nothing
+            band.carry = carry
+
+    def _serve_bands(self, pool: str, room: int, bands: Sequence[tuple[float | str, Band]]) -> None:
+        for share, band in bands:
+            if share == "strict":
+                room -= self._serve(_Line(self.turn, band, room, self.only), room)
+                if self.withheld:
+                    return
+        lines: dict[str, _Line | None] = {}
+        shares: dict[str, float] = {}
+        for share, band in bands:
+            if share == "strict":
+                continue
+            if self._has_work(band):
+                shares[band.tier] = float(share)
+                lines[band.tier] = None  # read when its room is known
+            else:
+                band.carry = 0
+        while room > 0 and shares and not self.withheld:
+            step = room if len(shares) == 1 or self.startable >= room else self.startable or min(room, STEP)
+            room -= self._serve_shares(pool, step, shares, lines)
+
+    def _has_work(self, band: Band) -> bool:
+        turn = self.turn
+        if any(lane.band == band.band and can_deliver(turn, lane) for lane in turn.came_up) or turn.one("band_has_runnable", band.band)[0]:
+            return True
+        gates = (turn.gate(name) for (name,) in turn.all("gate_entries_open", band.band, FIRST_PAGE))
+        return any(gate is not None and gate.room(turn.now) for gate in gates)
+
+    def _serve_shares(self, pool: str, room: int, shares: dict[str, float], lines: dict[str, _Line | None]) -> int:
+        bands = {name: self.turn.band(pool, name) for name in shares}
+        before = {name: band.carry for name, band in bands.items()}
+        all_shares = dict(shares)
+        given, carry = fairness.split(room, shares, before)
+        taken: dict[str, int] = {}
+        for name, part in given.items():
+            bands[name].carry = carry[name]
+            if part == 0:
+                continue
+            line = lines[name]
+            if line is None:
+                line = lines[name] = _Line(self.turn, bands[name], part, self.only)
+            taken[name] = self._serve(line, part)
+            if self.withheld:
+                break
+            if taken[name] < part:
+                del shares[name]
+                bands[name].carry = 0
+        if self.withheld:
+            for name, owed in fairness.settle_carry(all_shares, before, taken).items():
+                bands[name].carry = owed
+        return sum(taken.values())
+
+    def _serve(self, line: _Line, room: int) -> int:
+        """Take up to `room` from the line; less if it has no more, or if what comes next cannot be started yet."""
+        lanes = line.count(room)
+        taken = 0
+        while taken < room:
+            lane = line.pop()
+            if lane is None:
+                break
+            if not self.startable and self.turn.rule(lane).limited:
+                # It is its turn, and the caller cannot start it yet. To pass it over would let the unlimited fill the caller's
+                # buffer for ever; so all that would come after it is withheld until he can.
+                self.withheld = True
+                break
+            got = self.visit(lane, line.band, room - taken, lanes)
+            taken += got
+            if got and lane.ready and self.turn.allowance(lane, self.turn.rule(lane)):
+                line.push(lane)
+        return taken
+
+    def visit(self, lane: Lane, band: Band, room: int, lanes: int) -> int:
+        """Take from the lane what all limits admit; one atomic step with the advance of its virtual time."""
+        turn = self.turn
+        policy = turn.rule(lane)
+        take = min(fairness.chunk(room, lanes, policy.weight), turn.allowance(lane, policy))
+        gate = None
+        if policy.gate is not None:
+            gate = turn.gate(policy.gate)
+            take = min(take, gate.room(turn.now) if gate is not None else 0)
+        if policy.limited:
+            take = min(take, self.startable)
+        if policy.paused or (lane.rest_step and lane.rest_until > turn.now):
+            take = 0
+        if take <= 0:
+            self.visited[lane.lane] = lane  # its policy changed under it, or its gate shut: it is placed anew
+            return 0
+        if policy.limited:
+            self.startable -= take
+        if gate is not None:
+            gate.take(take, turn.now)
+            turn.touch_gate(gate)
+        self._charge(lane, band, policy, take, alone=lanes <= 1)
+        self.visits.append((lane, take))
+        self.visited[lane.lane] = lane
+        return take
+
+    def _charge(self, lane: Lane, band: Band, policy: Resolved, take: int, *, alone: bool) -> None:
+        turn = self.turn
+        band.vt = lane.vt
+        lane.vt += self._stride(lane, band, policy, take)
+        if alone:
+            one_chunk = self._stride(lane, band, policy, fairness.chunk(take, 2, policy.weight))
+            band.vt = fairness.reached(band.vt, lane.vt, one_chunk)
+        if policy.rate is not None:
+            tat = fairness.rebase(lane.tat, turn.now, policy.lane_rate, policy.lane_burst)
+            lane.tat = fairness.take_permits(tat, turn.now, policy.lane_rate, take)
+        lane.ready -= take
+        lane.leased += take
+        band.delivered += take
+        turn.count_deliveries(lane, take)
+
+    def _stride(self, lane: Lane, band: Band, policy: Resolved, take: int) -> int:
+        """By how much so many messages advance the lane's virtual time."""
+        if self.turn.fair_by_time(band):
+            cost = lane.mean or band.mean or DEFAULT_MEAN_US
+            return fairness.stride_of_work(cost * take, policy.weight)
+        return fairness.stride(take, policy.weight)
+
+    def serve_topics(self, topics: Sequence[str], pool: str, room: int) -> None:
+        """Strictly in the order named."""
+        turn = self.turn
+        for topic in topics:
+            policy = turn.policy(topic)
+            names = [lane_name(policy, topic, None, n)[0] for n in range(max(policy.partitions, 1))]
+            turn.load_names(names)
+            for name in names:
+                lane = turn.find_lane(name)
+                if room <= 0 or lane is None or turn.bands[lane.band].pool != pool or not can_deliver(turn, lane):
+                    continue
+                if not self.startable and turn.rule(lane).limited:
+                    self.withheld = True
+                    return
+                if lane.topic is None:
+                    room -= self._visit_folded(lane, topic, room)
+                else:
+                    room -= self.visit(lane, turn.bands[lane.band], room, 1)
+
+    def _visit_folded(self, lane: Lane, topic: str, room: int) -> int:
+        """Of a bucket take only the messages of one topic."""
+        picked = self.picked.setdefault(lane.lane, [])
+        found = [mid for (mid,) in self.turn.all("folded_heads", topic, room + len(picked)) if mid not in picked][:room]
+        taken = self.visit(lane, self.turn.bands[lane.band], len(found), 1) if found else 0
+        picked += found[:taken]
+        return taken
+
+
+def _mixed(turn: Turn, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
+    """Visits of several tiers in the order of `fairness.interleave`, behind those of strict tiers."""
+    tiers = turn.rules.tiers
+    strict: list[tuple[Lane, int]] = []
+    lanes: dict[str, list[Lane]] = {}
+    for lane, take in visits:
+        tier = turn.bands[lane.band].tier
+        if tiers[tier].share == "strict":
+            strict.append((lane, take))
+        else:
+            lanes.setdefault(tier, []).extend([lane] * take)
+    if len(lanes) < 2:  # nothing to mix
+        return visits
+    queues = [lanes[tier] for tier in tiers if tier in lanes]
+    heads = [iter(queue) for queue in queues]
+    return strict + [(next(heads[n]), 1) for n in fairness.interleave([len(queue) for queue in queues])]
+
+
+class _HandOut:
+    """Fetches the messages of the visits and makes their leases."""
+
+    def __init__(self, turn: Turn, picked: dict[int, list[int]], *, record_start: bool) -> None:
+        self.turn = turn
+        self._picked = picked
+        self.record_start = record_start
+        self._made: list[Lease] = []
+        self._leases: list[tuple[Any, ...]] = []
+        self._plain_leases: list[tuple[int, int, int, int, int]] = []
+        self._deadlines: dict[int, list[int]] = {}
+        self._rare: dict[int, Row] = {}
+
+    def run(self, visits: list[tuple[Lane, int]]) -> list[Lease]:
+        if not visits:
+            return []
+        stock = self._fetch(visits)
+        turn = self.turn
+        by_time = {band.band for band in turn.bands.values() if turn.fair_by_time(band)}
+        for lane, take in visits:
+            policy = turn.rule(lane)
+            waiting = stock[lane.lane]
+            taken = waiting[:take]
+            del waiting[:take]
+            for _ in range(take - len(taken)):
+                self._nothing_there(lane, policy)
+            is_plain = policy.gate is None and lane.band not in by_time and policy.delivery != "at_most_once"
+            for found in taken:
+                if found[_RARE] or found[_EXPIRES] is not None:
+                    is_plain = False
+            if is_plain:
+                self._lease_plain(lane, taken, policy)
+            else:
+                self._lease_others(lane, taken, policy)
+        self._write()
+        return self._made
+
+    def _fetch(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Any]]:
+        """Each lane's messages; they leave the order."""
+        turn = self.turn
+        wanted: dict[int, int] = {}
+        for lane, take in visits:
+            wanted[lane.lane] = wanted.get(lane.lane, 0) + take
+        stock: dict[int, list[Any]] = {number: [] for number in wanted}
+        singles = [number for number, take in wanted.items() if take == 1 and number not in self._picked]
+        if singles:
+            for found in turn.all("heads", _dumps(singles)):
+                stock[found[1]].append(found)
+        for number, take in wanted.items():
+            if number in self._picked:
+                stock[number] = self._fetch_picked(self._picked[number])
+            elif take > 1:
+                stock[number] = turn.all("head_of", number, take)
+        rare = [found[0] for several in stock.values() for found in several if found[_RARE]]
+        if rare:
+            self._rare = {row[0]: Row(*row) for row in turn.all("messages_by_number", _dumps(rare))}
+        heads = [several[-1] for number, several in stock.items() if several and number not in self._picked]
+        turn.run_many("ready_delete_head", [self._place(found) for found in heads])
+        turn.run_many("ready_delete", [self._place(found) for number in self._picked for found in stock.get(number, ())])
+        return stock
+
+    def _fetch_picked(self, mids: list[int]) -> list[Any]:
+        found = {row[0]: row for row in self.turn.all("heads_picked", _dumps(mids))}
+        return [found[mid] for mid in mids if mid in found]
+
+    def _place(self, found: Any) -> tuple[int, int, int, int]:
+        """Where a message stands in the order."""
+        mid, lane, rank, since, *_ = found
+        if found[_RARE]:
+            row = self._rare[mid]
+            return lane, rank, row.pos, row.seq
+        return lane, rank, since, mid
+
+    def _lease_others(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
+        for found in taken:
+            row = self._rare.get(found[0]) or _plain_row(found)
+            if row.expires is not None and row.expires <= self.turn.now:
+                self._too_late(lane, row)
+            else:
+                self._made.append(self._lease(lane, row, policy))
+
+    def _lease_plain(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
+        """Most messages have nothing that has to be seen to, and are dealt with all at once."""
+        if not taken:
+            return
+        turn, shard = self.turn, self.turn.shard
+        number, topic, limited = lane.lane, lane.topic or "", policy.limited
+        now, deadline, nonce = turn.now, turn.now + policy.lease, shard.nonce
+        handed, made, leases = turn.memory.handed, self._made, self._plain_leases
+        fence, size = turn.last_fence(), 0
+        for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
+            fence += 1
+            size += len(body)
+            leases.append((fence, mid, number, deadline, now))
+            if own_id is None:
+                handed[fence] = (mid, number)
+            made.append(
+                Lease(mid, fence, own_id if own_id is not None else f"{nonce}-{mid:x}", topic, body, deadline, 1, 1, key, -(rank >> 1),
+                      _headers(headers) if headers else None, published, False, None, limited)
+            )  # fmt: skip
+        self._ends(deadline, shard.fence + 1, fence)
+        shard.fence = fence
+        shard.leased += len(taken)
+        shard.waiting -= len(taken)
+        shard.bytes -= size
+        lane.bytes -= size
+        if lane.ready:
+            lane.old = taken[-1][_SINCE] >> 23
+
+    def _ends(self, deadline: int, first: int, last: int) -> None:
+        """These leases end then: one event for all of the same deadline."""
+        span = self._deadlines.setdefault(deadline, [first, last])
+        span[1] = last
+
+    def _nothing_there(self, lane: Lane, policy: Resolved) -> None:
+        """The lane counted a message that its order does not hold: the count was wrong."""
+        lane.leased -= 1
+        lane.delivered -= 1
+        self.turn.shard.delivered -= 1
+        self._free_gate(policy.gate)
+
+    def _too_late(self, lane: Lane, row: Row) -> None:
+        """Its ttl ended, and housekeeping had too much to do to see it before."""
+        turn = self.turn
+        lane.leased -= 1
+        lane.delivered -= 1
+        turn.shard.delivered -= 1
+        self._free_gate(turn.rule(lane).gate)
+        self._leaves(lane, row)
+        messages.expire(turn, lane, row)
+        if row.serial:
+            messages.free_key(turn, lane, row.line, row.mid)
+
+    def _free_gate(self, name: str | None) -> None:
+        gate = self.turn.gate(name) if name is not None else None
+        if gate is not None:
+            gate.leased -= 1
+            self.turn.touch_gate(gate)
+
+    def _leaves(self, lane: Lane, row: Row) -> None:
+        """The message no longer waits (its place in the order is deleted with all that were taken)."""
+        turn = self.turn
+        size = len(row.body) if not row.parts else messages.size_of(turn, row)
+        lane.bytes -= size
+        turn.shard.bytes -= size
+        turn.shard.waiting -= 1
+        if row.expires is not None:
+            turn.run("event_delete", row.expires, EXPIRES, row.mid)
+        if row.mkey is not None:
+            turn.run("merge_key_delete", lane.lane, row.mkey, row.mid)
+
+    def _lease(self, lane: Lane, row: Row, policy: Resolved) -> Lease:
+        turn = self.turn
+        shard = turn.shard
+        self._leaves(lane, row)
+        fence = shard.fence = turn.last_fence() + 1
+        shard.leased += 1
+        deadline = turn.now + policy.lease
+        self._ends(deadline, fence, fence)
+        if row.serial:
+            turn.run("serial_keys_held", lane.lane, row.line, row.mid)
+        band = turn.bands[lane.band]
+        charge = (lane.mean or band.mean or DEFAULT_MEAN_US) if turn.fair_by_time(band) else 0
+        started = int(bool(row.suspect) and self.record_start)
+        empty = None
+        bodies = [row.body, *(body for _, body in turn.all("parts_read", row.mid))] if row.parts or (row.mkey and policy.merge == "all") else None
+        made = Lease(
+            row.mid, fence, row.id if row.id is not None else f"{shard.nonce}-{row.mid:x}", row.topic or lane.topic or "", row.body,
+            deadline, row.attempts + 1, row.deliveries + 1, row.key, -(row.rank >> 1),
+            _headers(row.headers) if row.headers else None, row.published, bool(row.suspect), bodies, policy.limited,
+        )  # fmt: skip
+        if policy.delivery == "at_most_once":
+            empty = (row.line or "") if row.serial else ""
+            self._finish_now(lane, row)
+        self._leases.append((fence, row.mid, lane.lane, deadline, turn.now, charge, started, policy.gate, empty))
+        if lane.ready:
+            lane.old = row.since >> 23
+        return made
+
+    def _finish_now(self, lane: Lane, row: Row) -> None:
+        """At most once: the message goes at hand-out; its lease keeps the slots."""
+        turn = self.turn
+        messages.finish_ids(turn, row, messages.topic_of(row, lane), keep=True)
+        messages.remove(turn, row)
+        lane.done += 1
+        turn.shard.done += 1
+
+    def _write(self) -> None:
+        turn = self.turn
+        turn.insert("lease_insert_plain", self._plain_leases)
+        turn.run_many("lease_insert", self._leases)
+        turn.run_many("event_insert", [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()])
+
+
+def _plain_row(found: Any) -> Row:
+    """The whole row of a message that has nothing rare."""
+    mid, lane, rank, since, published, expires, key, message_id, headers, body, _ = found
+    return Row(mid, lane, READY, rank, mid, since, published, expires, 0, 0, key, message_id, None, None, headers, 0, 0, 0, 0, 0, 0, body)

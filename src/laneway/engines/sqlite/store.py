@@ -1,0 +1,328 @@
+"""
+The file: connection, pragmas, schema version, transactions, and what SQLite's errors mean.
+
+One connection per engine object, used by one thread at a time. Every write is one `BEGIN IMMEDIATE` transaction, with short
+waits of our own where another process writes: SQLite's own busy handler sleeps up to 100 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+import threading
+import time
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+from laneway.engines import forking
+from laneway.engines.sqlite.files import Files, is_of_another
+from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+APPLICATION_ID = 0x4C_41_4E_45  # "LANE": tells our files from other SQLite files
+SCHEMA_VERSION = 5
+BUSY_TIMEOUT = 30.0
+"""Seconds to wait for another process's transaction before giving up."""
+
+CACHE_KIB = 128 * 1024
+CHECKPOINT_PAGES = 10_000
+"""WAL pages (4 KiB) between checkpoints: large, so that hot index pages are copied back once for many changes."""
+
+
+class Store:
+    """An open file (or a private store in memory), and its transactions. In a forked child it is closed."""
+
+    def __init__(self, path: str | None, durability: str, *, create: bool = True) -> None:
+        self.path = path
+        self.name = path or "memory"
+        self.lock = threading.RLock()
+        self.commits = 0
+        self._full = durability == "fsync" and path is not None
+        self._synchronous = ""
+        self._create = create
+        self._files: Files | None = None
+        with self.lock:  # a fork waits until it is open
+            _stores.add(self)
+            self.connection = self._open()
+        self._create = False  # what is opened again later has to be there
+
+    def _open(self) -> sqlite3.Connection:
+        if self.path is not None:
+            try:
+                self._check_path(Path(self.path))
+            except PermissionError as error:
+                raise EngineUnavailable(f"{self.path}: {error.strerror}; check the permissions of the folders on the way to it") from error
+            if is_of_another(self.path):
+                raise EngineCorrupt(
+                    f"{self.path}: the {self.path}-wal beside it was left by another file; end all programs that use them and move "
+                    f"{self.path}-wal and {self.path}-shm away, then start again"
+                )
+        try:
+            connection = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False, cached_statements=1024)
+        except sqlite3.Error as error:
+            raise self.explain(error) from error
+        try:
+            self._patiently(lambda: self._prepare(connection))  # another process may be making the file just now
+            if self.path is not None:
+                self._patiently(lambda: connection.execute("SELECT one FROM shard").fetchone())  # now all its files are there
+                self._files = Files(self.path)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_path(self, path: Path) -> None:
+        if path.is_dir():
+            raise EngineUnavailable(f"{path}: this is a folder; name a file, like sqlite:///{path}/laneway.db")
+        if not path.exists():
+            if not self._create:
+                raise EngineUnavailable(f"{path}: there is no such file; check the path, or start a program that publishes to it")
+            if not path.parent.is_dir():
+                raise EngineUnavailable(f"{path}: the folder {path.parent} does not exist; make it first")
+            if not os.access(path.parent, os.W_OK):
+                raise EngineUnavailable(f"{path}: the folder {path.parent} cannot be written by this user")
+        elif not os.access(path, os.W_OK):
+            raise EngineUnavailable(f"{path}: the file cannot be written by this user; check its permissions")
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        self._migrate(connection)
+        connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        connection.execute("PRAGMA mmap_size = 0")
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN")  # one view: another process may be making the file
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        finally:
+            connection.execute("ROLLBACK")
+        if tables and application != APPLICATION_ID:
+            raise EngineCorrupt(f"{self.name}: this SQLite file belongs to another program; name another file")
+        if version < 0 or (tables and not version):
+            raise SchemaMismatch(f"{self.name}: the file has layout {version}, which no Laneway has written; restore a copy, or name another file")
+        if version > SCHEMA_VERSION:
+            raise SchemaMismatch(f"{self.name}: the file has layout {version}, this Laneway knows layouts up to {SCHEMA_VERSION}; upgrade Laneway")
+        if self.path is not None:
+            connection.execute("PRAGMA journal_mode = WAL")
+        if version == SCHEMA_VERSION:
+            return
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            for number in range(version + 1, SCHEMA_VERSION + 1):
+                for statement in _statements(_migration(number)):
+                    connection.execute(statement)
+            if version == 0:
+                nonce = f"{random.SystemRandom().randrange(32**4, 32**5):x}"
+                connection.execute("INSERT INTO shard (one, nonce) VALUES (1, ?)", (nonce,))
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    @contextmanager
+    def writing(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
+        """
+        One write transaction. `durable`: it is on disk when this returns, where the durability asks for it; any
+        other is on disk with the next durable one, or when SQLite checkpoints.
+        """
+        with self.lock:
+            self._check_files(durable=False)
+            connection = self.connection
+            self._set_synchronous("FULL" if durable and self._full else "NORMAL" if self._full else "OFF")
+            self._begin(connection)
+            try:
+                yield connection
+            except BaseException as error:
+                self._roll_back(connection)
+                if isinstance(error, sqlite3.Error):
+                    raise self.explain(error) from error
+                raise
+            try:
+                connection.execute("COMMIT")
+                self.commits += 1
+            except sqlite3.Error as error:
+                self._roll_back(connection)
+                raise self.explain(error) from error
+            if durable and self._full:
+                self._check_files(durable=True)
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view, without a write lock."""
+        with self.lock:
+            self._check_files(durable=False)
+            connection = self.connection
+            nested = self._is_in_transaction()
+            if not nested:
+                self._patiently(lambda: self._begin_reading(connection))
+            try:
+                yield connection
+            except sqlite3.Error as error:
+                raise self.explain(error) from error
+            finally:
+                if not nested and connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def _check_files(self, *, durable: bool) -> None:
+        """Raises EngineUnavailable where the file is no longer the one at its path; after a durable commit, what is returned for is in it."""
+        wrong = self._files.wrong(durable=durable) if self._files is not None else None
+        if wrong is not None:
+            raise EngineUnavailable(wrong, applied=None if durable else False)
+
+    def _is_in_transaction(self) -> bool:
+        try:
+            return self.connection.in_transaction
+        except sqlite3.Error as error:  # another thread has closed it
+            raise self.explain(error) from error
+
+    def _set_synchronous(self, wanted: str) -> None:
+        if wanted != self._synchronous:
+            try:
+                self.connection.execute(f"PRAGMA synchronous = {wanted}")
+            except sqlite3.Error as error:
+                raise self.explain(error) from error
+            self._synchronous = wanted
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+
+    def _begin_reading(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN")
+        try:
+            connection.execute("SELECT one FROM shard").fetchone()  # the view begins with the first thing read
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+
+    def _patiently(self, begin: Callable[[], object]) -> None:
+        """Try again while another process is in the way. Raises EngineUnavailable when that takes too long, or for anything else."""
+        deadline = 0.0
+        pause = 0.0001
+        while True:
+            try:
+                begin()
+            except sqlite3.Error as error:
+                if not _is_busy(error):
+                    raise self.explain(error) from error
+                now = time.monotonic()
+                deadline = deadline or now + BUSY_TIMEOUT
+                if now > deadline:
+                    raise EngineUnavailable(
+                        f"{self.name}: another process has held the write lock for {BUSY_TIMEOUT:.0f} s; nothing was changed, try again"
+                    ) from error
+                time.sleep(random.uniform(pause / 2, pause))  # not a secret: it parts processes that meet
+                pause = min(pause * 1.5, 0.002)
+            else:
+                return
+
+    def _roll_back(self, connection: sqlite3.Connection) -> None:
+        if connection.in_transaction:
+            try:
+                connection.execute("ROLLBACK")
+            except sqlite3.Error:
+                # The first error is the one to tell; a connection that cannot even roll back is opened anew.
+                connection.close()
+                self._synchronous = ""
+                self.connection = self._open()
+
+    def explain(self, error: sqlite3.Error) -> EngineUnavailable:
+        """What a failure of SQLite means for the caller, in one line."""
+        code = getattr(error, "sqlite_errorname", "") or ""
+        text = str(error)
+        if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "malformed" in text or "not a database" in text:
+            return EngineCorrupt(f"{self.name}: the file is damaged or not a database ({text}); run `laneway doctor`, or restore a copy of it")
+        if code.startswith("SQLITE_FULL"):
+            return EngineUnavailable(f"{self.name}: the disk is full; nothing was changed, make room and try again")
+        if code.startswith("SQLITE_READONLY") or "readonly" in text:
+            return EngineUnavailable(f"{self.name}: the file or its folder cannot be written; check its permissions")
+        if code.startswith("SQLITE_CANTOPEN"):
+            return EngineUnavailable(f"{self.name}: the file cannot be opened ({text}); check the path and its permissions")
+        if code.startswith("SQLITE_IOERR"):
+            return EngineUnavailable(f"{self.name}: the disk failed ({text}); whether the change happened is not known", applied=None)
+        if isinstance(error, sqlite3.ProgrammingError) and "closed" in text:
+            return EngineUnavailable(f"{self.name}: this engine was closed; open it again")
+        return EngineUnavailable(f"{self.name}: {text}; nothing was changed")
+
+    def close(self) -> None:
+        """Let go of the file; fine to call twice."""
+        with self.lock:
+            self.connection.close()
+
+    def __del__(self) -> None:
+        # A program that simply drops its application is not warned of a resource that it never saw (Python 3.13 does).
+        connection = getattr(self, "connection", None)
+        if connection is not None:
+            connection.close()
+
+
+# Forks: SQLite's locks on files, and its own mutexes, are not made for being copied. Nothing of it is at work in the moment of a fork, and the child
+# closes what it has inherited before it opens anything: else it would take the parent's locks for its own.
+
+FORK_SECONDS = 5.0
+"""How long a fork waits for transactions that run."""
+
+_stores: WeakSet[Store] = WeakSet()
+_paused: list[Store] = []
+
+
+def _before_fork() -> None:
+    _paused[:] = [store for store in list(_stores) if store.lock.acquire(timeout=FORK_SECONDS)]
+
+
+def _after_fork_in_parent() -> None:
+    for store in _paused:
+        store.lock.release()
+    _paused.clear()
+
+
+def _after_fork_in_child() -> None:
+    quiet = list(_paused)
+    _paused.clear()
+    for store in list(_stores):
+        store.lock = threading.RLock()
+        if store in quiet and hasattr(store, "connection"):
+            with contextlib.suppress(sqlite3.Error):
+                store.connection.close()
+        else:
+            _left.append(getattr(store, "connection", None))  # in the middle of something that never ends here: to close it could wait for ever
+            store.connection = sqlite3.connect(":memory:")
+            store.connection.close()
+    _stores.clear()
+
+
+_left: list[object] = []
+forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    return "locked" in str(error) or "busy" in str(error)
+
+
+def _migration(number: int) -> str:
+    folder = resources.files("laneway.engines.sqlite") / "migrations"
+    for entry in folder.iterdir():
+        if entry.name.startswith(f"{number:04d}_"):
+            return entry.read_text(encoding="utf-8")
+    raise AssertionError(f"migration {number} is missing from the package")
+
+
+def _statements(script: str) -> Iterator[str]:
+    statement = ""
+    for line in script.splitlines():
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,0 +1,89 @@
+"""What this engine knows of a message, for `laneway.engines.explaining`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laneway.engines import classes, explaining, fairness
+from laneway.engines.explaining import COUNTED, Facts, GateFacts
+from laneway.engines.naming import PARTITION
+from laneway.engines.valkey import records, views
+from laneway.engines.valkey.records import DEAD, DELAYED, RUNNABLE, Lane, Record
+from laneway.tiers import share_text
+
+if TYPE_CHECKING:
+    from laneway.engines.base import Explanation, MessageView
+    from laneway.engines.valkey.views import View
+    from laneway.policy import Resolved
+
+
+def explain(view: View, message_id: str, topic: str | None) -> Explanation:
+    """What the message waits for, and when it will likely start."""
+    found = views.find(view, message_id, topic)
+    if found is None:
+        return explaining.absent(message_id, topic, finished=topic is not None and views.is_finished(view, message_id, topic))
+    shard, record = found
+    told = views.message_view(view, shard, record)
+    lane = views.read_lane(view, shard, str(record.lane))
+    if record.state == DEAD or told.state == "leased" or lane is None:
+        return explaining.not_waiting(told, view.times[shard], view.clocks[shard])
+    return explaining.waiting(_facts(view, shard, record, told, lane))
+
+
+def _facts(view: View, shard: int, record: Record, told: MessageView, lane: Lane) -> Facts:
+    space = view.space
+    policy = view.policy(record.topic if views.topic_of_lane(lane.name) is not None else lane.name[1:].partition(PARTITION)[0])
+    _, tier, *_ = view.counters[shard].bands[lane.band - 1]
+    before = space.read(shard, "ZCOUNT", f"run:{lane.band}", "-inf", f"({lane.vt}") if lane.place == RUNNABLE else 0
+    return Facts(
+        now_us=view.times[shard], clock_us=view.clocks[shard],
+        view=told, policy=policy, is_runnable=lane.place == RUNNABLE, leased=lane.leased, rest_step=lane.rest_step,
+        rest_until_us=lane.rest_until, tat=lane.tat, rate_now=classes.rate(view.times[shard], lane.seen, lane.lately, lane.before), tier=tier,
+        share=share_text(view.space.tiers, tier),
+        ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0, lanes_before=min(before, COUNTED),
+        busy_with=_busy_with(view, shard, record) if told.state == "parked" else None, gate=_gate(view, shard, policy),
+        unhandled_us=record.unhandled_from or None,
+    )  # fmt: skip
+
+
+def _ahead(view: View, shard: int, record: Record, lane: Lane) -> int:
+    """Messages of its lane before it: of the sorted ones by its place there, of the plain ones by halving."""
+    place = (record.rank + 512).to_bytes(2) + record.position.to_bytes(7) + record.seq.to_bytes(7)
+    sorted_ = view.space.read(shard, "ZLEXCOUNT", f"z:{lane.number}", "-", b"(" + place)
+    latest = lane.latest_plain
+    low, high = 0, lane.listed + len(latest)
+    while low < high:
+        middle = (low + high) // 2
+        mid = latest[middle - lane.listed] if middle >= lane.listed else int(view.space.read(shard, "LINDEX", f"q:{lane.number}", middle) or 0)
+        if (found := next(iter(views.read_records(view, shard, [mid])), None)) is not None and (
+            (found.rank, found.position, found.seq) < (record.rank, record.position, record.seq)
+        ):
+            low = middle + 1
+        else:
+            high = middle
+    return int(sorted_) + low
+
+
+def _busy_with(view: View, shard: int, record: Record) -> str | None:
+    stored = view.space.read(shard, "HGET", "keys", f"{record.topic}\0{record.key}")
+    if stored is None:
+        return None
+    (holder,) = records.unpack_values(stored, 2)[:1]
+    head = next(iter(views.read_records(view, shard, [holder])), None)
+    return views.message_view(view, shard, head).id if head is not None else None
+
+
+def _gate(view: View, shard: int, policy: Resolved) -> GateFacts | None:
+    stored = view.space.read(shard, "HGET", "gates", policy.gate) if policy.gate is not None else None
+    if stored is None:
+        return None
+    gate, now = records.read_gate(stored), view.times[shard]
+    limits, room, wake = gate.limits_here, 1 << 30, None
+    if limits.rate is not None:
+        burst = limits.effective_burst
+        tat = fairness.rebase(gate.tat, now, limits.rate, burst)
+        room = fairness.permits(tat, now, limits.rate, burst)
+        wake = fairness.next_permit_us(tat, now, limits.rate, burst) if not room else None
+    if limits.concurrency is not None:
+        room = min(room, limits.concurrency - gate.leased)
+    return GateFacts(room=max(room, 0), leased=gate.leased, wake_us=wake)

@@ -1,0 +1,92 @@
+"""
+Older layouts of a namespace are brought up when it is opened.
+
+A step stands in `STEPS` under the layout that it begins with: the counters that the shards get, and a function.
+First the shards get the newest layout, with the counters of all steps (`relayout`): from then on older programs
+are refused there (BADLAYOUT), and today's functions can be called. Then the steps' functions run one after the other.
+Each may be run again after it broke off anywhere, and nobody but other openers works on the namespace meanwhile.
+How to add one: docs/architecture.md, "Layouts".
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from laneway.engines.valkey import records
+from laneway.engines.valkey.policies import Policies
+from laneway.errors import SchemaMismatch
+from laneway.policy import Resolved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laneway.engines.valkey.namespace import Namespace
+
+log = logging.getLogger("laneway.engine")
+
+LOCK_SECONDS = 60
+"""One program brings a namespace up at a time; after so long another one takes over."""
+
+LOOK_AGAIN = 0.1
+"""Seconds between two looks of those that wait."""
+
+
+def bring_up(space: Namespace) -> None:
+    """Bring the namespace to this layout. Raises SchemaMismatch for a newer one, and one that is too old."""
+    token = secrets.token_hex(8)
+    while (layout := _layout(space)) < records.LAYOUT:
+        if layout not in STEPS:
+            raise _mismatch(space, layout, "a Laneway of before the first release made it: empty it, or take another namespace")
+        if not space.read(0, "SET", "bringing_up", token, "NX", "EX", LOCK_SECONDS):
+            time.sleep(LOOK_AGAIN)
+            continue
+        try:
+            if _layout(space) == layout:
+                log.info("%s: namespace %s is brought from layout %d to %d", space.link.name, space.name, layout, layout + 1)
+                _relayout(space, layout)
+                STEPS[layout].fill(space)
+                space.read(0, "HSET", "settings", "layout", layout + 1)
+        finally:
+            if space.read(0, "GET", "bringing_up") == token.encode():
+                space.read(0, "DEL", "bringing_up")
+    if layout > records.LAYOUT:
+        raise _mismatch(space, layout, "upgrade Laneway")
+
+
+def _layout(space: Namespace) -> int:
+    return int(space.read(0, "HGET", "settings", "layout"))
+
+
+def _mismatch(space: Namespace, layout: int, mend: str) -> SchemaMismatch:
+    return SchemaMismatch(f"{space.link.name}: namespace {space.name} has layout {layout}, this Laneway knows layout {records.LAYOUT}; {mend}")
+
+
+def _relayout(space: Namespace, layout: int) -> None:
+    """The counters of each shard get the newest layout; what has one of those between already goes on from there."""
+    for before in range(layout, records.LAYOUT):
+        new = records.pack(STEPS[before].counters)
+        for shard in range(space.shards):
+            space.run("relayout", shard, None, before, before + 1, new, durable=True, repeatable=True)
+
+
+def _own_policies(space: Namespace) -> None:
+    """3 to 4: policies of exact topics become entries on their shards; rules say what an operator has set."""
+    default = records.rule_record(Resolved())
+    for shard in range(space.shards):
+        space.read(shard, "HSET", "rules", "", default)
+    Policies(space).spread()
+
+
+class Step(NamedTuple):
+    """From one layout to the next."""
+
+    counters: list[tuple[int, Any]]
+    """Values that the counters of each shard get, at these positions (from 1, in their order)."""
+    fill: Callable[[Namespace], None]
+    """What else is to be done, with today's functions."""
+
+
+STEPS = {3: Step([(30, 0), (31, 0)], _own_policies)}  # own, marked

@@ -1,0 +1,495 @@
+"""How what the scripts keep and answer looks from here; the other half of each is in `scripts/parts/`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import struct
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.message import Draft, Lease
+from laneway.policy import FOREVER, Gate, Resolved, engine_values, is_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from laneway.policy import Layers, PolicyBook
+    from laneway.tiers import TierLayers
+
+LAYOUT = 4
+"""Version of the keys and records; `scripts/parts/shard.lua` knows the same."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder().decode
+
+pack = _pack
+
+
+def pack_values(*values: Any) -> bytes:
+    """Several values one behind the other, as `cmsgpack.pack` writes them."""
+    return b"".join(map(_pack, values))
+
+
+def unpack_values(stored: bytes, count: int) -> list[Any]:
+    """`count` values one behind the other."""
+    found: list[Any] = _unpack(b"\xdc" + struct.pack(">H", count) + stored)
+    return found
+
+
+# Policies
+
+
+def rule_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()) -> bytes:
+    """
+    What holds for a topic, as `rules.lua` reads it. A topic whose partitions live on several shards has a part of its backlog limit on each.
+
+    `by_operator`: the fields that an operator has set: the code's own of a topic do not count beside them.
+    """
+    set_burst = policy.lane_burst if policy.burst is not None and policy.rate is not None else False
+    auto_burst = policy.lane_burst if policy.burst is None and policy.rate is not None else False
+    spread = min(policy.partitions, shards)
+    backoff = policy.backoff
+    return pack_values(
+        policy.lane_rate if policy.rate is not None else False, policy.lane_burst, policy.lane_concurrency or False, policy.weight,
+        policy.tier if policy.names_tier else False,
+        policy.pool, policy.lease, policy.retries, [backoff.base, backoff.factor, backoff.cap, backoff.jitter], policy.ttl or False,
+        policy.on_expiry == "drop", policy.dead_ttl, policy.serial or False, policy.gate or False, policy.merge or False, policy.merge_limit,
+        policy.window or False, policy.debounce, policy.max_wait or False, policy.edge == "leading", policy.dedupe or False,
+        _part(policy.max_backlog, spread), _part(policy.max_backlog_bytes, spread), policy.on_full, policy.partitions, policy.buckets or False,
+        policy.buckets_pattern or False, policy.delivery == "at_most_once", policy.paused, policy.limited, policy.on_unhandled or False,
+        set_burst, auto_burst, {name: True for field in by_operator for name in _IN_LUA.get(field, (field,))},
+    )  # fmt: skip
+
+
+def rule_of(book: PolicyBook, name: str, shards: int) -> bytes:
+    """What holds for a pattern or topic of the book, as the functions read it."""
+    by_operator = [field for field, (_, layer, _) in book.why(name).items() if layer == "operator"]
+    return rule_record(book.resolve(name), shards, by_operator)
+
+
+def exact_names(patterns: Iterable[str]) -> int:
+    """How many patterns are topics' own names."""
+    return sum(not is_pattern(pattern) for pattern in patterns)
+
+
+_IN_LUA = {
+    "rate": ("rate", "auto_burst"), "burst": ("set_burst",), "on_expiry": ("drop_expired",), "edge": ("leading",),
+    "max_backlog": ("max_backlog", "max_backlog_bytes"), "delivery": ("at_most_once",), "max_body": (),
+}  # fmt: skip
+"""What fields are called in `rules.lua`, where not the same."""
+
+KNOWN_TO_CLIENTS = frozenset(("max_body", "ttl", "serial", "merge", "max_backlog"))
+"""Fields that decide how a client writes a message."""
+
+
+def own_record(layers: Layers) -> tuple[bytes, bytes]:
+    """What a topic sets of its own, as `rules.lua` reads it, behind it as people read it; and the id of that: the same for equal sets."""
+    is_marked = any(not KNOWN_TO_CLIENTS.isdisjoint(fields) for fields in layers.values())
+    text = msgspec.json.encode(layers, order="sorted").decode()
+    record = pack_values(is_marked, _own_fields(layers.get("code", {})), _own_fields(layers.get("operator", {})), text)
+    return base64.b85encode(hashlib.blake2b(record, digest_size=8).digest()), record
+
+
+def is_marked(record: bytes) -> bool:
+    """Whether clients have to know it."""
+    return record[:1] == b"\xc3"
+
+
+def own_layers(record: bytes) -> Layers:
+    """What a topic sets of its own, of its record."""
+    found: Layers = msgspec.json.decode(unpack_values(record, 4)[3])
+    return found
+
+
+def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields in Lua's names and units."""
+    values = engine_values(fields)
+    found: dict[str, Any] = {field: value for field, value in values.items() if field not in _IN_LUA}
+    if "rate" in values:
+        found["rate"] = values["rate"]
+        found["auto_burst"] = Resolved(rate=values["rate"]).lane_burst
+    if "burst" in values:
+        found["set_burst"] = Resolved(rate=1.0, burst=values["burst"]).lane_burst
+    if "backoff" in values:
+        backoff = values["backoff"]
+        found["backoff"] = [backoff.base, backoff.factor, backoff.cap, backoff.jitter]
+    if "on_expiry" in values:
+        found["drop_expired"] = values["on_expiry"] == "drop"
+    if "edge" in values:
+        found["leading"] = values["edge"] == "leading"
+    if "delivery" in values:
+        found["at_most_once"] = values["delivery"] == "at_most_once"
+    if "max_backlog" in values or "max_backlog_bytes" in values:
+        found["max_backlog"] = values.get("max_backlog", False)
+        found["max_backlog_bytes"] = values.get("max_backlog_bytes", False)
+    return found
+
+
+def _part(limit: int | None, parts: int) -> int | bool:
+    return -(-limit // parts) if limit is not None else False
+
+
+def tiers_record(layers: TierLayers) -> bytes:
+    """The tiers in force, as `shard.lua` reads them: their version, the default, and name, share and whether it is fair by time of each."""
+    tiers = layers.in_force()
+    return layers.version.to_bytes(7) + _pack([tiers.default, [[name, tier.share, tier.fair_by == "time"] for name, tier in tiers.items()]])
+
+
+def gate_record(gate: Gate) -> bytes:
+    """The limits of a gate."""
+    return _pack([gate.rate if gate.rate is not None else False, gate.burst or False, gate.concurrency or False])
+
+
+if FOREVER != -1:
+    raise AssertionError("messages.lua knows it as -1")
+
+
+# Messages on their way in
+
+
+def plain_head(topic: str) -> bytes:
+    """What stands before the body of a message of which there is no more to say than its topic."""
+    return plain_record(Draft(topic, b""))
+
+
+def plain_record(draft: Draft) -> bytes:
+    """A message that nothing but its body, key, id and headers make special: the record, but for the time, which the script fills in."""
+    meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky])
+    return (b"p" if draft.sticky else b"P") + struct.pack(">H", len(meta)) + meta + draft.body
+
+
+def draft_record(draft: Draft, rank: int, ttl: int | None, mkey: bytes | None, made_mid: int | None, spread: int | None) -> bytes:
+    """Any other message, as `putting.lua` decodes it."""
+    key = mkey.hex() if mkey is not None else None
+    meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky, rank, max(draft.delay_us, 0), draft.at_us, ttl, key,
+                  made_mid, spread, draft.signal, draft.own])  # fmt: skip
+    return struct.pack(">H", len(meta)) + meta + draft.body
+
+
+# Messages as they are kept
+
+
+class Record(msgspec.Struct, array_like=True, kw_only=True):
+    """A message; False where there is nothing. Field order is that of `messages.lua`."""
+
+    topic: str
+    lane: str | bool = False
+    state: int = 0
+    rank: int = 1
+    seq: int
+    since: int
+    published: int
+    expires: int | bool = False
+    serial: int = 0
+    key: str | bool | None = None
+    id: str | bool | None = None
+    mkey: str | bool | None = None
+    headers: dict[str, str] | bool | None = None
+    attempts: int = 0
+    deliveries: int = 0
+    suspect: bool = False
+    joined: int = 0
+    parts: int = 0
+    parts_bytes: int = 0
+    sticky: bool = False
+    unhandled_from: int = 0
+    unhandled_times: int = 0
+    mirrored: msgspec.Raw = msgspec.Raw(b"")
+    death: Any = False  # [number, at, until, reason, error]
+    history: Any = ()
+    body: bytes = b""
+    mid: int = 0
+
+    @property
+    def priority(self) -> int:
+        return -(self.rank >> 1)
+
+    @property
+    def position(self) -> int:
+        """Its place among those of its rank."""
+        return self.since if self.rank & 1 else FRONT - self.seq
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + self.parts_bytes
+
+
+FRONT = 1 << 53
+READY, DELAYED, PARKED, DEAD = range(4)
+_RICH = ord("R")
+_RECORD = msgspec.msgpack.Decoder(Record)
+_PLAIN = msgspec.msgpack.Decoder(tuple[str, str | None, str | None, dict[str, str] | None, bool])
+
+
+def read_record(mid: int, stored: bytes) -> Record:
+    """A message of its record."""
+    if stored[:1] == b"R":
+        end = 5 + int.from_bytes(stored[1:5])
+        record = _RECORD.decode(stored[5:end])
+        record.body, record.mid = stored[end:], mid
+        return record
+    published, end = int.from_bytes(stored[-7:]), 3 + int.from_bytes(stored[1:3])
+    topic, key, own_id, headers, sticky = _PLAIN.decode(stored[3:end])
+    return Record(topic=topic, lane=topic, seq=mid, since=published, published=published, key=key, id=own_id, headers=headers, sticky=sticky,
+                  body=stored[end:-7], mid=mid)  # fmt: skip
+
+
+def since_of(stored: bytes) -> int:
+    """When a message began to wait, of its record: plain ones end with it."""
+    return read_record(0, stored).since if stored[0] == _RICH else int.from_bytes(stored[-7:])
+
+
+def leases_of(
+    found: Sequence[Any], runs: Sequence[int], bodies: Sequence[Any], fence: int, nonce: str, shards: int, shard: int
+) -> list[Lease]:  # fmt: skip
+    """The deliveries that the script answered; see `serving.lua` for what it tells of them."""
+    leases: list[Lease] = []
+    more = dict(zip(bodies[::2], bodies[1::2], strict=True)) if bodies else {}
+    pairs = zip(found[::2], found[1::2], strict=True)
+    number = fence * shards + shard
+    for count, deadline, is_limited in zip(runs[::3], runs[1::3], runs[2::3], strict=True):
+        limited = is_limited == 1
+        for mid, stored in itertools.islice(pairs, count):
+            handle = mid * shards + shard
+            if stored[0] == _RICH:
+                leases.append(_lease_of(handle, number, nonce, deadline, stored, more.get(len(leases)), limited=limited))
+            else:
+                end = 3 + (stored[1] << 8 | stored[2])
+                meta = stored[3:end]
+                topic, key, own_id, headers = _plain_of_late.get(meta) or _plain_meta(meta)
+                leases.append(
+                    Lease(handle, number, own_id or f"{nonce}-{handle:x}", topic, stored[end:-7], deadline, 1, 1, key, 0, headers,
+                          int.from_bytes(stored[-7:]), False, None, limited)
+                )  # fmt: skip
+            number += shards
+    return leases
+
+
+REMEMBERED = 10_000
+"""Topics of which this process remembers how they are written: few workers have more at a time."""
+
+_PlainMeta = tuple[str, str | None, str | None, dict[str, str] | None]
+
+_plain_of_late: dict[bytes, _PlainMeta] = {}
+"""What stands in plain records of which there is no more to say than the topic."""
+
+
+def _plain_meta(meta: bytes) -> _PlainMeta:
+    """Topic, key, id, headers."""
+    topic, key, own_id, headers, _ = _PLAIN.decode(meta)
+    found = topic, key, own_id, headers
+    if key is None and own_id is None and headers is None:
+        if len(_plain_of_late) >= REMEMBERED:
+            _plain_of_late.clear()
+        _plain_of_late[meta] = found
+    return found
+
+
+def _lease_of(handle: int, fence: int, nonce: str, deadline: int, stored: bytes, bodies: Any, *, limited: bool) -> Lease:
+    """Of a message that is not plain. `bodies`: those behind the first, None where it does not collect."""
+    record = read_record(0, stored)
+    return Lease(
+        handle, fence, record.id or f"{nonce}-{handle:x}", record.topic, record.body, deadline, record.attempts + 1, record.deliveries + 1,  # type: ignore[arg-type]
+        record.key or None, record.priority, record.headers or None, record.published, record.suspect,  # type: ignore[arg-type]
+        [record.body, *bodies] if bodies is not None else None, limited,
+    )  # fmt: skip
+
+
+# Leases, lanes, gates
+
+
+class Held(msgspec.Struct, array_like=True):
+    """A lease; field order is that of `settling.lua`."""
+
+    fence: int
+    lane: str
+    deadline: int
+    granted: int
+    charge: int
+    started: bool
+    gate: str
+    empty: bool
+    line: str | bool
+    gone: bool
+    quick: bool
+    padding: str = ""
+
+
+Bytes = bytes  # a lane has a field of that name
+
+
+class Lane(msgspec.Struct):
+    """A lane; field order is that of `lanes.lua`."""
+
+    big: int
+    old: int
+    busy: int
+    slow: int
+    place: int
+    number: int
+    ready: int
+    delayed: int
+    parked: int
+    listed: int
+    bytes: int
+    published: int
+    latest: Bytes
+    band: int
+    wake: int
+    vt: int
+    tat: int
+    leased: int
+    delivered: int
+    done: int
+    seen: int
+    lately: int
+    before: int
+    sorted: int
+    gate: str
+    name: str = ""
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0
+    throttled: int = 0
+    rest_until: int = 0
+    rest_step: int = 0
+    rest_fence: int = 0
+    mean: int = 0
+    watched_until: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return self.ready + self.delayed + self.parked
+
+    @property
+    def first_of_latest(self) -> int | None:
+        """The number of the first plain message that is not in the lane's list."""
+        return int.from_bytes(self.latest[:7]) if self.latest else None
+
+    @property
+    def latest_plain(self) -> list[int]:
+        """The numbers of its last plain messages; the others are in its list."""
+        return [int.from_bytes(self.latest[at : at + 7]) for at in range(0, len(self.latest), 7)]
+
+
+IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
+
+_LANES_END = struct.Struct("<HIHHBqiiiiqq")
+_LANES_REST = struct.Struct("<Hqqqiqqqiii")
+_HELD = msgspec.msgpack.Decoder(Held)
+
+
+def read_lane(name: str, stored: bytes) -> Lane:
+    """A lane of its record."""
+    latest, rest = _counted(stored, _LANES_END.size)
+    gate, at = _counted(stored, rest + _LANES_REST.size)
+    rare = _unpack(stored[at:]) if at < len(stored) else ()
+    values: tuple[Any, ...] = (*_LANES_END.unpack_from(stored), latest, *_LANES_REST.unpack_from(stored, rest), gate.decode(), name, *rare)
+    return Lane(*values)
+
+
+def _counted(stored: bytes, at: int) -> tuple[bytes, int]:
+    """Bytes behind their number, as `struct.pack("I2c0")` of Lua writes them; and where they end."""
+    begins = at + 2
+    ends = begins + int.from_bytes(stored[at:begins], "little")
+    return stored[begins:ends], ends
+
+
+def read_held(stored: bytes) -> Held:
+    """A lease of its record."""
+    return _HELD.decode(b"\xdc" + struct.pack(">H", len(Held.__struct_fields__)) + stored)
+
+
+class GateRecord(msgspec.Struct, array_like=True):
+    """A gate on a shard; each layer is [rate or False, burst or False, concurrency or False]. Field order is that of `gates.lua`."""
+
+    code: Any
+    operator: Any
+    tat: int
+    leased: int
+    is_open: bool
+    wake: int
+    grant: Any
+
+    @property
+    def limits(self) -> Gate:
+        """What somebody set, the operator before the code."""
+        return gate_of(self.operator or self.code or (False, False, False))
+
+    @property
+    def limits_here(self) -> Gate:
+        """The part of it that the shard has."""
+        return gate_of(self.grant or self.operator or self.code or (False, False, False))
+
+    @property
+    def granted_concurrency(self) -> int | None:
+        return int(self.grant[2]) if self.grant and self.grant[2] is not False else None
+
+
+def gate_of(limits: Sequence[Any]) -> Gate:
+    """The gate of a layer."""
+    rate, burst, concurrency = limits
+    return Gate(rate or None, burst if rate and burst is not False else None, concurrency if concurrency is not False else None)
+
+
+_GATE = msgspec.msgpack.Decoder(GateRecord)
+
+
+def read_gate(stored: bytes) -> GateRecord:
+    """A gate of its record."""
+    return _GATE.decode(b"\xdc" + struct.pack(">H", len(GateRecord.__struct_fields__)) + stored)
+
+
+class Counters(msgspec.Struct, array_like=True):
+    """A shard's counters; field order is that of `shard.lua`."""
+
+    layout: int
+    nonce: str
+    shards: int
+    index: int
+    version: int
+    exact: int = 0
+    now: int = 0
+    seq: int = 0
+    fence: int = 0
+    deaths: int = 0
+    lanes_made: int = 0
+    lanes: int = 0
+    waiting: int = 0
+    bytes: int = 0
+    leased: int = 0
+    dead: int = 0
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0
+    alarm: int = 0
+    max_backlog: int | bool = False
+    max_backlog_bytes: int | bool = False
+    on_full: str = "refuse"
+    sweeping: int = 0
+    own: int = 0
+    marked: int = 0
+    bands: list[list[Any]] = []  # pool, tier, vt, carry, mean, delivered
+
+
+_COUNTERS = msgspec.msgpack.Decoder(Counters)
+
+
+def read_counters(stored: bytes) -> Counters:
+    """A shard's counters of their record."""
+    return _COUNTERS.decode(b"\xdc" + struct.pack(">H", len(Counters.__struct_fields__)) + stored)
+
+
+def counters_record(counters: Counters) -> bytes:
+    """The record of a new shard's counters."""
+    return _pack(counters)[3:]

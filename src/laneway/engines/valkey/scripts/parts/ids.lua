@@ -1,0 +1,114 @@
+-- Ids of the user's own, ids that joined another message, ids of finished messages: a hash for each topic that has any, `i:TOPIC`, of the
+-- message's number, or "f" and until when it is known (0: for ever). `ids_until` forgets these. `aliases`: the topics of ids that Laneway made and
+-- that are another message's now: it joined, or they were used again.
+
+ids = part(function(ids)
+    local MADE -- what ids begin with that Laneway made
+
+    at_begin(function()
+        MADE = shard.nonce .. '-'
+    end)
+
+    local function is_made(id)
+        return string.sub(id, 1, #MADE) == MADE
+    end
+
+    local function of(topic)
+        return key('i:' .. topic)
+    end
+
+    function ids.is_known(topic, id, made_mid)
+        local stored = call('HGET', of(topic), id)
+        if stored then
+            local ends = tonumber(string.match(stored, '^f(%d+)'))
+            if not ends or ends == 0 or ends > shard.now then
+                return true
+            end
+            call('HDEL', of(topic), id)
+            return false
+        end
+        local record = made_mid and messages.read(made_mid)
+        return record and record.topic == topic or false
+    end
+
+    -- The number of the message that has an id, if it has not ended.
+    function ids.number(topic, id, made_mid)
+        local stored = call('HGET', of(topic), id)
+        if stored then
+            return tonumber(stored)
+        end
+        return made_mid or nil
+    end
+
+    function ids.set(topic, id, mid)
+        call('HSET', of(topic), id, mid)
+        if is_made(id) then
+            call('HSET', keys.aliases, id, topic)
+        end
+    end
+
+    function ids.join(record, id)
+        record.joined = record.joined + 1
+        call('RPUSH', key('j:' .. text(record.mid)), id)
+        ids.set(record.topic, id, record.mid)
+    end
+
+    function ids.of(record)
+        return record.id or made_id(record.mid)
+    end
+
+    -- All ids that joined `other`, and its own, belong to `record` now.
+    function ids.absorb(record, other)
+        if other.joined > 0 then
+            for _, id in ipairs(call('LRANGE', key('j:' .. text(other.mid)), 0, -1)) do
+                ids.join(record, id)
+            end
+        end
+        ids.join(record, ids.of(other))
+    end
+
+    local function finish_one(topic, id, window)
+        if is_made(id) then
+            call('HDEL', keys.aliases, id)
+        end
+        if window == 0 then
+            call('HDEL', of(topic), id)
+        elseif window == FOREVER then
+            call('HSET', of(topic), id, 'f0')
+        else
+            call('HSET', of(topic), id, 'f' .. text(shard.now + window))
+            call('ZADD', keys.ids_until, shard.now + window, topic .. '\0' .. id)
+        end
+    end
+
+    -- The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`, or a day where they are sticky).
+    function ids.finish(record, keep)
+        local window = 0
+        if keep then
+            window = rules.of(record.topic).dedupe or 0
+            if window ~= FOREVER and record.sticky then
+                window = math.max(window, STICKY)
+            end
+        end
+        if record.id or window ~= 0 then
+            finish_one(record.topic, ids.of(record), window)
+        end
+        if record.joined > 0 then
+            for _, id in ipairs(call('LRANGE', key('j:' .. text(record.mid)), 0, -1)) do
+                finish_one(record.topic, id, window)
+            end
+        end
+    end
+
+    function ids.forget_finished(most)
+        for _, member in ipairs(call('ZRANGE', keys.ids_until, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)) do
+            local cut = string.find(member, '\0', 1, true)
+            local topic, id = string.sub(member, 1, cut - 1), string.sub(member, cut + 1)
+            local ends = tonumber(string.match(call('HGET', of(topic), id) or '', '^f(%d+)'))
+            if ends and ends ~= 0 and ends <= shard.now then -- else it was published again meanwhile
+                call('HDEL', of(topic), id)
+            end
+            call('ZREM', keys.ids_until, member)
+        end
+    end
+end)

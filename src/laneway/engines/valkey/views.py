@@ -1,0 +1,579 @@
+"""Reading for people: topics, messages, cursors, gates. What is read is not one moment's; nothing here holds up those who work."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from laneway.engines import classes, fairness
+from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
+from laneway.engines.naming import BUCKET, PARTITION, lane_name
+from laneway.engines.valkey import records
+from laneway.engines.valkey.records import ASLEEP, AT_GATE, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Counters, Held, Lane, Record
+from laneway.policy import is_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from laneway.engines.valkey.namespace import Namespace
+    from laneway.policy import Resolved
+
+T = TypeVar("T")
+
+COUNTED = 1000
+"""Lanes are counted up to here for people; more is "1,000+"."""
+
+PAGE = 200
+LAST_NAME = b"\xf4\x8f\xbf\xbf"
+
+_PLACES = {IDLE: "idle", RUNNABLE: "runnable", ASLEEP: "asleep", AT_GATE: "at_gate", FULL: "full", PAUSED: "paused"}
+_STATES = {DELAYED: "delayed", PARKED: "parked", DEAD: "dead"}
+_SUMMED = ("ready", "delayed", "parked", "leased", "bytes", "published", "delivered", "done", "retried", "died", "merged", "expired",
+           "removed")  # fmt: skip
+_RANK_ZERO = 512
+
+
+class View:
+    """
+    What one question needs: the policies, and each shard's counters and time as they were when it was asked.
+
+    `times`: of each shard, which never go back; `clocks`: what the servers' clocks say. This machine's clock counts for nothing.
+    """
+
+    def __init__(self, space: Namespace, now_us: int | None) -> None:
+        self.space = space
+        self._policies: dict[str, Resolved] = {}
+        self.counters: list[Counters] = []
+        self.clocks: list[int] = []
+        for shard in range(space.shards):
+            counters, clock = space.counters(shard)
+            self.counters.append(counters)
+            self.clocks.append(clock if now_us is None else now_us)
+        if self.counters[0].version != space.book.version:
+            space.reload()
+        self.times = [max(counters.now, clock) for counters, clock in zip(self.counters, self.clocks, strict=True)]
+        self.now = max(self.times)
+
+    def policy(self, topic: str) -> Resolved:
+        """What holds for a topic, or for the pattern of a bucket."""
+        found = self._policies.get(topic)
+        if found is None:
+            self.load_policies([topic])
+            found = self._policies[topic]
+        return found
+
+    def load_policies(self, topics: Iterable[str]) -> None:
+        """Read what these topics set of their own, all at once."""
+        space = self.space
+        book = space.book.policies
+        wanted = [topic for topic in dict.fromkeys(topics) if topic not in self._policies]
+        asked = [topic for topic in wanted if not is_pattern(topic) and self.counters[space.home(topic)].own and not book.layers(topic)]
+        own = space.own_of(asked)
+        for topic in wanted:
+            layers = own.get(topic)
+            self._policies[topic] = book.resolve_own(topic, layers) if layers else book.resolve(topic)
+
+
+# Reading together
+
+Command = tuple[Any, ...]
+Reads = Generator[list[Command], list[Any], T]
+"""What reads in steps: it yields the commands of a step, is sent their answers, and returns what it found."""
+
+
+def together(view: View, works: Sequence[tuple[int, Reads[T]]]) -> list[T]:
+    """Run all of these at once, each on its shard: a step of all is one round trip to a shard."""
+    found: dict[int, T] = {}
+    answers: dict[int, list[Any] | None] = dict.fromkeys(range(len(works)))
+    while answers:
+        wanted: dict[int, list[tuple[int, list[Command]]]] = {}
+        for n, answer in answers.items():
+            shard, work = works[n]
+            try:
+                wanted.setdefault(shard, []).append((n, work.send(answer)))  # type: ignore[arg-type]  # None: it begins
+            except StopIteration as end:
+                found[n] = end.value
+        answers = {}
+        for shard, asked in wanted.items():
+            read = iter(_read_merged(view, shard, [command for _, commands in asked for command in commands]))
+            answers |= {n: [next(read) for _ in commands] for n, commands in asked}
+    return [found[n] for n in range(len(works))]
+
+
+def _read_merged(view: View, shard: int, commands: Sequence[Command]) -> list[Any]:
+    """Fields of the same hash are read by one command: many commands cost more than many fields."""
+    merged: dict[Any, list[Any]] = {}
+    for name, key, *fields in commands:
+        if name == "HMGET":
+            merged.setdefault(key, []).extend(fields)
+    others = [command for command in commands if command[0] != "HMGET"]
+    read = iter(view.space.read_many(shard, [*(("HMGET", key, *fields) for key, fields in merged.items()), *others]))
+    pages = {key: iter(next(read)) for key in merged}
+    return [[next(pages[key]) for _ in fields] if name == "HMGET" else next(read) for name, key, *fields in commands]
+
+
+# Lanes
+
+
+def topic_of_lane(name: str) -> str | None:
+    """The topic of a lane's name; None: a bucket."""
+    return None if name.startswith(BUCKET) else name.partition(PARTITION)[0]
+
+
+def lanes_of(view: View, topic: str) -> list[tuple[int, Lane]]:
+    """A topic's lanes as they are (a folded topic: its bucket), with their shards."""
+    return lanes_of_many(view, [topic])[topic]
+
+
+def lanes_of_many(view: View, topics: Sequence[str]) -> dict[str, list[tuple[int, Lane]]]:
+    """The lanes of each of these topics."""
+    wanted = []
+    view.load_policies(topics)
+    for topic in topics:
+        policy = view.policy(topic)
+        wanted += [(topic, view.space.shard_of(topic, part), lane_name(policy, topic, None, part)[0]) for part in range(policy.partitions)]
+    found: dict[str, list[tuple[int, Lane]]] = {topic: [] for topic in topics}
+    stored = read_stored(view, [(shard, name) for _, shard, name in wanted])
+    for (topic, shard, name), each in zip(wanted, stored, strict=True):
+        if each is not None:
+            found[topic].append((shard, records.read_lane(name, each)))
+    return found
+
+
+def read_stored(view: View, wanted: Sequence[tuple[int, str]]) -> list[bytes | None]:
+    """The records of lanes by shard and name, of a shard in one command."""
+    names: dict[int, list[str]] = {}
+    for shard, name in wanted:
+        names.setdefault(shard, []).append(name)
+    read = {shard: iter(view.space.read(shard, "HMGET", "lanes", *those)) for shard, those in names.items()}
+    return [next(read[shard]) for shard, _ in wanted]
+
+
+def read_lane(view: View, shard: int, name: str) -> Lane | None:
+    stored = view.space.read(shard, "HGET", "lanes", name)
+    return records.read_lane(name, stored) if stored is not None else None
+
+
+def all_lanes(view: View) -> Iterator[tuple[int, Lane]]:
+    for shard in range(view.space.shards):
+        for name, stored in view.space.scan(shard, "HSCAN", "lanes"):
+            yield shard, records.read_lane(name.decode(), stored)
+
+
+def topics_with_lanes(view: View) -> set[str]:
+    return {topic for _, lane in all_lanes(view) if (topic := topic_of_lane(lane.name)) is not None}
+
+
+def held_in(view: View, shard: int) -> Iterator[tuple[int, Held]]:
+    """All leases of a shard: there are never more than workers hold."""
+    for mid, stored in view.space.scan(shard, "HSCAN", "l"):
+        yield int(mid), records.read_held(stored)
+
+
+# Members of sorted sets: state, rank, place, number, handle, see `scripts/parts/messages.lua`
+
+
+def _rank_heads(name: str, prefix: bytes = b"") -> Reads[list[bytes]]:
+    """What members begin with, up to their rank, by skipping from one to the next."""
+    after, before = (b"[" + prefix if prefix else b"-"), (b"(" + prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"+")
+    heads = []
+    while page := (yield [("ZRANGE", name, after, before, "BYLEX", "LIMIT", 0, 1)])[0]:
+        heads.append(page[0][: len(prefix) + 2])
+        after = b"(" + heads[-1] + b"\xff" * 22
+    return heads
+
+
+def _ranks(view: View, shard: int, name: str, prefix: bytes = b"") -> list[bytes]:
+    return together(view, [(shard, _rank_heads(name, prefix))])[0]
+
+
+def _under(view: View, shard: int, name: str, head: bytes, start: int, count: int) -> list[bytes]:
+    found: list[bytes] = view.space.read(shard, *_page_under(name, head, start, count))
+    return found
+
+
+def _page_under(name: str, head: bytes, start: int, count: int) -> Command:
+    return ("ZRANGE", name, b"[" + head, b"[" + head + b"\xff" * 22, "BYLEX", "LIMIT", start, count)
+
+
+def _priority(head: bytes) -> int:
+    return -((int.from_bytes(head[-2:]) - _RANK_ZERO) >> 1)
+
+
+def _mids(members: Iterable[bytes]) -> list[int]:
+    return [int.from_bytes(member[-7:]) for member in members]
+
+
+def plain_mids(view: View, shard: int, lane: Lane, most: int) -> list[int]:
+    """The numbers of a lane's first plain messages."""
+    found = [int(mid) for mid in view.space.read(shard, "LRANGE", f"q:{lane.number}", 0, most - 1)] if lane.listed and most else []
+    return (found + lane.latest_plain)[:most]
+
+
+def read_records(view: View, shard: int, mids: Sequence[int]) -> list[Record]:
+    if not mids:
+        return []
+    stored = view.space.read(shard, "HMGET", "m", *mids)
+    return [records.read_record(mid, each) for mid, each in zip(mids, stored, strict=True) if each is not None]
+
+
+def _in_order(record: Record) -> tuple[int, int, int]:
+    return (record.rank, record.position, record.seq)
+
+
+def _by_age(record: Record) -> tuple[int, int]:
+    return (record.since, record.seq)
+
+
+def ready_in(view: View, shard: int, lane: Lane, most: int) -> list[Record]:
+    """The first of a lane, in its order."""
+    sorted_ = _mids(view.space.read(shard, "ZRANGE", f"z:{lane.number}", 0, most - 1)) if lane.sorted else []
+    return sorted(read_records(view, shard, [*plain_mids(view, shard, lane, most), *sorted_]), key=_in_order)[:most]
+
+
+def _aside(view: View, shard: int, name: str, state: bytes, most: int) -> list[Record]:
+    """The oldest of those that are delayed or parked: members are sorted by rank first."""
+    members = [member for head in _ranks(view, shard, name, state) for member in _under(view, shard, name, head, 0, most)]
+    return sorted(read_records(view, shard, _mids(members)), key=_by_age)[:most]
+
+
+def oldest_in(lane: Lane) -> Reads[int | None]:
+    """The since of the oldest ready message of a lane."""
+    if not lane.ready:
+        return None
+    first = lane.first_of_latest
+    if lane.listed:
+        listed = (yield [("LRANGE", f"q:{lane.number}", 0, 0)])[0]
+        first = int(listed[0]) if listed else first  # they were taken since the record was read
+    found = [] if first is None else (yield from _sinces([first]))
+    if lane.sorted:
+        found += yield from _oldest(f"z:{lane.number}", b"")
+    return min(found, default=None)
+
+
+def oldest_of(view: View, lanes: Sequence[tuple[int, Lane]]) -> list[int | None]:
+    """The same of many: most lanes say themselves which message is their first, and these are read by one command."""
+    found: list[int | None] = [None] * len(lanes)
+    known: dict[int, dict[int, int]] = {}
+    others: list[tuple[int, int, Lane]] = []
+    for n, (shard, lane) in enumerate(lanes):
+        if lane.listed or lane.sorted:
+            others.append((n, shard, lane))
+        elif lane.ready and (first := lane.first_of_latest) is not None:
+            known.setdefault(shard, {})[n] = first
+    for shard, mids in known.items():
+        for n, stored in zip(mids, view.space.read(shard, "HMGET", "m", *mids.values()), strict=True):
+            found[n] = records.since_of(stored) if stored is not None else None
+    for (n, _, _), since in zip(others, together(view, [(shard, oldest_in(lane)) for _, shard, lane in others]), strict=True):
+        found[n] = since
+    return found
+
+
+def _sinces(mids: Sequence[int]) -> Reads[list[int]]:
+    """When these messages began to wait."""
+    if not mids:
+        return []
+    stored = (yield [("HMGET", "m", *mids)])[0]
+    return [records.since_of(each) for each in stored if each is not None]
+
+
+def _oldest(name: str, prefix: bytes) -> Reads[list[int]]:
+    """Of each rank; those that go to the front are not in the order of their age, and of so many the first count."""
+    heads = yield from _rank_heads(name, prefix)
+    if not heads:
+        return []
+    pages = yield [_page_under(name, head, 0, 1 if head[-1] % 2 else COUNTED) for head in heads]
+    return (yield from _sinces(_mids(member for page in pages for member in page)))
+
+
+def oldest_folded(topic: str) -> Reads[list[int]]:
+    """The oldest ready messages of a topic in a bucket, of each rank one."""
+    return _oldest(f"t:{topic}", b"r")
+
+
+# Topics
+
+
+def topic_stats(view: View, topic: str) -> TopicStats:
+    """What a topic holds and did; without its cursors."""
+    return many_stats(view, [topic])[0]
+
+
+def many_stats(view: View, topics: Sequence[str]) -> list[TopicStats]:
+    """Several topics, in a few round trips together."""
+    space = view.space
+    lanes = lanes_of_many(view, topics)
+    letters = [(shard, _number(("ZCARD", f"dead:{topic}")), topic) for topic in topics for shard in space.shards_of(topic)]
+    dead = dict.fromkeys(topics, 0)
+    for (_, _, topic), count in zip(letters, together(view, [(shard, work) for shard, work, _ in letters]), strict=True):
+        dead[topic] += count
+    found = {topic: _begun(view, topic, lanes[topic], dead[topic]) for topic in topics}
+    own = [(found[topic], shard, lane) for topic in topics for shard, lane in lanes[topic] if topic_of_lane(lane.name) is not None]
+    for (stats, _, _), oldest in zip(own, oldest_of(view, [(shard, lane) for _, shard, lane in own]), strict=True):
+        if oldest is not None:
+            stats.oldest_us = oldest if stats.oldest_us is None else min(stats.oldest_us, oldest)
+    together(view, [(space.shards_of(topic)[0], _count_folded(found[topic])) for topic in topics if view.policy(topic).buckets is not None])
+    for stats in found.values():
+        stats.waiting = stats.ready + stats.delayed + stats.parked
+    return [found[topic] for topic in topics]
+
+
+def _number(command: Command) -> Reads[int]:
+    return int((yield [command])[0])
+
+
+def _begun(view: View, topic: str, lanes: Iterable[tuple[int, Lane]], dead: int) -> TopicStats:
+    """What the records of its lanes say."""
+    policy = view.policy(topic)
+    stats = TopicStats(topic, pool=policy.pool, tier=policy.tier, dead=dead)
+    for shard, lane in lanes:
+        if lane.rest_step and lane.rest_until > view.times[shard]:
+            stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.rest_until)
+        if stats.state == "idle":
+            stats.state, stats.wake_us = _PLACES[lane.place], lane.wake if lane.place == ASLEEP else None
+        if topic_of_lane(lane.name) is not None:
+            for name in _SUMMED:
+                setattr(stats, name, getattr(stats, name) + getattr(lane, name))
+            stats.throttled_us += lane.throttled
+            stats.rate_now += classes.rate(view.times[shard], lane.seen, lane.lately, lane.before)
+    return stats
+
+
+def _count_folded(stats: TopicStats) -> Reads[None]:
+    name = f"t:{stats.topic}"
+    letters = {"ready": b"r", "delayed": b"d", "parked": b"p", "leased": b"l"}
+    counted: list[Command] = [("ZLEXCOUNT", name, b"[" + letter, b"(" + bytes([letter[0] + 1])) for letter in letters.values()]
+    *counts, size = yield [*counted, ("HGET", "folded_bytes", stats.topic)]
+    for field, count in zip(letters, counts, strict=True):
+        setattr(stats, field, count)
+    stats.bytes = int(size or 0)
+    stats.oldest_us = min((yield from _oldest(name, b"r")), default=None)
+
+
+# Cursors
+
+
+def cursors(view: View, topic: str) -> dict[int, tuple[int, int]]:
+    """Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps nothing."""
+    unseen: dict[int, int] = {}
+    unfinished: dict[int, int] = {}
+    shards = view.space.shards_of(topic)
+    for shard, lane in lanes_of(view, topic):
+        for priority, number, is_seen in _outstanding(view, shard, lane):
+            unfinished[priority] = min(unfinished.get(priority, number), number)
+            if not is_seen:
+                unseen[priority] = min(unseen.get(priority, number), number)
+    last = max(view.counters[shard].seq for shard in shards)
+    return {
+        priority: (unseen.get(priority, last + 1) - 1, unfinished.get(priority, last + 1) - 1)
+        for priority in sorted({0, *unseen, *unfinished}, reverse=True)
+    }
+
+
+def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int, bool]]:
+    """(priority, number, whether it was handed out before) of those that may be the lowest."""
+    yield from ((0, mid, False) for mid in plain_mids(view, shard, lane, 1))
+    odd = f"o:{lane.number}"
+    for name, prefix in ((f"z:{lane.number}", b""), (f"a:{lane.number}", b"p")):
+        for head in _ranks(view, shard, name, prefix):
+            number = _first_even(view, shard, name, head, odd)
+            if number is not None:
+                yield _priority(head), number, False
+    for head in _ranks(view, shard, odd):
+        for letter in (b"u", b"s"):
+            first = _under(view, shard, odd, head + letter, 0, 1)
+            if first:
+                yield _priority(head), int.from_bytes(first[0][3:10]), letter == b"s"
+    leased = [mid for mid, held in held_in(view, shard) if held.lane == lane.name and not held.gone and not held.empty]
+    for start in range(0, len(leased), PAGE):
+        yield from ((record.priority, record.seq, True) for record in read_records(view, shard, leased[start : start + PAGE]))
+
+
+def _first_even(view: View, shard: int, name: str, head: bytes, odd: str) -> int | None:
+    """The number of the first of a rank that is no odd one: they stand in the order of their numbers."""
+    start = 0
+    while page := _under(view, shard, name, head, start, PAGE):
+        places = [head[-2:] + letter + member[-14:] for member in page for letter in (b"u", b"s")]
+        scores = view.space.read(shard, "ZMSCORE", odd, *places)
+        for n, member in enumerate(page):
+            if scores[2 * n] is None and scores[2 * n + 1] is None:
+                return int.from_bytes(member[-14:-7])
+        start += PAGE
+    return None
+
+
+# Messages
+
+
+def find(view: View, message_id: str, topic: str | None) -> tuple[int, Record] | None:
+    """A message by its id, and its shard. Without its topic those are found of which Laneway made the id."""
+    space = view.space
+    made = space.made(message_id)
+    if topic is None and made is not None:
+        for record in read_records(view, made[0], [made[1]]):
+            return made[0], record
+        aliases = (space.read(shard, "HGET", "aliases", message_id) for shard in range(space.shards))
+        topic = next((alias.decode() for alias in aliases if alias is not None), None)
+    for shard in space.shards_of(topic) if topic is not None else ():
+        stored = space.read(shard, "HGET", f"i:{topic}", message_id)
+        if stored is not None and not stored.startswith(b"f"):
+            return next(((shard, record) for record in read_records(view, shard, [int(stored)])), None)
+    if made is None:
+        return None
+    shard, mid = made
+    for record in read_records(view, shard, [mid]):
+        if topic in (None, record.topic):
+            return shard, record
+    return None
+
+
+def is_finished(view: View, message_id: str, topic: str) -> bool:
+    for shard in view.space.shards_of(topic):
+        stored = view.space.read(shard, "HGET", f"i:{topic}", message_id)
+        if stored is not None and stored.startswith(b"f"):
+            until = int(stored[1:])
+            return until == 0 or until > view.times[shard]
+    return False
+
+
+def lookup(view: View, topic: str, ids: Sequence[str]) -> dict[str, str]:
+    """unknown, waiting, leased, finished or dead for each."""
+    return {message_id: _state_of(view, topic, message_id) for message_id in ids}
+
+
+def _state_of(view: View, topic: str, message_id: str) -> str:
+    found = find(view, message_id, topic)
+    if found is None:
+        return "finished" if is_finished(view, message_id, topic) else "unknown"
+    shard, record = found
+    if record.state == DEAD:
+        return "dead"
+    return "leased" if lease_on(view, shard, record.mid) is not None else "waiting"
+
+
+def lease_on(view: View, shard: int, mid: int) -> Held | None:
+    stored = view.space.read(shard, "HGET", "l", mid)
+    held = records.read_held(stored) if stored is not None else None
+    return held if held is not None and not held.gone and not held.empty else None
+
+
+def message_view(view: View, shard: int, record: Record) -> MessageView:
+    """A message as people see it."""
+    space = view.space
+    held = lease_on(view, shard, record.mid) if record.state != DEAD else None
+    told = MessageView(
+        id=record.id or f"{space.nonce}-{record.mid * space.shards + shard:x}", topic=record.topic,  # type: ignore[arg-type]
+        state="leased" if held is not None else _STATES.get(record.state, "ready"), body=record.body, key=record.key or None,  # type: ignore[arg-type]
+        priority=record.priority, headers=record.headers or None, seq=record.seq, published_us=record.published,  # type: ignore[arg-type]
+        since_us=record.since, expires_us=record.expires or None, attempts=record.attempts, deliveries=record.deliveries, suspect=record.suspect,
+        bodies=[record.body, *space.read(shard, "LRANGE", f"b:{record.mid}", 0, -1)] if record.parts else None,
+        history=[{"at_us": at, "what": what, "error": error or None} for at, what, error in record.history],
+    )  # fmt: skip
+    if held is not None:
+        told.fence, told.deadline_us, told.deliveries = held.fence * view.space.shards + shard, held.deadline, record.deliveries + 1
+    if record.death:
+        _, told.died_us, _, told.reason, error = record.death
+        told.error = error or None
+    return told
+
+
+def all_messages(view: View) -> list[MessageView]:
+    """Everything, by number."""
+    found = []
+    for shard in range(view.space.shards):
+        for mid, stored in view.space.scan(shard, "HSCAN", "m"):
+            found.append(message_view(view, shard, records.read_record(int(mid), stored)))
+    return sorted(found, key=lambda each: each.seq)
+
+
+def peek(view: View, topic: str, limit: int) -> list[MessageView]:
+    """Ready ones in order, then the parked, then the delayed by due time."""
+    ready: list[tuple[int, Record]] = []
+    aside: dict[bytes, list[tuple[int, Record]]] = {b"p": [], b"d": []}
+    if view.policy(topic).buckets is not None:
+        (shard,) = view.space.shards_of(topic)
+        members = view.space.read(shard, "ZRANGE", f"t:{topic}", "[r", "(s", "BYLEX", "LIMIT", 0, limit)
+        ready = [(shard, record) for record in read_records(view, shard, _mids(members))]
+        for state, found in aside.items():
+            found += [(shard, record) for record in _aside(view, shard, f"t:{topic}", state, limit)]
+    else:
+        for shard, lane in lanes_of(view, topic):
+            ready += [(shard, record) for record in ready_in(view, shard, lane, limit)]
+            for state, found in aside.items():
+                found += [(shard, record) for record in _aside(view, shard, f"a:{lane.number}", state, limit)]
+    ready.sort(key=lambda each: _in_order(each[1]))
+    rest = [each for found in aside.values() for each in sorted(found, key=lambda each: _by_age(each[1]))]
+    return [message_view(view, shard, record) for shard, record in [*ready, *rest][:limit]]
+
+
+# Dead letters
+
+
+def dead_list(view: View, topic: str | None, limit: int, after: int) -> list[tuple[int, MessageView]]:
+    """By their numbers; of several shards these are mixed: number · shards + shard."""
+    space = view.space
+    name = "dead" if topic is None else f"dead:{topic}"
+    found: list[tuple[int, MessageView]] = []
+    for shard in range(space.shards) if topic is None else space.shards_of(topic):
+        first = (after - shard) // space.shards + 1  # the first whose number is beyond
+        mids = [int(mid) for mid in space.read(shard, "ZRANGE", name, first, "+inf", "BYSCORE", "LIMIT", 0, limit)]
+        found += [(record.death[0] * space.shards + shard, message_view(view, shard, record)) for record in read_records(view, shard, mids)]
+    return sorted(found, key=lambda each: each[0])[:limit]
+
+
+def drop_edges(view: View, shard: int, topic: str) -> None:
+    """Windows of a topic that was deleted."""
+    prefix = topic.encode() + b"\0"
+    for member, _ in view.space.scan(shard, "ZSCAN", "edges"):
+        if member.startswith(prefix):
+            view.space.read(shard, "ZREM", "edges", member)
+
+
+# The whole
+
+
+def gates(view: View) -> list[dict[str, Any]]:
+    """Each gate's limits and what they hold back; of several shards together."""
+    found: dict[str, dict[str, Any]] = {}
+    for shard in range(view.space.shards):
+        for name, stored in sorted(view.space.scan(shard, "HSCAN", "gates")):
+            told = _gate(view, shard, name.decode(), stored)
+            known = found.setdefault(told["name"], told)
+            if known is not told:
+                for field in ("leased", "waiting"):
+                    known[field] += told[field]
+    return [found[name] for name in sorted(found)]
+
+
+def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
+    gate = records.read_gate(stored)
+    limits, burst = gate.limits, gate.limits.effective_burst
+    permit = None
+    if limits.rate is not None:
+        now = view.times[shard]
+        permit = fairness.next_permit_us(fairness.rebase(gate.tat, now, limits.rate, burst), now, limits.rate, burst)
+    bands = range(1, len(view.counters[shard].bands) + 1)
+    waiting = sum(view.space.read(shard, "ZCARD", f"gate:{band}:{name}") for band in bands)
+    return {
+        "name": name, "rate": limits.rate, "burst": burst if limits.rate is not None else None, "concurrency": limits.concurrency,
+        "leased": gate.leased,
+        "next_permit_us": permit, "waiting": min(waiting, COUNTED),
+    }  # fmt: skip
+
+
+def overview(view: View) -> Overview:
+    """The namespace at a glance."""
+    told = Overview(now_us=view.now, topics=sum(counters.lanes for counters in view.counters))
+    for name in ("waiting", "leased", "dead", "bytes", "published", "delivered", "done", "retried", "died", "merged", "expired", "removed"):
+        setattr(told, name, sum(getattr(counters, name) for counters in view.counters))
+    told.last_number = max(counters.seq for counters in view.counters)
+    tiers: dict[tuple[str, str], TierStats] = {}
+    bands = [(shard, number, band) for shard, counters in enumerate(view.counters) for number, band in enumerate(counters.bands, 1)]
+    runnable = together(view, [(shard, _number(("ZCARD", f"run:{number}"))) for shard, number, _ in bands])
+    for (_, _, (pool, tier, _, _, _, delivered)), count in zip(bands, runnable, strict=True):
+        share = view.space.tiers[tier].share if tier in view.space.tiers else 0
+        stats = tiers.setdefault((pool, tier), TierStats(pool, tier, share))
+        stats.delivered += delivered
+        stats.runnable = min(stats.runnable + count, COUNTED)
+    told.tiers = list(tiers.values())
+    return told

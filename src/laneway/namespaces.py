@@ -1,0 +1,96 @@
+"""Bringing settings from one namespace to another: try in `sandbox`, then copy to `online`."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from laneway.policy import PROGRAM, Gate, own_rows, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from laneway.engines.base import Desk, FullEngine
+
+_Row = TypeVar("_Row")
+
+PAGE = 1000
+"""Policies that are read or set by one call."""
+
+Difference = tuple[str, str, str, Any, Any]
+"""Layer (or "gate"), pattern (or the gate's name), field, here, there; None: not set."""
+
+
+def copy(here: FullEngine, there: FullEngine) -> int:
+    """Set every gate and policy of one namespace in another; returns how many policies."""
+    for gate in here.gate_list():
+        there.gate_set(gate["name"], Gate(gate["rate"], gate["burst"], gate["concurrency"]))
+    count = set_policies(there, every_policy(here))
+    copy_programs(here, there)
+    return count
+
+
+def every_policy(engine: Desk) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """
+    (layer, pattern, fields) of all patterns, sorted, then of all topics with a policy of their own, page by page.
+
+    The layers are "operator", "code" (set at run time) and `program:NAME` (what the program declares).
+    """
+    yield from engine.policies().source_rows()
+    after: str | None = ""
+    while after is not None:
+        page, after = engine.policy_own_list(after, PAGE)
+        yield from sorted(own_rows((topic, sources(layers)) for topic, layers in page), key=lambda row: row[0])
+
+
+def set_policies(engine: Desk, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> int:
+    """Set these in their layers, in batches; returns how many."""
+    count = 0
+    for batch in batches(iter(rows)):
+        by_layer: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        for layer, pattern, fields in batch:
+            by_layer.setdefault(layer, []).append((pattern, fields))
+        for layer in sorted(by_layer, key=_before_others):
+            engine.policy_set_many(layer, by_layer[layer])
+        count += len(batch)
+    return count
+
+
+def _before_others(layer: str) -> int:
+    """What programs declare first: what was set later, and by an operator, may need it."""
+    return 0 if layer.startswith(PROGRAM) else 1 if layer == "code" else 2
+
+
+def copy_programs(here: Desk, there: Desk) -> None:
+    """Which programs the policies belong to."""
+    known = there.programs()
+    for name, record in here.programs().items():
+        there.program_swap(name, known.get(name), record)
+
+
+def batches(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
+    """In lists of `PAGE`."""
+    while batch := list(islice(rows, PAGE)):
+        yield batch
+
+
+def _in_force(engine: Desk) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """What holds in the operator's and in the code's layer, whoever set it."""
+    yield from engine.policies().rows()
+    after: str | None = ""
+    while after is not None:
+        page, after = engine.policy_own_list(after, PAGE)
+        yield from (row for row in own_rows(page) if row[0] in ("operator", "code"))
+
+
+def compare(here: FullEngine, there: FullEngine) -> list[Difference]:
+    """Where the gates and policies of two namespaces differ, sorted."""
+    mine, theirs = _settings(here), _settings(there)
+    differing = [place for place in mine.keys() | theirs.keys() if mine.get(place) != theirs.get(place)]
+    return [(*place, mine.get(place), theirs.get(place)) for place in sorted(differing)]
+
+
+def _settings(engine: FullEngine) -> dict[tuple[str, str, str], Any]:
+    fields = {(layer, pattern, name): value for layer, pattern, row in _in_force(engine) for name, value in row.items()}
+    gates = {("gate", gate["name"], name): gate[name] for gate in engine.gate_list() for name in ("rate", "burst", "concurrency")}
+    return fields | gates

@@ -1,0 +1,729 @@
+"""
+Policies: the only definition of each setting, how it is checked, and which pattern wins.
+
+A policy is kept as the fields that somebody set (`dict`, plain JSON values) by layer and pattern; `PolicyBook` resolves
+them for one topic, field by field: an operator's setting goes before the code's, and inside a layer the most specific
+pattern wins. `Resolved` is what engines work with: every field present, in the engines' units.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import msgspec
+
+from laneway import units
+from laneway.errors import BadMessage, BadPolicy
+from laneway.tiers import USUAL, Tiers
+from laneway.tiers import Tier as Tier  # noqa: PLC0414  # where it is known from
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+Layer = Literal["code", "operator"]
+"""Who set a policy. The operator's layer stands above the code's."""
+
+MOST_STEMS = 20_000
+MAX_TOPIC_BYTES = 255
+MAX_KEY_BYTES = 512
+MAX_PARTITIONS = 1024
+MAX_BUCKETS = 65_536
+MAX_FACTOR = 1000
+WEIGHTS = (0.01, 1000.0)
+FOREVER = -1
+"""How `dedupe` is kept when it is for ever."""
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Control characters, those of 8 bits (C1) too: a terminal obeys both."""
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """
+    How long a message waits before its next attempt: `base` · `factor`^(attempt-1), at most `cap` (all seconds).
+
+    With `jitter` the delay is drawn evenly between 0 and that ("full jitter"), so that failures spread out.
+    """
+
+    base: float = 1.0
+    factor: float = 2.0
+    cap: float = 3600.0
+    jitter: bool = True
+
+    def delay_us(self, attempt: int, random: float) -> int:
+        """The delay after failure number `attempt` (from 1); `random` in 0 … 1 is used where there is jitter."""
+        exponent = min(attempt - 1, 200)
+        try:
+            delay = min(self.base * self.factor**exponent, self.cap)
+        except OverflowError:
+            delay = self.cap if self.base else 0.0
+        return round(delay * (random if self.jitter else 1.0) * units.SECOND)
+
+
+def default_burst(rate: float) -> float:
+    """
+    The burst where none is set: one permit, and those of 50 ms, fractions included.
+
+    So a delivery that is up to 50 ms late does not make the rate fall short.
+    """
+    return 1 + rate / 20
+
+
+class Resolved(msgspec.Struct, frozen=True, gc=False):
+    """Everything that holds for one topic, in the engines' units. `rate` is per second, times are microseconds."""
+
+    rate: float | None = None
+    burst: int | None = None
+    concurrency: int | None = None
+    weight: float = 1.0
+    tier: str = USUAL
+    pool: str = "default"
+    lease: int = 60 * units.SECOND
+    retries: int = 16
+    backoff: Backoff = Backoff()
+    ttl: int | None = None
+    on_expiry: str = "dead"
+    dead_ttl: int = 14 * 86_400 * units.SECOND
+    on_unhandled: int | None = None
+    serial: str | None = None
+    gate: str | None = None
+    merge: str | None = None
+    merge_limit: int = 1000
+    window: int | None = None
+    debounce: bool = False
+    max_wait: int | None = None
+    edge: str = "trailing"
+    max_body: int = 1 << 20
+    dedupe: int | None = None
+    max_backlog: int | None = None
+    max_backlog_bytes: int | None = None
+    on_full: str = "refuse"
+    partitions: int = 1
+    buckets: int | None = None
+    buckets_pattern: str | None = None
+    delivery: str = "at_least_once"
+    paused: bool = False
+
+    names_tier: bool = False
+    """Whether a policy names the tier; else it is the default one, which may change."""
+
+    # What follows from these, looked at at every visit
+
+    limited: bool = False
+    """Whether a rate, a concurrency or a gate holds the topic back."""
+    lane_rate: float = 0.0
+    """The part of the rate that each lane has."""
+    lane_burst: float = 1.0
+    """The burst of each lane, at least 1; by default `default_burst` of the lane's rate."""
+    lane_concurrency: int | None = None
+    """The part of the concurrency that each lane has."""
+    accepts_plainly: bool = False
+    """Whether a message without options only has to be appended to its topic's lane: nothing merges, expires, is spread or refused."""
+
+    @property
+    def limits_backlog(self) -> bool:
+        """Whether a message may be refused because too many wait."""
+        return self.max_backlog is not None or self.max_backlog_bytes is not None
+
+    def __post_init__(self) -> None:
+        derive = msgspec.structs.force_setattr
+        derive(self, "limited", self.rate is not None or self.concurrency is not None or self.gate is not None)
+        if self.rate is not None:
+            lane_rate = self.rate / self.partitions
+            burst = default_burst(lane_rate) if self.burst is None else self.burst / self.partitions
+            derive(self, "lane_rate", lane_rate)
+            derive(self, "lane_burst", max(1.0, burst))
+        if self.concurrency is not None:
+            derive(self, "lane_concurrency", self.concurrency // self.partitions)
+        is_one_lane = self.partitions == 1 and self.buckets is None
+        derive(self, "accepts_plainly", is_one_lane and self.merge is None and self.ttl is None and not self.limits_backlog)
+
+
+def _expected(what: str) -> Callable[[object], BadPolicy]:
+    return lambda got: BadPolicy(f"expected {what}, got {got!r}")
+
+
+def _integer(low: int, high: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _expected(f"a whole number from {low:,} to {high:,}")(value)
+        return value
+
+    return read
+
+
+def _choice(*allowed: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if value not in allowed or not isinstance(value, str):
+            raise _expected("one of " + ", ".join(f'"{name}"' for name in allowed))(value)
+        return value
+
+    return read
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _expected("true or false")(value)
+    return value
+
+
+def _word(value: Any) -> str:
+    if not isinstance(value, str) or not value or len(value) > 100 or CONTROL.search(value) or not is_unicode(value):
+        raise _expected("a name of 1 to 100 characters without control characters")(value)
+    return value
+
+
+def is_unicode(text: str) -> bool:
+    """Whether the text can be encoded: lone surrogates cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _duration(low: float = 0.0, *, zero: bool = False) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        number = units.seconds(value)
+        if number < low or (number == 0 and not zero) or number > 100 * 365 * 86_400:
+            raise _expected(f"a duration above {low:g} seconds")(value)
+        return number
+
+    return read
+
+
+def _weight(value: Any) -> float:
+    low, high = WEIGHTS
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise _expected(f"a weight from {low:g} to {high:g}")(value)
+    return float(value)
+
+
+def _serial(value: Any) -> str:
+    return "hold" if value is True else _choice("hold", "yield")(value)
+
+
+def _partitions(value: Any) -> int:
+    number = _integer(1, MAX_PARTITIONS)(value)
+    if number & (number - 1):
+        raise _expected(f"a power of two from 1 to {MAX_PARTITIONS:,}")(value)
+    return number
+
+
+def _dedupe(value: Any) -> float | str:
+    return "forever" if value in ("forever", float("inf")) else _duration()(value)
+
+
+def _backlog(value: Any) -> int | str:
+    if units.is_size(value):
+        units.size(value)
+        return str(value)
+    return _integer(1, 1 << 60)(value)
+
+
+def _backoff(value: Any) -> Any:
+    """A `Backoff`, its fields as a mapping, or a fixed delay."""
+    if isinstance(value, Backoff):
+        backoff = value
+    elif isinstance(value, dict):
+        try:
+            backoff = msgspec.convert(value, Backoff, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadPolicy(str(error)) from error
+        unknown = set(value) - set(Backoff.__struct_fields__)
+        if unknown:
+            raise _expected("the fields base, factor, cap, jitter")(sorted(unknown))
+    else:
+        fixed = _duration(zero=True)(value)
+        backoff = Backoff(base=fixed, factor=1.0, cap=max(fixed, 0.0), jitter=False)
+    if not (0 <= backoff.base <= units.MAX_SECONDS and 1 <= backoff.factor <= MAX_FACTOR and 0 <= backoff.cap <= units.MAX_SECONDS):  # nor NaN
+        raise _expected(f"base and cap from 0 to 100 years and a factor from 1 to {MAX_FACTOR:,}")(value)
+    return msgspec.to_builtins(backoff)
+
+
+FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "rate": (units.rate, 'deliveries per second: 50, "50/s", "600/m"'),
+    "burst": (_integer(1, 1_000_000), "deliveries at once after a pause; default: 1 + a twentieth of the rate"),
+    "concurrency": (_integer(1, 1_000_000), "most leases at once"),
+    "weight": (_weight, "share inside the tier; default 1"),
+    "tier": (_word, "service class; default: the default tier"),
+    "pool": (_word, "which workers serve the topic; default default"),
+    "lease": (_duration(), "time to settle a delivery before it goes back; default 60 s"),
+    "retries": (_integer(0, 1_000_000), "attempts after the first; default 16"),
+    "backoff": (_backoff, "delay between attempts: a Backoff, its fields, or a fixed duration; default 1 s … 1 h, jitter"),
+    "ttl": (_duration(), "how long a message may wait; default for ever"),
+    "on_expiry": (_choice("dead", "drop"), "what becomes of an expired message; default dead"),
+    "on_unhandled": (_duration(), "how long a message may wait for a handler before it is a dead letter; default: it waits"),
+    "dead_ttl": (_duration(), "how long dead letters are kept; default 14 days"),
+    "serial": (_serial, 'one at a time per key, in order: "hold" (also true) or "yield"'),
+    "gate": (_word, "the name of a limit that many topics share"),
+    "merge": (_choice("first", "last", "all"), "whose body survives when a message joins a waiting one of its key"),
+    "merge_limit": (_integer(2, 100_000), 'most bodies that merge="all" collects; default 1,000'),
+    "window": (_duration(), "merged messages are due so long after the first of their key"),
+    "debounce": (_flag, "the window runs anew from the last of a key"),
+    "max_wait": (_duration(), "with debounce: at most so long after the first; default ten windows"),
+    "edge": (_choice("trailing", "leading"), "leading: the first at once, then at most one per window"),
+    "max_body": (units.size, "largest body; default 1 MiB"),
+    "dedupe": (_dedupe, 'how long the ids of finished messages are refused as duplicates; "forever"'),
+    "max_backlog": (_backlog, 'most that may wait: a count, or a size like "10GB"'),
+    "on_full": (_choice("refuse", "block", "drop_oldest"), "what happens at max_backlog; default refuse"),
+    "partitions": (_partitions, "lanes the topic is spread over by CRC32 of the key; a power of two; default 1"),
+    "buckets": (_integer(1, MAX_BUCKETS), "lanes that the topics of the pattern are folded into, by CRC32 of their name"),
+    "delivery": (_choice("at_least_once", "at_most_once"), "at_most_once: acked when it is delivered, never tried again; default at_least_once"),
+    "paused": (_flag, "accepts, and delivers nothing"),
+}
+"""Every setting: how it is read, and what it means."""
+
+
+class PolicyOptions(TypedDict, total=False):
+    """
+    The settings as keyword arguments of `policy` and `@task`, for type checkers; the same as `FIELDS`, which explains them.
+
+    None removes a setting.
+    """
+
+    rate: float | str | None
+    burst: int | None
+    concurrency: int | None
+    weight: float | None
+    tier: str | None
+    pool: str | None
+    lease: units.Duration | None
+    retries: int | None
+    backoff: Backoff | dict[str, Any] | units.Duration | None
+    ttl: units.Duration | None
+    on_expiry: Literal["dead", "drop"] | None
+    dead_ttl: units.Duration | None
+    on_unhandled: units.Duration | None
+    serial: Literal["hold", "yield"] | bool | None
+    gate: str | None
+    merge: Literal["first", "last", "all"] | None
+    merge_limit: int | None
+    window: units.Duration | None
+    debounce: bool | None
+    max_wait: units.Duration | None
+    edge: Literal["trailing", "leading"] | None
+    max_body: int | str | None
+    dedupe: units.Duration | None
+    max_backlog: int | str | None
+    on_full: Literal["refuse", "block", "drop_oldest"] | None
+    partitions: int | None
+    buckets: int | None
+    delivery: Literal["at_least_once", "at_most_once"] | None
+    paused: bool | None
+
+
+_TO_MICROSECONDS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_wait")
+
+
+def check_topic(name: str) -> str:
+    """Return the topic's name if it can be one; raises BadMessage."""
+    if not isinstance(name, str) or not name:
+        raise BadMessage(f"topic: expected a name, got {name!r}")
+    if CONTROL.search(name):
+        raise BadMessage(f"topic {name!r:.80}: control characters are not allowed in a topic's name; remove them")
+    if len(name) > MAX_TOPIC_BYTES or len(name.encode(errors="replace")) > MAX_TOPIC_BYTES:
+        raise BadMessage(f"topic {name[:40]!r}…: the name has {len(name)} characters, at most {MAX_TOPIC_BYTES} bytes are allowed")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise BadMessage(f"topic {name!r}: the name is not valid Unicode ({error.reason})") from error
+    if name == "*" or name.endswith(".*"):
+        raise BadMessage(f"topic {name!r}: this is a pattern; messages go to topics")
+    if "*" in name:  # no policy could name it, so it could not be paused
+        raise BadMessage(f'topic {name!r}: "*" stands for many topics in patterns; a topic\'s own name has none')
+    return name
+
+
+def check_pattern(pattern: str) -> str:
+    """Return the pattern if it can be one: a topic's name, a dotted prefix with `*` at its end, or `*`."""
+    if pattern == "*":
+        return pattern
+    stem = pattern[:-2] if isinstance(pattern, str) and pattern.endswith(".*") else pattern
+    if isinstance(stem, str) and "*" in stem:
+        raise BadPolicy(f'policy {pattern!r:.80}: "*" may only stand alone or at the end of a dotted prefix, like "push.*"')
+    try:
+        check_topic(stem)
+    except BadMessage as error:
+        raise BadPolicy(f"policy {pattern!r:.80}: {error}") from error
+    return pattern
+
+
+def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    Check a policy's fields and return them as plain JSON values; None is kept and means: no longer set.
+
+    Raises BadPolicy, which names the pattern, the field and what was expected.
+    """
+    check_pattern(pattern)
+    checked: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in FIELDS:
+            near = difflib.get_close_matches(name, FIELDS, n=1)
+            hint = f'; did you mean "{near[0]}"?' if near else f"; there are: {', '.join(FIELDS)}"
+            raise BadPolicy(f'policy {pattern}: unknown setting "{name}"{hint}')
+        if value is None:
+            checked[name] = None
+            continue
+        try:
+            checked[name] = FIELDS[name][0](value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise BadPolicy(f"policy {pattern}: {name}: {error}") from error
+    if checked.get("buckets") is not None and not (pattern == "*" or pattern.endswith(".*")):
+        raise BadPolicy(f'policy {pattern}: buckets fold many topics together; set them on a pattern like "{pattern}.*"')
+    return checked
+
+
+def check_changes(changes: Iterable[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+    """Check many policies' fields, equal ones once. Raises BadPolicy, as `check_fields` does."""
+    checked: dict[Any, dict[str, Any]] = {}
+    found = []
+    for pattern, fields in changes:
+        try:
+            key = (is_pattern(pattern), *((name, value, type(value)) for name, value in fields.items()))
+            known = checked.get(key)
+        except TypeError:  # a value that cannot be a key
+            found.append((pattern, check_fields(pattern, fields)))
+            continue
+        if known is None:
+            known = checked[key] = check_fields(pattern, fields)
+        else:
+            check_pattern(pattern)
+        found.append((pattern, known))
+    return found
+
+
+def prefixes(topic: str) -> list[str]:
+    """The patterns that match a topic, the most specific first."""
+    found = [topic]
+    end = len(topic)
+    while (end := topic.rfind(".", 0, end)) >= 0:
+        found.append(topic[: end + 1] + "*")
+    found.append("*")
+    return found
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether the pattern covers the topic."""
+    return pattern in ("*", topic) or (pattern.endswith(".*") and topic.startswith(pattern[:-1]))
+
+
+Layers = dict[str, dict[str, Any]]
+"""
+What is set for one pattern or topic: fields by layer.
+
+"operator" and "code" are what counts. Where programs have declared policies, each has a layer of its own, `program:NAME`, and what was
+set at run time is in "run": "code" is then all of these together, and what was set at run time goes before what was declared.
+"""
+
+PROGRAM = "program:"
+"""What the layers of programs begin with; `program:` itself has what code set before programs had names."""
+
+RUN = "run"
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a policy of this name covers many topics; else the name is that of one topic."""
+    return name == "*" or (isinstance(name, str) and name.endswith(".*"))
+
+
+def change_layers(name: str, layers: Layers, layer: str, fields: Mapping[str, Any]) -> Layers:
+    """
+    The layers of a pattern or topic after these checked fields were set in one of them; None removes a field.
+
+    `layer`: "operator", "code" (at run time) or `program:NAME`. Raises BadPolicy where another program declares another value.
+    """
+    stood = sources(layers)
+    if layer.startswith(PROGRAM):
+        _refuse_another_program(name, stood, layer, fields)
+        stood[PROGRAM] = {field: value for field, value in stood.get(PROGRAM, {}).items() if field not in fields}
+    stood[layer] = {field: value for field, value in {**stood.get(layer, {}), **fields}.items() if value is not None}
+    return with_code({where: values for where, values in stood.items() if values})
+
+
+def _refuse_another_program(name: str, layers: Layers, layer: str, fields: Mapping[str, Any]) -> None:
+    for other, theirs in layers.items() if layer != PROGRAM else ():
+        if not other.startswith(PROGRAM) or other in (PROGRAM, layer):
+            continue
+        for field, value in fields.items():
+            if value is not None and field in theirs and theirs[field] != value:
+                raise BadPolicy(
+                    f'policy {name}: {field}: the program "{other[len(PROGRAM) :]}" declares {theirs[field]!r}, '
+                    f'"{layer[len(PROGRAM) :]}" {value!r}; let one of them declare it, or both the same'
+                )
+
+
+def sources(layers: Layers) -> Layers:
+    """What was set by whom: "code" is what was set at run time."""
+    if not any(layer.startswith(PROGRAM) for layer in layers):
+        return dict(layers)
+    found = {layer: fields for layer, fields in layers.items() if layer not in ("code", RUN)}
+    return {**found, "code": layers[RUN]} if RUN in layers else found
+
+
+def with_code(found: Layers) -> Layers:
+    """The layers as they are kept, of what `sources` tells."""
+    programs = sorted(layer for layer in found if layer.startswith(PROGRAM))
+    if not programs:
+        return found
+    run = found.get("code", {})
+    code = {field: value for layer in programs for field, value in found[layer].items()} | run
+    kept = {layer: fields for layer, fields in found.items() if layer != "code"}
+    return {**kept, "code": code, **({RUN: run} if run else {})}
+
+
+def owner(layers: Layers, field: str) -> str | None:
+    """The program that declares a field of the code's; None: nobody, it was set at run time."""
+    if field in layers.get(RUN, {}):
+        return None
+    declaring = [layer for layer in layers if layer.startswith(PROGRAM) and field in layers[layer]]
+    return max(declaring)[len(PROGRAM) :] if declaring else None
+
+
+def own_rows(page: Iterable[tuple[str, Layers]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(layer, topic, fields) of topics with what they set."""
+    for topic, layers in page:
+        for layer in sorted(layers):
+            yield layer, topic, layers[layer]
+
+
+def engine_values(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Checked fields in the engines' units, as `Resolved` takes them."""
+    values = dict(fields)
+    for name in _TO_MICROSECONDS:
+        if name in values:
+            values[name] = max(1, round(values[name] * units.SECOND))
+    if "backoff" in values:
+        values["backoff"] = msgspec.convert(values["backoff"], Backoff, strict=False)
+    if "dedupe" in values:
+        kept = values["dedupe"]
+        values["dedupe"] = FOREVER if kept == "forever" else max(1, round(kept * units.SECOND))
+    if isinstance(values.get("max_backlog"), str):
+        values["max_backlog_bytes"] = units.size(values.pop("max_backlog"))
+    return values
+
+
+class PolicyBook:
+    """
+    The policies of a namespace's patterns, and what they come to for a topic.
+
+    Topics that are covered by the same patterns share one `Resolved`, so a million topics cost a few look-ups each
+    and no memory. The policy of one exact topic is kept elsewhere, by the engine: `own_of` looks it up.
+    A book may hold policies of exact topics too; it treats them alike.
+    """
+
+    def __init__(self, tiers: Mapping[str, Tier] | None = None, own_of: Callable[[str], Layers] | None = None) -> None:
+        self.tiers = tiers if isinstance(tiers, Tiers) else Tiers(tiers) if tiers else Tiers.usual()
+        self._layers: dict[str, Layers] = {}
+        self._own_of = own_of
+        self._resolved: dict[tuple[str, ...], Resolved] = {}
+        self._stems: dict[str, tuple[str, ...]] = {}
+        """The patterns that cover the topics under a stem."""
+
+    def load(self, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
+        """Replace everything by (layer, pattern, fields) rows, as they were checked before."""
+        self._layers = {}
+        for layer, pattern, fields in rows:
+            self._layers.setdefault(pattern, {})[layer] = fields
+        self._resolved.clear()
+        self._stems.clear()
+
+    def put(self, layer: str, pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Set checked fields (None removes one); returns what the pattern now sets in that layer."""
+        layers = change_layers(pattern, self._layers.get(pattern, {}), layer, fields)
+        if layers:
+            self._layers[pattern] = layers
+        else:
+            self._layers.pop(pattern, None)
+        self._resolved.clear()
+        self._stems.clear()
+        return sources(layers).get(layer, {})
+
+    def add(self, name: str, layers: Layers) -> None:
+        """All that is set for a pattern or topic; nothing: it leaves the book."""
+        if layers:
+            self._layers[name] = layers
+        else:
+            self._layers.pop(name, None)
+        self._resolved.clear()
+        self._stems.clear()
+
+    def forget_resolved(self) -> None:
+        """The tiers were changed: what was resolved before no longer holds."""
+        self._resolved.clear()
+
+    def rows(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """Every ("operator" or "code", pattern, fields) that the book holds, sorted."""
+        return [row for row in self.stored_rows() if row[0] in ("operator", "code")]
+
+    def stored_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """The same with all layers, as stores keep them and `load` reads them."""
+        found = [(layer, pattern, dict(fields)) for pattern, layers in self._layers.items() for layer, fields in layers.items()]
+        return sorted(found, key=lambda row: row[:2])
+
+    def source_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
+        """The same as they were set: (layer, pattern, fields) with the programs' own layers, and "code" for what was set at run time."""
+        found = [(layer, pattern, fields) for pattern, layers in self._layers.items() for layer, fields in sources(layers).items()]
+        return sorted(found, key=lambda row: row[:2])
+
+    def layers(self, pattern: str) -> Layers:
+        """What the book holds for exactly this pattern or topic."""
+        return self._layers.get(pattern, {})
+
+    def names_under(self, pattern: str) -> list[str]:
+        """The patterns and topics in the book that this pattern covers, itself included."""
+        return sorted({pattern, *(name for name in self._layers if matches(pattern, name))})
+
+    def covering(self, topic: str) -> tuple[str, ...]:
+        """The patterns with a policy that cover the topic, the most specific first."""
+        if not self._layers:
+            return ()
+        stem = topic.rpartition(".")[0]
+        patterns = self._stems.get(stem)
+        if patterns is None:
+            if len(self._stems) >= MOST_STEMS:
+                self._stems.clear()
+            patterns = self._stems[stem] = tuple(pattern for pattern in prefixes(topic)[1:] if pattern in self._layers)
+        return (topic, *patterns) if topic in self._layers and topic not in patterns else patterns
+
+    def resolve(self, topic: str) -> Resolved:
+        """
+        What holds for a topic.
+
+        Where a pattern's change left fields of an exact topic without what they need, these have no effect (see
+        `docs/behaviour.md`, "Changes"); a tier that does not exist is the default one.
+        """
+        own = self._own_of(topic) if self._own_of is not None else None
+        if own:
+            return self.resolve_own(topic, own)
+        return self._of(self.covering(topic))
+
+    def resolve_patterns(self, topic: str) -> Resolved:
+        """What would hold for a topic without a policy of its own."""
+        return self._of(tuple(pattern for pattern in self.covering(topic) if is_pattern(pattern)))
+
+    def _of(self, covering: tuple[str, ...]) -> Resolved:
+        found = self._resolved.get(covering)
+        if found is None:
+            own_name = bool(covering) and not is_pattern(covering[0])
+            found = self._resolved[covering] = self._build(self._merge(self._sets(covering)), own_name=own_name)
+        return found
+
+    def resolve_own(self, topic: str, own: Layers) -> Resolved:
+        """What holds for a topic that has these settings of its own; the caller keeps the answer."""
+        return self._build(self._merge(self._sets_with(topic, own)), own_name=True)
+
+    def check(self, name: str, own: Layers | None = None) -> Resolved:
+        """What holds for a pattern, or for a topic with these settings. Raises BadPolicy where its fields are impossible together."""
+        sets = self._sets_with(name, own) if own else self._sets(self.covering(name))
+        merged = self._merge(sets)
+        own_name = bool(sets) and not is_pattern(sets[0][0])
+        policy = self._build(merged, own_name=own_name)
+        self._check_together(name, policy, merged, own_name=own_name)
+        return policy
+
+    def why(self, topic: str) -> dict[str, tuple[Any, str, str]]:
+        """For each field that somebody set: its value, layer and pattern."""
+        own = self._own_of(topic) if self._own_of is not None else None
+        return self._merge(self._sets_with(topic, own) if own else self._sets(self.covering(topic)))
+
+    def owner(self, pattern: str, field: str) -> str | None:
+        """The program whose code declares the field of the pattern or topic; None: nobody's."""
+        layers = self._layers.get(pattern) or (self._own_of(pattern) if self._own_of is not None and not is_pattern(pattern) else {})
+        return owner(layers, field)
+
+    def _sets(self, covering: Iterable[str]) -> list[tuple[str, Layers]]:
+        return [(pattern, self._layers[pattern]) for pattern in covering]
+
+    def _sets_with(self, topic: str, own: Layers) -> list[tuple[str, Layers]]:
+        return [(topic, own), *self._sets(pattern for pattern in self.covering(topic) if pattern != topic)]
+
+    @staticmethod
+    def _merge(sets: list[tuple[str, Layers]]) -> dict[str, tuple[Any, str, str]]:
+        merged: dict[str, tuple[Any, str, str]] = {}
+        for layer in ("operator", "code"):
+            for pattern, layers in sets:
+                for name, value in layers.get(layer, {}).items():
+                    merged.setdefault(name, (value, layer, pattern))
+        return merged
+
+    def _build(self, merged: dict[str, tuple[Any, str, str]], *, own_name: bool) -> Resolved:
+        values: dict[str, Any] = {name: value for name, (value, _, _) in merged.items()}
+        _drop_what_has_no_effect(values)
+        values = engine_values(values)
+        if "buckets" in values:
+            if own_name:
+                del values["buckets"]
+            else:
+                values["buckets_pattern"] = merged["buckets"][2]
+        names_tier = values.get("tier") in self.tiers
+        if not names_tier:
+            values["tier"] = self.tiers.default
+        return Resolved(**values, names_tier=names_tier)
+
+    def _check_together(self, name: str, policy: Resolved, merged: dict[str, tuple[Any, str, str]], *, own_name: bool) -> None:
+        values = {field: value for field, (value, _, _) in merged.items()}
+
+        def refuse(field: str, text: str) -> BadPolicy:
+            return BadPolicy(f"policy {merged[field][2] if field in merged else name}: {text}")
+
+        if "tier" in values and values["tier"] not in self.tiers:
+            raise refuse("tier", f'tier "{values["tier"]}" does not exist; the namespace has {", ".join(self.tiers)}')
+        if values.get("concurrency") is not None and values["concurrency"] < policy.partitions:
+            raise refuse("concurrency", f"concurrency {values['concurrency']} is less than partitions {policy.partitions}; "
+                         "each partition needs at least one")  # fmt: skip
+        if "buckets" in values and not own_name and policy.partitions > 1:
+            raise refuse("buckets", "buckets and partitions cannot be combined; remove one of them")
+        for field, needed in _NEEDS.items():
+            if field in values and values[field] is not False and not values.get(needed):
+                raise refuse(field, f'"{field}" has no meaning without "{needed}"; set both')
+        if values.get("edge") == "leading" and not values.get("window"):
+            raise refuse("edge", '"edge" has no meaning without "window"; set both')
+        if values.get("edge") == "leading" and values.get("debounce"):
+            raise refuse("edge", 'edge="leading" and debounce contradict each other; remove one of them')
+        if values.get("delivery") == "at_most_once" and values.get("serial") == "yield":
+            raise refuse("serial", 'serial="yield" is about retries, and at_most_once has none; use "hold"')
+
+
+_NEEDS = {"window": "merge", "debounce": "window", "max_wait": "debounce", "merge_limit": "merge", "burst": "rate"}
+"""Fields that mean nothing without another."""
+
+
+def _drop_what_has_no_effect(values: dict[str, Any]) -> None:
+    """Make fields fit together that were set one after the other: each such set was possible when it was made."""
+    for field, needed in _NEEDS.items():
+        if field in values and not values.get(needed):
+            del values[field]
+    if values.get("edge") == "leading" and (not values.get("window") or values.get("debounce")):
+        del values["edge"]
+    if values.get("delivery") == "at_most_once" and values.get("serial") == "yield":
+        values["serial"] = "hold"
+    if "concurrency" in values:
+        values["concurrency"] = max(values["concurrency"], values.get("partitions", 1))
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """A limit that many topics share: deliveries per second, and most leases at once."""
+
+    rate: float | None = None
+    burst: float | None = None
+    concurrency: int | None = None
+
+    @staticmethod
+    def of(name: str, rate: float | str | None, burst: int | None, concurrency: int | None) -> Gate:
+        """Read a gate as the application writes it; raises BadPolicy."""
+        try:
+            _word(name)
+            return Gate(
+                None if rate is None else units.rate(rate),
+                None if burst is None else _integer(1, 1_000_000)(burst),
+                None if concurrency is None else _integer(1, 1_000_000)(concurrency),
+            )
+        except (ValueError, TypeError) as error:
+            raise BadPolicy(f"gate {name}: {error}") from error
+
+    @property
+    def effective_burst(self) -> float:
+        """The burst that holds, see `default_burst`."""
+        return self.burst if self.burst is not None else default_burst(self.rate or 0.0)

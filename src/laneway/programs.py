@@ -1,0 +1,212 @@
+"""
+The policies and gates that a program's code declares before it opens the store.
+
+They belong to the program and its version. A newer version replaces its program's set as a whole, an older one changes nothing, and
+a set that stands there already costs one look: its digest is compared. Several programs may declare the same value of a field, but not
+different ones. What a program sets at run time belongs to nobody, precedes what is declared, and stays until it is reset.
+
+Who replaces a set claims the program's record first, so that others wait or go on where it broke off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway import versions
+from laneway.errors import BadPolicy, UsageError
+from laneway.policy import PROGRAM, Gate, is_pattern, sources
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from laneway.engines.base import FullEngine
+
+    Policies = Mapping[str, Mapping[str, Any]]
+    Change = tuple[str, dict[str, Any]]
+
+log = logging.getLogger("laneway")
+
+PAGE = 1000
+CLAIM_US = 30 * SECOND
+"""How long a claim holds that is not renewed: its program has ended meanwhile."""
+
+LOOK_AGAIN = 0.02
+"""Seconds between two looks of a program that waits for another process of it."""
+
+_NAME = re.compile(r"[\w.@/+-]{1,100}")
+
+
+class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What the store keeps of a program. `claimed_until`: its set is being replaced by `claim`, or that broke off."""
+
+    version: str | None = None
+    digest: str = ""
+    gates: dict[str, Gate] = {}
+    topics: int = 0  # exact ones that it declares
+    declared_us: int = 0
+    claim: str = ""
+    claimed_until: int = 0
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Record).decode
+
+
+def check_name(name: str) -> str:
+    """The name of a program. Raises UsageError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UsageError(f"program: expected a name of 1 to 100 letters, digits and ._-@/+, got {name!r:.60}")
+    return name
+
+
+def records(engine: FullEngine) -> dict[str, Record]:
+    """The programs that have declared something, by name."""
+    return {name: _decode(stored) for name, stored in sorted(engine.programs().items())}
+
+
+def declare(engine: FullEngine, name: str, version: str | None, policies: Policies, gates: Mapping[str, Gate]) -> None:
+    """
+    Make this the program's set, unless a newer version of it has declared one.
+
+    A program that says no version and declares nothing changes nothing: it may be a tool beside the program. Raises BadPolicy, TopicInUse.
+    """
+    if version is None and not policies and not gates:
+        return
+    wanted = {pattern: set_ for pattern, fields in policies.items() if (set_ := {k: v for k, v in fields.items() if v is not None})}
+    digest = _digest(wanted, gates)
+    while True:
+        stored = engine.programs().get(name)
+        before = _decode(stored) if stored is not None else Record()
+        if not before.claim and before.digest == digest and before.version == version:
+            return
+        if stored is None and not wanted and not gates:
+            return
+        if versions.is_older(version, before.version):
+            log.warning(
+                "program %s %s: version %s has declared its policies already; what this older version declares is not used",
+                name, version, before.version,
+            )  # fmt: skip
+            return
+        now = engine.overview().now_us
+        if before.claim and before.claimed_until > now:
+            time.sleep(LOOK_AGAIN)
+            continue
+        claim = msgspec.structs.replace(before, version=version, digest="", claim=secrets.token_hex(8), claimed_until=now + CLAIM_US)
+        if engine.program_swap(name, stored, _encode(claim)):
+            _Replacement(engine, name, claim).run(before, wanted, gates, digest)
+            return
+
+
+def _digest(policies: Policies, gates: Mapping[str, Gate]) -> str:
+    return hashlib.blake2b(msgspec.json.encode([policies, gates], order="deterministic"), digest_size=16).hexdigest()
+
+
+class _Replacement:
+    """One program's set is replaced by another."""
+
+    def __init__(self, engine: FullEngine, name: str, claim: Record) -> None:
+        self._engine = engine
+        self._name = name
+        self._claim = claim
+        self._layer = PROGRAM + name
+
+    def run(self, before: Record, policies: Policies, gates: Mapping[str, Gate], digest: str) -> None:
+        topics = {name: fields for name, fields in policies.items() if not is_pattern(name)}
+        others = self._gates_of_others()
+        try:
+            self._refuse_gates(gates, others)
+            for gate, limits in gates.items():
+                if before.gates.get(gate) != limits:
+                    self._engine.gate_set(gate, limits, layer="code")
+            changes = self._of_patterns({name: fields for name, fields in policies.items() if is_pattern(name)})
+            if changes:
+                self._engine.policy_set_many(self._layer, changes)
+            self._write_topics(topics, has_some=before.topics > 0 or bool(before.claim))
+            for gate in before.gates.keys() - gates.keys() - others.keys():
+                self._engine.gate_set(gate, Gate(), layer="code")  # policies may name it still: it holds nothing back
+        except BaseException:
+            # Whoever comes next does all of it again.
+            self._end(msgspec.structs.replace(before, digest="", topics=max(before.topics, len(topics))))
+            raise
+        declared = self._engine.overview().now_us
+        self._end(Record(version=self._claim.version, digest=digest, gates=dict(gates), topics=len(topics), declared_us=declared))
+
+    def _end(self, record: Record) -> None:
+        self._engine.program_swap(self._name, _encode(self._claim), _encode(msgspec.structs.replace(record, claim="", claimed_until=0)))
+
+    def _renew(self) -> None:
+        """Raises UsageError where another process has taken over: this one has stood still for too long."""
+        now = self._engine.overview().now_us
+        if self._claim.claimed_until - now > CLAIM_US // 2:
+            return
+        renewed = msgspec.structs.replace(self._claim, claimed_until=now + CLAIM_US)
+        if not self._engine.program_swap(self._name, _encode(self._claim), _encode(renewed)):
+            raise UsageError(f"program {self._name}: another process has declared its policies meanwhile; start this one again")
+        self._claim = renewed
+
+    # Gates
+
+    def _gates_of_others(self) -> dict[str, tuple[str, Gate]]:
+        return {gate: (name, limits) for name, each in records(self._engine).items() if name != self._name for gate, limits in each.gates.items()}
+
+    def _refuse_gates(self, gates: Mapping[str, Gate], others: Mapping[str, tuple[str, Gate]]) -> None:
+        for gate, limits in gates.items():
+            if gate in others and others[gate][1] != limits:
+                raise BadPolicy(
+                    f'gate {gate}: the program "{others[gate][0]}" declares other limits of it; let one of them declare it, or both the same'
+                )
+
+    # Policies
+
+    def _of_patterns(self, wanted: Policies) -> list[Change]:
+        book = self._engine.policies()
+        there = {pattern: fields for layer, pattern, fields in book.source_rows() if layer == self._layer}
+        names = [*wanted, *(pattern for pattern in there if pattern not in wanted)]
+        return [(name, _difference(there.get(name, {}), wanted.get(name, {}))) for name in names if there.get(name, {}) != wanted.get(name, {})]
+
+    def _write_topics(self, wanted: Policies, *, has_some: bool) -> None:
+        seen: set[str] = set()
+        batch: list[Change] = []
+        for topic, there in self._topics() if has_some else ():
+            seen.add(topic)
+            if there != wanted.get(topic, {}):
+                batch = self._write((topic, _difference(there, wanted.get(topic, {}))), batch)
+        for topic, fields in wanted.items():
+            if topic not in seen:
+                batch = self._write((topic, dict(fields)), batch)
+        if batch:
+            self._engine.policy_set_many(self._layer, batch)
+
+    def _write(self, change: Change, batch: list[Change]) -> list[Change]:
+        batch.append(change)
+        if len(batch) < PAGE:
+            return batch
+        self._renew()
+        self._engine.policy_set_many(self._layer, batch)
+        return []
+
+    def _topics(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Topics of which the program declares something, and what."""
+        after: str | None = ""
+        while after is not None:
+            page, after = self._engine.policy_own_list(after, PAGE)
+            for topic, layers in page:
+                there = sources(layers).get(self._layer)
+                if there is not None:
+                    yield topic, there
+
+
+def _difference(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields to set so that this becomes that."""
+    return {
+        **{field: None for field in there if field not in wanted},
+        **{field: value for field, value in wanted.items() if there.get(field) != value},
+    }

@@ -1,0 +1,263 @@
+"""
+The schedules of an application: made in code or at run time, kept in the store.
+
+A schedule is one message in a topic of its own, due when it fires next. Whoever handles it publishes the call and the next such message, both with
+ids made of the schedule's name and the time that was meant, which the store knows for a day: handled twice, by two workers or after a crash, it
+fires once. So no worker is special, and the store's clock is the only one. Pausing is pausing the topic, removing is emptying it.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+import msgspec
+
+from laneway import codec, units
+from laneway.errors import BadMessage, Reject, UsageError
+from laneway.message import Draft, Message
+from laneway.schedules.times import Cron, Every, Once, Sun
+from laneway.working.handler import Handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from laneway.engines.base import FullEngine
+    from laneway.units import Duration
+    from laneway.working.handler import Handlers
+
+log = logging.getLogger("laneway.schedule")
+
+PREFIX = "laneway.schedule."
+LATE = timedelta(seconds=60)
+"""A firing that comes later than this, or than the next one, was missed."""
+
+MOST_MISSED = 10_000
+"""Missed firings that "all" makes up for at once; the others before them are told in the log."""
+
+RETRIES, BACKOFF_SECONDS = 1_000_000, 60.0
+"""A firing that cannot be published now (its topic is full) is tried for ever: a dead letter would be the end of its schedule."""
+
+Missed = Literal["skip", "one", "all"]
+MISSED = ("skip", "one", "all")
+
+
+class Call(msgspec.Struct, frozen=True):
+    """The message that a firing publishes. `body` is encoded."""
+
+    topic: str
+    body: bytes
+    headers: dict[str, str] | None = None
+    key: str | None = None
+    priority: int = 0
+    ttl_us: int | None = None
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """What is called when. `spread_us`: calls come so much later at most, each schedule by its own share of it."""
+
+    name: str
+    when: Every | Cron | Sun | Once
+    call: Call
+    missed: Missed = "one"
+    spread_us: int = 0
+
+    @property
+    def topic(self) -> str:
+        """Its own."""
+        return PREFIX + self.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one where anything about it is."""
+        return f"{zlib.crc32(msgspec.json.encode(self)):08x}"
+
+    @property
+    def shift_us(self) -> int:
+        """Its share of the spread: by its name, so always the same."""
+        return zlib.crc32(self.name.encode()) * self.spread_us >> 32
+
+    def entry(self, nominal: datetime) -> Draft:
+        """The message that is due at a firing."""
+        body = msgspec.json.encode(Entry(self, nominal))
+        return Draft(self.topic, body, at_us=_us(nominal), id=f"{self.name}@{nominal.isoformat()}#{self.fingerprint}", sticky=True)
+
+    def firing(self, nominal: datetime) -> Draft:
+        """The call of a firing."""
+        call = self.call
+        return Draft(
+            call.topic, call.body, key=call.key, priority=call.priority, at_us=_us(nominal) + self.shift_us, ttl_us=call.ttl_us,
+            id=f"{self.name}@{nominal.isoformat()}", headers={**(call.headers or {}), "laneway-schedule": self.name}, sticky=True,
+        )  # fmt: skip
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """The body of a schedule's message."""
+
+    schedule: Schedule
+    nominal: datetime
+
+
+class Options(TypedDict, total=False):
+    """What can be said of a schedule; what each means is said at `Laneway.schedule`."""
+
+    every: Duration | None
+    cron: str | None
+    sun: tuple[str, float, float] | None
+    at: datetime | None
+    timezone: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] | None
+    missed: str
+    spread: Duration
+
+
+KNOWN = frozenset(Options.__annotations__)
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """A schedule as it stands in the store."""
+
+    name: str
+    when: str
+    next_at: datetime
+    topic: str
+    missed: str
+    is_paused: bool
+
+
+def made(name: str, when: Every | Cron | Sun | Once, message: Message, *, missed: str = "one", spread_us: int = 0) -> Schedule:
+    """Check a schedule. Raises UsageError, BadMessage."""
+    if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 150 or "@" in name or "*" in name:
+        raise UsageError(f'schedule: expected a name without "@" and "*", of 150 characters at most, got {name!r:.80}')
+    if missed not in MISSED:
+        raise UsageError(f"schedule {name}: expected missed to be one of {', '.join(MISSED)}, got {missed!r}")
+    if message.at is not None or message.delay is not None or message.id is not None or message.at_front:
+        raise BadMessage(f"schedule {name}: when it is due, its id and its place are the schedule's to say; leave them out of the call")
+    draft = codec.draft(message)
+    return Schedule(name, when, Call(draft.topic, draft.body, draft.headers, draft.key, draft.priority, draft.ttl_us), missed, spread_us)
+
+
+# In the store
+
+
+def put(engine: FullEngine, schedule: Schedule) -> bool:
+    """Have it in the store, as it is now; False: it stands there like that already, or never fires again."""
+    standing = _standing(engine, schedule.topic)
+    if any(entry.schedule.fingerprint == schedule.fingerprint for entry in standing):
+        return False
+    nominal = schedule.when.next_after(_now(engine, schedule.topic))
+    if nominal is None:
+        return False
+    if standing:
+        engine.topic_purge(schedule.topic)
+    engine.put([schedule.entry(nominal)])
+    return True
+
+
+def remove(engine: FullEngine, name: str) -> bool:
+    """It fires no more; False: there was none."""
+    return engine.topic_purge(PREFIX + name) > 0
+
+
+def set_paused(engine: FullEngine, name: str, *, paused: bool | None) -> None:
+    """Hold it, or (None) let it go on."""
+    engine.policy_set("operator", PREFIX + name, {"paused": paused})
+
+
+def planned(engine: FullEngine, limit: int, after: str | None = None) -> list[Planned]:
+    """Schedules of the store, in the order of their names, from behind `after` on."""
+    topics = engine.topic_list(pattern=PREFIX + "*", limit=limit, after=PREFIX + after if after is not None else None)
+    return [_planned(entry, is_paused=topic.state == "paused") for topic in topics for entry in _standing(engine, topic.topic)]
+
+
+def find(engine: FullEngine, name: str) -> Planned | None:
+    """One schedule of the store."""
+    standing = _standing(engine, PREFIX + name)
+    return _planned(standing[0], is_paused=engine.policy_of(PREFIX + name).paused) if standing else None
+
+
+def _planned(entry: Entry, *, is_paused: bool) -> Planned:
+    plan = entry.schedule
+    return Planned(plan.name, plan.when.text(), entry.nominal, plan.call.topic, plan.missed, is_paused)
+
+
+def _standing(engine: FullEngine, topic: str) -> list[Entry]:
+    return [entry for view in engine.topic_peek(topic, limit=10) if (entry := _read(view.body)) is not None]
+
+
+def _read(body: bytes) -> Entry | None:
+    try:
+        return msgspec.json.decode(body, type=Entry)
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return None
+
+
+# Firing
+
+
+def install(handlers: Handlers, engine: Callable[[], FullEngine], schedules: Iterable[Schedule]) -> None:
+    """Let a worker serve schedules: those of the code are put into the store, all of the store are handled."""
+    if not handlers.has_pattern(PREFIX + "*"):
+        handlers.add(_Firing(engine))
+    if engine().policy_of(PREFIX + "*").retries != RETRIES:
+        engine().policy_set("code", PREFIX + "*", {"retries": RETRIES, "backoff": {"cap": BACKOFF_SECONDS}})
+    for schedule in schedules:
+        put(engine(), schedule)
+
+
+class _Firing(Handler):
+    """Handles what is due."""
+
+    def __init__(self, engine: Callable[[], FullEngine]) -> None:
+        super().__init__(self._fire, PREFIX + "*", name="laneway.schedule")
+        self._engine = engine
+
+    def _fire(self, message: Message) -> None:
+        try:
+            entry = msgspec.convert(message.body, Entry)
+        except msgspec.ValidationError as error:
+            raise Reject(f"this is no schedule: {error}") from error
+        engine, schedule = self._engine(), entry.schedule
+        if any(other.schedule.fingerprint != schedule.fingerprint for other in _standing(engine, schedule.topic)):
+            log.info("schedule %s was changed: the firing of %s is the new one's", schedule.name, entry.nominal)
+            return
+        due, following = _due(schedule, entry.nominal, _now(engine, schedule.topic))
+        _publish(engine, schedule, [schedule.firing(nominal) for nominal in due])
+        if following is not None:  # only then: else each period would leave one more entry that waits for the room of its call
+            _publish(engine, schedule, [schedule.entry(following)])
+
+
+def _publish(engine: FullEngine, schedule: Schedule, drafts: list[Draft]) -> None:
+    for receipt in engine.put(drafts):
+        if receipt.outcome == "refused":
+            raise BadMessage(f"schedule {schedule.name}: {receipt.topic} is full ({receipt.reason}); it is tried again")
+
+
+def _due(schedule: Schedule, nominal: datetime, now: datetime) -> tuple[list[datetime], datetime | None]:
+    """Which firings are to be made up to now, and the next one after them."""
+    firings, following = [nominal], schedule.when.next_after(nominal)
+    while following is not None and following <= now:
+        firings.append(following)
+        if len(firings) > MOST_MISSED:
+            del firings[0]
+        following = schedule.when.next_after(following)
+    if len(firings) == 1 and now - nominal <= LATE:
+        return firings, following
+    if len(firings) > 1:
+        log.warning("schedule %s: %d firings were missed from %s on; its setting is %r", schedule.name, len(firings), nominal, schedule.missed)
+    if schedule.missed == "all":
+        return firings, following
+    if schedule.missed == "skip" and now - firings[-1] > LATE:
+        return [], following
+    return firings[-1:], following
+
+
+def _now(engine: FullEngine, topic: str) -> datetime:
+    return datetime.fromtimestamp(engine.time_us(topic) / units.SECOND, UTC)
+
+
+def _us(moment: datetime) -> int:
+    return units.moment(moment)

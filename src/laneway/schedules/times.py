@@ -1,0 +1,252 @@
+"""When a schedule fires: every so often, by a cron line, by the sun, or once; in time zones, also across changes of the clock."""
+
+from __future__ import annotations
+
+import calendar
+import difflib
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo, available_timezones
+
+import msgspec
+
+from laneway import arguments
+from laneway.errors import UsageError
+
+if TYPE_CHECKING:
+    from laneway.units import Duration
+
+FIELDS = ("second", "minute", "hour", "day of month", "month", "day of week")
+RANGES = ("0-59", "0-59", "0-23", "1-31, L, LW or 15W", "1-12 or JAN-DEC", "0-7 or SUN-SAT, 5L, 1#2")
+_NEAREST = re.compile(r"(\d{1,2})W")
+_ONE_TO_ITSELF = re.compile(r"(\w+)-\1/\d+")
+_BAD_FIELD = re.compile(r"Bad (.+)")
+YEARS_AHEAD = 10
+"""A cron line that matches nothing for so long never does."""
+
+EVENTS = ("dawn", "sunrise", "noon", "sunset", "dusk")
+
+
+class Every(msgspec.Struct, frozen=True, tag="every"):
+    """At all multiples of so many seconds since 1970, so that it fires at the same times wherever it is computed."""
+
+    seconds: float
+
+    def next_after(self, moment: datetime) -> datetime | None:
+        """The first firing after a moment."""
+        period = timedelta(seconds=self.seconds)
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
+        return epoch + ((moment - epoch) // period + 1) * period
+
+    def text(self) -> str:
+        """In words."""
+        return f"every {self.seconds:g} s"
+
+
+class Cron(msgspec.Struct, frozen=True, tag="cron"):
+    """
+    By a cron line of five fields, or six with seconds first, on the clocks of a time zone.
+
+    `L` is the month's last day, `LW` its last weekday, `15W` the weekday nearest to the 15th, `5L` the last Friday, `1#2` the second Monday. A time
+    that a change of the clock leaves out fires when the clock has been changed; one that comes twice fires once (the rule of Debian's cron). Where
+    the hour or the minute begins with `*` each instant counts by itself.
+    """
+
+    line: str
+    zone: str = "UTC"
+
+    def next_after(self, moment: datetime) -> datetime | None:
+        """The first firing after a moment; None: never again."""
+        local = moment.astimezone(ZoneInfo(self.zone))
+        nearest = _NEAREST.fullmatch(self._days().upper())
+        if nearest is None:
+            found = _next(self.line, local, local.year + YEARS_AHEAD)
+        else:
+            found = self._next_nearest(int(nearest[1]), local)
+        return found.astimezone(UTC) if found is not None else None
+
+    def _days(self) -> str:
+        parts = self.line.split()
+        return parts[-3] if len(parts) in (5, 6) else ""
+
+    def _next_nearest(self, wanted: int, local: datetime) -> datetime | None:
+        """Month by month, with the weekday that is nearest to the wanted day of it, in the same month."""
+        parts = self.line.split()
+        year, month = local.year, local.month
+        while year <= local.year + YEARS_AHEAD:
+            days = calendar.monthrange(year, month)[1]
+            if wanted <= days:
+                day = _nearest_weekday(year, month, wanted, days)
+                line = " ".join([*parts[:-3], str(day), *parts[-2:]])
+                first = datetime(year, month, 1, tzinfo=local.tzinfo) - timedelta(seconds=1)
+                found = _next(line, max(local, first), year)
+                if found is not None and (found.year, found.month) == (year, month):
+                    return found
+            year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+        return None
+
+    def text(self) -> str:
+        """In words."""
+        return f"cron {self.line} ({self.zone})"
+
+
+def _astral() -> tuple[Any, Any]:
+    """The class of a place, and the module of the sun. Raises UsageError where the extra is not installed."""
+    try:
+        from astral import LocationInfo, sun  # noqa: PLC0415  # an extra
+    except ImportError as error:
+        raise UsageError("schedule: sun= needs the package astral; pip install 'laneway[solar]'") from error
+    return LocationInfo, sun
+
+
+class Sun(msgspec.Struct, frozen=True, tag="sun"):
+    """At an event of the sun at a place: dawn, sunrise, noon, sunset or dusk, and so many seconds after it (before, where negative)."""
+
+    event: str
+    latitude: float
+    longitude: float
+    offset: float = 0.0
+
+    def next_after(self, moment: datetime) -> datetime | None:
+        """The first firing after a moment; days without the event (a polar night) have none. None: not within a year."""
+        LocationInfo, almanac = _astral()  # noqa: N806
+        place = LocationInfo(latitude=self.latitude, longitude=self.longitude).observer
+        shift = timedelta(seconds=self.offset)
+        day = (moment - shift).date() - timedelta(days=1)
+        for _ in range(368):
+            try:
+                at = getattr(almanac, self.event)(place, date=day, tzinfo=UTC) + shift
+            except ValueError:  # it does not happen on that day
+                at = moment
+            if at > moment:
+                return datetime.fromtimestamp(math.floor(at.timestamp()) + 1, UTC)
+            day += timedelta(days=1)
+        return None
+
+    def text(self) -> str:
+        """In words."""
+        return f"{self.event} at {self.latitude:g}, {self.longitude:g}" + (f" {self.offset:+g} s" if self.offset else "")
+
+
+class Once(msgspec.Struct, frozen=True, tag="once"):
+    """Once, at a moment."""
+
+    moment: datetime
+
+    def next_after(self, moment: datetime) -> datetime | None:
+        """The moment, if it is still to come."""
+        return self.moment if self.moment > moment else None
+
+    def text(self) -> str:
+        """In words."""
+        return f"once at {self.moment.isoformat()}"
+
+
+When = Every | Cron | Sun | Once
+
+
+def chosen(name: str, period: Duration | None, line: str | None, event: tuple[str, float, float] | None, moment: datetime | None, zone: str) -> When:
+    """The one that was named. Raises UsageError where that is none, or several."""
+    given = [each for each in (period, line, event, moment) if each is not None]
+    if len(given) != 1:
+        raise UsageError(f"schedule {name}: say when by one of every, cron, sun and at; {len(given)} are given")
+    if period is not None:
+        return every(arguments.seconds(f"schedule {name}", "every", period))
+    if line is not None:
+        return cron(line, zone)
+    if event is not None:
+        if not isinstance(event, (tuple, list)) or len(event) not in (3, 4):
+            raise UsageError(f'schedule {name}: expected sun to be like ("sunrise", 52.5, 13.4), got {event!r:.80}')
+        return sun(*event)
+    if not isinstance(moment, datetime) or moment.tzinfo is None:
+        raise UsageError(f"schedule {name}: expected at to be a datetime with a time zone, got {moment!r:.80}")
+    return Once(moment.astimezone(UTC))
+
+
+def every(seconds: float) -> Every:
+    """Raises UsageError where that is no period."""
+    if not 0.1 <= seconds <= 10 * 366 * 86_400:
+        raise UsageError(f"schedule: expected a period of 0.1 s to 10 years, got {seconds:g} s")
+    return Every(seconds)
+
+
+def cron(line: object, zone: object = "UTC") -> Cron:
+    """Raises UsageError, which names the field that cannot be read, or a time zone that is not there."""
+    from cronsim import CronSimError  # noqa: PLC0415
+
+    if not isinstance(line, str):
+        raise UsageError(f"schedule: expected a cron line like '*/5 * * * *', got {line!r:.80}")
+    parts = line.split()
+    if len(parts) not in (5, 6):
+        wanted = "expected 5 (minute hour day month weekday), or 6 with seconds first"
+        raise UsageError(f"schedule: the cron line {line!r} has {len(parts)} fields; {wanted}")
+    made = Cron(" ".join(_without_idle_steps(part) for part in parts), check_zone(zone))
+    try:
+        found = made.next_after(datetime.now(UTC))
+    except CronSimError as error:
+        name = (_BAD_FIELD.match(str(error)) or ["", str(error)])[1].replace("-", " ")
+        place = FIELDS.index(name)
+        part = parts[place - (6 - len(parts))]
+        raise UsageError(f"schedule: the {name} of the cron line {line!r} cannot be {part!r}; expected {RANGES[place]}") from error
+    if found is None:
+        raise UsageError(f"schedule: the cron line {line!r} never comes; look at its day and month")
+    return made
+
+
+def _without_idle_steps(part: str) -> str:
+    """`8-8/5` is 8; cronsim takes it for `8/5`, which is 8, 13, 18 …"""
+    return ",".join(_ONE_TO_ITSELF.sub(r"\1", item) if _ONE_TO_ITSELF.fullmatch(item) else item for item in part.split(","))
+
+
+def sun(event: object, latitude: float, longitude: float, offset: float = 0.0) -> Sun:
+    """Raises UsageError where there is no such event or place."""
+    if event not in EVENTS:
+        raise UsageError(f"schedule: expected an event of the sun, one of {', '.join(EVENTS)}, got {event!r}")
+    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):
+        raise UsageError(f"schedule: expected a latitude of -90 to 90 and a longitude of -180 to 180, got {latitude!r}, {longitude!r}")
+    _astral()  # said here, and not by the worker that fires it
+    return Sun(str(event), float(latitude), float(longitude), offset)
+
+
+def check_zone(name: object) -> str:
+    """The name of a time zone. Raises UsageError where there is none of it."""
+    try:
+        return ZoneInfo(str(name)).key
+    except (KeyError, ValueError, OSError) as error:
+        near = difflib.get_close_matches(str(name), available_timezones(), n=1)
+        hint = f'did you mean "{near[0]}"?' if near else 'names are like "Europe/Berlin"'
+        raise UsageError(f"schedule: there is no time zone {name!r}; {hint}") from error
+
+
+def _next(line: str, local: datetime, last_year: int) -> datetime | None:
+    from cronsim import CronSim  # noqa: PLC0415
+
+    parts = line.split()
+    if len(parts) == 6 and not parts[1].startswith("*") and not parts[2].startswith("*"):
+        # Like lines of five fields: a time of the day, not an instant. cronsim sees to the clock's changes in those only.
+        for wall in CronSim(line, local.replace(tzinfo=None)):
+            found = _on_the_clock(wall, local)
+            if found > local or wall.year > last_year:
+                return found if wall.year <= last_year else None
+        return None
+    try:
+        found = next(CronSim(line, local))
+    except StopIteration:
+        return None
+    return found if found.year <= last_year else None
+
+
+def _on_the_clock(wall: datetime, local: datetime) -> datetime:
+    """The first instant at which the clocks show a time; where they leave it out, as long after the change as it would have been."""
+    return wall.replace(tzinfo=local.tzinfo, fold=0).astimezone(UTC).astimezone(local.tzinfo)
+
+
+def _nearest_weekday(year: int, month: int, day: int, days: int) -> int:
+    weekday = calendar.weekday(year, month, day)
+    if weekday == calendar.SATURDAY:
+        return day - 1 if day > 1 else day + 2
+    if weekday == calendar.SUNDAY:
+        return day + 1 if day < days else day - 2
+    return day

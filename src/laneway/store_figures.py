@@ -1,0 +1,194 @@
+"""
+Figures of a store for monitoring, by policy pattern and tier, never by topic.
+
+Their cost does not grow with the number of topics. Up to `TOPICS` topics are looked at: all of them while there are no
+more, and every figure is exact. Among more, the topics with the largest backlogs, the oldest messages and the longest
+throttling are looked at, and the rest of the exact totals is split as a `Walk` last found it: that visits all topics, a
+few at a time. Without a walk the pattern `(other)` holds the rest.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.errors import LanewayError
+from laneway.policy import is_pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from laneway.app import Laneway
+    from laneway.engines.base import FullEngine, Overview, TopicStats
+    from laneway.policy import PolicyBook
+
+TOPICS = 500
+"""Topics that are looked at, for each order."""
+
+GROUPS = 200
+"""Most groups of (pattern, tier, pool); the smallest go into `OTHER`."""
+
+OTHER = "(other)"
+
+
+COUNTED = ("waiting", "leased", "dead")
+"""What the store knows the exact totals of."""
+
+PAGE, PAUSE = 100, 0.1
+"""Topics that a walk visits at once, and seconds until the next ones."""
+
+
+class Group(msgspec.Struct, kw_only=True):
+    """What the topics of one pattern, tier and pool hold together. `oldest`: seconds; None: nothing waits, or it is not known."""
+
+    pattern: str
+    tier: str
+    pool: str
+    waiting: int = 0
+    leased: int = 0
+    dead: int = 0
+    oldest: float | None = None
+    throttled: float = 0.0
+
+    def add(self, stats: TopicStats, now_us: int) -> None:
+        """Count a topic in."""
+        self.waiting += stats.waiting
+        self.leased += stats.leased
+        self.dead += stats.dead
+        self.throttled += stats.throttled_us / 1e6
+        if stats.oldest_us is not None:
+            self.oldest = max(self.oldest or 0.0, (now_us - stats.oldest_us) / 1e6)
+
+    def join(self, other: Group) -> None:
+        """Take over what another group holds."""
+        self.waiting += other.waiting
+        self.leased += other.leased
+        self.dead += other.dead
+        self.throttled += other.throttled
+        if other.oldest is not None:
+            self.oldest = max(self.oldest or 0.0, other.oldest)
+
+
+Groups = dict[tuple[str, str, str], Group]
+"""By pattern, tier and pool."""
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """A store at one moment. `is_exact`: every topic was looked at, so that each group is exact."""
+
+    overview: Overview
+    groups: list[Group]
+    is_exact: bool
+
+
+def read(app: Laneway, walk: Walk | None = None) -> Figures:
+    """Read the figures; a walk goes on where there are too many topics. Raises EngineUnavailable."""
+    engine = app.engine
+    found, is_exact = _topics(app)
+    overview = engine.overview()
+    groups = _grouped(found, engine.policies(), overview.now_us)
+    rest = {} if is_exact else {field: max(0, getattr(overview, field) - sum(getattr(each, field) for each in groups.values())) for field in COUNTED}
+    if walk is not None and not is_exact:
+        walk.go_on(engine)
+        rest = _split(rest, groups, walk.groups)
+    largest = sorted(groups.values(), key=lambda group: (-group.waiting, -(group.oldest or 0), -group.dead, group.pattern))
+    kept, other = largest[:GROUPS], Group(pattern=OTHER, tier="", pool="")
+    for group in largest[GROUPS:]:
+        other.join(group)
+    for field, number in rest.items():
+        setattr(other, field, getattr(other, field) + number)
+    return Figures(overview, [*kept, other] if other.waiting or other.leased or other.dead else kept, is_exact)
+
+
+def _topics(app: Laneway) -> tuple[list[TopicStats], bool]:
+    engine = app.engine
+    by_name = engine.topic_list(order="name", pattern="*", limit=TOPICS + 1, after=None)
+    if len(by_name) <= TOPICS:
+        return by_name, True
+    found = {stats.topic: stats for order in ("backlog", "age", "throttled") for stats in engine.topic_list(order=order, pattern="*", limit=TOPICS)}
+    return list(found.values()), False
+
+
+def _grouped(topics: Iterable[TopicStats], book: PolicyBook, now_us: int) -> Groups:
+    groups: Groups = {}
+    for stats in topics:
+        pattern = next((name for name in book.covering(stats.topic) if is_pattern(name)), "*")
+        key = (pattern, stats.tier, stats.pool)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = Group(pattern=pattern, tier=stats.tier, pool=stats.pool)
+        group.add(stats, now_us)
+    return groups
+
+
+def _split(rest: dict[str, int], groups: Groups, walked: Groups) -> dict[str, int]:
+    """Give what is not attributed to the groups in which the walk found more than was looked at; returns what nobody gets."""
+    left = dict(rest)
+    for field, number in rest.items():
+        missing = {key: max(0, getattr(group, field) - (getattr(groups[key], field) if key in groups else 0)) for key, group in walked.items()}
+        missing = {key: count for key, count in missing.items() if count}
+        total = sum(missing.values())
+        for key, count in missing.items():
+            group = groups.setdefault(key, Group(pattern=key[0], tier=key[1], pool=key[2]))
+            part = number * count // total
+            setattr(group, field, getattr(group, field) + part)
+            left[field] -= part
+        if missing:  # the few that were rounded off
+            group = groups[max(missing, key=lambda key: missing[key])]
+            setattr(group, field, getattr(group, field) + left[field])
+            left[field] = 0
+    return left
+
+
+class Walk(threading.Thread):
+    """
+    Visits all topics by name, `PAGE` at a time with a pause, over and over: so much work a second, however many there are.
+
+    `groups` is what the last whole walk found; it is as old as that walk took.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="laneway-figures", daemon=True)
+        self.groups: Groups = {}
+        self.walks = 0
+        self._engine: FullEngine | None = None
+        self._wanted = threading.Event()
+        self._begun = threading.Lock()
+
+    def go_on(self, engine: FullEngine) -> None:
+        """Walk through this engine; the first call starts the thread. It rests when the engine is away or closed, until the next call."""
+        self._engine = engine
+        self._wanted.set()
+        if self._begun.acquire(blocking=False):
+            self.start()
+
+    def run(self) -> None:
+        """Never ends; the thread is a daemon."""
+        while True:
+            self._wanted.wait()
+            try:
+                if self._engine is not None:
+                    self.groups = self._walk(self._engine)
+                    self.walks += 1
+            except (LanewayError, OSError):
+                self._engine = None
+                self._wanted.clear()
+
+    @staticmethod
+    def _walk(engine: FullEngine) -> Groups:
+        groups: Groups = {}
+        after: str | None = None
+        while True:
+            page = engine.topic_list(order="name", pattern="*", limit=PAGE, after=after)
+            for key, group in _grouped(page, engine.policies(), engine.overview().now_us).items():
+                if key in groups:
+                    groups[key].join(group)
+                else:
+                    groups[key] = group
+            time.sleep(PAUSE)
+            if len(page) < PAGE:
+                return groups
+            after = page[-1].topic

@@ -1,0 +1,118 @@
+"""How the arguments of a call travel: checked by the function's signature, decoded to its annotations."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import types
+import typing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.errors import BadMessage, Reject
+from laneway.tasks.converting import convert, is_known
+from laneway.tasks.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger("laneway.task")
+
+_PLAIN = (Any, inspect.Parameter.empty, object)
+
+
+class Binding:
+    """
+    The signature of a task's function, as callers see it.
+
+    `skips`: of a bound task the first parameter is the task itself. A parameter annotated `Request` is given by the worker.
+    """
+
+    def __init__(self, task: str, function: Callable[..., Any], *, skips: bool) -> None:
+        self._task = task
+        parameters = list(inspect.signature(function).parameters.values())
+        hints = _hints(function)
+        self.injected = [(place, each) for place, each in enumerate(parameters[int(skips) :]) if _is_request(hints.get(each.name))]
+        given = {each.name for _, each in self.injected}
+        self.returns = _returned(hints)
+        self.signature = inspect.Signature([each for each in parameters[int(skips) :] if each.name not in given])
+        self._types = {
+            each.name: (each.kind, hint) for each in self.signature.parameters.values() if (hint := hints.get(each.name, Any)) not in _PLAIN
+        }
+
+    def annotated(self) -> tuple[set[int], set[str]]:
+        """Places and names of the arguments whose types are known."""
+        places = {place for place, name in enumerate(self.signature.parameters) if name in self._types}
+        return places, set(self._types)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """All arguments of a call by name, defaults too. Raises BadMessage where they do not fit."""
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise BadMessage(f"task {self._task}{self.signature}: {error}") from error
+        bound.apply_defaults()
+        return bound.arguments
+
+    def decode(self, body: Any, first: tuple[Any, ...] = (), *, converts: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """
+        The arguments of a call that has travelled, behind those that come `first`; `converts`: made the types that the function asks for.
+
+        Raises Reject.
+        """
+        try:
+            args, kwargs = (*first, *body["args"]), body["kwargs"]
+            bound = self.signature.bind(*args, **kwargs)
+        except (KeyError, TypeError) as error:
+            raise Reject(f'the body is no call of task "{self._task}": {error}') from error
+        for name, (kind, hint) in self._types.items() if converts else ():
+            if name in bound.arguments:
+                bound.arguments[name] = self._converted(name, kind, hint, bound.arguments[name])
+        return bound.args, bound.kwargs
+
+    def complete(self, request: Request) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of a run, those that the worker gives too."""
+        args, kwargs = list(request.args), dict(request.kwargs)
+        for place, parameter in self.injected:
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY and place <= len(args):
+                args.insert(place, request)
+            else:
+                kwargs[parameter.name] = request
+        return args, kwargs
+
+    def _converted(self, name: str, kind: inspect._ParameterKind, hint: Any, value: Any) -> Any:
+        try:
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                return tuple(convert(each, hint) for each in value)
+            if kind is inspect.Parameter.VAR_KEYWORD:
+                return {key: convert(each, hint) for key, each in value.items()}
+            return convert(value, hint)
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise Reject(f'task "{self._task}": the argument "{name}" is not what the function asks for: {error}') from error
+
+
+def _returned(hints: dict[str, Any]) -> Any:
+    """What it says that it returns; None: nothing, or nothing that can be checked."""
+    said = hints.get("return")
+    return None if said in (None, type(None), *_PLAIN) or not is_known(said) else said
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations as types; of those that cannot be evaluated (imported for type checkers only) nothing is known."""
+    function = inspect.unwrap(function)
+    try:
+        return typing.get_type_hints(function)
+    except Exception:  # noqa: BLE001  # any expression can stand there
+        found: dict[str, Any] = {}
+        for name, written in getattr(function, "__annotations__", {}).items():
+            holder = types.SimpleNamespace(__annotations__={name: written})
+            try:
+                found |= typing.get_type_hints(holder, globalns=getattr(function, "__globals__", {}))
+            except Exception as error:  # noqa: BLE001
+                log.debug("of the argument %s of %s nothing is known: %s", name, function, error)
+        return found
+
+
+def _is_request(hint: Any) -> bool:
+    return hint is Request or (typing.get_origin(hint) in (typing.Union, types.UnionType) and Request in typing.get_args(hint))

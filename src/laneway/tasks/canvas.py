@@ -1,0 +1,578 @@
+"""
+Flows: calls that follow each other, in the words of Celery: `a.s(1) | b.s()`, `group(…)`, `chord(group(…), c.s())`, nested as one likes.
+
+A flow becomes a graph of messages; each but the first ones waits for signals of those before it, see `laneway.tasks.flow`. All are put into the
+store before any of them can begin, or none, see `laneway.tasks.whole`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from abc import ABC, abstractmethod
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
+
+import msgspec
+
+from laneway import arguments
+from laneway.engines.base import FLOW_HEADER, NEEDS_HEADER
+from laneway.errors import EngineUnavailable, UsageError
+from laneway.headers import MOST_SIGNALS
+from laneway.message import Message
+from laneway.tasks import flow, whole
+from laneway.tasks.flow import Flow, Follower, Target
+from laneway.tasks.job import Job
+from laneway.tasks.task import CALL_OPTIONS, LATER, Task
+from laneway.twins import twin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from concurrent.futures import Executor
+
+    from laneway.app import Laneway
+    from laneway.units import Duration
+
+R = TypeVar("R")
+H = TypeVar("H")
+K = TypeVar("K")
+L = TypeVar("L")
+
+CELERY_NAMES = {"countdown": "delay", "eta": "at", "expires": "ttl", "task_id": "id", "queue": "topic"}  # Celery's options by our names
+
+
+class Part(ABC, Generic[H]):
+    """Something that can stand in a flow. `H` is the handle that publishing gives: `Job[R]`, or `GroupJob[R]` where a group is last."""
+
+    _unclear_id: str | None = None
+    """Under which id it was published when it is not known how far that went."""
+
+    @abstractmethod
+    def calls(self) -> Iterator[Signature[Any]]:
+        """All calls in it."""
+
+    @abstractmethod
+    def weave(self, graph: _Graph, before: _Ends) -> _Ends:
+        """Put it into a graph, behind what is there; returns its own ends."""
+
+    @abstractmethod
+    def clone(self) -> Self:
+        """The same once more, to be changed by itself."""
+
+    def __or__(self, other: Part[K]) -> Chain[K]:
+        """First this one, then that."""
+        return Chain([self.clone(), _part(other).clone()])
+
+    @property
+    def app(self) -> Laneway:
+        """Whose tasks these are. Raises UsageError where they are those of several applications."""
+        apps = {id(call.task.app): call.task.app for call in self.calls()}
+        if len(apps) != 1:
+            raise UsageError("a flow: its tasks are those of one application, and there is at least one" if not apps else
+                             "a flow: its tasks are those of several applications; a flow lives in one store")  # fmt: skip
+        return next(iter(apps.values()))
+
+    @property
+    def threads(self) -> Executor:
+        """Where blocking calls of coroutines run."""
+        return self.app.threads
+
+    def link(self, follower: L) -> L:
+        """Something that follows with its result, but is no part of it: the flow goes on without it. Returns the follower."""
+        last = list(self.calls())[-1]
+        last.followers.append(_part(follower).clone())
+        return follower
+
+    def link_error(self, follower: L) -> L:
+        """
+        A call that is made when this fails for good, with the id of the job, its error in a line and the traceback as arguments (with `si` with its
+        own); once for a flow, whichever of its calls failed. Returns the follower.
+        """
+        if not isinstance(follower, Signature):
+            raise UsageError(f"link_error: expected a call of a task, like handle.s(), got {follower!r:.80}")
+        error_id = uuid.uuid4().hex
+        for call in self.calls():
+            call.errors.append((error_id, follower))
+        return follower
+
+    def on_error(self, follower: Signature[Any]) -> Self:
+        """As `link_error`; returns this."""
+        self.link_error(follower)
+        return self
+
+    # Publishing
+
+    def enqueue(self) -> H:
+        """
+        Publish all of it, or nothing. Returns the handle of its end: a Job, or a GroupJob where a group is last.
+
+        Raises what `publish` raises. After EngineUnavailable it is not known whether the flow was stored; call this
+        again on the same object then: it stores what is missing, and nothing twice.
+        """
+        app = self.app
+        if app.eager:
+            return cast("H", self._given(self.eagerly(())))
+        woven = _Graph(self._unclear_id)
+        ends = self.weave(woven, _Ends([], is_group=False))
+        jobs = {node.id: node.job() for node in woven.nodes}
+        if woven.nodes:
+            try:
+                whole.publish(app, woven.id, woven.messages(), again=self._unclear_id is not None)
+            except EngineUnavailable:
+                self._unclear_id = woven.id
+                raise
+        self._unclear_id = None
+        return cast("H", self._given(woven.handle(ends, jobs)))
+
+    def _given(self, handle: Any) -> Any:
+        return next(self.calls()).task.given(handle)
+
+    aenqueue = twin(enqueue)
+
+    @abstractmethod
+    def eagerly(self, before: tuple[Any, ...]) -> Any:
+        """Run it here and now, for tests: what it returns, as a handle."""
+
+    def delay(self, *args: Any, **kwargs: Any) -> H:
+        """Publish it, with these as the first arguments of what begins."""
+        return self._with(args, kwargs).enqueue()
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> H:
+        """As `delay`, awaited."""
+        return await self._with(args, kwargs).aenqueue()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Celery's shorter word for `delay`."""
+        return self.delay(*args, **kwargs)
+
+    def apply_async(self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any) -> H:
+        """As `delay`, with options of a call (those of `using`, and Celery's names) for what begins; `link` and `link_error` hold for all of it."""
+        made = self._with(tuple(args), kwargs or {})
+        for name in ("link", "link_error"):
+            said = options.pop(name, None)
+            for each in said if isinstance(said, (list, tuple)) else [said] if said is not None else []:
+                getattr(made, name)(each)
+        if options:
+            for call in made.first():
+                call.set(**options)
+        return made.enqueue()
+
+    def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
+        made = self.clone()
+        if args or kwargs:
+            for call in made.first():
+                call.args, call.kwargs = (*args, *call.args), {**call.kwargs, **kwargs}
+        return made
+
+    @abstractmethod
+    def first(self) -> list[Signature[Any]]:
+        """The calls with which it begins."""
+
+
+class Signature(Part[Job[R]], Generic[R]):
+    """One call of a task, not made yet."""
+
+    def __init__(
+        self, task: Task[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any], *, immutable: bool = False
+    ) -> None:
+        self.task = task
+        self.args = args
+        self.kwargs = kwargs
+        self.options = options
+        self.immutable = immutable
+        self.followers: list[Part[Any]] = []
+        self.errors: list[tuple[str, Signature[Any]]] = []
+        self.each = False
+
+    def clone(self) -> Self:
+        made = type(self)(self.task, self.args, dict(self.kwargs), dict(self.options), immutable=self.immutable)
+        made.followers, made.errors, made.each = [each.clone() for each in self.followers], list(self.errors), self.each
+        return made
+
+    def set(self, **options: Any) -> Self:
+        """Say something of the call: options of `using`, also by Celery's names. Returns it."""
+        said = {CELERY_NAMES.get(name, name): value for name, value in options.items() if value is not None}
+        self.task._check(said)  # noqa: SLF001  # one module in two files
+        self.options.update(said)
+        return self
+
+    def calls(self) -> Iterator[Signature[Any]]:
+        yield self
+
+    def first(self) -> list[Signature[Any]]:
+        return [self]
+
+    def weave(self, graph: _Graph, before: _Ends) -> _Ends:
+        node = graph.add(self, before)
+        ends = _Ends([node], is_group=False)
+        for follower in self.followers:
+            follower.weave(graph, ends)
+        return ends
+
+    def enqueue(self) -> Job[R]:
+        """Publish the call, and what is linked to it. Returns its handle."""
+        if not (self.followers or self.errors or self.each or self.immutable) and not self.task.app.eager:
+            return cast("Job[R]", self.task.publish(self.args, self.kwargs, self.options))
+        return super().enqueue()
+
+    def eagerly(self, before: tuple[Any, ...]) -> Any:
+        args = self.args if self.immutable else (*before, *self.args)
+        if self.each:
+            results = [self.task.publish(tuple(each), {}, self.options).get() for each in args]
+            job: Job[Any] = self.task._local_job_of(results)  # noqa: SLF001
+        else:
+            job = self.task.publish(args, self.kwargs, self.options)
+        for follower in self.followers:
+            follower.eagerly((job.get(),))
+        return job
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        """Make the call here and now, with these before its own arguments."""
+        return self.task(*args, *self.args, **{**self.kwargs, **kwargs})
+
+    def __repr__(self) -> str:
+        said = ", ".join([*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())])
+        return f"{self.task.name}({said})"
+
+
+class Chain(Part[H]):
+    """One after the other, each with the result of the one before."""
+
+    def __init__(self, parts: Sequence[Part[Any]]) -> None:
+        if not parts:
+            raise UsageError("chain: expected at least one call, like chain(a.s(1), b.s())")
+        self.parts: list[Part[Any]] = [inner for part in parts for inner in (part.parts if isinstance(part, Chain) else [part])]
+
+    def clone(self) -> Self:
+        return type(self)([part.clone() for part in self.parts])
+
+    def calls(self) -> Iterator[Signature[Any]]:
+        for part in self.parts:
+            yield from part.calls()
+
+    def first(self) -> list[Signature[Any]]:
+        return self.parts[0].first()
+
+    def weave(self, graph: _Graph, before: _Ends) -> _Ends:
+        for part in self.parts:
+            if before.nodes and _is_nothing(part):
+                continue  # what is before it stands
+            before = part.weave(graph, before)
+        return before
+
+    def eagerly(self, before: tuple[Any, ...]) -> Any:
+        job: Any = None
+        for part in self.parts:
+            if job is not None and _is_nothing(part):
+                continue
+            job = part.eagerly(before)
+            before = (job.get(),)
+        return job
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.parts))
+
+
+class Group(Part["GroupJob[R]"], Generic[R]):
+    """All at once."""
+
+    def __init__(self, parts: Sequence[Part[Any]]) -> None:
+        self.parts: list[Part[Any]] = [inner for part in parts for inner in (part.parts if isinstance(part, Group) else [part])]
+
+    def clone(self) -> Self:
+        return type(self)([part.clone() for part in self.parts])
+
+    def calls(self) -> Iterator[Signature[Any]]:
+        for part in self.parts:
+            yield from part.calls()
+
+    def first(self) -> list[Signature[Any]]:
+        return [call for part in self.parts for call in part.first()]
+
+    def weave(self, graph: _Graph, before: _Ends) -> _Ends:
+        ends: list[_Node] = []
+        shape: list[Any] = []
+        for part in self.parts:
+            inner = part.weave(graph, before)
+            ends += inner.nodes
+            shape.append(inner.shape if inner.is_group else None)
+        return _Ends(ends, is_group=True, shape=shape)
+
+    def eagerly(self, before: tuple[Any, ...]) -> GroupJob[R]:
+        return GroupJob([part.eagerly(before) for part in self.parts])
+
+    def link_error(self, follower: L) -> L:
+        """A call that is made when one of them fails for good; in Celery's words, for each of them that fails."""
+        if self.parts and next(self.calls()).task.errors_of_each:
+            for part in self.parts:
+                part.link_error(follower)
+            return follower
+        return super().link_error(follower)
+
+    def link(self, follower: L) -> L:
+        """Something that follows each of them."""
+        for call in self.calls():
+            call.link(follower)
+        return follower
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __repr__(self) -> str:
+        return f"group({', '.join(map(repr, self.parts))})"
+
+
+@overload
+def chain(*parts: *tuple[*tuple[Part[Any], ...], Part[H]]) -> Part[H]: ...
+@overload
+def chain(*parts: Part[Any] | Iterable[Part[Any]]) -> Part[Any]: ...
+def chain(*parts: Any) -> Part[Any]:  # type: ignore[misc]  # mypy does not see that Any takes an unpacked tuple
+    """`a | b | c`: each gets the result of the one before it as its first argument."""
+    return Chain([part.clone() for part in _parts(parts)])
+
+
+@overload
+def group(*parts: Part[Job[R]] | Iterable[Part[Job[R]]]) -> Group[R]: ...
+@overload
+def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]: ...
+def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]:
+    """Calls that are made at the same time; behind a part of a chain each gets its result."""
+    return Group([part.clone() for part in _parts(parts)])
+
+
+@overload
+def chord(header: Iterable[Part[Any]] | Group[Any], body: Part[H]) -> Chain[H]: ...
+@overload
+def chord(header: Iterable[Part[Any]] | Group[Any], body: None = None) -> Callable[[Part[H]], H]: ...
+def chord(header: Iterable[Part[Any]] | Group[Any], body: Part[Any] | None = None) -> Chain[Any] | Callable[[Part[Any]], Any]:
+    """A group, and a call with the list of all results once they are there; without `body` a function that takes it."""
+    made = header.clone() if isinstance(header, Group) else group(*header)
+    if body is None:
+        return lambda last: chord(made, last).enqueue()
+    return Chain([made, _part(body).clone()])
+
+
+def chunks(task: Task[..., R], items: Iterable[Sequence[Any]], size: int) -> Group[list[R]]:
+    """See `Task.chunks`."""
+    stream = iter(items)
+    made: list[Part[Any]] = []
+    while page := list(islice(stream, size)):
+        made.append(over(task, page))
+    return Group(made)
+
+
+def over(task: Task[..., Any], items: Iterable[Sequence[Any]]) -> Signature[Any]:
+    """One message in which a task is called for each of several items, which hold its arguments; its result is the list of theirs."""
+    page = tuple(tuple(each) for each in items)
+    for each in page:
+        task.binding.bind(each, {})
+    call: Signature[Any] = Signature(task, page, {}, {})
+    call.each = True
+    return call
+
+
+class GroupJob(Generic[R]):
+    """The handle of a group: those of its members, in their order."""
+
+    def __init__(self, jobs: list[Any], before: tuple[Job[Any], ...] = ()) -> None:
+        self.jobs = jobs
+        self.before = before
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.jobs)
+
+    def __getitem__(self, place: int) -> Any:
+        return self.jobs[place]
+
+    @property
+    def results(self) -> list[Any]:
+        """Celery's word for `jobs`."""
+        return self.jobs
+
+    def get(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:
+        """What they returned, in their order; waits for all, at most `timeout`. The first failure is raised. Raises TimeoutError."""
+        seconds = arguments.seconds_or_none("get", "timeout", timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        return [job.get(None if deadline is None else max(0.0, deadline - time.monotonic()), propagate=propagate) for job in self.jobs]
+
+    join = get
+
+    async def aget(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:  # noqa: ASYNC109  # as in get
+        """As `get`, awaited; so is `await group_job`."""
+        async with asyncio.timeout(arguments.seconds_or_none("aget", "timeout", timeout)):
+            return list(await asyncio.gather(*(job.aget(propagate=propagate) for job in self.jobs)))
+
+    def __await__(self) -> Generator[Any, None, list[R]]:
+        return self.aget().__await__()
+
+    def wait(self, timeout: Duration | None = None) -> bool:
+        """Until all have ended; False where that takes longer than `timeout`."""
+        seconds = arguments.seconds_or_none("wait", "timeout", timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        return all(job.wait(None if deadline is None else max(0.0, deadline - time.monotonic())) for job in self.jobs)
+
+    def completed_count(self) -> int:
+        """How many have returned."""
+        return sum(job.successful() for job in self.jobs)
+
+    def ready(self) -> bool:
+        """Whether all have ended."""
+        return all(job.ready() for job in self.jobs)
+
+    def successful(self) -> bool:
+        """Whether all have returned."""
+        return all(job.successful() for job in self.jobs)
+
+    def failed(self) -> bool:
+        """Whether one has failed."""
+        return any(job.failed() for job in self.jobs)
+
+    def cancel(self) -> int:
+        """Cancel all, and what comes before them; returns how many had not ended."""
+        return sum(job.cancel() for job in [*self.before, *self.jobs])
+
+    def __repr__(self) -> str:
+        return f"<GroupJob of {len(self.jobs)}>"
+
+
+# The graph
+
+
+class _Ends(msgspec.Struct):
+    """
+    Where a part of a flow ends. `is_group`: what follows gets a list, also of one. `shape`: of a group, None for each call, a list for each group
+    in which a part of it ends.
+    """
+
+    nodes: list[Any]
+    is_group: bool
+    shape: list[Any] = []
+
+    def shaped(self, values: Iterable[Any]) -> list[Any]:
+        """One value for each node, in the group's shape."""
+        return flow.shaped(self.shape, iter(values))
+
+
+class _Node:
+    """A message of the flow: its call, whom it waits for, and who waits for it."""
+
+    def __init__(self, graph: _Graph, call: Signature[Any], before: _Ends) -> None:
+        self.call = call
+        self.before = before
+        self.then: list[Target] = []
+        options = call.options
+        self.id: str = options.get("id") or f"{graph.id}.{len(graph.nodes)}"
+        takes = None if call.immutable or not (before.nodes or before.is_group) else "all" if before.is_group else "one"
+        self.takes = takes if before.nodes else None
+        args = call.args
+        if takes is not None and not before.nodes:  # behind a group of nothing
+            args = ([], *args)
+        is_nested = self.takes == "all" and any(before.shape)
+        self.flow = Flow(
+            takes=self.takes, shape=before.shape if is_nested else None, errors=[_follower(error_id, call) for error_id, call in call.errors]
+        )
+        self.needs = len(before.nodes)
+        if self.needs > MOST_SIGNALS:
+            raise UsageError(f"a flow: {call!r:.80} would wait for {self.needs:,} calls, at most {MOST_SIGNALS:,} can be waited for; use chunks")
+        self._args = args
+        # Where it will be, before it is known what it says of those behind it.
+        self.topic, _, said = self._told({})
+        self.key = said.get("key")
+        for number, node in enumerate(before.nodes, 1):
+            node.then.append(Target(self.topic, self.id, number, self.key))
+
+    def _told(self, more: dict[str, Any]) -> tuple[str, Any, Any]:
+        call = self.call
+        options = {name: value for name, value in call.options.items() if name in CALL_OPTIONS} | {"id": self.id}
+        if self.needs:
+            options = {name: value for name, value in options.items() if name not in ("delay", "at")}  # it begins when it may
+        headers = {FLOW_HEADER: "1"}
+        if self.needs:
+            headers[NEEDS_HEADER] = str(self.needs)
+        first = (LATER,) if self.takes is not None else ()
+        if call.each:
+            more = {"each": True, **more}
+        return call.task._call_of(self._args, call.kwargs, options, first=first, more=more, headers=headers, each=call.each)  # noqa: SLF001
+
+    def message(self) -> Message:
+        """With all that it says of those behind it."""
+        self.flow.then = self.then
+        topic, body, said = self._told({"flow": msgspec.to_builtins(self.flow)})
+        return Message(topic, body, **said)
+
+    def job(self) -> Job[Any]:
+        """Its handle."""
+        return Job(self.call.task.app, self.id, self.topic, task=self.call.task, is_kept=self.call.task._is_kept(self.call.options))  # noqa: SLF001
+
+
+class _Graph:
+    """The messages of one flow."""
+
+    def __init__(self, flow_id: str | None) -> None:
+        self.id = flow_id or uuid.uuid4().hex
+        self.nodes: list[_Node] = []
+
+    def add(self, call: Signature[Any], before: _Ends) -> _Node:
+        node = _Node(self, call, before)
+        self.nodes.append(node)
+        return node
+
+    def messages(self) -> list[Message]:
+        """The last first."""
+        return [node.message() for node in reversed(self.nodes)]
+
+    def handle(self, ends: _Ends, jobs: dict[str, Job[Any]]) -> Any:
+        """Of the whole flow: that of its end, which knows the jobs before it."""
+        last = {node.id for node in ends.nodes}
+        before = tuple(job for job_id, job in jobs.items() if job_id not in last)
+        if ends.is_group:
+            return _group_job(ends.shaped(jobs[node.id] for node in ends.nodes), before)
+        job = jobs[ends.nodes[0].id]
+        job.before = before
+        return job
+
+
+def _group_job(members: list[Any], before: tuple[Job[Any], ...] = ()) -> GroupJob[Any]:
+    return GroupJob([_group_job(each) if isinstance(each, list) else each for each in members], before)
+
+
+def _follower(error_id: str, call: Signature[Any]) -> Follower:
+    """What is published when a task fails: the call as a message."""
+    task, args = call.task, call.args
+    first = () if call.immutable else (LATER,) * task.errback_takes(len(args))
+    topic, body, said = task._call_of(args, call.kwargs, {**call.options, "id": call.options.get("id", error_id)}, first=first)  # noqa: SLF001
+    if not call.immutable and task.errors_of_each and task.serializer == "json":
+        body = {"errback": len(first), "args": list(args), "kwargs": call.kwargs}
+    elif not call.immutable:
+        if task.serializer != "json" or args or call.kwargs:
+            raise UsageError(f"link_error: {call!r:.80} is called with the id, the error and the traceback; use si(…) for arguments of its own")
+        body = None
+    elif not isinstance(body, dict):
+        raise UsageError(f'link_error: the task "{task.name}" has to read JSON')
+    return Follower(topic, str(said.get("id")), body, dict(said.get("headers") or {}), said.get("key"))
+
+
+def _is_nothing(part: Part[Any]) -> bool:
+    return isinstance(part, Group) and not part.parts
+
+
+def _part(said: object) -> Part[Any]:
+    if not isinstance(said, Part):
+        raise UsageError(f"a flow: expected a call that is not made yet, like add.s(1, 2), or a chain or group of such, got {said!r:.80}")
+    return said
+
+
+def _parts(said: Iterable[Any]) -> list[Part[Any]]:
+    listed: list[Any] = []
+    for each in said:
+        if isinstance(each, Part):
+            listed.append(each)
+        elif isinstance(each, Task) or not hasattr(each, "__iter__") or isinstance(each, (str, bytes, dict)):
+            _part(each)
+        else:
+            listed += each
+    return [_part(each) for each in listed]

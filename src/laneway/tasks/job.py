@@ -1,0 +1,546 @@
+"""The handle of a task's call: how it stands, what it returned, and how to wait for it, watch it or cancel it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import msgspec
+
+from laneway import arguments
+from laneway.engines.base import UNTIL_SIGNALLED_US
+from laneway.errors import UsageError
+from laneway.message import Kept, Note
+from laneway.safetext import escaped
+from laneway.tasks import outcomes
+from laneway.tasks.outcomes import ENDS, Outcome, Progress
+from laneway.tasks.request import current_request
+from laneway.twins import twin
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator
+    from concurrent.futures import Executor
+    from types import TracebackType
+    from typing import TextIO
+
+    from laneway.app import Laneway
+    from laneway.engines.base import MessageView
+    from laneway.message import Receipt
+    from laneway.tasks.task import Task
+    from laneway.units import Duration
+
+log = logging.getLogger("laneway.job")
+
+R = TypeVar("R")
+
+_STATES = {"ready": "pending", "parked": "pending", "delayed": "delayed", "leased": "started", "dead": "dead"}
+"""Of messages, as those of jobs."""
+
+_RUN = "call world.run() first, or world.run_all() to let the clock go on"
+_HINTS = {
+    "unknown": "it was never published in this world, or was deleted: results do not expire here",
+    "dead": "see app.dead_letters() for its reason",
+}
+"""What to do about a job that a test waits for in vain, by its status."""
+
+NOTES_LAST = 86_400
+"""Seconds for which what is noted of a job is kept."""
+
+
+class JobState(msgspec.Struct, kw_only=True):
+    """
+    A job at one moment.
+
+    `status`: pending, delayed, deferred (waits for other jobs), started, progress (or what `update_state` said), retry, success, failure, cancelled,
+    expired, dead (ended without an end of its own), or unknown (never there, or no longer kept). `info`: what `update_state` said with it.
+    `error`: class and text of what it raised. `finished_at`: Unix seconds. `said`: the state that the task ended with by its own word.
+    """
+
+    id: str
+    topic: str | None
+    status: str
+    result: Any = None
+    info: Any = None
+    meta: dict[str, Any] = {}
+    error: str | None = None
+    traceback: str | None = None
+    attempts: int = 0
+    published_at: float | None = None
+    finished_at: float | None = None
+    said: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.status in ENDS
+
+
+class Job(Generic[R]):
+    """
+    One call of a task, from any process: what `delay` and its like give, and `app.job(id)`.
+
+    Waiting is woken by the engine, also across processes. What a job returned or raised is kept for the task's `result_ttl` / `failure_ttl`.
+    """
+
+    def __init__(
+        self,
+        app: Laneway,
+        job_id: str,
+        topic: str | None = None,
+        *,
+        task: Task[..., R] | None = None,
+        receipt: Receipt | None = None,
+        is_kept: bool = True,
+        before: tuple[Job[Any], ...] = (),
+        local: Outcome | None = None,
+    ) -> None:
+        self.app = app
+        self.id = job_id
+        self.topic = topic
+        self.receipt = receipt
+        self.before = before
+        """Jobs of the same flow that come before it, as far as its caller made them."""
+        self._task = task
+        self._is_kept = is_kept
+        self._local = local
+        self._meta: dict[str, Any] | None = None
+
+    @property
+    def threads(self) -> Executor:
+        """Where blocking calls of coroutines run."""
+        return self.app.threads
+
+    @property
+    def outcome(self) -> str:
+        """What became of its message when it was published: `"accepted"`, `"merged"` or `"duplicate"`."""
+        return self.receipt.outcome if self.receipt is not None else "accepted"
+
+    @property
+    def parent(self) -> Job[Any] | None:
+        """In a chain, the one before it."""
+        return self.before[-1] if self.before else None
+
+    # How it stands
+
+    def state(self) -> JobState:
+        """All that is known of it now. Raises EngineUnavailable."""
+        if self._local is not None:
+            return self._state_of(Kept(), self._local, None)
+        place = [(self.id, self.topic)]
+        kept = self.app.engine.kept(place)[0]
+        if kept.outcome is None:
+            view = self._find()
+            if view is not None:
+                return self._state_of(kept, None, view)
+            kept = self.app.engine.kept(place)[0]  # it may have ended in between
+        return self._state_of(kept, outcomes.read(kept.outcome) if kept.outcome is not None else None, None)
+
+    astate = twin(state)
+
+    def _find(self) -> MessageView | None:
+        topics = [self.topic] if self.topic is not None else [None, *self.app.known_topics()]
+        found = (self.app.engine.find(self.id, topic) for topic in topics)
+        view = next((view for view in found if view is not None), None)
+        if view is not None and self.topic is None:
+            self.topic = view.topic
+        return view
+
+    def _state_of(self, kept: Kept, ended: Outcome | None, view: MessageView | None) -> JobState:
+        noted = outcomes.progress(kept.note)
+        state = JobState(id=self.id, topic=self.topic, status="unknown", info=noted.about, meta=noted.meta or {})
+        if ended is not None:
+            state.status, state.finished_at = ended.status, ended.at or None
+            state.topic = self.topic or ended.topic
+            state.published_at = ended.published_us / SECOND if ended.published_us else None
+            state.error, state.said = ended.reason, ended.said
+            if ended.error is not None:
+                state.error = f"{ended.error.type.rpartition(':')[2]}: {ended.error.message}"
+                state.traceback = ended.error.traceback
+            elif ended.status == outcomes.SUCCESS:
+                state.result = self._value(ended)
+        elif view is not None:
+            state.status, state.attempts, state.published_at = _status(view, noted), view.attempts, view.published_us / SECOND
+            if view.state == "dead":
+                state.error, state.traceback = view.reason, view.error
+        return state
+
+    def _value(self, ended: Outcome) -> Any:
+        task = self._task
+        return outcomes.value(ended, task.returns if task is not None else None, task.serializer if task is not None else None)
+
+    @property
+    def status(self) -> str:
+        """One word for how it stands, see `JobState`; each look asks the engine."""
+        return self.state().status
+
+    def get_status(self) -> str:
+        """RQ's word for `status`."""
+        return self.status
+
+    def ready(self) -> bool:
+        """Whether it has ended."""
+        return self.state().is_over
+
+    def successful(self) -> bool:
+        """Whether it has returned."""
+        return self.status == outcomes.SUCCESS
+
+    def failed(self) -> bool:
+        """Whether it has ended without a result."""
+        state = self.state()
+        return state.is_over and state.status != outcomes.SUCCESS
+
+    @property
+    def result(self) -> R | None:
+        """What it returned; None while it has not."""
+        return cast("R | None", self.state().result)
+
+    @property
+    def progress(self) -> Any:
+        """What `update_state` said last."""
+        return self.state().info
+
+    @property
+    def traceback(self) -> str | None:
+        """Of its failure, as text."""
+        return self.state().traceback
+
+    def to_dict(self) -> dict[str, Any]:
+        """`state`, as plain data."""
+        return msgspec.structs.asdict(self.state())
+
+    def get_position(self) -> int | None:
+        """How many of its queue are before it; None where it does not wait."""
+        return self.app.engine.explain(self.id, self.topic).ahead
+
+    # Waiting
+
+    def get(
+        self,
+        timeout: Duration | None = None,
+        *,
+        propagate: bool = True,
+        on_message: Callable[[JobState], object] | None = None,
+    ) -> R:
+        """
+        What it returned, as the type that the task says; waits for it, at most `timeout`.
+
+        Where it failed, its error is raised, as itself where its class is known here, else JobFailed (JobCancelled, JobExpired, JobDead); without
+        `propagate` the error is returned. `on_message` is called with each state that `update_state` sets, and with the final
+        one. Raises TimeoutError.
+        """
+        self._warn_inside()
+        seconds = arguments.seconds_or_none("get", "timeout", timeout)
+        return self._outcome_to(self._wait(seconds, on_message), propagate=propagate)
+
+    async def aget(
+        self,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as in get
+        *,
+        propagate: bool = True,
+        on_message: Callable[[JobState], object] | None = None,
+    ) -> R:
+        """As `get`, awaited; so is `await job`."""
+        self._warn_inside()
+        seconds = arguments.seconds_or_none("aget", "timeout", timeout)
+        ended = self._local
+        if ended is None:
+            async with _Timeout(self, seconds):
+                async for kept in self._akept():
+                    ended = self._report(kept, on_message)
+                    if ended is not None:
+                        break
+        assert ended is not None
+        return self._outcome_to(ended, propagate=propagate)
+
+    def __await__(self) -> Generator[Any, None, R]:
+        return self.aget().__await__()
+
+    def _outcome_to(self, ended: Outcome, *, propagate: bool) -> R:
+        if ended.status == outcomes.SUCCESS:
+            return cast("R", self._value(ended))
+        error = outcomes.error_of(self.id, ended)
+        if propagate:
+            raise error
+        return cast("R", error)
+
+    def _check_kept(self) -> None:
+        if not self._is_kept:
+            raise UsageError(f"job {self.id}: nobody keeps its result, its task says ignore_result; leave that out to wait for it")
+
+    def _warn_inside(self) -> None:
+        self._check_kept()
+        if self._local is None and current_request() is not None:
+            log.warning("job %s is waited for inside a task: with every slot of the workers taken so, none gets on; let a flow do it", self.id)
+
+    def _wait(self, seconds: float | None, on_message: Callable[[JobState], object] | None) -> Outcome:
+        if self._local is not None:
+            return self._local
+        for kept in self._kept(seconds):
+            ended = self._report(kept, on_message)
+            if ended is not None:
+                return ended
+        raise AssertionError("it waits until there is one")
+
+    def _report(self, kept: Kept, on_message: Callable[[JobState], object] | None) -> Outcome | None:
+        """Pass the state to `on_message` if there is something to say; returns how the job ended, if it has."""
+        ended = outcomes.read(kept.outcome) if kept.outcome is not None else None
+        if on_message is not None and (ended is not None or kept.note is not None):
+            state = self._state_of(kept, ended, None)
+            if ended is None:
+                state.status = (outcomes.progress(kept.note).state or "started").lower()
+            on_message(state)
+        return ended
+
+    def _kept(self, seconds: float | None) -> Iterator[Kept]:
+        """What is kept of it: now, and after each change. Raises TimeoutError."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        first = self.app.engine.kept([(self.id, self.topic)])[0]
+        yield first
+        self._check_that_it_can_end()
+        last = first
+        told: queue.SimpleQueue[Kept] = queue.SimpleQueue()
+        self.app.hub.watch(self.id, self.topic, told.put)
+        try:
+            while True:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                try:
+                    kept = told.get(timeout=left)
+                except queue.Empty:
+                    raise self._too_late(seconds) from None
+                if kept != last:
+                    yield kept
+                    last = kept
+        finally:
+            self.app.hub.unwatch(self.id, told.put)
+
+    def _check_that_it_can_end(self) -> None:
+        if not getattr(self.app.engine, "runs_by_itself", True):
+            status = self.status
+            raise UsageError(f"job {self.id}: it is {status}, and nothing runs by itself in a virtual world; {_HINTS.get(status, _RUN)}")
+
+    async def _akept(self) -> AsyncIterator[Kept]:
+        loop = asyncio.get_running_loop()
+        told: asyncio.Queue[Kept] = asyncio.Queue()
+
+        def tell(kept: Kept) -> None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                loop.call_soon_threadsafe(told.put_nowait, kept)
+
+        first = await loop.run_in_executor(self.threads, self.app.engine.kept, [(self.id, self.topic)])
+        if first[0].outcome is None:
+            self._check_that_it_can_end()
+        await loop.run_in_executor(self.threads, self.app.hub.watch, self.id, self.topic, tell)
+        last: Kept | None = None
+        try:
+            while True:
+                kept = await told.get()
+                if kept != last:
+                    yield kept
+                    last = kept
+        finally:
+            self.app.hub.unwatch(self.id, tell)
+
+    def _too_late(self, seconds: float | None) -> TimeoutError:
+        return TimeoutError(f"job {self.id}: not over within {seconds:g} s; it is {self.status}")
+
+    def wait(self, timeout: Duration | None = None) -> bool:
+        """Until it has ended, however; False where that takes longer than `timeout`."""
+        self._check_kept()
+        try:
+            self._wait(arguments.seconds_or_none("wait", "timeout", timeout), None)
+        except TimeoutError:
+            return False
+        return True
+
+    def then(self, callback: Callable[[Job[R]], object], on_error: Callable[[Job[R]], object] | None = None) -> Job[R]:
+        """Call `callback` with this job once it has returned, `on_error` (default: `callback`) once it has failed; in a thread. Returns the job."""
+        self._check_kept()
+
+        def done(kept: Kept) -> None:
+            if kept.outcome is None:
+                return
+            self.app.hub.unwatch(self.id, done)
+            call = callback if outcomes.read(kept.outcome).status == outcomes.SUCCESS or on_error is None else on_error
+            self.threads.submit(_called, call, self)
+
+        if self._local is not None:
+            self.threads.submit(_called, callback, self)
+        else:
+            self.app.hub.watch(self.id, self.topic, done)
+        return self
+
+    def watch(self, timeout: Duration | None = None) -> Iterator[JobState]:
+        """Its states, the present one first, until it has ended. Raises TimeoutError."""
+        self._check_kept()
+        last = self.state()
+        yield last
+        if last.is_over:
+            return
+        for _ in self._kept(arguments.seconds_or_none("watch", "timeout", timeout)):
+            state = self.state()
+            if state != last:
+                yield state
+                last = state
+            if state.is_over:
+                return
+
+    async def awatch(self) -> AsyncIterator[JobState]:
+        """As `watch`, awaited."""
+        self._check_kept()
+        last = await self.astate()
+        yield last
+        if last.is_over:
+            return
+        async for _ in self._akept():
+            state = await self.astate()
+            if state != last:
+                yield state
+                last = state
+            if state.is_over:
+                return
+
+    def follow(self, timeout: Duration | None = None, *, stream: TextIO | None = None) -> JobState:
+        """Watch it on a terminal, with a bar where `update_state` says `current` and `total`; returns its last state."""
+        out = stream if stream is not None else sys.stderr
+        shown = 0
+        state = JobState(id=self.id, topic=self.topic, status="unknown")
+        try:
+            for state in self.watch(timeout):
+                line = progress_line(state)
+                out.write("\r" + line.ljust(shown))
+                out.flush()
+                shown = len(line)
+        finally:
+            out.write("\n")
+        return state
+
+    # Saying something of it
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What `save_meta` keeps of it: change it, then save it."""
+        if self._meta is None:
+            self._meta = dict(self.state().meta)
+        return self._meta
+
+    def save_meta(self) -> None:
+        """Keep `meta`. Raises BadMessage where JSON cannot hold it."""
+        self._note(lambda noted: setattr(noted, "meta", self.meta))
+
+    asave_meta = twin(save_meta)
+
+    def note(self, state: str | None, about: Any, handle: int, fence: int) -> bool:
+        """What `update_state` does, as long as that lease is held."""
+
+        def change(noted: Progress) -> None:
+            noted.state, noted.about = state, about
+
+        return self._note(change, handle, fence)
+
+    def _note(self, change: Callable[[Progress], None], handle: int = 0, fence: int = 0) -> bool:
+        noted = outcomes.progress(self.app.engine.kept([(self.id, self.topic)])[0].note)
+        change(noted)
+        topic = self.topic or self.state().topic or ""
+        return self.app.engine.note([Note(self.id, topic, outcomes.noted(noted), NOTES_LAST * SECOND, handle, fence)])[0]
+
+    # Ending it
+
+    def cancel(self) -> bool:
+        """
+        Take it out, whatever it waits for; one that runs is stopped: a coroutine is cancelled, a child process killed, in a thread JobCancelled is
+        raised (which it sees at its next Python instruction, not inside a long C call). Jobs before it in its flow are cancelled too, jobs behind
+        it fail.
+
+        False: it had ended already.
+        """
+        for each in self.before:
+            each.cancel()
+        return self._find() is not None and self.app.engine.withdraw(self.id, self.topic) in ("cancelled", "aborted")
+
+    acancel = twin(cancel)
+
+    def delete(self) -> None:
+        """Forget it: what waits is cancelled, a dead letter dropped, and nothing is kept of it."""
+        self.cancel()
+        if self.topic is not None:
+            self.app.engine.dead_drop(self.topic, [self.id])
+        self.app.engine.forget_kept(self.id, self.topic)
+
+    adelete = twin(delete)
+
+    def requeue(self) -> bool:
+        """Put it back, where it is a dead letter; its attempts begin anew."""
+        if self.topic is None:
+            self._find()
+        return self.app.engine.dead_redrive(self.topic, [self.id]) > 0
+
+    arequeue = twin(requeue)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and (self.id, self.app) == (other.id, other.app)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}>"
+
+
+class _Timeout:
+    """`asyncio.timeout` that tells of which job."""
+
+    def __init__(self, job: Job[Any], seconds: float | None) -> None:
+        self._job = job
+        self._seconds = seconds
+        self._timeout = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError:
+            status = (await self._job.astate()).status
+            raise TimeoutError(f"job {self._job.id}: not over within {self._seconds:g} s; it is {status}") from None
+
+
+def _status(view: MessageView, noted: Progress) -> str:
+    if view.state == "leased" and noted.state is not None:
+        return noted.state.lower()
+    if view.state == "delayed" and view.since_us == UNTIL_SIGNALLED_US:
+        return "deferred"
+    if view.state in ("ready", "delayed", "parked") and view.attempts:
+        return "retry"
+    return _STATES[view.state]
+
+
+def _called(callback: Callable[[Job[Any]], object], job: Job[Any]) -> None:
+    try:
+        callback(job)
+    except Exception:
+        log.exception("job %s: what was to be called then failed", job.id)
+
+
+BAR = 30
+
+
+def progress_line(state: JobState) -> str:
+    """One line about a job for a terminal: a bar where it says how far it is."""
+    about = state.info if isinstance(state.info, dict) else {}
+    current, total = about.get("current", about.get("done")), about.get("total")
+    line = f"{state.id}  {state.status}"
+    if isinstance(current, (int, float)) and isinstance(total, (int, float)) and total > 0:
+        part = 1.0 if state.status == outcomes.SUCCESS else min(1.0, max(0.0, current / total))
+        done = round(part * BAR)
+        line = f"{state.id}  [{'#' * done}{'.' * (BAR - done)}] {part:4.0%}  {state.status}"
+    if isinstance(about.get("message"), str):
+        line += f"  {about['message']}"
+    return escaped(f"{line}  {state.error}" if state.error else line)

@@ -1,0 +1,451 @@
+"""RQ's hand: `app.queue("low").enqueue(function, …)` for any function that can be imported, without declaring it a task."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+
+import msgspec
+
+from laneway import arguments, config, texts
+from laneway import headers as control
+from laneway.engines.base import FLOW_HEADER, NEEDS_HEADER
+from laneway.errors import BadMessage, HandlerSignal, LanewayError, Retry, UsageError
+from laneway.message import Message
+from laneway.policy import check_topic
+from laneway.tasks import flow, outcomes, tagged
+from laneway.tasks.flow import Flow, Target
+from laneway.tasks.job import Job
+from laneway.tasks.request import current_request
+from laneway.tasks.task import Task, TaskOptions
+from laneway.twins import twin
+from laneway.working.loading import importing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Executor
+    from datetime import datetime
+
+    from laneway.app import Laneway
+    from laneway.message import Receipt
+    from laneway.tasks.request import Request
+    from laneway.units import Duration
+    from laneway.working.handler import Handler, Isolation
+
+log = logging.getLogger("laneway.task")
+
+PREFIX, PREFIX_APART = "call:", "call!"
+"""How the task header begins of a function by its name; the second in a child process."""
+
+ON_SUCCESS, ON_FAILURE, DESCRIPTION, RETRY_DELAY = "on-success", "on-failure", "description", control.RETRY_DELAY
+"""Headers of such a call."""
+
+MISSING_SECONDS, MOST_MISSING = 1.0, 1_000
+_MISSING: dict[str, float] = {}
+"""Functions that could not be imported, and until when that is not tried again: thousands of their calls may come at once."""
+
+LISTED = 1_000
+"""Jobs of a queue that are listed at most."""
+
+
+class Dependency(msgspec.Struct, frozen=True):
+    """Jobs (or their ids) that a job waits for; with `allow_failure` it runs also where one of them failed."""
+
+    jobs: Any
+    allow_failure: bool = False
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """
+    What `enqueue` can say besides the function's arguments.
+
+    `job_timeout`: how long it may run. `result_ttl`, `failure_ttl`: how long what comes of it is kept. `ttl`: how long it may wait.
+    `depends_on`: a job, an id, several, or a `Dependency`. `job_id`: your own. `at_front`: before all others. `description`: for people.
+    `on_success`, `on_failure`: functions called in the worker behind it, with (job, None, result) and (job, None, class, error, traceback).
+    `retry`: how often it is tried again, `retry_delay`: after how long (several: one after the other, the last again and again). `meta`: what
+    `job.meta` begins with. `delay`, `at`: when it is due. `priority`: -100 … 100.
+    """
+
+    job_timeout: Duration | None
+    result_ttl: Duration | None
+    failure_ttl: Duration | None
+    ttl: Duration | None
+    depends_on: Any
+    job_id: str | None
+    at_front: bool
+    description: str | None
+    on_success: Callable[..., Any] | str | None
+    on_failure: Callable[..., Any] | str | None
+    retry: int | None
+    retry_delay: Duration | Sequence[Duration] | None
+    meta: dict[str, Any] | None
+    delay: Duration | None
+    at: datetime | float | None
+    priority: int
+
+
+OPTIONS = frozenset(EnqueueOptions.__annotations__)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call that `enqueue_many` is to publish: what `Queue.prepare` gives."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: dict[str, Any]
+
+
+class Queue:
+    """
+    A topic whose messages are calls of functions by their names; what `app.queue(name)` gives.
+
+    A worker imports and runs functions by name only for queues that its program has named with `app.queue`: whoever may publish to these can have any
+    importable function called there.
+    """
+
+    def __init__(self, app: Laneway, name: str, *, isolation: Isolation | None = None, default_timeout: Duration | None = None) -> None:
+        self.app = app
+        self.name = check_topic(name)
+        self.prefix = PREFIX_APART if isolation == "process" else PREFIX
+        self._timeout = default_timeout
+        self.tags = "json"
+
+    @property
+    def threads(self) -> Executor:
+        """Where blocking calls of coroutines run."""
+        return self.app.threads
+
+    # Publishing
+
+    def enqueue(self, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+        """
+        Have a function called in a worker: a function at the top of a module, or its name ("package.module.function").
+
+        Options (see `EnqueueOptions`) stand among its keyword arguments; where it has an argument of such a name, use `enqueue_call`. Raises
+        UsageError, BadMessage where the arguments do not fit, and what `publish` raises.
+        """
+        return self._enqueue(self._prepared(function, args, kwargs))
+
+    aenqueue = twin(enqueue)
+
+    def enqueue_call(
+        self,
+        function: Callable[..., Any] | str,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: Duration | None = None,
+        **options: Unpack[EnqueueOptions],
+    ) -> Job[Any]:
+        """As `enqueue`, with the function's arguments apart from the options; `timeout` is `job_timeout`."""
+        config.refuse_unknown("enqueue_call", options.keys() - OPTIONS, OPTIONS)
+        if timeout is not None:
+            options["job_timeout"] = timeout
+        return self._enqueue(Call(function, tuple(args), dict(kwargs or {}), dict(options)))
+
+    def enqueue_at(self, at: datetime | float, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+        """As `enqueue`, due at a moment (an aware datetime or Unix seconds)."""
+        return self.enqueue(function, *args, at=at, **kwargs)
+
+    def enqueue_in(self, delay: Duration, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+        """As `enqueue`, due after a while (seconds, a timedelta or "10m")."""
+        return self.enqueue(function, *args, delay=delay, **kwargs)
+
+    def enqueue_many(self, calls: Iterable[Call]) -> list[Job[Any]]:
+        """Several that `prepare` has made, published together; they may depend on each other by their `job_id`."""
+        listed = list(calls)
+        order = _sorted([call.options.get("job_id") for call in listed], [_ids(call.options.get("depends_on")) for call in listed])
+        if any(call.options.get("depends_on") is not None for call in listed) or self.app.eager:
+            found = {n: self._enqueue(listed[n]) for n in order}
+            return [found[n] for n in range(len(listed))]
+        tasks = [self._task(call.function) for call in listed]
+        messages = [self._message(task, call, None) for task, call in zip(tasks, listed, strict=True)]
+        receipts = self.app.publish_many(messages, progress=False)
+        return [self._published(task, call, receipt) for task, call, receipt in zip(tasks, listed, receipts, strict=True)]
+
+    @staticmethod
+    def prepare(function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Call:
+        """A call for `enqueue_many`, said as to `enqueue`."""
+        return Queue._prepared(function, args, kwargs)
+
+    @staticmethod
+    def _prepared(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        own = {name: value for name, value in kwargs.items() if name not in OPTIONS}
+        return Call(function, args, own, {name: value for name, value in kwargs.items() if name in OPTIONS})
+
+    def _task(self, function: Any) -> NamedTask:
+        name = self.prefix + name_of(function)
+        if isinstance(function, str) and self.tags == "strict" and not self.app.eager:
+            return _known_by_name(self.app, name, tags=self.tags)  # RQ's way: the publisher may not have it
+        task = self.app.named_task(name)
+        task.tags = self.tags
+        return task
+
+    def _enqueue(self, call: Call) -> Job[Any]:
+        task = self._task(call.function)
+        if self.app.eager:
+            return cast("Job[Any]", task.publish(call.args, call.kwargs, {"topic": self.name}))
+        waits = _dependency(call.options.get("depends_on"))
+        if waits is None:
+            return self._published(task, call, self._publish(self._message(task, call, None)))
+        job_id = call.options.get("job_id")
+        before = _jobs(self.app, waits.jobs)
+        if job_id is not None and job_id in {job.id for job in before}:
+            raise UsageError(f"enqueue: job {job_id} depends on itself; leave it out of depends_on")
+        for job in before:
+            if job.status == "unknown":
+                raise UsageError(f"enqueue: depends_on names job {job.id}, which nobody knows, or whose result is kept no longer")
+        made = self._published(task, call, self._publish(self._message(task, call, waits, len(before))))
+        for number, job in enumerate(before, 1):
+            target = Target(self.name, made.id, number, None, waits.allow_failure)
+            ended = self.app.engine.follow(job.id, job.topic, msgspec.json.encode(target))
+            if ended is not None:
+                self.app.engine.put([flow.signal(target, job.id, outcomes.read(ended))])
+        made.before = tuple(before)
+        return made
+
+    def _publish(self, message: Message) -> Receipt:
+        options = {"id": message.id, "headers": message.headers, "delay": message.delay, "at": message.at, "ttl": message.ttl}
+        return self.app.publish(message.topic, message.body, priority=message.priority, at_front=message.at_front, **options)  # type: ignore[arg-type]
+
+    def _message(self, task: NamedTask, call: Call, waits: Dependency | None, count: int = 0) -> Message:
+        said = call.options
+        config.refuse_unknown("enqueue", said.keys() - OPTIONS, OPTIONS)
+        headers = {}
+        for header, name in ((ON_SUCCESS, "on_success"), (ON_FAILURE, "on_failure")):
+            if said.get(name) is not None:
+                headers[header] = name_of(said[name])
+        if said.get("retry_delay") is not None:
+            delays = said["retry_delay"] if isinstance(said["retry_delay"], (list, tuple)) else [said["retry_delay"]]
+            headers[RETRY_DELAY] = ",".join(f"{arguments.seconds('enqueue', 'retry_delay', each):g}" for each in delays)
+        if said.get("description") is not None:
+            headers[DESCRIPTION] = str(said["description"])
+        timeout = said["job_timeout"] if said.get("job_timeout") is not None else self._timeout
+        options = {
+            "topic": self.name, "headers": headers, "id": said.get("job_id"), "ttl": said.get("ttl"), "at_front": said.get("at_front", False),
+            "result_ttl": said.get("result_ttl"), "failure_ttl": said.get("failure_ttl"), "delay": said.get("delay"), "at": said.get("at"),
+            "priority": said.get("priority", 0), "retries": said.get("retry") or 0, "time_limit": timeout,
+        }  # fmt: skip
+        more, own = None, None
+        if waits is not None:
+            more = {"flow": msgspec.to_builtins(Flow(allows_failure=waits.allow_failure))}
+            own = {FLOW_HEADER: "1", NEEDS_HEADER: str(count)} if count else {FLOW_HEADER: "1"}
+        topic, body, told = task._call_of(call.args, call.kwargs, options, more=more, headers=own)  # noqa: SLF001  # a task of its own
+        return Message(topic, body, **told)
+
+    def _published(self, task: NamedTask, call: Call, receipt: Receipt) -> Job[Any]:
+        job = task._job(receipt)  # noqa: SLF001
+        if call.options.get("meta"):
+            job.meta.update(call.options["meta"])
+            job.save_meta()
+        return job
+
+    # Looking
+
+    @property
+    def count(self) -> int:
+        """How many jobs wait."""
+        return self.app.topic(self.name).stats().waiting
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def job_ids(self) -> list[str]:
+        """Ids of those that wait, in their order, at most 1,000."""
+        return [view.id for view in self.app.engine.topic_peek(self.name, limit=LISTED)]
+
+    @property
+    def jobs(self) -> list[Job[Any]]:
+        """Those that wait, in their order, at most 1,000."""
+        return [Job(self.app, job_id, self.name) for job_id in self.job_ids]
+
+    def fetch_job(self, job_id: str) -> Job[Any] | None:
+        """One of its jobs; None where nobody knows it."""
+        job: Job[Any] = Job(self.app, arguments.name("fetch_job", "the id", job_id), self.name)
+        return job if job.status != "unknown" else None
+
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return self.count == 0
+
+    def empty(self) -> int:
+        """Cancel all that waits; returns how many."""
+        return self.app.topic(self.name).purge()
+
+    acount = twin(__len__)
+    aempty = twin(empty)
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name}>"
+
+
+class NamedTask(Task[..., Any]):
+    """A function by its name, with what `enqueue` says is to be called behind it."""
+
+    tags: str | None = "json"
+
+    def tagged_result(self, returned: Any) -> Any:
+        """What is kept of a result: tuples and sets too are what they were, where all of it can be that."""
+        if self.returns is not None:
+            return returned
+        try:
+            return tagged.tag(returned, strict=True)
+        except BadMessage:
+            return returned
+
+    def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function that was named for it."""
+        del args, kwargs
+        name = _header(ON_SUCCESS)
+        if name is not None:
+            return function_of(name)(Job(self.app, task_id), None, retval)
+        return None
+
+    def on_failure(self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str) -> Any:
+        """Call the function that was named for it."""
+        del args, kwargs, einfo
+        name = _header(ON_FAILURE)
+        if name is not None:
+            return function_of(name)(Job(self.app, task_id), None, type(exc), exc, exc.__traceback__)
+        return None
+
+    def _verdict(self, request: Request, error: Exception) -> Exception:
+        """A failure is tried again after what its call says."""
+        said = super()._verdict(request, error)
+        delays = control.retry_delays(request.headers)
+        if said is not error or isinstance(error, HandlerSignal) or delays is None:
+            return said
+        return Retry(texts.of(error), delay=delays[min(request.retries, len(delays) - 1)])
+
+
+def named_task(app: Laneway, name: str) -> NamedTask:
+    """The task of a name with its prefix. Raises UsageError where there is no such function."""
+    is_apart = name.startswith(PREFIX_APART)
+    function = function_of(name[len(PREFIX) :])
+    if isinstance(function, Task):
+        function = function.function
+    try:
+        task = NamedTask(app, function, TaskOptions(name=name, topic="default", isolation="process" if is_apart else None))
+    except LanewayError:
+        raise
+    except Exception as error:  # something that can be called and has no signature
+        raise UsageError(f"{_shown(name[len(PREFIX) :])} cannot be called as a job: {texts.of(error, 200)}") from error
+    task.handler.own_address = "laneway.app:perform_apart"
+    return task
+
+
+def _known_by_name(app: Laneway, name: str, tags: str) -> NamedTask:
+    """A function of which this program has only the name: nothing of a call is checked here."""
+    task = NamedTask(app, _any, TaskOptions(name=name, topic="default"))
+    task.tags = tags
+    return task
+
+
+def _any(*args: Any, **kwargs: Any) -> None:
+    """Takes whatever a function by its name is called with."""
+
+
+def find(app: Laneway, name: str, topic: str) -> Handler | None:
+    """Who handles a call of a function by its name in a topic: nobody, unless the program has named that queue."""
+    queue = app.queues.get(topic)
+    if queue is None or not name.startswith((PREFIX, PREFIX_APART)):
+        return None
+    missing = _MISSING.get(name)
+    if missing is not None and time.monotonic() < missing:
+        return None
+    try:
+        return app.named_task(queue.prefix + name[len(PREFIX) :]).handler  # where it runs is the worker's choice
+    except BaseException as error:  # noqa: BLE001  # a module that raises KeyboardInterrupt has no function either
+        log.warning("queue %s: %s", topic, texts.of(error, texts.MAX_REASON))
+        if len(_MISSING) >= MOST_MISSING:
+            _MISSING.clear()
+        _MISSING[name] = time.monotonic() + MISSING_SECONDS
+        return None
+
+
+def name_of(function: Any) -> str:
+    """`module:function`, by which a worker finds it. Raises UsageError."""
+    if isinstance(function, str):
+        return function if ":" in function else ":".join(function.rpartition(".")[::2])
+    if isinstance(function, Task):
+        function = function.function
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not callable(function) or not isinstance(module, str) or not isinstance(name, str):
+        raise UsageError(f'enqueue: expected a function or its name, like "package.module.function", got {function!r:.80}')
+    if module == "__main__":
+        raise UsageError(f"enqueue: {name} is in the program that runs, where a worker cannot find it; put it into a module and import it from there")
+    if "<" in name:
+        raise UsageError(f"enqueue: {name} is made inside another function, where a worker cannot find it; put it at the top of a module")
+    return f"{module}:{name}"
+
+
+def function_of(name: str) -> Any:
+    """The function of a name. Raises UsageError."""
+    module, _, path = name.partition(":")
+    try:
+        with importing(module):
+            found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # the module's own code runs here, and may raise anything
+        raise UsageError(f"there is no function {_shown(name)}: {texts.type_name(type(error))}: {texts.of(error, 200)}") from error
+    if not callable(found):
+        raise UsageError(f"{_shown(name)} is no function")
+    return found
+
+
+def _shown(name: str) -> str:
+    return f'"{texts.clean(name.replace(":", "."), 200)}"'
+
+
+def _header(name: str) -> str | None:
+    request = current_request()
+    return request.headers.get(name) if request is not None else None
+
+
+def _dependency(said: Any) -> Dependency | None:
+    if said is None or (isinstance(said, (list, tuple)) and not said):
+        return None
+    return said if isinstance(said, Dependency) else Dependency(said)
+
+
+def _jobs(app: Laneway, said: Any) -> list[Job[Any]]:
+    listed = said if isinstance(said, (list, tuple)) else [said]
+    found: dict[str, Job[Any]] = {}
+    for each in listed:
+        job = each if isinstance(each, Job) else app.job(arguments.name("enqueue", "depends_on", each))
+        found.setdefault(job.id, job)
+    return list(found.values())
+
+
+def _ids(said: Any) -> list[str]:
+    waits = _dependency(said)
+    listed = [] if waits is None else waits.jobs if isinstance(waits.jobs, (list, tuple)) else [waits.jobs]
+    return [each.id if isinstance(each, Job) else str(each) for each in listed]
+
+
+def _sorted(ids: list[str | None], before: list[list[str]]) -> list[int]:
+    """Positions, each behind those it depends on. Raises UsageError for a cycle, which it names."""
+    places = {job_id: n for n, job_id in enumerate(ids) if job_id is not None}
+    order: list[int] = []
+    state: dict[int, int] = {}  # 1: being looked at, 2: done
+
+    def visit(n: int, path: list[str]) -> None:
+        if state.get(n) == 2:
+            return
+        if state.get(n) == 1:
+            cycle = path[path.index(str(ids[n])) :] if str(ids[n]) in path else path
+            raise UsageError(f"enqueue_many: jobs depend on each other in a cycle: {' → '.join([*cycle, str(ids[n])])}")
+        state[n] = 1
+        for job_id in before[n]:
+            if job_id in places:
+                visit(places[job_id], [*path, str(ids[n])])
+        state[n] = 2
+        order.append(n)
+
+    for n in range(len(ids)):
+        visit(n, [])
+    return order

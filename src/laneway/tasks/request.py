@@ -1,0 +1,112 @@
+"""What a running task knows of its call: `self.request`, or an argument annotated `Request`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway import headers as control
+from laneway import units
+from laneway.engines.base import FLOW_HEADER, KEEPS_HEADER
+from laneway.safetext import without_passwords
+from laneway.tasks.flow import Signal  # noqa: TC001  # msgspec reads it
+from laneway.working.handler import CURRENT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.message import Lease
+
+PARENT_HEADER, ROOT_HEADER = "laneway-parent", "laneway-root"
+"""The task that made the call, and the first of all: where a task calls another."""
+
+ETA_HEADER, RETRIES_HEADER = "laneway-eta", control.RETRIES
+"""What was said at the call: when it was to begin, and how often it may be tried again."""
+
+OWN_PREFIX = control.OWN_PREFIX
+"""What begins so is between us and ourselves."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """
+    One run of a task.
+
+    `id` is the message's, `attempt` 1 for the first, `deliveries` counts hand-outs too. `parent_id` is the task that made the call, `root_id` the
+    first of them all (its own id where nobody called it). `eta`: when it was to begin, as text in ISO 8601, where that was said.
+    `retries_limit`: how often it may be tried again, as far as the call says so; where `is_limited` the topic's policy was looked at too.
+    `store`: URL and namespace, of a function called by its name. `before`: how the jobs ended that it waited for.
+    `is_kept`: whether anybody keeps what comes of it.
+    """
+
+    id: str
+    task: str
+    topic: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    attempt: int = 1
+    deliveries: int = 1
+    priority: int = 0
+    key: str | None = None
+    headers: dict[str, str] = {}
+    published_at: float = 0.0
+    parent_id: str | None = None
+    root_id: str = ""
+    eta: str | None = None
+    retries_limit: int | None = None
+    is_limited: bool = False
+    before: tuple[Signal, ...] = ()
+    handle: int = 0
+    fence: int = 0
+    is_kept: bool = False
+    each: bool = False
+    store: tuple[str, str] | None = None
+
+    def __repr__(self) -> str:
+        return without_passwords(msgspec.Struct.__repr__(self))  # a store's URL is in it
+
+    @property
+    def retries(self) -> int:
+        """How often it failed before."""
+        return self.attempt - 1
+
+
+def current_request() -> Request | None:
+    """The task run that the caller is part of; None outside of one."""
+    found: Request | None = CURRENT.get(None)
+    return found
+
+
+def request_of(
+    task: str, lease: Lease, args: tuple[Any, ...], kwargs: dict[str, Any], *, before: Sequence[Signal] = (), each: bool = False
+) -> Request:
+    """The run that a lease asks for."""
+    headers = lease.headers or {}
+    return Request(
+        id=lease.id,
+        task=task,
+        topic=lease.topic,
+        args=args,
+        kwargs=kwargs,
+        attempt=lease.attempt,
+        deliveries=lease.deliveries,
+        priority=lease.priority,
+        key=lease.key,
+        headers={name: value for name, value in headers.items() if not name.startswith(OWN_PREFIX)},
+        published_at=lease.published_us / units.SECOND,
+        parent_id=headers.get(PARENT_HEADER),
+        root_id=headers.get(ROOT_HEADER, lease.id),
+        eta=headers.get(ETA_HEADER),
+        retries_limit=control.retries(headers),
+        before=tuple(before),
+        handle=lease.handle,
+        fence=lease.fence,
+        is_kept=KEEPS_HEADER in headers or FLOW_HEADER in headers,
+        each=each,
+    )
+
+
+def lineage() -> dict[str, str]:
+    """The headers of a call that is made inside a task."""
+    calling = current_request()
+    return {} if calling is None else {PARENT_HEADER: calling.id, ROOT_HEADER: calling.root_id}

@@ -1,0 +1,66 @@
+"""
+How a call becomes bytes and is read again: JSON, or by the task's choice msgpack or pickle.
+
+What a task reads is decided by the task, never by the message: a body that says it is pickled is refused by every task that does not pickle itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from laneway import codec
+from laneway.errors import BadMessage, Reject, UsageError
+
+if TYPE_CHECKING:
+    from laneway.message import Lease
+
+Serializer = Literal["json", "msgpack", "pickle"]
+SERIALIZERS = ("json", "msgpack", "pickle")
+
+SERIALIZER_HEADER = "laneway-serializer"
+"""How a body is written that is not JSON."""
+
+_pack = msgspec.msgpack.Encoder(enc_hook=codec.plain).encode
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+def check(task: str, serializer: object) -> None:
+    """Raises UsageError where there is none of that name."""
+    if serializer not in SERIALIZERS:
+        raise UsageError(f'task "{task}": expected serializer to be one of {", ".join(SERIALIZERS)}, got {serializer!r}')
+
+
+def encode(task: str, serializer: Serializer, args: tuple[Any, ...], kwargs: dict[str, Any], more: dict[str, Any] | None = None) -> Any:
+    """
+    The body of a call, as `publish` takes it. Raises BadMessage where it cannot be written.
+
+    `more` stands beside the arguments in JSON, whatever these are written in: others than the task read it.
+    """
+    body: dict[str, Any] = {"args": args, "kwargs": kwargs}
+    if serializer == "json":
+        return {**body, **more} if more else body
+    try:
+        written = _pack(body) if serializer == "msgpack" else pickle.dumps(body)
+    except Exception as error:  # pickle runs the objects' own code
+        raise BadMessage(f'task "{task}": {serializer} cannot hold the arguments: {error}') from error
+    return {"call": base64.b64encode(written).decode(), **more} if more else written
+
+
+def decode(task: str, serializer: Serializer, lease: Lease) -> Any:
+    """The body of a call. Raises Reject where it is another program's, or not written as this task reads it."""
+    written = (lease.headers or {}).get(SERIALIZER_HEADER, "json")
+    if written not in ("json", serializer):
+        raise Reject(f'the body is no call of task "{task}": it is written as {written!r:.40}, and the task reads {serializer}')
+    try:
+        body = codec.decode(lease.body, lease.headers)
+        if written == "json":
+            return body
+        if isinstance(body, dict):
+            body = base64.b64decode(body["call"])
+        return _unpack(body) if written == "msgpack" else pickle.loads(body)  # noqa: S301  # the application chose it by name
+    except Exception as error:  # whatever a pickle raises
+        raise Reject(f'the body is no call of task "{task}": {error}') from error

@@ -1,0 +1,204 @@
+"""
+How a flow is stored: whole, or not at all.
+
+A flow that one call of the engine stores in one step needs nothing else. A larger one is stored in several
+steps, and nothing of it runs before the last of them:
+
+1. the *timeout*, a message that is due in an hour, and the *root*, a message that waits for one signal;
+2. *openers*, which wait for a signal too: a tree below the root, whose leaves name all calls of the flow, a
+   hundred each;
+3. the calls; those with which the flow begins wait for a signal of their opener;
+4. the signal to the root. This is the one last write that makes the flow visible.
+
+Then a worker handles the root, which signals its openers, these the next, and the leaves the calls: each in the
+same step as its own end, at most a hundred signals in a step, so that no shard is held for long. A signal counts
+once, so a worker that dies in between, or a publisher that repeats all of it, does no harm.
+
+If the last write never comes, the timeout signals a failure to the root. It goes the same way down: every call
+that was stored ends with it, and none runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from laneway import codec
+from laneway.engines.base import FLOW_HEADER, NEEDS_HEADER, TASK_HEADER
+from laneway.errors import EngineUnavailable, UsageError
+from laneway.message import Draft
+from laneway.producing.bulk import BATCH
+from laneway.tasks import outcomes
+from laneway.tasks.flow import OPEN, Flow, Opener, Opening, Target, encode, opening_signal, signal
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from laneway.app import Laneway
+    from laneway.message import Message, Receipt
+
+T = TypeVar("T")
+
+FAN = 100
+"""Messages that one opener signals."""
+
+ENDS_AFTER = 3600
+"""Seconds after which a flow that is not whole ends."""
+
+LAST_WRITE_BEFORE = ENDS_AFTER - 300
+"""Seconds after its begin until which a flow may be completed: the timeout must not come first."""
+
+NOT_WHOLE = "incomplete flow: not all of it was stored within 1 h, so none of it runs"
+
+
+def publish(app: Laneway, flow_id: str, messages: Sequence[Message], *, again: bool) -> None:
+    """
+    Store a flow's messages, the last first. Raises what publishing raises; nothing of the flow runs then.
+
+    `again`: it was tried before under this id, and it is not known how far that went.
+    """
+    if not _is_one_step(app, messages):
+        _Staged(app, flow_id, messages).publish()
+    elif not (again and _is_stored(app, messages)):
+        receipts = app.publish_flow(messages)
+        try:
+            _check(receipts)
+        except UsageError:  # a limit that was set just now
+            for receipt in receipts:
+                if receipt.outcome == "accepted":
+                    app.engine.withdraw(receipt.id, receipt.topic)
+            raise
+
+
+def _is_one_step(app: Laneway, messages: Sequence[Message]) -> bool:
+    if len(messages) == 1:
+        return True
+    if len(messages) > BATCH or app.limits_backlog:
+        return False
+    return app.engine.puts_whole([Draft(message.topic, b"", key=message.key, id=message.id) for message in messages])
+
+
+def _is_stored(app: Laneway, messages: Sequence[Message]) -> bool:
+    """Whether the one step was done: any of its messages is known, or how it ended."""
+    engine = app.engine
+    if any(kept.outcome is not None for kept in engine.kept([(message.id or "", message.topic) for message in messages])):
+        return True
+    by_topic: dict[str, list[str]] = {}
+    for message in messages:
+        by_topic.setdefault(message.topic, []).append(message.id or "")
+    return any(state != "unknown" for topic, ids in by_topic.items() for state in engine.lookup(topic, ids).values())
+
+
+def _check(receipts: Sequence[Receipt]) -> None:
+    for receipt in receipts:
+        if receipt.outcome == "refused":
+            raise UsageError(f"a flow: {receipt.topic}: {receipt.reason}; none of the flow runs")
+
+
+class _Staged:
+    """A flow that takes several steps."""
+
+    def __init__(self, app: Laneway, flow_id: str, messages: Sequence[Message]) -> None:
+        self._app = app
+        self._messages = messages
+        self._topic = messages[-1].topic
+        self._root = Target(self._topic, f"{flow_id}.open", 1)
+        self._timeout_id = f"{flow_id}.timeout"
+
+    def publish(self) -> None:
+        self._check_room()
+        levels = self._openers()
+        began = time.monotonic()
+        timeout = Opener(Flow(others=[self._root]), NOT_WHOLE)
+        delayed = Draft(self._topic, encode(timeout), id=self._timeout_id, headers={TASK_HEADER: OPEN}, own=True)
+        delayed.delay_us, delayed.ttl_us = ENDS_AFTER * SECOND, FOR_EVER_US
+        self._put([delayed, *levels[0]])
+        try:
+            for level in levels[1:]:
+                for start in range(0, len(level), BATCH):
+                    self._put(level[start : start + BATCH])
+            _check(self._app.publish_flow([_held_back(message) for message in self._messages], sticky=True))
+            if time.monotonic() - began > LAST_WRITE_BEFORE:
+                raise UsageError(f"a flow: to store its {len(self._messages):,} calls took longer than {LAST_WRITE_BEFORE:,} s; none of it runs")
+        except EngineUnavailable:
+            raise  # the timeout ends it, or whoever publishes it again completes it
+        except Exception as error:
+            self._give_up(error)
+            raise
+        self._put([opening_signal(Opening(self._root.topic, self._root.id, ttl_us=FOR_EVER_US), self._root.id)])
+        self._end_timeout()
+
+    def _put(self, drafts: list[Draft]) -> None:
+        self._app.engine.put(drafts)
+
+    def _give_up(self, error: Exception) -> None:
+        """What was stored ends at once, not in an hour."""
+        ended = outcomes.Outcome(status=outcomes.CANCELLED, reason=f"incomplete flow: {error}")
+        with suppress(EngineUnavailable):
+            self._put([signal(self._root, self._root.id, ended)])
+            self._end_timeout()
+
+    def _end_timeout(self) -> None:
+        with suppress(EngineUnavailable):  # it finds that the root waits no longer
+            self._app.engine.withdraw(self._timeout_id, self._topic)
+
+    def _check_room(self) -> None:
+        """A flow waits whole before any of it runs: what never fits is refused at once."""
+        for topic, count in Counter(message.topic for message in self._messages).items():
+            limit = self._app.engine.policy_of(topic).max_backlog
+            if limit is not None and count > limit:
+                raise UsageError(f"a flow: {count:,} calls in topic {topic}, whose max_backlog is {limit:,}; raise it, or make the flow smaller")
+
+    def _openers(self) -> list[list[Draft]]:
+        """The tree from the root down, by levels."""
+        parts = [_leaf(part) for part in _parts(self._messages)]
+        levels: list[list[Draft]] = []
+        while len(parts) > 1:
+            targets = [Opening(self._topic, f"{self._root.id}.{len(levels)}.{n}", ttl_us=FOR_EVER_US) for n in range(len(parts))]
+            levels.append([self._opener(target.id, flow) for target, flow in zip(targets, parts, strict=True)])
+            parts = [Flow(opens=part) for part in _parts(targets)]
+        levels.append([self._opener(self._root.id, parts[0], size=len(self._messages))])
+        return levels[::-1]
+
+    def _opener(self, message_id: str, flow: Flow, *, size: int = 0) -> Draft:
+        headers = {TASK_HEADER: OPEN, FLOW_HEADER: "1", NEEDS_HEADER: "1"}
+        body = encode(Opener(flow, size=size))
+        return Draft(self._topic, body, id=message_id, headers=headers, at_front=True, sticky=True, own=True)
+
+
+FOR_EVER_US = 100 * 365 * 86_400 * SECOND
+"""The ttl of what opens a flow: that of the topic's policy is not meant for it."""
+
+
+def _begins(message: Message) -> bool:
+    """Whether it waits for none of the flow's other calls."""
+    return NEEDS_HEADER not in (message.headers or {})
+
+
+def _held_back(message: Message) -> Message:
+    """A call with which the flow begins waits for its opener."""
+    if not _begins(message):
+        return message
+    return msgspec.structs.replace(message, headers={**(message.headers or {}), NEEDS_HEADER: "1"})
+
+
+def _leaf(messages: Sequence[Message]) -> Flow:
+    """What signals these: those that begin the flow when it opens, all of them when it ends before."""
+    flow = Flow()
+    for message in messages:
+        draft = codec.draft(message)
+        if _begins(message):
+            flow.opens.append(Opening(draft.topic, draft.id or "", draft.key, draft.delay_us, draft.at_us, draft.ttl_us))
+        else:
+            flow.others.append(Target(draft.topic, draft.id or "", 1, draft.key))
+    return flow
+
+
+def _parts(things: Sequence[T]) -> Iterator[list[T]]:
+    for start in range(0, len(things), FAN):
+        yield list(things[start : start + FAN])

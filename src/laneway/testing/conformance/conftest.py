@@ -1,0 +1,36 @@
+"""The suite's fixtures."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from laneway.engines import open_engine
+from laneway.testing.bench import EngineBench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from laneway.engines.base import FullEngine, Settings
+
+
+@pytest.fixture
+def make_engine() -> Callable[[Settings], FullEngine]:
+    """Opens engines that hold nothing: at the URL in LANEWAY_ENGINE, in a new namespace each time."""
+    url = os.environ.get("LANEWAY_ENGINE")
+    if url is None:
+        pytest.fail("which engine? set LANEWAY_ENGINE=URL, or define a fixture make_engine")
+    return lambda settings: open_engine(url, msgspec.structs.replace(settings, namespace=f"conformance-{uuid.uuid4().hex}"))
+
+
+@pytest.fixture
+def bench(make_engine: Callable[[Settings], FullEngine]) -> Iterator[EngineBench]:
+    """An empty engine and its clock. At the end the engine's doctor must find nothing."""
+    made = EngineBench(make_engine)
+    yield made
+    assert [check for check in made.engine.doctor() if not check.ok] == []
+    made.engine.close()

@@ -1,0 +1,265 @@
+"""One topic as a handle: what it holds, and what can be done with it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Unpack
+
+import msgspec
+
+from laneway import arguments, codec, units
+from laneway.engines.base import TopicStats
+from laneway.errors import BadPolicy, UsageError
+from laneway.message import Message
+from laneway.twins import twin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from concurrent.futures import Executor
+
+    from laneway.app import Laneway
+    from laneway.engines.base import Ear, FullEngine, MessageView
+    from laneway.message import Receipt
+    from laneway.policy import PolicyOptions
+    from laneway.producing.call import PublishOptions
+    from laneway.units import Duration
+
+WATCH = 60.0
+"""Seconds for which a wait has the engine notify of the topic's changes; it asks again before they are over."""
+
+COALESCE = 0.02
+"""Seconds between two looks at the cursors of a busy topic: each look covers all notifications of that time."""
+
+REDRIVE_AT_ONCE = 1_000
+"""Dead letters that one transaction puts back, where no rate spreads them."""
+
+
+class Stats(TopicStats):
+    """A topic's numbers; times are seconds. `oldest_age`: how long the message that is next by age has waited."""
+
+    oldest_age: float | None = None
+    now: float = 0.0
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that used up its retries or was refused: why, the last error, and what happened to it (the last 20)."""
+
+    number: int
+    message: Message
+    reason: str
+    error: str | None
+    died_at: float
+    history: list[dict[str, Any]]
+
+
+def stats_of(found: TopicStats, now_us: int) -> Stats:
+    """An engine's numbers as users read them."""
+    age = None if found.oldest_us is None else max(0.0, (now_us - found.oldest_us) / units.SECOND)
+    fields = {name: getattr(found, name) for name in TopicStats.__struct_fields__}
+    return Stats(**fields, oldest_age=age, now=now_us / units.SECOND)
+
+
+def message_of(view: MessageView) -> Message:
+    """A message as administration shows it; a body that cannot be read is shown as bytes."""
+    body: Any = view.body
+    try:
+        bodies = [codec.decode(one, view.headers) for one in view.bodies or ()]
+        body = bodies or codec.decode(view.body, view.headers)
+    except ValueError:
+        body = view.body
+    return Message(
+        view.topic,
+        body,
+        view.key,
+        view.priority,
+        id=view.id,
+        headers=view.headers,
+        attempt=view.attempts + 1,
+        deliveries=view.deliveries,
+        published_at=view.published_us / units.SECOND,
+    )
+
+
+def dead_letter_of(number: int, view: MessageView) -> DeadLetter:
+    """A dead letter as users read it."""
+    died_at = (view.died_us or 0) / units.SECOND
+    return DeadLetter(number, message_of(view), view.reason or "", view.error, died_at, view.history)
+
+
+class Topic:
+    """A topic by its name. It need not exist: it does when something is published to it."""
+
+    __slots__ = ("_app", "name")
+
+    def __init__(self, app: Laneway, name: str) -> None:
+        self._app = app
+        self.name = name
+
+    @property
+    def threads(self) -> Executor:
+        """Where blocking calls of coroutines run."""
+        return self._app.threads
+
+    def publish(self, body: Any = None, *, timeout: Duration | None = None, **options: Unpack[PublishOptions]) -> Receipt:
+        """As `app.publish`, to this topic."""
+        return self._app.publish(self.name, body, timeout=timeout, **options)
+
+    async def apublish(
+        self,
+        body: Any = None,
+        *,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # as in app.apublish
+        **options: Unpack[PublishOptions],
+    ) -> Receipt:
+        """As `publish`, awaited."""
+        return await self._app.apublish(self.name, body, timeout=timeout, **options)
+
+    def stats(self) -> Stats:
+        """Its numbers now: waiting, leased, dead, counters, cursors; all zero for an idle topic."""
+        engine = self._app.engine
+        return stats_of(engine.topic_stats(self.name), engine.time_us(self.name))
+
+    def policy(self, /, **fields: Unpack[PolicyOptions]) -> dict[str, Any]:
+        """
+        Set the policy of exactly this topic. Returns what now holds for it and was set by somebody, by field.
+
+        Raises BadPolicy; TopicInUse where `partitions` or `buckets` of a topic that is not empty would change.
+        """
+        if fields:
+            self._app.policy(self.name, **fields)
+        return {field: value for field, (value, _, _) in self._app.engine.policies().why(self.name).items()}
+
+    def pause(self) -> None:
+        """Accept, and deliver nothing, until `resume`. An operator's act: it stands above the code's policies."""
+        self._app.engine.policy_set("operator", self.name, {"paused": True})
+
+    def resume(self) -> None:
+        """Deliver again, also where a pattern's policy says paused."""
+        engine = self._app.engine
+        engine.policy_set("operator", self.name, {"paused": None})
+        if engine.policy_of(self.name).paused:
+            engine.policy_set("operator", self.name, {"paused": False})
+
+    def purge(self) -> int:
+        """Remove what waits; what is leased settles as usual. Returns how many were removed."""
+        return self._app.engine.topic_purge(self.name)
+
+    def delete(self) -> int:
+        """Remove everything: waiting, leased, dead letters, known ids, counters. Returns how many messages were removed."""
+        return self._app.engine.topic_delete(self.name)
+
+    def peek(self, limit: int = 10) -> list[Message]:
+        """The messages that would be handed out next, in order; nothing is changed."""
+        return [message_of(view) for view in self._app.engine.topic_peek(self.name, limit=arguments.whole("peek", "limit", limit))]
+
+    def lookup(self, ids: Iterable[str]) -> dict[str, str]:
+        """`"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"` for each id."""
+        return self._app.lookup(self.name, ids)
+
+    def wait_done(self, timeout: Duration | None = None) -> bool:
+        """
+        Wait until everything that was published to the topic before this call is finished: acked, dead, expired or removed.
+
+        False when the timeout is over first.
+        """
+        patience = arguments.seconds_or_none("wait_done", "timeout", timeout)
+        return _DoneWait(self._app.engine, self.name).run(patience)
+
+    async def await_done(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_done
+        """As `wait_done`, awaited."""
+        patience = arguments.seconds_or_none("await_done", "timeout", timeout)
+        wait = _DoneWait(self._app.engine, self.name)
+        waiting = asyncio.get_running_loop().run_in_executor(self.threads, wait.run, patience)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            wait.stop()
+            raise
+
+    def dead_letters(self, limit: int = 50, *, after: int = 0) -> list[DeadLetter]:
+        """Its dead letters, oldest first; `after` (a letter's number) pages on."""
+        return self._app.dead_letters(self.name, limit=limit, after=after)
+
+    def redrive(self, ids: Sequence[str] | None = None, *, rate: float | str | None = None, limit: int | None = None) -> int:
+        """Put dead letters back, all or those named, at once or at a rate (`"10/s"`), the oldest first and at most `limit`; returns how many."""
+        return self._app.redrive(self.name, ids, rate=rate, limit=limit)
+
+    def drop_dead_letters(self, ids: Sequence[str] | None = None, *, limit: int | None = None) -> int:
+        """Forget dead letters, all or those named, the oldest first and at most `limit`; returns how many."""
+        return self._app.drop_dead_letters(self.name, ids, limit=limit)
+
+    astats = twin(stats)
+    apolicy = twin(policy)
+    apause = twin(pause)
+    aresume = twin(resume)
+    apurge = twin(purge)
+    adelete = twin(delete)
+    apeek = twin(peek)
+    alookup = twin(lookup)
+    adead_letters = twin(dead_letters)
+    aredrive = twin(redrive)
+    adrop_dead_letters = twin(drop_dead_letters)
+
+    def __repr__(self) -> str:
+        return f"<Topic {self.name}>"
+
+
+class _DoneWait:
+    """One wait for the done cursor. The engine notifies it; `stop` ends it from another thread."""
+
+    def __init__(self, engine: FullEngine, topic: str) -> None:
+        self._engine = engine
+        self._topic = topic
+        self._stopped = threading.Event()
+        self._ear: Ear | None = None
+
+    def run(self, timeout: float | None) -> bool:
+        """False when `timeout` seconds are over first, or the wait was stopped."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        last = self._engine.overview().last_number
+        if self._is_done(last):
+            return True
+        if not getattr(self._engine, "runs_by_itself", True):
+            raise UsageError(f"wait_done {self._topic}: nothing runs by itself in a virtual world; call world.run() first")
+        self._ear = self._engine.ear()
+        try:
+            return self._listen(self._ear, last, deadline)
+        finally:
+            self._ear.close()
+
+    def stop(self) -> None:
+        """End the wait."""
+        self._stopped.set()
+        if self._ear is not None:
+            self._ear.wake()
+
+    def _listen(self, ear: Ear, last: int, deadline: float | None) -> bool:
+        renew_at = 0.0
+        while not self._stopped.is_set():
+            now = time.monotonic()
+            if now >= renew_at:
+                ear.expect(*self._engine.watch_topic(self._topic, WATCH))
+                renew_at = now + WATCH / 2
+            if self._is_done(last):
+                return True
+            left = renew_at - now if deadline is None else min(deadline, renew_at) - now
+            if left <= 0 and deadline is not None and now >= deadline:
+                return False
+            if ear.listen(max(left, 0.0)):
+                self._stopped.wait(min(COALESCE, max(left, 0.0)))
+        return False
+
+    def _is_done(self, last: int) -> bool:
+        return min(done for _, done in self._engine.cursors(self._topic).values()) >= last
+
+
+def spacing_us(rate: float | str | None) -> int:
+    """The time between two redriven messages at a rate. Raises BadPolicy."""
+    if rate is None:
+        return 0
+    try:
+        return round(units.SECOND / units.rate(rate))
+    except ValueError as error:
+        raise BadPolicy(f"redrive: rate: {error}") from error

@@ -1,0 +1,67 @@
+"""The workers that an application runs in this process, so that closing the application ends them first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Protocol
+
+from laneway.errors import UsageError
+from laneway.working.handler import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    class Stoppable(Protocol):
+        """A worker."""
+
+        ended: threading.Event
+        stop_seconds: float
+
+        def stop(self) -> None: ...
+        def runs_in_this_thread(self) -> bool: ...
+
+
+log = logging.getLogger("laneway.worker")
+
+
+class WorkerRegistry:
+    """One for each application. A forked child has none of its parent's workers."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._workers: set[Stoppable] = set()
+        self._pid = os.getpid()
+
+    @contextlib.contextmanager
+    def running(self, worker: Stoppable) -> Iterator[None]:
+        """It runs in this block."""
+        self._forget_parents()
+        with self._lock:
+            self._workers.add(worker)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._workers.discard(worker)
+
+    def end_all(self, call: str) -> None:
+        """Stop all workers in order and wait for their end. Raises UsageError where waiting would block the worker itself."""
+        self._forget_parents()
+        with self._lock:
+            workers = list(self._workers)
+        if workers and fields():
+            raise UsageError(f"{call}: a handler cannot close the application that runs it; stop the worker instead")
+        if any(worker.runs_in_this_thread() for worker in workers):
+            raise UsageError(f"{call}: a worker of this application runs on this event loop; await app.a{call}(), or stop the worker first")
+        for worker in workers:
+            worker.stop()
+        for worker in workers:
+            if not worker.ended.wait(worker.stop_seconds):
+                log.warning("%s: a worker has not ended after %g s; it goes on without its engine", call, worker.stop_seconds)
+
+    def _forget_parents(self) -> None:
+        if self._pid != os.getpid():
+            self._lock, self._workers, self._pid = threading.Lock(), set(), os.getpid()

@@ -1,0 +1,39 @@
+"""`app.run_worker`: one worker in this process, or a supervisor of several, or one that begins anew when the code changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.errors import UsageError
+from laneway.safetext import redacted
+from laneway.working.banner import tell_banner
+from laneway.working.embedded import refuse_running_loop
+from laneway.working.loading import refuse_while_importing
+from laneway.working.worker import Worker, check_handlers
+
+if TYPE_CHECKING:
+    from laneway.app import Laneway
+    from laneway.working.options import Options, Summary
+    from laneway.working.registry import WorkerRegistry
+
+
+def run_worker(app: Laneway, options: Options, registry: WorkerRegistry) -> Summary:
+    """Handle messages until told to stop."""
+    refuse_while_importing("run_worker")
+    refuse_running_loop("run_worker")
+    check_handlers(app.handlers)
+    app.install_schedules()
+    tell_banner(app, options, f"stop with Ctrl-C or SIGTERM: running handlers may go on for {options.grace:g} s")
+    if options.processes > 1 or options.reload:
+        from laneway.working.supervisor import Supervisor, target_of  # noqa: PLC0415  # most workers need no supervisor
+
+        if not app.engine.capabilities.processes:  # opened here, too: what cannot be is told once
+            raise UsageError(
+                f"run_worker: {redacted(app.url)} lives in this process alone; several processes, and reload, need a store that they share"
+            )
+        return Supervisor(target_of(app, options), msgspec.structs.replace(options, store=app.store_options)).run()
+    worker = Worker(app.engine, app.handlers, options)
+    with registry.running(worker):
+        return worker.run()

@@ -1,0 +1,748 @@
+"""
+One worker process: the event loop's side.
+
+The way of a message: the courier's thread leases it, `arrived` puts it into the buffer, `_dispatch` begins it in an executor as
+soon as a slot is free, `_finished` judges how it ended, and the courier settles it with all others that ended meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from laneway import codec, texts
+from laneway import signals as signals_
+from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
+from laneway.message import Settlement
+from laneway.working.aborts import Aborts
+from laneway.working.buffer import Buffer
+from laneway.working.courier import Courier
+from laneway.working.executors.aio import AsyncExecutor
+from laneway.working.executors.processes import ProcessCaller, template_for
+from laneway.working.executors.threads import ThreadExecutor
+from laneway.working.limits import SoftTimeLimit, TimeLimit, WorkerStopped
+from laneway.working.lines import EndingLines
+from laneway.working.pause import Pause
+from laneway.working.settle import give_back, impossible, judge, nonsense
+from laneway.working.starting import CannotStart
+from laneway.working.surround import Teller, Telling
+from laneway.working.unhandled import UnhandledWarnings
+from laneway.working.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
+
+    from laneway.engines.base import FullEngine
+    from laneway.message import Lease
+    from laneway.working.buffer import Shelf
+    from laneway.working.handler import Handler, Handlers
+    from laneway.working.health import Health
+    from laneway.working.options import Options, Summary
+
+log = logging.getLogger("laneway.worker")
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+PUT_OFF_US = 1_000_000
+"""How long a message stays away whose handler is at its own limit in this worker with enough more waiting."""
+
+TRIAL_SECONDS = 1.0
+"""How long a suspect runs alone before others are begun beside it."""
+
+ALONE_SECONDS = 30.0
+"""How long one runs alone that has failed or lost its worker before: so long, too, it waits for others to end."""
+
+CANCEL_SECONDS = 2.0
+"""How long cancelled tasks may take to end when the worker does."""
+
+STOP_SECONDS = 10.0
+"""How long the last settlements may take."""
+
+
+def check_handlers(handlers: Handlers) -> None:
+    """Raises UsageError where there are none."""
+    if not len(handlers):
+        raise UsageError("run_worker: the application has no handlers; register one with @app.handler or @app.task")
+
+
+class Worker:
+    """Handles messages with an application's handlers until it is told to stop. Used once."""
+
+    def __init__(self, engine: FullEngine, handlers: Handlers, options: Options) -> None:
+        check_handlers(handlers)
+        self._engine = engine
+        self._handlers = handlers
+        self._options = options
+        self._buffer = Buffer(options.concurrency, keeps_all=options.burst)
+        self._running: set[Work] = set()
+        self._suspects: list[tuple[int, int, Work]] = []
+        """A heap of suspects, the fewest attempts first: who has never been tried waits for no one who may kill this process."""
+        self._is_counted = options.max_messages is not None
+        self._begun = 0
+        self._on_trial: Work | None = None
+        self._alone_from: float | None = None
+        """Until then the next suspect, who has to be alone, waits for others to end."""
+        self._pause = Pause(embedded=engine.capabilities.embedded)
+        self._flush_is_due = False
+        self._collect_is_due = False
+        self._keeps_slots = False
+        self._unhandled = UnhandledWarnings()
+        self._stops = 0
+        self._failure: BaseException | None = None
+        self._thread = 0
+        self._is_started = False
+        self._owns_loop = False  # whoever owns it ends the tasks that are left
+        self.ended = threading.Event()
+        """Set once it uses the engine no more."""
+        self.stop_seconds = options.grace + 3 * STOP_SECONDS
+        """Longest time from the stop to the end."""
+        self._surroundings = handlers.surroundings
+        self._teller = Teller(self._surroundings, self._caught_up) if self._surroundings.has_hooks else None
+        self._lines: EndingLines
+
+    # Life
+
+    def run(self, signals: Sequence[int] = STOP_SIGNALS) -> Summary:
+        """Work until told to stop, or with `burst` until nothing is left. Raises what makes working impossible."""
+        loop = asyncio.new_event_loop()
+        self._owns_loop = True
+        try:
+            return _complete(loop, loop.create_task(self.arun(signals)))
+        finally:
+            loop.run_until_complete(end_tasks())
+            loop.close()
+
+    async def arun(self, signals: Sequence[int] = (), ready: Callable[[], None] | None = None) -> Summary:
+        """
+        As `run`, on the running event loop; `signals` stop it, where this is the main thread. `ready` is called when it has started.
+
+        Cancelled, it stops in order; cancelled again, at once.
+        """
+        self._thread = threading.get_ident()
+        self._loop = asyncio.get_running_loop()
+        self._change = asyncio.Event()  # a stop was asked for, or the last handler has ended
+        health = self._open_health()  # first: the port may be taken
+        self._aio = AsyncExecutor(self._finished, self._surroundings)
+        self._children = ProcessCaller(self._child_began, template_for(self._handlers))
+        self._threads = ThreadExecutor(self._options.concurrency, self._call, self._ring, self._pause)
+        self._courier = Courier(self._told_engine(), self._options, self, self._pause)
+        self._lines = EndingLines(self._engine, self._loop, with_tracebacks=_shows_tracebacks(self._options))
+        is_cancelled = False
+        began = time.monotonic()
+        try:
+            aborts = await self._loop.run_in_executor(None, Aborts, self._engine, self.aborted)
+            with self._signals(signals), contextlib.closing(aborts):
+                self._courier.start()
+                aborts.start()
+                self._is_started = True
+                signals_.worker_ready.send(self)
+                log.info("worker %d is ready: pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
+                if ready is not None:
+                    ready()
+                try:
+                    await self._until(lambda: self._stops > 0)
+                except asyncio.CancelledError:
+                    is_cancelled = True
+                    self._stops += 1
+                signals_.worker_shutdown.send(self)
+                is_cancelled |= await self._to_the_end(self._shut_down())
+        finally:
+            if health is not None:
+                await self._loop.run_in_executor(None, health.close)
+            self.ended.set()
+        self._lines.close()
+        log.info("worker %d stopped after %.1f s: %s", os.getpid(), time.monotonic() - began, self._courier.summary.in_words())
+        if self._failure is not None:
+            raise self._failure
+        if is_cancelled:
+            raise asyncio.CancelledError
+        return self._courier.summary
+
+    def _open_health(self) -> Health | None:
+        options = self._options
+        if options.health_port is None:
+            return None
+        from laneway.working.health import Health  # noqa: PLC0415  # it imports a server that most workers do not need
+
+        made = Health(
+            options.health_address, options.health_port, call_soon=self._loop.call_soon_threadsafe,
+            is_alive=lambda: not self._is_started or self._courier.is_alive(), is_serving=lambda: self._is_started and not self._stops,
+            ask_store=self._engine.overview,
+        )  # fmt: skip
+        made.start()
+        return made
+
+    async def _to_the_end(self, stopping: Coroutine[Any, Any, None]) -> bool:
+        """Await it also where the caller is cancelled meanwhile, which stops the worker at once. Returns whether that was so."""
+        task = self._loop.create_task(stopping)
+        is_cancelled = False
+        while not task.done():
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                is_cancelled = True
+                self._stop()
+        task.result()
+        return is_cancelled
+
+    def runs_in_this_thread(self) -> bool:
+        """Whether waiting for its end here would block it."""
+        return self._thread == threading.get_ident() and not self.ended.is_set()
+
+    def _told_engine(self) -> FullEngine:
+        if self._teller is None:
+            return self._engine
+        self._teller.start()
+        return cast("FullEngine", Telling(self._engine, self._teller))
+
+    def stop(self) -> None:
+        """Stop in order: finish what runs within the grace; called again, at once. From any thread."""
+        loop = getattr(self, "_loop", None)
+        if loop is None:
+            self._stops += 1  # before it has begun
+        else:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                loop.call_soon_threadsafe(self._stop)
+
+    def _stop(self) -> None:
+        self._stops += 1
+        self._change.set()
+
+    @contextlib.contextmanager
+    def _signals(self, signals: Sequence[int]) -> Iterator[None]:
+        caught = []
+        for number in signals:
+            # Only the main thread may; elsewhere, `stop` is the way.
+            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+                self._loop.add_signal_handler(number, self._stop)
+                caught.append(number)
+        try:
+            yield
+        finally:
+            for number in caught:
+                self._loop.remove_signal_handler(number)
+
+    async def _until(self, condition: Callable[[], bool], seconds: float | None = None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not condition():
+                    self._change.clear()
+                    await self._change.wait()
+
+    async def _shut_down(self) -> None:
+        self._courier.stop_leasing()
+        self._release_unbegun()
+        if self._failure is not None:
+            self._give_up_unstarted()
+        if self._stops == 1 and self._running:
+            running = len(self._running)
+            handlers = "1 handler" if running == 1 else f"{running:,} handlers"
+            log.info("stopping: %s may go on for %g s; stop again to end them now", handlers, self._options.grace)
+            await self._until(lambda: not self._running or self._stops > 1, self._options.grace)
+        stopped = WorkerStopped("the worker is stopped")
+        for unit in list(self._running):
+            self._give_up(unit, stopped, [give_back(part, begun=True) for part in unit.parts or [unit] if part is unit or not part.over])
+        await self._loop.run_in_executor(None, self._courier.end, STOP_SECONDS)
+        if self._courier.settlements:  # of leases that were on their way when it ended
+            await self._loop.run_in_executor(None, self._courier.settle_rest)
+        if self._teller is not None:
+            await self._loop.run_in_executor(None, self._teller.end, STOP_SECONDS)
+        await self._aio.close(0 if self._owns_loop else CANCEL_SECONDS)
+        self._threads.close()
+        self._children.close()
+
+    def _release_unbegun(self) -> None:
+        for work in [*self._buffer.drain(), *(work for _, _, work in self._suspects)]:
+            if not work.is_gone():
+                work.over = True
+                self._settle(give_back(work, begun=False))
+
+    def _give_up_unstarted(self) -> None:
+        """Suspects that wait for their start to be recorded: the engine thread, which would do that, has ended."""
+        for unit in list(self._courier.starts):
+            if not unit.over:
+                settlements = [give_back(part, begun=False) for part in unit.parts or [unit] if part is unit or not part.over]
+                self._give_up(unit, WorkerStopped("the worker is stopped"), settlements)
+
+    # What the courier brings; called from its thread
+
+    def store_time(self, now_us: int) -> None:
+        self._handlers.store_time(now_us)
+
+    def find(self, lease: Lease) -> Handler | None:
+        try:
+            return self._handlers.find(lease)
+        except BaseException as error:  # noqa: BLE001  # it may import code; this message has no handler here, others have
+            log.warning("message %s in %s: its handler cannot be found: %s", lease.id, lease.topic, texts.of(error, texts.MAX_REASON))
+            return None
+
+    def coverage(self) -> list[str] | None:
+        return self._handlers.coverage()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon_threadsafe(callback)
+
+    def arrived(self, works: list[Work]) -> None:
+        self._loop.call_soon_threadsafe(self._take_in, works)
+
+    def unhandled(self, leases: list[Lease]) -> None:
+        self._loop.call_soon_threadsafe(self._put_back_unhandled, leases)
+
+    def started(self, works: list[Work]) -> None:
+        self._loop.call_soon_threadsafe(self._begin_started, works)
+
+    def refused(self, refused: list[tuple[Work, Exception]]) -> None:
+        self._loop.call_soon_threadsafe(self._refuse_suspects, refused)
+
+    def lost(self, works: list[Work]) -> None:
+        self._loop.call_soon_threadsafe(self._let_go_of, works)
+
+    def aborted(self, ids: set[str]) -> None:
+        with contextlib.suppress(RuntimeError):  # the worker has ended
+            self._loop.call_soon_threadsafe(self._abort, ids)
+
+    def told(self, settlement: Settlement, answer: str) -> None:
+        self._lines.settled(settlement, answer)
+
+    def drained(self) -> None:
+        self.stop()
+
+    def failed(self, error: BaseException) -> None:
+        self._failure = error
+        self.stop()
+
+    # On the loop
+
+    def _take_in(self, works: list[Work]) -> None:
+        if self._stops:
+            for work in works:
+                self._settle(give_back(work, begun=False))
+            return
+        for work in works:
+            if work.lease.suspect:
+                self._suspect(work)
+            elif not self._buffer.add(work):
+                work.over = True
+                self._settle(give_back(work, begun=False, delay_us=PUT_OFF_US))
+        self._dispatch()
+
+    def _put_back_unhandled(self, leases: list[Lease]) -> None:
+        self._unhandled.warn(leases)
+        for lease in leases:
+            error = UnknownHandler("no worker had a handler for it within on_unhandled")
+            self._lines.expect(lease, error, 0)  # a line if it becomes a dead letter
+            if self._teller is not None:
+                self._teller.expect(lease, error)
+            self._settle(Settlement(lease.handle, lease.fence, "unhandled"))
+
+    def _dispatch(self) -> None:
+        """Begin what can be begun now."""
+        if self._suspects or self._courier.pauses:
+            self._look_at_suspects()
+        self._begin_others()
+
+    def _look_at_suspects(self) -> None:
+        self._try_suspect()
+        if not self._suspects and self._on_trial is None:
+            self._alone_from = None
+            self._courier.resume()
+
+    def _begin_others(self) -> None:
+        """All but suspects; beside one on its trial nothing is begun."""
+        most, running, buffer = self._options.concurrency, self._running, self._buffer
+        if self._on_trial is not None or self._alone_from is not None:
+            return  # its end comes back here
+        if self._is_counted:
+            most = min(most, len(running) + self._left())
+        if self._teller is not None and self._teller.asks_to_wait():
+            return  # it calls _caught_up
+        while True:
+            if len(running) < most - buffer.kept and (shelf := buffer.next_shelf()) is not None:
+                work = shelf.pop()
+            elif buffer.kept and len(running) < most and (shelf := buffer.newcomers_shelf()) is not None:
+                work = shelf.pop_newcomer()
+            else:
+                break
+            if work.is_gone():
+                continue
+            if shelf.handler.batch is not None:
+                self._begin_batch(shelf, work)
+            else:
+                shelf.running += 1
+                running.add(work)
+                self._execute(work)
+        if buffer.kept and not self._keeps_slots:
+            self._keeps_slots = True
+            self._loop.call_later(buffer.seconds_kept(), self._look_at_kept)
+
+    def _look_at_kept(self) -> None:
+        """Slots were kept for newcomers: unless there were any since, the others may have them."""
+        if left := self._buffer.seconds_kept():
+            self._loop.call_later(left, self._look_at_kept)
+        else:
+            self._keeps_slots = False
+            self._dispatch()
+
+    def _caught_up(self) -> None:
+        """Hooks were behind and are no longer; called from their thread."""
+        with contextlib.suppress(RuntimeError):  # the worker has ended
+            self._loop.call_soon_threadsafe(self._dispatch)
+
+    def _left(self) -> int:
+        """How many more may begin before the worker ends."""
+        most = self._options.max_messages
+        return self._options.concurrency if most is None else max(0, most - self._begun)
+
+    def _suspect(self, work: Work) -> None:
+        heapq.heappush(self._suspects, (work.lease.attempt, work.lease.fence, work))
+
+    def _try_suspect(self) -> None:
+        """
+        Begin the next message whose lease ran out before: its start is recorded first, so that killing this process is an
+        attempt of its own. One at a time, and the next when it has ended or run for a while, so that no other is charged.
+        """
+        while self._suspects and self._on_trial is None and len(self._running) < self._options.concurrency and self._left():
+            attempt, _, work = self._suspects[0]
+            if work.is_gone():
+                heapq.heappop(self._suspects)
+                continue
+            shelf = self._buffer.shelf(work.handler)
+            if shelf.running >= shelf.most or (attempt > 1 and not self._is_alone()):
+                return
+            heapq.heappop(self._suspects)
+            unit = self._together([work]) if work.handler.batch is not None else work
+            if unit is not None:
+                shelf.running += 1
+                self._running.add(unit)
+                self._on_trial = unit
+                self._courier.starts.append(unit)
+                self._flush_soon()
+
+    def _is_alone(self) -> bool:
+        """
+        Whether one may begin that killed its worker perhaps more than once: nothing else runs, or has not ended for long. What was leased and has not
+        begun goes back: it should not wait for the lease's end if this process dies.
+        """
+        self._courier.pauses = True
+        now = self._loop.time()
+        if self._alone_from is None and self._running:
+            self._alone_from = now + ALONE_SECONDS
+            self._loop.call_later(ALONE_SECONDS, self._dispatch)
+        if self._running and self._alone_from is not None and now < self._alone_from:
+            return False
+        self._alone_from = None
+        for work in self._buffer.drain():
+            if not work.is_gone():
+                work.over = True
+                self._settle(give_back(work, begun=False))
+        return True
+
+    def _begin_started(self, units: list[Work]) -> None:
+        for unit in units:
+            if not unit.over:
+                if unit.handler.kind != "process":  # a child has to start first
+                    self._time_trial(unit)
+                self._execute(unit)
+
+    def _time_trial(self, unit: Work) -> None:
+        self._loop.call_later(TRIAL_SECONDS if unit.lease.attempt == 1 else ALONE_SECONDS, self._end_trial, unit)
+
+    def _refuse_suspects(self, refused: list[tuple[Work, Exception]]) -> None:
+        for unit, error in refused:
+            if not unit.over:
+                self._end(unit)
+                self._conclude(unit, error, 0)
+        self._dispatch()
+
+    def _end_trial(self, unit: Work) -> None:
+        """It has ended, or runs for so long that others may begin: those first that are no suspects."""
+        if self._on_trial is unit:
+            self._on_trial = None
+            self._courier.resume()
+            if not unit.over:
+                self._begin_others()
+            self._loop.call_soon(self._dispatch)
+
+    def _begin_batch(self, shelf: Shelf, first: Work) -> None:
+        works = [first]
+        while shelf.count and len(works) < (shelf.handler.batch or 1):
+            work = shelf.pop()
+            if not work.is_gone():
+                works.append(work)
+        unit = self._together(works)
+        if unit is not None:
+            shelf.running += 1
+            self._running.add(unit)
+            self._execute(unit)
+
+    def _together(self, works: list[Work]) -> Work | None:
+        """One call for several deliveries; those whose body cannot be read are refused by themselves."""
+        parts: list[Work] = []
+        messages: list[Any] = []
+        for work in works:
+            try:
+                (message,), _ = work.handler.arguments(work.lease)
+            except BaseException as error:  # noqa: BLE001  # Reject, or whatever reading the body raises
+                work.over = True
+                self._conclude(work, error, 0)
+            else:
+                parts.append(work)
+                messages.append(message)
+        return Work.together(parts, messages) if parts else None
+
+    def _execute(self, unit: Work) -> None:
+        handler = unit.handler
+        self._begun += 1
+        if (handler.has_time_limit or unit.lease.headers is not None) and handler.kind != "process":  # a child has to start first
+            limits = unit.limits
+            if limits != (None, None):
+                self._set_timers(unit, *limits)
+        if handler.kind == "async":
+            self._aio.start(unit)
+        else:
+            self._threads.start(unit)
+
+    def _call(self, unit: Work) -> Any:
+        """Run a plain function; in a thread."""
+        if not self._surroundings.has_middlewares:
+            return self._call_handler(unit)
+        with self._surroundings.around(unit.subject()):
+            return self._call_handler(unit)
+        return None  # a middleware has taken the handler's error upon itself
+
+    def _call_handler(self, unit: Work) -> Any:
+        if unit.handler.kind == "process":
+            return self._children.call(unit)
+        args, kwargs = unit.arguments()
+        return unit.handler.function(*args, **kwargs)
+
+    def _child_began(self, unit: Work) -> None:
+        """A child has begun to run it; called from a thread."""
+        unit.began = time.perf_counter()
+        if unit.limits != (None, None) or self._on_trial is unit:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._set_timers_of_child, unit)
+
+    def _set_timers_of_child(self, unit: Work) -> None:
+        if unit.over:
+            return
+        if unit.limits != (None, None):
+            self._set_timers(unit, *unit.limits)
+        if self._on_trial is unit:
+            self._time_trial(unit)
+
+    def _ring(self) -> None:
+        """A thread has a result; called from it."""
+        if not self._collect_is_due:
+            self._collect_is_due = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: a handler that was given up has ended after all
+                self._loop.call_soon_threadsafe(self._collect)
+
+    def _collect(self) -> None:
+        self._collect_is_due = False
+        results = self._threads.results
+        while results:
+            self._finished(*results.popleft())
+
+    def _finished(self, unit: Work, returned: Any, error: BaseException | None) -> None:
+        if unit.over:
+            return
+        if type(error) is CannotStart and unit.handler.kind == "process":  # not isinstance: it asks the error's own `__class__`
+            self._give_up(unit, error, [give_back(part, begun=False) for part in unit.parts or [unit] if part is unit or not part.over])
+            self.failed(error)
+            return
+        self._end(unit)
+        cost_us = int((time.perf_counter() - unit.began) * 1_000_000)
+        if error is None and returned is None and unit.parts is None and unit.handler.adds_nothing and self._teller is None:
+            self._ack(unit, cost_us)  # most of them: the short way
+        elif unit.parts is None:
+            if returned is not None and error is None:
+                error = nonsense(unit.handler.name, returned)
+            self._conclude(unit, error, cost_us, returned)
+        else:
+            for part, outcome in unit.outcomes(returned, error):
+                if not part.over:
+                    part.over = True
+                    self._conclude(part, outcome, cost_us // len(unit.parts))
+        self._dispatch()
+
+    def _end(self, unit: Work) -> None:
+        unit.over = True
+        self._running.discard(unit)
+        if self._on_trial is unit:
+            self._end_trial(unit)
+        self._buffer.shelf(unit.handler).running -= 1
+        if unit.timers is not None:
+            for timer in unit.timers:
+                timer.cancel()
+        if self._is_counted and not self._left() and not self._running and not self._stops:
+            self._stop()
+        if self._stops and not self._running:
+            self._change.set()
+
+    # Stopping handlers
+
+    def _set_timers(self, unit: Work, limit: float | None, soft: float | None) -> None:
+        unit.timers = []
+        if limit is not None:
+            unit.timers.append(self._loop.call_later(limit, self._time_is_over, unit, limit))
+        if soft is not None and unit.handler.kind != "process":  # a child watches its own
+            unit.timers.append(self._loop.call_later(soft, self._warn, unit, soft))
+
+    def _warn(self, unit: Work, soft: float) -> None:
+        if unit.runner is not None:
+            unit.runner.warn(unit, SoftTimeLimit(f"the handler has run for {soft:g} s"))
+
+    def _time_is_over(self, unit: Work, limit: float) -> None:
+        error = TimeLimit(f"the handler was stopped after its time limit of {limit:g} s")
+        cost_us = int(limit * 1_000_000)
+        parts = [part for part in unit.parts or [unit] if part is unit or not part.over]
+        for part in parts:
+            self._tell(part, error, cost_us)
+        self._give_up(unit, error, [self._ended(part, error, cost_us, None)[0] for part in parts])
+        self._dispatch()
+
+    def _abort(self, ids: set[str]) -> None:
+        """Messages were cancelled from outside while they are here."""
+        held = self._courier.held
+        works = [work for work in list(held.values()) if work is not None and work.lease.id in ids]
+        for work in works:
+            held.pop(work.lease.fence, None)
+        self._let_go_of(works, is_cancelled=True)
+
+    def _let_go_of(self, works: list[Work], *, is_cancelled: bool = False) -> None:
+        """Leases were lost: somebody else may have the messages now, or nobody is to have them any more."""
+        for work in works:
+            if work.over:
+                continue
+            unit = work.whole or work
+            error: Exception
+            if is_cancelled:
+                log.info("message %s in %s: cancelled; its handler is stopped", work.lease.id, work.lease.topic)
+                error = JobCancelled(f"job {work.lease.id}: cancelled while it ran")
+            else:
+                log.warning("message %s in %s: the lease was lost; its handler is stopped", work.lease.id, work.lease.topic)
+                error = LeaseLost(f"message {work.lease.id}: the lease (fence {work.lease.fence}) has ended", work.lease.id, work.lease.fence)
+            work.over = True
+            if unit in self._running and all(part.over for part in unit.parts or ()):
+                self._give_up(unit, error, [])
+        self._dispatch()
+
+    def _give_up(self, unit: Work, error: Exception, settlements: list[Settlement]) -> None:
+        """End a handler from outside; what it does from here on changes nothing."""
+        self._end(unit)
+        for part in unit.parts or ():
+            part.over = True
+        for settlement in settlements:
+            self._settle(settlement)
+        if unit.handler.kind == "process":
+            self._children.kill(unit)
+        elif unit.runner is not None:
+            unit.runner.stop(unit, error)
+
+    # Settling
+
+    def _ack(self, work: Work, cost_us: int) -> None:
+        """As `_conclude` of a handler that returned nothing, of which nothing is kept."""
+        lines = self._lines
+        lines.count += 1
+        if lines.is_open:
+            lines.succeeded(work.lease, cost_us)
+        self._settle(Settlement(work.lease.handle, work.lease.fence, "ack", cost_us=cost_us))
+
+    def _conclude(self, work: Work, error: BaseException | None, cost_us: int, returned: Any = None) -> None:
+        settlement, error = self._ended(work, error, cost_us, returned)
+        if error is not None or self._teller is not None:
+            self._tell(work, error, cost_us)
+        else:
+            self._lines.count += 1
+            if self._lines.is_open:
+                self._lines.succeeded(work.lease, cost_us)
+        self._settle(settlement)
+
+    def _ended(self, work: Work, error: BaseException | None, cost_us: int, returned: Any) -> tuple[Settlement, BaseException | None]:
+        """
+        How its lease ends, and the error, also where what it returned is one.
+
+        Never raises: a lease without a settlement would keep its slot, and be prolonged for ever.
+        """
+        try:
+            settlement, error = self._judged(work, error, cost_us, returned)
+        except BaseException as fault:  # noqa: BLE001  # the code of what was returned or raised runs here
+            self._courier.follow.pop(work.lease.fence, None)
+            settlement = impossible(work, error, fault, cost_us)
+            error = Reject(settlement.reason or "") if error is None else error
+        return codec.checked(settlement), error
+
+    def _judged(self, work: Work, error: BaseException | None, cost_us: int, returned: Any) -> tuple[Settlement, BaseException | None]:
+        """As `_ended`, with what its handler's kind adds to the settlement."""
+        settlement = judge(work, error, cost_us)
+        try:
+            follow = work.handler.concluded(work.lease, returned, error, settlement)
+        except Reject as refusal:
+            error, settlement = refusal, judge(work, refusal, cost_us)
+            follow = work.handler.concluded(work.lease, None, refusal, settlement)
+        if follow:
+            self._courier.follow[settlement.fence] = follow
+        return settlement, error
+
+    def _tell(self, work: Work, error: BaseException | None, cost_us: int) -> None:
+        """The log, and whoever wants to know what comes of it."""
+        if error is not None:
+            self._lines.expect(work.lease, error, cost_us)
+        else:
+            self._lines.count += 1
+            if self._lines.is_open:
+                self._lines.succeeded(work.lease, cost_us)
+        if self._teller is not None:
+            self._teller.expect(work.lease, error)
+
+    def _settle(self, settlement: Settlement) -> None:
+        self._courier.settlements.append(settlement)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """At the end of a turn: all that ended in it is settled together."""
+        self._flush_is_due = False
+        self._courier.go.set()
+
+
+def _shows_tracebacks(options: Options) -> bool:
+    """Of every failure, also of those that are tried again: where a person watches."""
+    return sys.stderr.isatty() if options.traceback is None else options.traceback
+
+
+def _complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Summary]) -> Summary:
+    """Run the task to its end, also where a handler stops the loop."""
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except RuntimeError:
+            if task.done():
+                raise
+            log.warning("a handler stopped the event loop; the worker goes on (use worker.stop() to end it)")
+
+
+async def end_tasks() -> None:
+    """Cancel what handlers left behind. Unlike `asyncio.run`, does not wait for ever for what will not be cancelled."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, stubborn = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+        for task in stubborn:
+            log.warning("left behind, because it ignores its cancellation: %r", task)
+    await asyncio.get_running_loop().shutdown_asyncgens()
