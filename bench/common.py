@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from laneway.servers import Cluster, Server
+from laneway.testing.servers import Cluster, Server
 
 BODY = b"x" * 100
 BATCH = 500

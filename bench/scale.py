@@ -14,7 +14,7 @@ from bench.common import BATCH, BODY, options, pick, publish_table, spread
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
 from laneway.message import Draft, Settlement
-from laneway.servers import Cluster, Server
+from laneway.testing.servers import Cluster, Server
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from bench.common import BODY, ServerStore, Store, options, pick, publish_table, spread, store
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.listing import MEASURES
+from laneway.engines.shared.listing import MEASURES
 from laneway.message import Draft
 
 FEW = 1_000

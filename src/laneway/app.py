@@ -18,10 +18,12 @@ from weakref import WeakSet
 import msgspec
 
 from laneway import arguments, codec, config, namespaces, programs, units, versions
+from laneway.awaitable import async_variant
 from laneway.delivery import Delivery, lease_lost
-from laneway.engines import forking, open_engine
-from laneway.engines.interrupt import Interrupt
-from laneway.engines.listing import ORDERS
+from laneway.engines import open_engine
+from laneway.engines.shared import forking
+from laneway.engines.shared.interrupt import Interrupt
+from laneway.engines.shared.listing import ORDERS
 from laneway.errors import BacklogFull, BadMessage, UsageError
 from laneway.message import Message, Settlement
 from laneway.policy import FIELDS, Gate, check_changes, check_fields, check_pattern, check_topic
@@ -30,16 +32,16 @@ from laneway.producing.call import batches_of, message_from
 from laneway.producing.middlewares import Middlewares
 from laneway.producing.publisher import Publisher
 from laneway.safetext import redacted
-from laneway.schedules import book, times
+from laneway.schedules import store as schedule_store
+from laneway.schedules import times
 from laneway.tasks import carrying, outcomes
 from laneway.tasks.flow import EndedHandler, OpenHandler
-from laneway.tasks.hub import Hub
 from laneway.tasks.job import Job
 from laneway.tasks.queue import NamedTask, Queue, find, named_task
 from laneway.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, Task, TaskDecorator, TaskOptions
+from laneway.tasks.waiter import ResultWaiter
 from laneway.tiers import check_tiers
 from laneway.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
-from laneway.twins import twin
 from laneway.working.handler import Handler, Handlers, check_parameters
 from laneway.working.options import EmbeddedOptions, Options
 from laneway.working.registry import WorkerRegistry
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from laneway.message import Draft, Receipt
     from laneway.policy import PolicyOptions
     from laneway.producing.call import PublishOptions
-    from laneway.schedules.book import Planned, Schedule
+    from laneway.schedules.store import Planned, Schedule
     from laneway.tasks.request import Request
     from laneway.tasks.task import AsyncTask, TaskKeywords
     from laneway.tiers import Tier
@@ -177,13 +179,13 @@ class Laneway:
         self._engine: FullEngine | None = None
         self._pid = 0
         self._publisher = Publisher(self._put, self.threads)
-        self.hub = Hub(self._opened)
+        self.result_waiter = ResultWaiter(self._opened)
         """Hears of jobs."""
         self._workers = WorkerRegistry()
 
     def begin_in_child(self) -> None:
         """After a fork: the parent's threads are not here, and its engine is the parent's. Nothing of it is closed, since the parent uses it."""
-        _left.append((self._engine, self._publisher, self.hub))
+        _left.append((self._engine, self._publisher, self.result_waiter))
         for threads, most, name in ((self.threads, THREADS, "laneway"), (self._notes, 1, "laneway-notes")):
             ThreadPoolExecutor.__init__(threads, most, thread_name_prefix=name)  # in its place: deliveries have it too
         self._begin()
@@ -276,7 +278,7 @@ class Laneway:
         finally:
             with self.opening:
                 self._engine, self._pid = own
-            self.hub.close()
+            self.result_waiter.close()
             lent.close()
 
     def _with_settings(self, engine: FullEngine, tiers: Mapping[str, Tier | None]) -> FullEngine:
@@ -293,7 +295,7 @@ class Laneway:
     def close(self) -> None:
         """End this application's workers, then let go of the engine; the next use opens it again. Calls that wait end."""
         self._workers.end_all("close")
-        self.hub.close()
+        self.result_waiter.close()
         with self.opening:
             engine, self._engine = self._engine, None
         if engine is not None and self._pid == os.getpid():
@@ -359,7 +361,7 @@ class Laneway:
             count += len(batch)
         return count
 
-    apolicy_many = twin(policy_many)
+    apolicy_many = async_variant(policy_many)
 
     def _declare_many(self, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
         count = 0
@@ -467,7 +469,7 @@ class Laneway:
         receipt = (await self._publisher.aput([draft]))[0]
         return receipt if receipt.outcome != "refused" else await self._await_for_room(draft, receipt, patience)
 
-    _publish_many_in_thread = twin(publish_many)
+    _publish_many_in_thread = async_variant(publish_many)
 
     def _put(self, drafts: list[Draft]) -> list[Receipt]:
         return self.engine.put(drafts)
@@ -785,7 +787,7 @@ class Laneway:
 
     # Schedules
 
-    def schedule(self, name: str, call: Message | Task[..., Any], **options: Unpack[book.Options]) -> None:
+    def schedule(self, name: str, call: Message | Task[..., Any], **options: Unpack[schedule_store.Options]) -> None:
         """
         Have something published again and again, from the program's code: workers put it into the store when they start.
 
@@ -800,33 +802,33 @@ class Laneway:
         with self.opening:
             self._schedules[name] = made
             if self._engine is not None:
-                book.put(self._engine, made)
+                schedule_store.put(self._engine, made)
 
-    def add_schedule(self, name: str, call: Message | Task[..., Any], **options: Unpack[book.Options]) -> bool:
+    def add_schedule(self, name: str, call: Message | Task[..., Any], **options: Unpack[schedule_store.Options]) -> bool:
         """As `schedule`, but at run time: it is put into the store now. False: it stands there like that, or never fires again."""
-        return book.put(self.engine, _schedule("add_schedule", name, call, options))
+        return schedule_store.put(self.engine, _schedule("add_schedule", name, call, options))
 
     def schedules(self, *, limit: int = 1000, after: str | None = None) -> list[Planned]:
         """Schedules of the store by name, at most `limit`, from behind `after` on: when they fire, when next, whether they are paused."""
         after = None if after is None else arguments.name("schedules", "after", after)
-        return book.planned(self.engine, arguments.whole("schedules", "limit", limit), after)
+        return schedule_store.planned(self.engine, arguments.whole("schedules", "limit", limit), after)
 
     def remove_schedule(self, name: str) -> bool:
         """It fires no more; False: there is none. One of the code comes back with the next worker: remove it there too."""
-        return book.remove(self.engine, arguments.name("remove_schedule", "the name", name))
+        return schedule_store.remove(self.engine, arguments.name("remove_schedule", "the name", name))
 
     def pause_schedule(self, name: str) -> None:
         """It fires when it is resumed, as its `missed` says."""
-        book.set_paused(self.engine, arguments.name("pause_schedule", "the name", name), paused=True)
+        schedule_store.set_paused(self.engine, arguments.name("pause_schedule", "the name", name), paused=True)
 
     def resume_schedule(self, name: str) -> None:
         """It goes on."""
-        book.set_paused(self.engine, arguments.name("resume_schedule", "the name", name), paused=None)
+        schedule_store.set_paused(self.engine, arguments.name("resume_schedule", "the name", name), paused=None)
 
     def install_schedules(self) -> None:
         """What a worker does when it starts: see `schedule`."""
         if len(self.handlers) or self._schedules:
-            book.install(self.handlers, lambda: self.engine, self._schedules.values())
+            schedule_store.install(self.handlers, lambda: self.engine, self._schedules.values())
 
     # Around publishing and handling
 
@@ -847,7 +849,7 @@ class Laneway:
         A function of the message (of a batch handler: of the list) that yields once: there the handler runs, and there is raised what
         the handler raises. What comes out of the middleware is the outcome: it may turn one error into another, or into Reject.
         """
-        self.handlers.surroundings.add_middleware(middleware)
+        self.handlers.middlewares.add_middleware(middleware)
         return middleware
 
     def carry(self, variable: ContextVar[Any], name: str | None = None) -> None:
@@ -865,43 +867,43 @@ class Laneway:
         Hooks run one after the other in a thread of their own, once the engine has taken the outcome; what one raises is logged.
         What ends without a handler (expired, purged, its worker killed) is not told.
         """
-        self.handlers.surroundings.add_hook("success", hook)
+        self.handlers.middlewares.add_hook("success", hook)
         return hook
 
     def on_failure(self, hook: OnError) -> OnError:
         """Register a hook for each attempt that failed: the handler raised, took too long, or its process died. See `on_success`."""
-        self.handlers.surroundings.add_hook("failure", hook)
+        self.handlers.middlewares.add_hook("failure", hook)
         return hook
 
     def on_retry(self, hook: OnError) -> OnError:
         """Register a hook for each message that will be tried again, after a failure or by `Retry`. See `on_success`."""
-        self.handlers.surroundings.add_hook("retry", hook)
+        self.handlers.middlewares.add_hook("retry", hook)
         return hook
 
     def on_dead(self, hook: OnError) -> OnError:
         """Register a hook for each message that became a dead letter: its retries are used up, or `Reject`. See `on_success`."""
-        self.handlers.surroundings.add_hook("dead", hook)
+        self.handlers.middlewares.add_hook("dead", hook)
         return hook
 
-    aclose = twin(close)
-    aschedule = twin(schedule)
-    aadd_schedule = twin(add_schedule)
-    aschedules = twin(schedules)
-    aremove_schedule = twin(remove_schedule)
-    apause_schedule = twin(pause_schedule)
-    aresume_schedule = twin(resume_schedule)
-    apolicy = twin(policy)
-    atiers = twin(tiers)
-    agate = twin(gate)
-    acopy_policies = twin(copy_policies)
-    acompare_policies = twin(compare_policies)
-    aack_many = twin(ack_many)
-    atopics = twin(topics)
-    aexplain = twin(explain)
-    alookup = twin(lookup)
-    adead_letters = twin(dead_letters)
-    aredrive = twin(redrive)
-    adrop_dead_letters = twin(drop_dead_letters)
+    aclose = async_variant(close)
+    aschedule = async_variant(schedule)
+    aadd_schedule = async_variant(add_schedule)
+    aschedules = async_variant(schedules)
+    aremove_schedule = async_variant(remove_schedule)
+    apause_schedule = async_variant(pause_schedule)
+    aresume_schedule = async_variant(resume_schedule)
+    apolicy = async_variant(policy)
+    atiers = async_variant(tiers)
+    agate = async_variant(gate)
+    acopy_policies = async_variant(copy_policies)
+    acompare_policies = async_variant(compare_policies)
+    aack_many = async_variant(ack_many)
+    atopics = async_variant(topics)
+    aexplain = async_variant(explain)
+    alookup = async_variant(lookup)
+    adead_letters = async_variant(dead_letters)
+    aredrive = async_variant(redrive)
+    adrop_dead_letters = async_variant(drop_dead_letters)
 
     def __repr__(self) -> str:
         return f"<Laneway {redacted(self.url)} namespace {self.namespace}>"
@@ -949,9 +951,9 @@ def _application(call: str, other: object) -> Laneway:
     return other
 
 
-def _schedule(where: str, name: str, call: object, options: book.Options) -> Schedule:
+def _schedule(where: str, name: str, call: object, options: schedule_store.Options) -> Schedule:
     """Check what is said of a schedule. Raises UsageError, BadMessage."""
-    config.refuse_unknown(where, options.keys() - book.KNOWN, book.KNOWN)
+    config.refuse_unknown(where, options.keys() - schedule_store.KNOWN, schedule_store.KNOWN)
     args, kwargs = tuple(options.get("args", ())), dict(options.get("kwargs") or {})
     if isinstance(call, Task):
         message = call.message(args, kwargs, {})
@@ -963,7 +965,7 @@ def _schedule(where: str, name: str, call: object, options: book.Options) -> Sch
         message = call
     when = times.chosen(name, options.get("every"), options.get("cron"), options.get("sun"), options.get("at"), options.get("timezone", "UTC"))
     spread = arguments.seconds(f"schedule {name}", "spread", options.get("spread", 0))
-    return book.made(name, when, message, missed=options.get("missed", "one"), spread_us=units.microseconds(spread))
+    return schedule_store.made(name, when, message, missed=options.get("missed", "one"), spread_us=units.microseconds(spread))
 
 
 def _topic(name: str | None) -> str | None:

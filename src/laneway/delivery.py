@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway import codec, units
+from laneway.awaitable import async_variant
 from laneway.errors import BadMessage, LeaseLost, UsageError
 from laneway.message import Message, Settlement
-from laneway.twins import twin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -101,11 +101,11 @@ class Delivery:
         if not kept[0]:
             raise lease_lost(self.lease, "lost")
 
-    aack = twin(ack)
-    aretry = twin(retry)
-    adead = twin(dead)
-    arelease = twin(release)
-    aextend = twin(extend)
+    aack = async_variant(ack)
+    aretry = async_variant(retry)
+    adead = async_variant(dead)
+    arelease = async_variant(release)
+    aextend = async_variant(extend)
 
     def _settle(self, settlement: Settlement, publish: Sequence[Draft] = ()) -> None:
         answer = self._engine.settle([codec.checked(settlement)], publish={0: publish} if publish else None)[0]

@@ -15,7 +15,7 @@ LanewayError
 │   ├── NoNamespace       nobody has published there yet
 │   └── EngineCorrupt     the store is damaged: `laneway doctor`
 ├── SchemaMismatch        this file belongs to another version of Laneway
-└── HandlerSignal         what handlers raise, not a failure: Retry, Reject, DestinationUnwell
+└── HandlerSignal         what handlers raise, not a failure: Retry, Reject, DestinationUnavailable
 ```
 
 Each message has one line in four parts: what, which, the values, and what to do now.
@@ -129,7 +129,7 @@ class Reject(HandlerSignal):
         self.error = error
 
 
-class DestinationUnwell(HandlerSignal):
+class DestinationUnavailable(HandlerSignal):
     """
     Not this message is at fault but where it goes: the whole topic rests, then probes again.
 

@@ -103,7 +103,7 @@ def measure(
     app.on_retry(lambda message, _: handled.labels(kinds.of(message), "retry").inc())
     app.on_dead(lambda message, _: handled.labels(kinds.of(message), "dead").inc())
     app.on_failure(lambda message, error: failures.labels(kinds.of(message), type(error).__name__).inc())
-    app.handlers.surroundings.add_hook("back_off", lambda message, _: handled.labels(kinds.of(message), "back_off").inc())
+    app.handlers.middlewares.add_hook("back_off", lambda message, _: handled.labels(kinds.of(message), "back_off").inc())
     if store:
         into.register(StoreCollector(app))
     if port is None:

@@ -10,7 +10,7 @@ from laneway.policy import PROGRAM, Gate, own_rows, sources
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from laneway.engines.base import Desk, FullEngine
+    from laneway.engines.base import Admin, FullEngine
 
 _Row = TypeVar("_Row")
 
@@ -30,7 +30,7 @@ def copy(here: FullEngine, there: FullEngine) -> int:
     return count
 
 
-def every_policy(engine: Desk) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def every_policy(engine: Admin) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """
     (layer, pattern, fields) of all patterns, sorted, then of all topics with a policy of their own, page by page.
 
@@ -43,7 +43,7 @@ def every_policy(engine: Desk) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield from sorted(own_rows((topic, sources(layers)) for topic, layers in page), key=lambda row: row[0])
 
 
-def set_policies(engine: Desk, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> int:
+def set_policies(engine: Admin, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> int:
     """Set these in their layers, in batches; returns how many."""
     count = 0
     for batch in batches(iter(rows)):
@@ -61,7 +61,7 @@ def _before_others(layer: str) -> int:
     return 0 if layer.startswith(PROGRAM) else 1 if layer == "code" else 2
 
 
-def copy_programs(here: Desk, there: Desk) -> None:
+def copy_programs(here: Admin, there: Admin) -> None:
     """Which programs the policies belong to."""
     known = there.programs()
     for name, record in here.programs().items():
@@ -74,7 +74,7 @@ def batches(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
         yield batch
 
 
-def _in_force(engine: Desk) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _in_force(engine: Admin) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """What holds in the operator's and in the code's layer, whoever set it."""
     yield from engine.policies().rows()
     after: str | None = ""

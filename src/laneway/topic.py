@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 
 from laneway import arguments, codec, units
+from laneway.awaitable import async_variant
 from laneway.engines.base import TopicStats
 from laneway.errors import BadPolicy, UsageError
 from laneway.message import Message
-from laneway.twins import twin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Executor
 
     from laneway.app import Laneway
-    from laneway.engines.base import Ear, FullEngine, MessageView
+    from laneway.engines.base import FullEngine, MessageView, ResultListener
     from laneway.message import Receipt
     from laneway.policy import PolicyOptions
     from laneway.producing.call import PublishOptions
@@ -190,17 +190,17 @@ class Topic:
         """Forget dead letters, all or those named, the oldest first and at most `limit`; returns how many."""
         return self._app.drop_dead_letters(self.name, ids, limit=limit)
 
-    astats = twin(stats)
-    apolicy = twin(policy)
-    apause = twin(pause)
-    aresume = twin(resume)
-    apurge = twin(purge)
-    adelete = twin(delete)
-    apeek = twin(peek)
-    alookup = twin(lookup)
-    adead_letters = twin(dead_letters)
-    aredrive = twin(redrive)
-    adrop_dead_letters = twin(drop_dead_letters)
+    astats = async_variant(stats)
+    apolicy = async_variant(policy)
+    apause = async_variant(pause)
+    aresume = async_variant(resume)
+    apurge = async_variant(purge)
+    adelete = async_variant(delete)
+    apeek = async_variant(peek)
+    alookup = async_variant(lookup)
+    adead_letters = async_variant(dead_letters)
+    aredrive = async_variant(redrive)
+    adrop_dead_letters = async_variant(drop_dead_letters)
 
     def __repr__(self) -> str:
         return f"<Topic {self.name}>"
@@ -213,7 +213,7 @@ class _DoneWait:
         self._engine = engine
         self._topic = topic
         self._stopped = threading.Event()
-        self._ear: Ear | None = None
+        self._listener: ResultListener | None = None
 
     def run(self, timeout: float | None) -> bool:
         """False when `timeout` seconds are over first, or the wait was stopped."""
@@ -223,31 +223,31 @@ class _DoneWait:
             return True
         if not getattr(self._engine, "runs_by_itself", True):
             raise UsageError(f"wait_done {self._topic}: nothing runs by itself in a virtual world; call world.run() first")
-        self._ear = self._engine.ear()
+        self._listener = self._engine.result_listener()
         try:
-            return self._listen(self._ear, last, deadline)
+            return self._poll(self._listener, last, deadline)
         finally:
-            self._ear.close()
+            self._listener.close()
 
     def stop(self) -> None:
         """End the wait."""
         self._stopped.set()
-        if self._ear is not None:
-            self._ear.wake()
+        if self._listener is not None:
+            self._listener.wake()
 
-    def _listen(self, ear: Ear, last: int, deadline: float | None) -> bool:
+    def _poll(self, listener: ResultListener, last: int, deadline: float | None) -> bool:
         renew_at = 0.0
         while not self._stopped.is_set():
             now = time.monotonic()
             if now >= renew_at:
-                ear.expect(*self._engine.watch_topic(self._topic, WATCH))
+                listener.subscribe(*self._engine.watch_topic(self._topic, WATCH))
                 renew_at = now + WATCH / 2
             if self._is_done(last):
                 return True
             left = renew_at - now if deadline is None else min(deadline, renew_at) - now
             if left <= 0 and deadline is not None and now >= deadline:
                 return False
-            if ear.listen(max(left, 0.0)):
+            if listener.poll(max(left, 0.0)):
                 self._stopped.wait(min(COALESCE, max(left, 0.0)))
         return False
 

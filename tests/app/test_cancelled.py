@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from laneway import Laneway
 from laneway.errors import EngineUnavailable
-from laneway.servers import Server
+from laneway.testing.servers import Server
 
 LONG = 600
 """Seconds of a wait that nobody wants to wait for."""
@@ -110,3 +111,21 @@ def test_close_ends_a_wait(url: str) -> None:
     leasing.join(30)
     assert not leasing.is_alive()
     assert "this engine was closed" in str(outcome[0]) or outcome == [[]]
+
+
+def test_close_ends_a_wait_that_begins_meanwhile() -> None:
+    """The wait may begin at any moment of the call of close."""
+    for n in range(100):
+        app = Laneway("sqlite://")
+        with app:
+            leasing = threading.Thread(target=_lease_until_closed, args=(app,), daemon=True)
+            leasing.start()
+            while not is_waiting(leasing):
+                time.sleep(0.0005 * (n % 3))
+        leasing.join(30)
+        assert not leasing.is_alive()
+
+
+def _lease_until_closed(app: Laneway) -> None:
+    with contextlib.suppress(EngineUnavailable):
+        app.lease(1, wait=LONG)

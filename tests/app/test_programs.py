@@ -15,7 +15,7 @@ from laneway import BadPolicy, Laneway, UsageError
 from laneway import programs as registry
 from laneway.engines.sqlite.engine import Core
 from laneway.policy import PROGRAM
-from laneway.servers import Server
+from laneway.testing.servers import Server
 
 Make = Callable[..., Laneway]
 
@@ -167,19 +167,19 @@ def test_the_same_set_again_writes_nothing(tmp_path: Path, monkeypatch: pytest.M
     program(url, "default", "shop", "1", **policies)
     with Laneway(url, program="looker") as app:
         engine = app.engine
-        turns: list[object] = []
-        turn = Core._turn
+        transactions: list[object] = []
+        transaction = Core._transaction
 
         def counted(self: Core, *arguments: object, **options: object) -> object:
-            turns.append(arguments)
-            return turn(self, *arguments, **options)  # type: ignore[arg-type]
+            transactions.append(arguments)
+            return transaction(self, *arguments, **options)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Core, "_turn", counted)
+        monkeypatch.setattr(Core, "_transaction", counted)
         declared = {"push.acme": {"weight": 2.0}, "push.*": {"rate": 5.0}}
         registry.declare(engine, "shop", "1", declared, {})
-        assert turns == []
+        assert transactions == []
         registry.declare(engine, "shop", "1", declared | {"c": {"weight": 2.0}}, {})
-        assert turns != []
+        assert transactions != []
 
 
 def test_many_topics_are_declared_and_replaced(url: str, namespace: str) -> None:

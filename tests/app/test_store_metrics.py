@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from laneway import DestinationUnwell, Laneway, Message, metrics, store_figures
+from laneway import DestinationUnavailable, Laneway, Message, metrics, store_figures
 from laneway.metrics import StoreCollector, measure
-from laneway.servers import Server, until
+from laneway.testing.servers import Server, until
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
@@ -162,7 +162,7 @@ def test_back_offs_are_counted(app: Laneway) -> None:
     @app.handler("push.*")
     def push(message: Message) -> None:
         if message.deliveries == 1:
-            raise DestinationUnwell("503", retry_after=0.01)
+            raise DestinationUnavailable("503", retry_after=0.01)
 
     app.publish("push.a", 1)
     app.run_worker(burst=True)

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from laneway import Laneway, Request
 from laneway.cli import main
 from laneway.cli.session import Session
-from laneway.engines.valkey import link
+from laneway.engines.valkey import connection
 from laneway.engines.valkey.address import parse
 from laneway.errors import LanewayError
-from laneway.servers import Server, free_port
+from laneway.testing.servers import Server, free_port
 from laneway.working.logs import JsonLines, TextLines
 from laneway.working.options import Options
 from tests.cli.every import calls
@@ -75,7 +75,7 @@ def test_no_output_of_any_command_has_the_password(
     case: str, guarded: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Standard output, standard error, exceptions, log lines: with the right password, a wrong one, and a dead server."""
-    monkeypatch.setattr(link, "PATIENCE_AT_START", 0.01)
+    monkeypatch.setattr(connection, "PATIENCE_AT_START", 0.01)
     password = WRONG if case == "wrong" else PASSWORD
     port = free_port() if case == "dead" else guarded.port
     url = f"valkey://:{password}@127.0.0.1:{port}"

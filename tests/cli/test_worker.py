@@ -110,7 +110,7 @@ def test_wrong_options_are_one_line(tmp_path: Path, arguments: tuple[str, ...], 
 
 
 FAILING = """
-from laneway import DestinationUnwell, Laneway, Reject, Retry
+from laneway import DestinationUnavailable, Laneway, Reject, Retry
 app = Laneway("sqlite:///work.db")
 app.policy("*", backoff=0, retries=0)
 

@@ -18,7 +18,7 @@ import redis
 from laneway import Laneway, UsageError
 from laneway.compat.addresses import url_of
 from laneway.compat.rq import Dependency, Job, NoSuchJobError, Queue, Retry, SimpleWorker, Worker, get_current_job, job
-from laneway.servers import Server
+from laneway.testing.servers import Server
 from tests.compat import rq_functions as functions
 from tests.conformance.forms import server
 

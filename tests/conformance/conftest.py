@@ -10,10 +10,10 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.testing.conformance.conftest import bench
+from laneway.testing.conformance.conftest import driver
 from tests.conformance.forms import URLS, open_form
 
-__all__ = ["bench"]
+__all__ = ["driver"]
 
 ENGINES: dict[str, Callable[[Path, Settings], FullEngine]] = {
     "sqlite file": lambda folder, settings: open_engine(f"sqlite:///{folder}/q.db", settings),

@@ -15,8 +15,8 @@ import msgspec
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.valkey.fitness import acl_rule
-from laneway.servers import Cluster, Sentinels, Server
+from laneway.engines.valkey.server_check import acl_rule
+from laneway.testing.servers import Cluster, Sentinels, Server
 
 REDIS = shutil.which("redis-server")
 

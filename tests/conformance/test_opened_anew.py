@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from laneway.engines.base import FullEngine, Settings
-from laneway.testing import EngineBench
+from laneway.testing import EngineDriver
 from laneway.tiers import Tier
 from tests.conformance.conftest import ENGINES
 
@@ -16,7 +16,7 @@ PERSISTENT = ("sqlite file", "valkey", "valkey, cluster")
 """The next engine joins with its name."""
 
 
-class Reopened(EngineBench):
+class Reopened(EngineDriver):
     """`again` closes the engine and opens the same store."""
 
     def again(self) -> None:
@@ -28,10 +28,10 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopened]:
     def make(settings: Settings) -> FullEngine:
         return ENGINES[request.param](tmp_path, settings)
 
-    bench = Reopened(make)
-    yield bench
-    assert [check for check in bench.engine.doctor() if not check.ok] == []
-    bench.engine.close()
+    driver = Reopened(make)
+    yield driver
+    assert [check for check in driver.engine.doctor() if not check.ok] == []
+    driver.engine.close()
 
 
 def test_a_rate_is_kept_also_across_restarts(kept: Reopened) -> None:

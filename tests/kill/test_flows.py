@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from laneway import Laneway
-from laneway.servers import Server
+from laneway.testing.servers import Server
 from laneway.units import SECOND
 
 SOURCE = str(Path(__file__).parents[2] / "src")

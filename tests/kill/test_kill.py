@@ -19,7 +19,7 @@ import pytest
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.message import Settlement
-from laneway.servers import Server
+from laneway.testing.servers import Server
 from laneway.units import SECOND
 
 SOURCE = str(Path(__file__).parents[2] / "src")

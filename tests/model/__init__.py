@@ -9,6 +9,6 @@ everything else is said here once more.
 `things`: what there is · `lanes`: where it waits, and who may be served · `engine`: publish, lease, settle · `desk`: administration.
 """
 
-from tests.model.desk import Model
+from tests.model.admin import Model
 
 __all__ = ["Model"]

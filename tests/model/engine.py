@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from laneway.engines import fairness
-from laneway.engines.admission import retries_used_up
 from laneway.engines.base import BRING_IN, REST_FIRST_US, REST_MOST_US, UNHANDLED_FIRST_US, UNHANDLED_MOST_US, UNTIL_SIGNALLED_US
+from laneway.engines.shared import fairness
+from laneway.engines.shared.refusals import retries_used_up
 from laneway.errors import BacklogFull, BadMessage
 from laneway.message import Batch, Draft, Lease, Receipt, Settlement
 from laneway.policy import Resolved
@@ -20,12 +20,12 @@ from tests.model.things import (
     MAX_WAIT_WINDOWS,
     RATE_WINDOW_US,
     STEP,
-    Band,
     Call,
     GateState,
     Held,
     Lane,
     Message,
+    TierQueue,
     explicit_due,
     first_of,
     is_past,
@@ -312,22 +312,22 @@ class Engine(Lanes):
 
     def _serve_pool(self, call: Call, pool: str, room: int) -> None:
         """Strict tiers first; the others by their shares, and what one cannot use is divided again."""
-        bands = [self.bands[pool, tier] for tier in self.tiers if (pool, tier) in self.bands]
-        for band in bands:
-            if self.tiers[band.tier].share == "strict":
-                room -= self._serve(call, self._line(band), room)
+        tier_queues = [self.tier_queues[pool, tier] for tier in self.tiers if (pool, tier) in self.tier_queues]
+        for tier_queue in tier_queues:
+            if self.tiers[tier_queue.tier].share == "strict":
+                room -= self._serve(call, self._line(tier_queue), room)
                 if call.withheld:
                     return
         lines: dict[str, list[Lane]] = {}
         shares: dict[str, float] = {}
-        for band in bands:
-            share = self.tiers[band.tier].share
+        for tier_queue in tier_queues:
+            share = self.tiers[tier_queue.tier].share
             if share == "strict":
                 continue
-            if self._line(band):
-                shares[band.tier] = float(share)
+            if self._line(tier_queue):
+                shares[tier_queue.tier] = float(share)
             else:
-                band.carry = 0
+                tier_queue.carry = 0
         while room > 0 and shares and not call.withheld:
             step = room if len(shares) == 1 or call.startable >= room else call.startable or min(room, STEP)
             room -= self._serve_shares(call, pool, step, shares, lines)
@@ -352,29 +352,29 @@ class Engine(Lanes):
 
     def _serve_shares(self, call: Call, pool: str, room: int, shares: dict[str, float], lines: dict[str, list[Lane]]) -> int:
         """Divide `room` once; tiers that cannot use their part leave `shares`."""
-        bands = {tier: self.bands[pool, tier] for tier in shares}
-        carries, divided = {tier: band.carry for tier, band in bands.items()}, dict(shares)
+        tier_queues = {tier: self.tier_queues[pool, tier] for tier in shares}
+        carries, divided = {tier: tier_queue.carry for tier, tier_queue in tier_queues.items()}, dict(shares)
         parts, kept = fairness.split(room, divided, carries)
         taken: dict[str, int] = {}
         for tier, part in parts.items():
-            bands[tier].carry = kept[tier]
+            tier_queues[tier].carry = kept[tier]
             if part == 0:
                 continue
-            lines.setdefault(tier, self._line(bands[tier]))
+            lines.setdefault(tier, self._line(tier_queues[tier]))
             taken[tier] = self._serve(call, lines[tier], part)
             if call.withheld:
                 break
             if taken[tier] < part:
                 del shares[tier]
-                bands[tier].carry = 0
+                tier_queues[tier].carry = 0
         if call.withheld:
             for tier, owed in fairness.settle_carry(divided, carries, taken).items():
-                bands[tier].carry = owed
+                tier_queues[tier].carry = owed
         return sum(taken.values())
 
-    def _line(self, band: Band) -> list[Lane]:
+    def _line(self, tier_queue: TierQueue) -> list[Lane]:
         """The lanes of a tier that can deliver now."""
-        return [lane for lane in self.lanes.values() if lane.band is band and self._can_deliver(lane)]
+        return [lane for lane in self.lanes.values() if lane.tier_queue is tier_queue and self._can_deliver(lane)]
 
     def _can_deliver(self, lane: Lane) -> bool:
         return lane.place == "runnable" or (lane.place == "at_gate" and lane.gate is not None and self._gate_room(lane.gate) > 0)
@@ -421,15 +421,15 @@ class Engine(Lanes):
         self._look_at_gate(gate)
 
     def _charge(self, lane: Lane, policy: Resolved, take: int, *, alone: bool) -> None:
-        band = lane.band
-        band.virtual = lane.virtual
+        tier_queue = lane.tier_queue
+        tier_queue.virtual = lane.virtual
         lane.virtual += self._stride(lane, policy, take)
         if alone:
             one_chunk = self._stride(lane, policy, fairness.chunk(take, 2, policy.weight))
-            band.virtual = fairness.reached(band.virtual, lane.virtual, one_chunk)
+            tier_queue.virtual = fairness.reached(tier_queue.virtual, lane.virtual, one_chunk)
         if policy.rate is not None:
             lane.tat = fairness.take_permits(lane.tat, self.now, policy.lane_rate, take)
-        band.delivered += take
+        tier_queue.delivered += take
         self._count(lane, "delivered", take)
         elapsed = self.now - lane.window_from
         if elapsed >= RATE_WINDOW_US:
@@ -438,27 +438,27 @@ class Engine(Lanes):
         lane.in_window += take
 
     def _stride(self, lane: Lane, policy: Resolved, take: int) -> int:
-        if self._is_fair_by_time(lane.band):
+        if self._is_fair_by_time(lane.tier_queue):
             return fairness.stride_of_work(take * self._expected_cost(lane), policy.weight)
         return fairness.stride(take, policy.weight)
 
-    def _is_fair_by_time(self, band: Band) -> bool:
-        return self._fair_by(band) == "time"
+    def _is_fair_by_time(self, tier_queue: TierQueue) -> bool:
+        return self._fair_by(tier_queue) == "time"
 
     def _expected_cost(self, lane: Lane) -> int:
-        return lane.mean or lane.band.mean or FIRST_COST_US
+        return lane.mean or lane.tier_queue.mean or FIRST_COST_US
 
     def _hand_out(self, call: Call, message: Message, policy: Resolved) -> None:
         lane = message.lane
         if is_past(message.expires, self.now):  # housekeeping had too much to do to see it before
             self._uncount_hand_out(lane, policy)
             self._expire(message)
-            call.taken.append((lane.band.tier, None))
+            call.taken.append((lane.tier_queue.tier, None))
             return
         self.fence += 1
         deadline = self.now + policy.lease
         self.deadlines_given.add(deadline)
-        charge = self._expected_cost(lane) if self._is_fair_by_time(lane.band) else 0
+        charge = self._expected_cost(lane) if self._is_fair_by_time(lane.tier_queue) else 0
         started = message.suspect and call.record_start
         line = message.line if message.serial is not None else None
         held = Held(self.fence, message.handle, message, lane, message.topic, deadline, self.now, charge, started, policy.gate, line)
@@ -474,7 +474,7 @@ class Engine(Lanes):
             policy.limited,
         )  # fmt: skip
         call.leases.append(lease)
-        call.taken.append((lane.band.tier, lease))
+        call.taken.append((lane.tier_queue.tier, lease))
         if policy.delivery == "at_most_once":
             self._finish_at_hand_out(held, message)
 
@@ -494,7 +494,7 @@ class Engine(Lanes):
         """Strictly in the order named, tiers aside."""
         for topic in topics:
             for lane in self._lanes_of(topic):
-                if room <= 0 or lane.band.pool != pool or not self._can_deliver(lane):
+                if room <= 0 or lane.tier_queue.pool != pool or not self._can_deliver(lane):
                     continue
                 if not call.startable and self._policy(lane).limited:
                     return
@@ -601,13 +601,13 @@ class Engine(Lanes):
 
     def _correct_cost(self, lease: Held, cost_us: int) -> None:
         """Fair by time: the lane pays what its message really took, and is never put behind its tier."""
-        lane, band = lease.lane, lease.lane.band
+        lane, tier_queue = lease.lane, lease.lane.tier_queue
         cost = max(0, min(cost_us, lease.deadline - lease.granted))
         corrected = lane.virtual + fairness.stride_of_work(cost - lease.charge, self._policy(lane).weight)
-        lane.virtual = max(corrected, min(band.virtual, lane.virtual))
+        lane.virtual = max(corrected, min(tier_queue.virtual, lane.virtual))
         if cost:
             lane.mean = moved(self._expected_cost(lane), cost)
-            band.mean = moved(band.mean or FIRST_COST_US, cost)
+            tier_queue.mean = moved(tier_queue.mean or FIRST_COST_US, cost)
 
     def _retry(self, message: Message, settlement: Settlement) -> str:
         policy = self.book.resolve(message.topic)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from laneway.engines import fairness
 from laneway.engines.base import KEEPS_HEADER, STICKY_US
+from laneway.engines.shared import fairness
 from laneway.policy import FOREVER, PolicyBook, Resolved
 from laneway.tiers import Tier, TierLayers, Tiers
-from tests.model.things import CAN_DELIVER, HISTORY, LINGER_US, Band, Death, GateState, Held, Lane, Message, is_past
+from tests.model.things import CAN_DELIVER, HISTORY, LINGER_US, Death, GateState, Held, Lane, Message, TierQueue, is_past
 
 
 class Lanes:
@@ -39,7 +39,7 @@ class Lanes:
         self.messages: list[Message] = []
         self.leases: dict[int, Held] = {}
         self.lanes: dict[str, Lane] = {}
-        self.bands: dict[tuple[str, str], Band] = {}
+        self.tier_queues: dict[tuple[str, str], TierQueue] = {}
         self.gates: dict[str, GateState] = {}
         self.finished: dict[tuple[str, str], int | None] = {}  # (topic, id): until when it is known, None: for ever
         self.edges: dict[tuple[str, tuple[str, str | bytes]], int] = {}  # edge="leading": when the window of a key ends
@@ -53,9 +53,9 @@ class Lanes:
         """The tiers in force."""
         return self.layers_of_tiers.in_force()
 
-    def _fair_by(self, band: Band) -> str:
+    def _fair_by(self, tier_queue: TierQueue) -> str:
         """Lanes may linger in a tier that is no more."""
-        tier = self.tiers.get(band.tier)
+        tier = self.tiers.get(tier_queue.tier)
         return tier.fair_by if tier is not None else "messages"
 
     def _time(self, now_us: int | None) -> int:
@@ -82,14 +82,14 @@ class Lanes:
     def _make_lane(self, name: str, rule: str) -> Lane:
         if name not in self.lanes:
             policy = self.book.resolve(rule)
-            band = self._band(policy.pool, policy.tier)
+            tier_queue = self._tier_queue(policy.pool, policy.tier)
             self.lanes_made += 1
             topic = None if name.startswith("bucket ") else rule
-            self.lanes[name] = Lane(self.lanes_made, name, rule, topic, band, band.virtual, window_from=self.now)
+            self.lanes[name] = Lane(self.lanes_made, name, rule, topic, tier_queue, tier_queue.virtual, window_from=self.now)
         return self.lanes[name]
 
-    def _band(self, pool: str, tier: str) -> Band:
-        return self.bands.setdefault((pool, tier), Band(pool, tier))
+    def _tier_queue(self, pool: str, tier: str) -> TierQueue:
+        return self.tier_queues.setdefault((pool, tier), TierQueue(pool, tier))
 
     # Waiting
 
@@ -134,14 +134,14 @@ class Lanes:
     def _place(self, lane: Lane) -> None:
         """Put the lane where it belongs now."""
         policy = self._policy(lane)
-        if (lane.band.pool, lane.band.tier) != (policy.pool, policy.tier):
-            lane.band = self._band(policy.pool, policy.tier)
-            lane.virtual, lane.place, lane.wake = lane.band.virtual, "idle", None
+        if (lane.tier_queue.pool, lane.tier_queue.tier) != (policy.pool, policy.tier):
+            lane.tier_queue = self._tier_queue(policy.pool, policy.tier)
+            lane.virtual, lane.place, lane.wake = lane.tier_queue.virtual, "idle", None
         if policy.rate is not None:
             lane.tat = fairness.rebase(lane.tat, self.now, policy.lane_rate, policy.lane_burst)
         place, wake = self._where(lane, policy)
         if place in CAN_DELIVER and lane.place not in CAN_DELIVER:
-            lane.virtual = max(lane.virtual, lane.band.virtual)  # sleeping earns no credit
+            lane.virtual = max(lane.virtual, lane.tier_queue.virtual)  # sleeping earns no credit
         lane.place, lane.wake, lane.gate = place, wake, policy.gate if place == "at_gate" else None
 
     def _where(self, lane: Lane, policy: Resolved) -> tuple[str, int | None]:
@@ -161,7 +161,7 @@ class Lanes:
         return ("at_gate", None) if policy.gate is not None else ("runnable", None)
 
     def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:
-        at = lane.wake if lane.place == "idle" and lane.wake is not None else self.now + LINGER_US[self._fair_by(lane.band)]
+        at = lane.wake if lane.place == "idle" and lane.wake is not None else self.now + LINGER_US[self._fair_by(lane.tier_queue)]
         if lane.rest_step:
             at = max(at, lane.rest_until)
         if policy.rate is not None:

@@ -107,7 +107,7 @@ class Lane:
     name: str
     rule: str
     topic: str | None
-    band: Band
+    tier_queue: TierQueue
     virtual: int
     place: str = "idle"  # runnable | asleep | full | at_gate | paused | idle
     wake: int | None = None  # asleep: until then; idle: forgotten then
@@ -127,7 +127,7 @@ class Lane:
 
 
 @dataclass(eq=False)
-class Band:
+class TierQueue:
     """One tier of one pool."""
 
     pool: str

@@ -15,7 +15,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from laneway import BacklogFull, DestinationUnwell, EngineUnavailable, LanewayError, LeaseLost, Reject, Retry
+from laneway import BacklogFull, DestinationUnavailable, EngineUnavailable, LanewayError, LeaseLost, Reject, Retry
 
 LONE = "\udcff"
 
@@ -318,7 +318,7 @@ class BareRetry(Retry):
         """Leaves out what its base does."""
 
 
-class BareUnwell(DestinationUnwell):
+class BareUnwell(DestinationUnavailable):
     def __init__(self, *_: object) -> None:
         """Leaves out what its base does."""
 
@@ -395,8 +395,8 @@ ERRORS: list[Callable[[random.Random], BaseException]] = [
     lambda c: Retry(text(c)),
     lambda c: Retry(text(c), delay=number(c)),
     lambda c: Retry("later", delay=number(c)),
-    lambda c: DestinationUnwell(text(c), retry_after=number(c)),
-    lambda c: DestinationUnwell("503", retry_after=number(c)),
+    lambda c: DestinationUnavailable(text(c), retry_after=number(c)),
+    lambda c: DestinationUnavailable("503", retry_after=number(c)),
     lambda c: c.choice([BareReject, BareRetry, BareUnwell, RaisingRetry])(),
     lambda c: c.choice([TextRaises, TextExits, TextInterrupts, TextRecurses])("x"),
     lambda c: c.choice([ClassRaises, ClassLies, NotesRaise, PlaceRaises, Undecided, OfNoName])("x"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from laneway import DestinationUnwell, Laneway, Message, Reject, Retry, Summary
+from laneway import DestinationUnavailable, Laneway, Message, Reject, Retry, Summary
 from laneway.message import Draft
 from tests.poison import endings
 from tests.poison.endings import LONE
@@ -159,7 +159,7 @@ def test_a_topic_whose_retry_after_cannot_be_rests_as_if_none_was_said(app: Lane
 
     @app.handler("bad")
     async def handle(_: Message) -> None:
-        raise DestinationUnwell("503", retry_after=asked)
+        raise DestinationUnavailable("503", retry_after=asked)
 
     app.publish("bad")
     done = neighbors(app)

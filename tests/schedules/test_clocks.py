@@ -14,7 +14,7 @@ from laneway import Laneway
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
 from laneway.metrics import measure
-from laneway.servers import Server
+from laneway.testing.servers import Server
 from tests.clocks import SHIFTED
 
 WORKER = (

@@ -109,8 +109,8 @@ def make_layout(path: Path, layout: int, *statements: str) -> None:
 
 
 ONE_MESSAGE = """
-    INSERT INTO band (band, pool, tier) VALUES (1, 'default', 'mid');
-    INSERT INTO lane (lane, name, band, place, vt, tat, ready, delayed, parked, leased, bytes, published, delivered, done, seen, lately, before)
+    INSERT INTO tier_queue (tier_queue, pool, tier) VALUES (1, 'default', 'mid');
+    INSERT INTO lane (lane, name, tier_queue, place, vt, tat, ready, delayed, parked, leased, bytes, published, delivered, done, seen, lately, before)
         VALUES (1, 'a', 1, 1, 0, 0, 1, 0, 0, 0, 4, 1, 0, 0, 0, 0, 0);
     INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body) VALUES (1, 1, 0, 1, 1, 1, 1, 0, 0, CAST('kept' AS BLOB));
     INSERT INTO ready (lane, rank, pos, seq, mid) VALUES (1, 1, 1, 1, 1);
@@ -186,7 +186,7 @@ def opened_by_another_user(path: Path) -> str:
     """What an ordinary user is told: root may do everything."""
     # The interpreter's own folder may be closed to others: import first, drop the rights afterwards.
     program = (
-        "import msgspec, sqlite3, importlib.metadata, laneway.engines.sqlite.desk, laneway.engines.base\n"
+        "import msgspec, sqlite3, importlib.metadata, laneway.engines.sqlite.admin, laneway.engines.base\n"
         "import os, sys\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
         "from laneway.engines import open_engine\n"

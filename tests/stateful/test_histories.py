@@ -26,7 +26,7 @@ from laneway.policy import Gate, own_rows
 from laneway.tiers import Tier
 from laneway.units import SECOND
 from tests.conformance.conftest import ENGINES
-from tests.stateful.twins import START, Twins, handles
+from tests.stateful.lockstep import START, Lockstep, handles
 
 HISTORIES = os.environ.get("LANEWAY_HISTORIES")
 SEED = int(os.environ.get("LANEWAY_SEED") or random.SystemRandom().randrange(1 << 32))
@@ -203,7 +203,7 @@ class Histories(RuleBasedStateMachine):
         limits=st.sampled_from([{}] * 6 + [{"max_backlog": 6}, {"max_backlog": 4, "on_full": "drop_oldest"}, {"max_backlog_bytes": 150}]),
     )
     def begin(self, wide: dict[str, Any], narrow: list[tuple[str, dict[str, Any]]], limits: dict[str, Any]) -> None:
-        self.twins = Twins(self.name, **limits)
+        self.lockstep = Lockstep(self.name, **limits)
         self.do("gate_set", "g", Gate(concurrency=2))
         self.do("gate_set", "h", Gate(rate=5.0, burst=1))
         for pattern, fields in BASE.items():
@@ -214,17 +214,17 @@ class Histories(RuleBasedStateMachine):
 
     def do(self, operation: str, *arguments: Any, **options: Any) -> Any:
         """A call that says the same to both."""
-        return self.twins.call(operation, arguments, now_us=self.twins.now, **options)
+        return self.lockstep.call(operation, arguments, now_us=self.lockstep.now, **options)
 
     def for_engine(self, batch: list[Draft]) -> list[Draft]:
-        return [msgspec.structs.replace(draft, id=self.twins.names.for_engine(draft.id) if draft.id else None) for draft in batch]
+        return [msgspec.structs.replace(draft, id=self.lockstep.names.for_engine(draft.id) if draft.id else None) for draft in batch]
 
     # Publishing, leasing, settling
 
     @rule(chance=chances)
     def put(self, chance: random.Random) -> None:
         batch = [self.again(draft, chance) if draft.id == AGAIN else draft for draft in some_drafts(chance, 1, 6, self.busy)]
-        _, receipts = self.twins.call("put", (self.for_engine(batch),), (batch,), now_us=self.twins.now)
+        _, receipts = self.lockstep.call("put", (self.for_engine(batch),), (batch,), now_us=self.lockstep.now)
         if not isinstance(receipts, str):
             self.signalled |= {receipt.id for receipt, draft in zip(receipts, batch, strict=True) if NEEDS_HEADER in (draft.headers or {})}
             self.receipts += [receipt for receipt in receipts if receipt.id]
@@ -236,7 +236,7 @@ class Histories(RuleBasedStateMachine):
         self.crowds += 1
         topics = [self.busy, chance.choice(BUSY)]
         batch = [Draft(chance.choice(topics), b"%d" % n, key=chance.choice([None, None, "k"])) for n in range(chance.choice([15, 18, 40, 90]))]
-        self.twins.call("put", (batch,), (batch,), now_us=self.twins.now)
+        self.lockstep.call("put", (batch,), (batch,), now_us=self.lockstep.now)
 
     def again(self, draft: Draft, chance: random.Random) -> Draft:
         """The same once more."""
@@ -259,18 +259,25 @@ class Histories(RuleBasedStateMachine):
             pairs = [*pairs, *pairs]
         ends = [an_end(chance) for _ in pairs]
         settlements = [
-            [msgspec.structs.replace(end, handle=pair[twin].handle, fence=pair[twin].fence) for pair, end in zip(pairs, ends, strict=True)]
-            for twin in (0, 1)
+            [
+                msgspec.structs.replace(end, handle=pair[async_variant].handle, fence=pair[async_variant].fence)
+                for pair, end in zip(pairs, ends, strict=True)
+            ]
+            for async_variant in (0, 1)
         ]
         for n, pair in enumerate(pairs):
             if chance.random() < 0.2:
-                for twin in (0, 1):
-                    settlements[twin][n].id, settlements[twin][n].outcome, settlements[twin][n].keep_us = pair[twin].id, b"so", YEARS
+                for async_variant in (0, 1):
+                    settlements[async_variant][n].id, settlements[async_variant][n].outcome, settlements[async_variant][n].keep_us = (
+                        pair[async_variant].id,
+                        b"so",
+                        YEARS,
+                    )
         if chance.random() < 0.05:
             for batch in settlements:
                 batch[0].handle = batch[-1].handle
         publish = {0: [msgspec.structs.replace(draft, id=None) for draft in some_drafts(chance, 0, chance.choice([0, 0, 2]), self.busy)]}
-        answers, _ = self.twins.call("settle", (settlements[0],), (settlements[1],), now_us=self.twins.now, publish=publish)
+        answers, _ = self.lockstep.call("settle", (settlements[0],), (settlements[1],), now_us=self.lockstep.now, publish=publish)
         if isinstance(answers, str):
             return
         ended = [pair for pair, answer in zip(pairs, answers, strict=True) if answer in ("lost", "gone") or chance.random() < 0.8]
@@ -283,7 +290,7 @@ class Histories(RuleBasedStateMachine):
         for _ in range(chance.randint(1, 4)):
             for step in (self.put, self.lease, self.settle):
                 if chance.random() < 0.2:
-                    self.twins.change_over()
+                    self.lockstep.change_over()
                 if step != self.settle or self.held:
                     step(chance)
                     self.the_twins_are_the_same()
@@ -314,7 +321,7 @@ class Histories(RuleBasedStateMachine):
         for those in some:
             those += [(one, fence) for (one, _), (_, fence) in pairwise(those)]
         more = () if operation == "start" else (by_us,)
-        self.twins.call(operation, (some[0], *more), (some[1], *more), now_us=self.twins.now)
+        self.lockstep.call(operation, (some[0], *more), (some[1], *more), now_us=self.lockstep.now)
 
     # Signals, outcomes, cancelling
 
@@ -327,7 +334,7 @@ class Histories(RuleBasedStateMachine):
             draft = Draft(receipt.topic, b"s", id=receipt.id, signal=chance.choice([0, 1, 1, 1, 2, 2]))
             if chance.random() < 0.3:
                 draft.delay_us, draft.ttl_us = chance.choice([0, 2 * SECOND]), chance.choice([None, SECOND, 9 * SECOND])
-            self.twins.call("put", (self.for_engine([draft]),), ([draft],), now_us=self.twins.now)
+            self.lockstep.call("put", (self.for_engine([draft]),), ([draft],), now_us=self.lockstep.now)
 
     signal_more = signal
 
@@ -336,7 +343,7 @@ class Histories(RuleBasedStateMachine):
     def withdraw(self, chance: random.Random, *, named: bool) -> None:
         receipt = chance.choice(self.receipts[-10:])
         topic = receipt.topic if named or receipt.id not in MADE else None  # an id of the user's own is one of its topic
-        self.twins.call("withdraw", (self.twins.names.for_engine(receipt.id), topic), (receipt.id, topic), now_us=self.twins.now)
+        self.lockstep.call("withdraw", (self.lockstep.names.for_engine(receipt.id), topic), (receipt.id, topic), now_us=self.lockstep.now)
         self.do("tick")  # where there was nothing to do, an engine need not have looked at the clock
 
     # Time
@@ -344,7 +351,7 @@ class Histories(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.001, 0.05, 0.2, 0.5, 1.0, 1.0, 3.0, 7.0, 70.0, 4000.0, -2.0]))
     def later(self, seconds: float) -> None:
         """The clock goes on, or back."""
-        self.twins.now += round(seconds * SECOND)
+        self.lockstep.now += round(seconds * SECOND)
 
     later_on = later_still = later
 
@@ -356,17 +363,17 @@ class Histories(RuleBasedStateMachine):
     def wake(self) -> None:
         """Time goes on exactly to when there is something to do."""
         wake = self.do("tick")[1]
-        if wake is not None and wake < self.twins.now + 100_000 * SECOND:
-            self.twins.now = max(self.twins.now, wake)
+        if wake is not None and wake < self.lockstep.now + 100_000 * SECOND:
+            self.lockstep.now = max(self.lockstep.now, wake)
             self.do("tick")
 
     @rule()
     def crash(self) -> None:
-        self.twins.crash()
+        self.lockstep.crash()
 
     @rule()
     def change_over(self) -> None:
-        self.twins.change_over()
+        self.lockstep.change_over()
 
     # Administration
 
@@ -400,7 +407,7 @@ class Histories(RuleBasedStateMachine):
         else:
             topic = self.held[-1][0].topic if self.held and pattern != "*" else topic
             self.do(what, topic)
-            assert self.twins.engine.topic_stats(topic, now_us=self.twins.now).waiting == 0
+            assert self.lockstep.engine.topic_stats(topic, now_us=self.lockstep.now).waiting == 0
             if self.held:
                 self.settle(chance)
 
@@ -415,8 +422,8 @@ class Histories(RuleBasedStateMachine):
         if topic is None and ids is not None:
             ids = [each for each in ids if each in MADE]  # an id of the user's own is one of its topic
         options = {"first_us": spacing * 2, "spacing_us": spacing} if operation == "dead_redrive" else {}
-        for_engine = [self.twins.names.for_engine(each) for each in ids] if ids is not None else None
-        self.twins.call(operation, (topic, for_engine), (topic, ids), limit=limit, now_us=self.twins.now, **options)
+        for_engine = [self.lockstep.names.for_engine(each) for each in ids] if ids is not None else None
+        self.lockstep.call(operation, (topic, for_engine), (topic, ids), limit=limit, now_us=self.lockstep.now, **options)
         self.do("tick")  # as in `withdraw`
 
     # Looking
@@ -433,30 +440,38 @@ class Histories(RuleBasedStateMachine):
         self.do("topic_stats", topic)
         self.do("topic_peek", topic, limit=limit)
         for operation in ("cursors", "policy_of"):
-            self.twins.call(operation, (topic,))
+            self.lockstep.call(operation, (topic,))
         self.do("topic_list", order=order, pattern=pattern, limit=limit, after=after if order == "name" else None)
         self.look_at_messages(topic, ids)
         self.look_at_dead_letters(topic if limit % 2 else None, limit)
 
     def look_up(self, topic: str, ids: list[str]) -> None:
-        theirs = [self.twins.names.for_engine(each) for each in ids]
-        found = self.twins.engine.lookup(topic, theirs, now_us=self.twins.now)
-        self.twins.compare("lookup", [found[each] for each in theirs], list(self.twins.model.lookup(topic, ids, now_us=self.twins.now).values()))
+        theirs = [self.lockstep.names.for_engine(each) for each in ids]
+        found = self.lockstep.engine.lookup(topic, theirs, now_us=self.lockstep.now)
+        self.lockstep.compare(
+            "lookup", [found[each] for each in theirs], list(self.lockstep.model.lookup(topic, ids, now_us=self.lockstep.now).values())
+        )
 
     def look_at_messages(self, topic: str, ids: list[str]) -> None:
         self.look_up(topic, ids)
         for mine in ids:
-            ours = self.twins.names.for_engine(mine)
-            self.twins.call("find", (ours, topic), (mine, topic))
-            told = [twin.explain(each, topic, now_us=self.twins.now) for twin, each in ((self.twins.engine, ours), (self.twins.model, mine))]
-            self.twins.compare("explain", *([each.state, each.ahead, each.message] for each in told))
+            ours = self.lockstep.names.for_engine(mine)
+            self.lockstep.call("find", (ours, topic), (mine, topic))
+            told = [
+                async_variant.explain(each, topic, now_us=self.lockstep.now)
+                for async_variant, each in ((self.lockstep.engine, ours), (self.lockstep.model, mine))
+            ]
+            self.lockstep.compare("explain", *([each.state, each.ahead, each.message] for each in told))
 
     def look_at_dead_letters(self, topic: str | None, limit: int) -> None:
         """Page by page; the numbers are the engine's own."""
         after = [0, 0]
         for _ in range(3):
-            pages = [twin.dead_list(topic, limit=limit, after=at) for twin, at in zip((self.twins.engine, self.twins.model), after, strict=True)]
-            self.twins.compare("dead_list", *([view for _, view in page] for page in pages))
+            pages = [
+                async_variant.dead_list(topic, limit=limit, after=at)
+                for async_variant, at in zip((self.lockstep.engine, self.lockstep.model), after, strict=True)
+            ]
+            self.lockstep.compare("dead_list", *([view for _, view in page] for page in pages))
             if not pages[0]:
                 break
             after = [page[-1][0] for page in pages]
@@ -467,44 +482,44 @@ class Histories(RuleBasedStateMachine):
     def the_twins_are_the_same(self) -> None:
         if not hasattr(self, "twins"):
             return
-        self.twins.compare_everything()
+        self.lockstep.compare_everything()
         for topic in {receipt.topic for receipt in self.receipts[-10:]}:
             ids = list({receipt.id for receipt in self.receipts[-10:] if receipt.topic == topic})
             self.look_up(topic, ids)
-            kept = self.twins.engine.kept([(self.twins.names.for_engine(each), topic) for each in ids], now_us=self.twins.now)
-            self.twins.compare("kept", [each.outcome for each in kept], [self.twins.model.outcomes.get(each) for each in ids])
+            kept = self.lockstep.engine.kept([(self.lockstep.names.for_engine(each), topic) for each in ids], now_us=self.lockstep.now)
+            self.lockstep.compare("kept", [each.outcome for each in kept], [self.lockstep.model.outcomes.get(each) for each in ids])
         self.steps += 1
         if self.steps % 5 == 0:
-            assert [check for check in self.twins.engine.doctor() if not check.ok] == [], "the store's parts agree"
+            assert [check for check in self.lockstep.engine.doctor() if not check.ok] == [], "the store's parts agree"
 
     def teardown(self) -> None:
         """Let everything run: nothing is stuck, and nothing stays behind."""
         if hasattr(self, "twins"):
             try:
-                drain(self.twins)
+                drain(self.lockstep)
             finally:
-                self.twins.close()
+                self.lockstep.close()
 
 
-def drain(twins: Twins) -> None:
-    engine = twins.engine
+def drain(lockstep: Lockstep) -> None:
+    engine = lockstep.engine
     own, _ = engine.policy_own_list()
     for layer, pattern, fields in [*engine.policies().rows(), *own_rows(own)]:
         if "paused" in fields:
-            engine.policy_set(layer, pattern, {"paused": False}, now_us=twins.now)
+            engine.policy_set(layer, pattern, {"paused": False}, now_us=lockstep.now)
     for _ in range(3_000):
         leased = 0
         wake = None
         for pool in ("default", "other"):
-            batch = engine.lease(50, pool=pool, now_us=twins.now)
-            engine.settle([Settlement(lease.handle, lease.fence) for lease in batch.leases], now_us=twins.now)
+            batch = engine.lease(50, pool=pool, now_us=lockstep.now)
+            engine.settle([Settlement(lease.handle, lease.fence) for lease in batch.leases], now_us=lockstep.now)
             leased += len(batch.leases)
             wake = batch.next_wake_us
-        overview = engine.overview(now_us=twins.now)
+        overview = engine.overview(now_us=lockstep.now)
         if not overview.waiting and not overview.leased and not overview.topics:
             return
         if not leased:
-            twins.now = max(twins.now + 1_000, wake or 0)
+            lockstep.now = max(lockstep.now + 1_000, wake or 0)
     raise AssertionError(f"something is stuck: {overview}")
 
 

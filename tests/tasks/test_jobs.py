@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from laneway import JobCancelled, JobDead, JobExpired, JobFailed, Laneway, LanewayError, Reject, Task, UsageError, current_request
-from laneway.servers import Server
 from laneway.tasks.outcomes import MAX_RESULT
 from laneway.testing import eager, virtual
+from laneway.testing.servers import Server
 from tests.tasks import apart
 from tests.tasks.apart import Odd, Order
 from tests.tasks.conftest import MakeApp, working

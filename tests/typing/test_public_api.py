@@ -97,7 +97,7 @@ if TYPE_CHECKING:
     topic.publish(1, priority="high")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     app.publish_many([1])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
 
-    async def twins() -> None:
+    async def lockstep() -> None:
         assert_type(await app.apublish("push.acme", ttl="1h"), Receipt)
         assert_type(await topic.apublish(1, at_front=True), Receipt)
         assert_type(await app.apublish_many([Message("push.acme")]), list[Receipt])

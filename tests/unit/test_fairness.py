@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from laneway.engines import fairness
+from laneway.engines.shared import fairness
 from laneway.policy import default_burst
 
 NOW = 1_700_000_000_000_000

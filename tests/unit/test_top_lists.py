@@ -10,12 +10,13 @@ from unittest import mock
 
 import pytest
 
-from laneway.engines import listing, open_engine
+from laneway.engines import open_engine
 from laneway.engines.base import Settings
+from laneway.engines.shared import listing
 from laneway.engines.sqlite import listing as sqlite_listing
 from laneway.engines.sqlite.statements import SQL
 from laneway.engines.valkey import listing as valkey_listing
-from laneway.engines.valkey.link import Link
+from laneway.engines.valkey.connection import Link
 from laneway.message import Draft
 from tests.conformance.forms import server
 

@@ -10,7 +10,7 @@ from laneway import Laneway
 from laneway.engines.base import Durability, FullEngine
 from laneway.errors import EngineUnavailable
 from laneway.message import Draft, Lease, Note, Settlement
-from laneway.servers import Server
+from laneway.testing.servers import Server
 
 ACTIONS = ["ack", "retry", "dead", "release", "rest", "unhandled"]
 

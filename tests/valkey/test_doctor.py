@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from laneway.servers import Server
+from laneway.testing.servers import Server
 
 
 def doctor(url: str) -> list[str]:

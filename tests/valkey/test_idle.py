@@ -7,7 +7,7 @@ from collections.abc import Callable
 from laneway.engines.base import FullEngine
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
-from laneway.servers import Server
+from laneway.testing.servers import Server
 
 STAYS = {"settings", "shard", "rules", "policies", "gates", "tiers", "own", "own_sets", "own_uses", "own_tiers", "programs"}
 START = 2_200_000_000_000_000

@@ -17,7 +17,7 @@ from laneway.engines.valkey import layouts
 from laneway.engines.valkey.namespace import Namespace
 from laneway.errors import SchemaMismatch
 from laneway.message import Settlement
-from laneway.servers import Server
+from laneway.testing.servers import Server
 
 Opened = Callable[..., FullEngine]
 
@@ -68,7 +68,7 @@ def test_a_namespace_of_layout_3_is_brought_up_with_all_that_it_holds(opened: Op
 @pytest.mark.parametrize("steps", range(1, 12))
 def test_bringing_up_may_break_off_anywhere(opened: Opened, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever opens it next goes on."""
-    from laneway.engines.valkey.link import Link
+    from laneway.engines.valkey.connection import Link
 
     with Server() as server:
         load_layout(server, 3)

@@ -8,9 +8,9 @@ import pytest
 
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
-from laneway.engines.valkey import link
+from laneway.engines.valkey import connection
 from laneway.errors import EngineUnavailable
-from laneway.servers import Server, until
+from laneway.testing.servers import Server, until
 from tests.valkey.conftest import drain, some
 
 COUNT, OTHERS = 100, 15_000
@@ -38,7 +38,7 @@ def server() -> Iterator[Server]:
 
 def test_calls_wait_for_it(server: Server, monkeypatch: pytest.MonkeyPatch, opened: Callable[..., FullEngine]) -> None:
     """Of an engine that was open before, and of one that is opened now."""
-    monkeypatch.setattr(link, "PATIENCE", 60.0)
+    monkeypatch.setattr(connection, "PATIENCE", 60.0)
     begin_to_load(server)
     engine = opened(server.url, durability="fsync", namespace="default")
     assert len(drain(engine)) == COUNT
@@ -49,7 +49,7 @@ def test_calls_wait_for_it(server: Server, monkeypatch: pytest.MonkeyPatch, open
 
 def test_it_is_no_server_without_a_file(server: Server, monkeypatch: pytest.MonkeyPatch, opened: Callable[..., FullEngine]) -> None:
     """After a while the error says what it is, and not that the append-only file is to be switched on."""
-    monkeypatch.setattr(link, "PATIENCE", 0.1)
+    monkeypatch.setattr(connection, "PATIENCE", 0.1)
     begin_to_load(server)
     with pytest.raises(EngineUnavailable, match=r"the server is still loading its data(, about \d+ s more)?; wait"):
         opened(server.url, durability="fsync", namespace="default")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from laneway.cli.migrate import move
-from laneway.engines.base import FullEngine, MessageView, Parcel
+from laneway.engines.base import ExportedMessage, FullEngine, MessageView
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
 from tests.conformance.forms import cluster, server
@@ -87,12 +87,12 @@ class Dying:
     def __getattr__(self, name: str) -> object:
         return getattr(self._engine, name)
 
-    def receive(self, parcels: list[Parcel]) -> list[str]:
+    def import_(self, exported_messages: list[ExportedMessage]) -> list[str]:
         self._left -= 1
         dies = self._left < 0
         if dies and not self._arrives:
             raise Killed
-        answers = self._engine.receive(parcels)
+        answers = self._engine.import_(exported_messages)
         if dies:
             raise Killed
         return answers

@@ -11,7 +11,7 @@ from laneway.engines.base import FullEngine
 from laneway.engines.valkey.namespace import Namespace
 from laneway.errors import BadMessage
 from laneway.message import Draft, Settlement
-from laneway.servers import Server
+from laneway.testing.servers import Server
 from tests.valkey.conftest import drain
 
 Opened = Callable[..., FullEngine]

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 
 from laneway.engines.base import FullEngine
-from laneway.engines.valkey import fitness
+from laneway.engines.valkey import server_check
 from laneway.engines.valkey.address import parse
-from laneway.engines.valkey.fitness import Facts
-from laneway.engines.valkey.health import examine
+from laneway.engines.valkey.doctor import examine
+from laneway.engines.valkey.server_check import Facts
 from laneway.errors import EngineCorrupt, EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch, UsageError
 from laneway.message import Draft
-from laneway.servers import Cluster, Replicated, Server, free_port
+from laneway.testing.servers import Cluster, Replicated, Server, free_port
 from laneway.tiers import Tier
 from tests.conformance.forms import sentinels, server
 from tests.valkey.conftest import drain, some
@@ -123,14 +123,14 @@ def test_tls_where_there_is_none(opened: Opened) -> None:
 )
 def test_too_old(product: str, version: tuple[int, ...], said: str) -> None:
     facts = Facts(product, version, "master", False, "noeviction", False, "", 0)
-    assert said in fitness.problems(facts, parse("valkey://localhost"), "memory")[0]
+    assert said in server_check.problems(facts, parse("valkey://localhost"), "memory")[0]
 
 
 def test_waitaof_came_with_redis_7_2() -> None:
     facts = Facts("redis", (7, 0, 15), "master", False, "noeviction", True, "always", 0)
-    assert fitness.problems(facts, parse("redis://localhost"), "memory") == []
-    assert "has no WAITAOF" in fitness.problems(facts, parse("redis://localhost"), "fsync")[0]
-    assert fitness.problems(msgspec.structs.replace(facts, version=(7, 2, 0)), parse("redis://localhost"), "fsync") == []
+    assert server_check.problems(facts, parse("redis://localhost"), "memory") == []
+    assert "has no WAITAOF" in server_check.problems(facts, parse("redis://localhost"), "fsync")[0]
+    assert server_check.problems(msgspec.structs.replace(facts, version=(7, 2, 0)), parse("redis://localhost"), "fsync") == []
 
 
 def test_a_replica_and_the_wrong_topology(opened: Opened) -> None:
@@ -223,7 +223,7 @@ def test_a_namespace_whose_maker_died_is_finished_by_the_next(opened: Opened) ->
 
 def test_a_user_who_may_load_no_scripts(opened: Opened) -> None:
     with Server(requirepass="secret") as guarded:
-        guarded.run("ACL", "SETUSER", "half", "on", ">secret", *fitness.acl_rule().split(), "-function|load")
+        guarded.run("ACL", "SETUSER", "half", "on", ">secret", *server_check.acl_rule().split(), "-function|load")
         error = refusal(opened, f"valkey://half:secret@127.0.0.1:{guarded.port}")
         assert "the user may not do this" in str(error)
 
@@ -241,11 +241,11 @@ def test_the_docs_list_the_rights_of_a_user() -> None:
     """Exactly those with which the whole suite was run."""
     text = (Path(__file__).parents[2] / "docs" / "engines.md").read_text()
     block = text.partition("ACL SETUSER laneway on >PASSWORD ")[2].partition("```")[0]
-    assert block.split() == fitness.acl_rule().split()
+    assert block.split() == server_check.acl_rule().split()
 
 
 def test_the_doctor_does_not_wait_for_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody sits before it: it has no more patience than a program that starts."""
-    monkeypatch.setattr("laneway.engines.valkey.link.PATIENCE", 1e9)
+    monkeypatch.setattr("laneway.engines.valkey.connection.PATIENCE", 1e9)
     with pytest.raises(EngineUnavailable, match="nothing listens there"):
         examine(f"valkey://127.0.0.1:{free_port()}")

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 
 import laneway.engines.valkey
-from laneway.engines import admission, base, classes, fairness
+from laneway.engines import base
+from laneway.engines.shared import fairness, refusals, size_classes
 from laneway.engines.valkey import records
 from laneway.policy import FOREVER
-from laneway.servers import Server
+from laneway.testing.servers import Server
 
 PARTS = Path(laneway.engines.valkey.__file__).parent / "scripts" / "parts"
 
@@ -27,12 +28,12 @@ def number(part: str, name: str) -> str:
 def test_reasons_of_dead_letters() -> None:
     found = text("messages")
     for reason in (
-        admission.DROPPED,
-        admission.EXPIRED,
-        admission.REFUSED,
-        admission.NO_HANDLER,
-        admission.STARTED_AND_LOST,
-        admission.RETRIES_USED_UP,
+        refusals.DROPPED,
+        refusals.EXPIRED,
+        refusals.REFUSED,
+        refusals.NO_HANDLER,
+        refusals.STARTED_AND_LOST,
+        refusals.RETRIES_USED_UP,
     ):
         assert f"'{reason}'" in found
 
@@ -44,16 +45,16 @@ def test_numbers() -> None:
     assert int(number("fairness", "CHUNK")) == fairness.CHUNK
     assert int(number("fairness", "FEW_LANES")) == fairness.FEW_LANES
     assert int(number("fairness", "CARRY_SCALE")) == fairness.CARRY_SCALE
-    assert int(number("messages", "HISTORY")) == admission.HISTORY
+    assert int(number("messages", "HISTORY")) == refusals.HISTORY
     assert int(number("messages", "FOREVER")) == FOREVER
-    assert int(number("merging", "MAX_WAIT_WINDOWS")) == admission.MAX_WAIT_WINDOWS
-    assert int(number("serving", "STEP")) == admission.STEP
+    assert int(number("merging", "MAX_WAIT_WINDOWS")) == refusals.MAX_WAIT_WINDOWS
+    assert int(number("serving", "STEP")) == refusals.STEP
     seconds = {"SECOND": 1_000_000}
     told = [(("settling", "REST_FIRST"), base.REST_FIRST_US), (("settling", "REST_MOST"), base.REST_MOST_US),
             (("settling", "UNHANDLED_FIRST"), base.UNHANDLED_FIRST_US), (("settling", "UNHANDLED_MOST"), base.UNHANDLED_MOST_US),
             (("messages", "STICKY"), base.STICKY_US),
-            (("lanes", "LINGER"), admission.LINGER_US["messages"]), (("lanes", "LINGER_BY_TIME"), admission.LINGER_US["time"]),
-            (("lanes", "DEFAULT_MEAN"), admission.DEFAULT_MEAN_US), (("lanes", "RATE_WINDOW"), classes.WINDOW_US)]  # fmt: skip
+            (("lanes", "LINGER"), refusals.LINGER_US["messages"]), (("lanes", "LINGER_BY_TIME"), refusals.LINGER_US["time"]),
+            (("lanes", "DEFAULT_MEAN"), refusals.DEFAULT_MEAN_US), (("lanes", "RATE_WINDOW"), size_classes.WINDOW_US)]  # fmt: skip
     for where, value in told:
         assert eval(number(*where), {}, seconds) == value, where
 
@@ -78,6 +79,6 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
     for (rate, tat, now), line in zip(cases, told, strict=True):
         expected = (
             fairness.interval(rate), fairness.permits(tat, now, rate, 7), fairness.next_permit_us(tat, now, rate, 3.25), fairness.stride(7, rate),
-            fairness.stride_of_work(now % 1000003, rate), classes.size_class(now % 100000) or 0,
+            fairness.stride_of_work(now % 1000003, rate), size_classes.size_class(now % 100000) or 0,
         )  # fmt: skip
         assert [int(each) for each in line.split()] == list(expected), (rate, tat, now)

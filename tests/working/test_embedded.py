@@ -356,4 +356,4 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     yield
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name in ("laneway-courier", "laneway-bell", "laneway-arrivals")], SOON)
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name in ("laneway-engine", "laneway-wakeup", "laneway-arrivals")], SOON)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from laneway import BadMessage, DestinationUnwell, Laneway, Message, Reject, Retry, UsageError
+from laneway import BadMessage, DestinationUnavailable, Laneway, Message, Reject, Retry, UsageError
 from laneway.message import Lease
 from laneway.working.unhandled import UnhandledWarnings
 from tests.working.support import Running
@@ -37,7 +37,7 @@ def test_a_burst_ends_when_nothing_is_left_to_run_now(app: Laneway) -> None:
     @app.handler("*")
     async def handle(message: Message) -> None:
         if message.topic == "unwell":
-            raise DestinationUnwell(retry_after="1h")
+            raise DestinationUnavailable(retry_after="1h")
 
     app.schedule("nightly", Message("nightly"), every="1d")
     app.topic("paused").pause()
@@ -205,7 +205,7 @@ def test_an_unwell_destination_rests_the_topic(app: Laneway) -> None:
     @app.handler("u")
     async def handle(_: Message) -> None:
         stopping.set()
-        raise DestinationUnwell("503", retry_after=60)
+        raise DestinationUnavailable("503", retry_after=60)
 
     stopping = threading.Event()
     app.publish("u")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from laneway import DestinationUnwell, Laneway, Message, Reject, Retry
+from laneway import DestinationUnavailable, Laneway, Message, Reject, Retry
 from laneway.logs import AddFields, add_fields, fields
 from laneway.working.lines import LINES_A_SECOND
 from tests.working.support import Running, until
@@ -43,7 +43,7 @@ def test_a_line_for_each_message(app: Laneway, caplog: pytest.LogCaptureFixture)
             case "refused":
                 raise Reject("no such customer")
             case "away":
-                raise DestinationUnwell("HTTP 429", retry_after="1h")
+                raise DestinationUnavailable("HTTP 429", retry_after="1h")
 
     @app.task
     def add(a: int) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PROGRAM = """
 import os, sys, time
-from laneway import DestinationUnwell, Laneway, Message, Reject, Retry, SoftTimeLimit
+from laneway import DestinationUnavailable, Laneway, Message, Reject, Retry, SoftTimeLimit
 
 app = Laneway("sqlite:///{folder}/laneway.db", durability="memory")
 app.policy("*", backoff=0, retries=0)
@@ -49,7 +49,7 @@ def child(message):
     if what == "retry":
         raise Retry("later", delay="1h")
     if what == "unwell":
-        raise DestinationUnwell("503", retry_after=60)
+        raise DestinationUnavailable("503", retry_after=60)
     note("children")
 
 @app.handler("hang", isolation="process", time_limit=1.5)
@@ -110,7 +110,7 @@ def test_a_child_that_fails_or_dies(app: Laneway, topic: str, told: str) -> None
 
 
 def test_signals_of_a_handler_come_over(app: Laneway) -> None:
-    """Retry, Reject and DestinationUnwell mean in a child what they mean elsewhere."""
+    """Retry, Reject and DestinationUnavailable mean in a child what they mean elsewhere."""
     app.policy("child.retry", retries=1)
     for topic in ("reject", "retry", "unwell"):
         app.publish(f"child.{topic}")

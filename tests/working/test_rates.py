@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from laneway import Laneway, Message
-from laneway.servers import Server, until
+from laneway.testing.servers import Server, until
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 WINDOW, WINDOWS = 4.0, 4

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from laneway import Laneway, Message
-from laneway.engines.sqlite import desk, engine
+from laneway.engines.sqlite import admin, engine
 
 HOUR = 3600
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """From now on the machine's clock is that far off."""
-    for module in (engine, desk):
+    for module in (engine, admin):
         monkeypatch.setattr(module, "_clock", lambda: time.time_ns() // 1000 + round(seconds * 1_000_000))
 
 

@@ -63,10 +63,10 @@ def move(old: FullEngine, new: FullEngine, tell: Callable[[str], None], *, wait:
         page.append(known)
         counts["finished ids"] += 1
         if len(page) == PAGE:
-            new.receive_finished(page)
+            new.import_finished(page)
             page = []
     if page:
-        new.receive_finished(page)
+        new.import_finished(page)
     tell(f"{counts['finished ids']:,} finished ids")
     _move_messages(old, new, counts, tell, wait=wait)
     return counts
@@ -75,11 +75,11 @@ def move(old: FullEngine, new: FullEngine, tell: Callable[[str], None], *, wait:
 def _move_messages(old: FullEngine, new: FullEngine, counts: dict[str, int], tell: Callable[[str], None], *, wait: bool) -> None:
     told = time.monotonic()
     while True:
-        while parcels := old.send(PAGE):
-            new.receive(parcels)
-            old.sent(parcels)
-            dead = sum(parcel.death is not None for parcel in parcels)
-            counts["messages"] += len(parcels) - dead
+        while exported_messages := old.export(PAGE):
+            new.import_(exported_messages)
+            old.confirm_export(exported_messages)
+            dead = sum(exported.death is not None for exported in exported_messages)
+            counts["messages"] += len(exported_messages) - dead
             counts["dead letters"] += dead
             if time.monotonic() - told >= 1.0:
                 told = time.monotonic()

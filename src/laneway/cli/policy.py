@@ -78,11 +78,11 @@ def _whose(found: Mapping[str, str | None]) -> str:
 def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None:
     """What holds for TOPIC, and which layer and pattern set it. With --json durations are seconds."""
     engine = session.engine()
-    book = engine.policies()
-    reasons = book.why(topic)
+    schedule_store = engine.policies()
+    reasons = schedule_store.why(topic)
     versions = {name: record.version for name, record in programs.records(engine).items()}
-    sources = {name: _source_of(book, name, layer, pattern, versions) for name, (_, layer, pattern) in reasons.items()}
-    resolved = msgspec.to_builtins(book.resolve(topic))
+    sources = {name: _source_of(schedule_store, name, layer, pattern, versions) for name, (_, layer, pattern) in reasons.items()}
+    resolved = msgspec.to_builtins(schedule_store.resolve(topic))
     values = {name: in_seconds(name, resolved.get(name)) for name in (*FIELDS, "max_backlog_bytes")}
     if as_json:
         why = {name: {**sources[name], "pattern": pattern} for name, (_, _, pattern) in reasons.items()}
@@ -99,8 +99,8 @@ def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None
     table(("setting", "value", "set by"), rows, empty=f"nobody has set anything for {topic}")
 
 
-def _source_of(book: PolicyBook, field: str, layer: str, pattern: str, versions: Mapping[str, str | None]) -> dict[str, str | None]:
-    program = book.owner(pattern, field) if layer == "code" else None
+def _source_of(schedule_store: PolicyBook, field: str, layer: str, pattern: str, versions: Mapping[str, str | None]) -> dict[str, str | None]:
+    program = schedule_store.owner(pattern, field) if layer == "code" else None
     return source(layer if program is None else PROGRAM + program, versions)
 
 

@@ -24,9 +24,9 @@ def schedules() -> None:
 @pass_session
 def list_schedules(session: Session, *, limit: int, after: str | None, as_json: bool) -> None:
     """Schedules by name, when they fire, and when they do next."""
-    from laneway.schedules import book
+    from laneway.schedules import store as schedule_store
 
-    found = book.planned(session.engine(), limit, after)
+    found = schedule_store.planned(session.engine(), limit, after)
     if as_json:
         print_json([msgspec.to_builtins(each) for each in found])
         return
@@ -58,7 +58,8 @@ def add(
     """Put the schedule NAME into the store; one of that name is replaced."""
     from laneway.engines.base import TASK_HEADER
     from laneway.message import Message
-    from laneway.schedules import book, times
+    from laneway.schedules import store as schedule_store
+    from laneway.schedules import times
     from laneway.units import microseconds
 
     if task is None and topic is None:
@@ -66,8 +67,8 @@ def add(
     content: Any = {"args": _json("--args", positional, list), "kwargs": _json("--kwargs", named, dict)} if task else _json("--body", body, object)
     message = Message(topic or f"task.{task}", content, headers={TASK_HEADER: task} if task else None)
     when = times.chosen(name, every, cron, _place(sun), _moment(moment), timezone)
-    is_new = book.put(session.engine(create=True), book.made(name, when, message, missed=missed, spread_us=microseconds(spread)))
-    planned = book.find(session.engine(), name)
+    is_new = schedule_store.put(session.engine(create=True), schedule_store.made(name, when, message, missed=missed, spread_us=microseconds(spread)))
+    planned = schedule_store.find(session.engine(), name)
     if planned is None:
         raise click.UsageError(f"{name} never fires: {when.text()} is past")
     said = "is scheduled" if is_new else "stands like that already"
@@ -79,10 +80,10 @@ def add(
 @pass_session
 def remove(session: Session, name: str) -> None:
     """Let the schedule NAME fire no more. One of a program's code comes back with its next worker."""
-    from laneway.schedules import book
+    from laneway.schedules import store as schedule_store
 
     _there(session, name)
-    book.remove(session.engine(), name)
+    schedule_store.remove(session.engine(), name)
     say(f"{name} is removed")
 
 
@@ -91,10 +92,10 @@ def remove(session: Session, name: str) -> None:
 @pass_session
 def pause(session: Session, name: str) -> None:
     """Hold the schedule NAME."""
-    from laneway.schedules import book
+    from laneway.schedules import store as schedule_store
 
     _there(session, name)
-    book.set_paused(session.engine(), name, paused=True)
+    schedule_store.set_paused(session.engine(), name, paused=True)
     say(f"{name} is paused; `laneway schedules resume {name}` lets it go on, and what was missed comes as its setting says")
 
 
@@ -103,18 +104,18 @@ def pause(session: Session, name: str) -> None:
 @pass_session
 def resume(session: Session, name: str) -> None:
     """Let the schedule NAME go on."""
-    from laneway.schedules import book
+    from laneway.schedules import store as schedule_store
 
     _there(session, name)
-    book.set_paused(session.engine(), name, paused=None)
+    schedule_store.set_paused(session.engine(), name, paused=None)
     say(f"{name} goes on")
 
 
 def _there(session: Session, name: str) -> None:
-    from laneway.schedules import book
+    from laneway.schedules import store as schedule_store
 
-    if book.find(session.engine(), name) is None:
-        known = [each.name for each in book.planned(session.engine(), 20)]
+    if schedule_store.find(session.engine(), name) is None:
+        known = [each.name for each in schedule_store.planned(session.engine(), 20)]
         raise click.UsageError(f'there is no schedule "{name}"; there are: {", ".join(known) or "none"}')
 
 

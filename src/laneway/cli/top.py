@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from laneway.cli.session import Session, duration, json_option, pass_session, print_json
-from laneway.engines.listing import ORDERS
+from laneway.engines.shared.listing import ORDERS
 from laneway.safetext import escaped, redacted
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from laneway.cli.session import Session, duration, json_option, moment, pass_session, print_json, table
-from laneway.engines.listing import ORDERS
+from laneway.engines.shared.listing import ORDERS
 from laneway.policy import check_topic
 
 EXAMPLES = """\b

@@ -40,7 +40,7 @@ from laneway.demo.report import AFTER, ARRIVING, BEFORE, DURING, SHARING, Phase,
 from laneway.demo.view import Scene, picture
 from laneway.errors import LanewayError
 from laneway.message import Message
-from laneway.servers import NoServer, Server
+from laneway.testing.servers import NoServer, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

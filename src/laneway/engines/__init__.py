@@ -36,9 +36,9 @@ def examine(url: str) -> list[Check]:
     if url.partition("://")[0].partition("+")[0] not in VALKEY:
         return []
     _opener(url.partition("://")[0], url)  # says so where the client library is missing
-    from laneway.engines.valkey import health  # noqa: PLC0415
+    from laneway.engines.valkey import doctor  # noqa: PLC0415
 
-    return health.examine(url)
+    return doctor.examine(url)
 
 
 def _opener(scheme: str, url: str) -> OpenEngine:

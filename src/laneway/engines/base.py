@@ -18,7 +18,7 @@ from laneway import headers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from laneway.engines.interrupt import Interrupt
+    from laneway.engines.shared.interrupt import Interrupt
     from laneway.message import Batch, Draft, Kept, Note, Receipt, Settlement
     from laneway.policy import Gate, Layer, Layers, PolicyBook, Resolved
     from laneway.tiers import Tier, TierLayers, Tiers
@@ -211,7 +211,7 @@ class Overview(msgspec.Struct, kw_only=True):
     tiers: list[TierStats] = []
 
 
-class Parcel(msgspec.Struct, kw_only=True):
+class ExportedMessage(msgspec.Struct, kw_only=True):
     """
     A message on its way to another store, with all that it carries; `number` is the one by which its source knows it.
 
@@ -253,18 +253,18 @@ class Check(msgspec.Struct, frozen=True):
     available: bool = True
 
 
-class Ear(Protocol):
+class ResultListener(Protocol):
     """Hears when something is kept of messages. For one thread; only `expect`, `forget` and `wake` are for others too."""
 
-    def expect(self, *ids: str) -> None:
+    def subscribe(self, *ids: str) -> None:
         """From now on it is heard of these; each is heard once as soon as that is so: then is the time to look how it stands."""
         ...
 
-    def forget(self, *ids: str) -> None:
+    def unsubscribe(self, *ids: str) -> None:
         """No longer."""
         ...
 
-    def listen(self, timeout: float) -> list[str] | None:
+    def poll(self, timeout: float) -> list[str] | None:
         """Sleep until something of them changed, at most so many seconds; which. None: something may have been missed, look at all."""
         ...
 
@@ -277,10 +277,10 @@ class Ear(Protocol):
         ...
 
 
-class Arrivals(Protocol):
+class ArrivalListener(Protocol):
     """Hears of messages that come to a pool, for somebody who is busy. For one thread; only `wake` is for others too."""
 
-    def listen(self, timeout: float) -> bool:
+    def poll(self, timeout: float) -> bool:
         """
         Sleep until a message came to a lane of which nothing could be leased before, at most so many seconds; True: ask now.
 
@@ -372,7 +372,7 @@ class Engine(Protocol):
         """What is kept of these (id, topic); without a topic it may take longer to find."""
         ...
 
-    def forget_kept(self, message_id: str, topic: str | None = None) -> None:
+    def forget_results(self, message_id: str, topic: str | None = None) -> None:
         """Keep nothing of it any longer."""
         ...
 
@@ -400,7 +400,7 @@ class Engine(Protocol):
         """
         ...
 
-    def ear(self) -> Ear:
+    def result_listener(self) -> ResultListener:
         """Something to hear with of what is kept, and of aborts."""
         ...
 
@@ -422,7 +422,7 @@ class Engine(Protocol):
         """
         ...
 
-    def arrivals(self, pool: str = "default") -> Arrivals:
+    def arrival_listener(self, pool: str = "default") -> ArrivalListener:
         """
         Something to hear with of what arrives while the caller leases all the time.
 
@@ -441,7 +441,7 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class Desk(Protocol):
+class Admin(Protocol):
     """Administration: what the application object, the CLI and dashboards call. Every engine has both faces."""
 
     @property
@@ -617,7 +617,7 @@ class Desk(Protocol):
 
     # Moving to another store
 
-    def send(self, limit: int) -> list[Parcel]:
+    def export(self, limit: int) -> list[ExportedMessage]:
         """
         Take messages out, in the order of their lanes, dead letters last; leased ones stay. What was sent and not `sent` is told first.
 
@@ -625,11 +625,11 @@ class Desk(Protocol):
         """
         ...
 
-    def sent(self, parcels: Sequence[Parcel]) -> None:
+    def confirm_export(self, exported_messages: Sequence[ExportedMessage]) -> None:
         """Forget what has arrived elsewhere."""
         ...
 
-    def receive(self, parcels: Sequence[Parcel]) -> list[str]:
+    def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[str]:
         """Take in what another store sent: accepted, or duplicate where the id is known here. Doing it twice is no harm."""
         ...
 
@@ -637,7 +637,7 @@ class Desk(Protocol):
         """(topic, id, until when it is known or None: for ever) of finished messages."""
         ...
 
-    def receive_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
+    def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
         """Know these ids as finished."""
         ...
 
@@ -653,7 +653,7 @@ class Desk(Protocol):
         ...
 
 
-class FullEngine(Engine, Desk, Protocol):
+class FullEngine(Engine, Admin, Protocol):
     """What `open_engine` returns."""
 
 

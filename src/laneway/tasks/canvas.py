@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
 import msgspec
 
 from laneway import arguments
+from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, NEEDS_HEADER
 from laneway.errors import EngineUnavailable, UsageError
 from laneway.headers import MOST_SIGNALS
@@ -25,7 +26,6 @@ from laneway.tasks import flow, whole
 from laneway.tasks.flow import Flow, Follower, Target
 from laneway.tasks.job import Job
 from laneway.tasks.task import CALL_OPTIONS, LATER, Task
-from laneway.twins import twin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -128,7 +128,7 @@ class Part(ABC, Generic[H]):
     def _given(self, handle: Any) -> Any:
         return next(self.calls()).task.given(handle)
 
-    aenqueue = twin(enqueue)
+    aenqueue = async_variant(enqueue)
 
     @abstractmethod
     def eagerly(self, before: tuple[Any, ...]) -> Any:

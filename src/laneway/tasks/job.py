@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import msgspec
 
 from laneway import arguments
+from laneway.awaitable import async_variant
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.errors import UsageError
 from laneway.message import Kept, Note
@@ -20,7 +21,6 @@ from laneway.safetext import escaped
 from laneway.tasks import outcomes
 from laneway.tasks.outcomes import ENDS, Outcome, Progress
 from laneway.tasks.request import current_request
-from laneway.twins import twin
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Job(Generic[R]):
             kept = self.app.engine.kept(place)[0]  # it may have ended in between
         return self._state_of(kept, outcomes.read(kept.outcome) if kept.outcome is not None else None, None)
 
-    astate = twin(state)
+    astate = async_variant(state)
 
     def _find(self) -> MessageView | None:
         topics = [self.topic] if self.topic is not None else [None, *self.app.known_topics()]
@@ -306,7 +306,7 @@ class Job(Generic[R]):
         self._check_that_it_can_end()
         last = first
         told: queue.SimpleQueue[Kept] = queue.SimpleQueue()
-        self.app.hub.watch(self.id, self.topic, told.put)
+        self.app.result_waiter.watch(self.id, self.topic, told.put)
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -318,7 +318,7 @@ class Job(Generic[R]):
                     yield kept
                     last = kept
         finally:
-            self.app.hub.unwatch(self.id, told.put)
+            self.app.result_waiter.unwatch(self.id, told.put)
 
     def _check_that_it_can_end(self) -> None:
         if not getattr(self.app.engine, "runs_by_itself", True):
@@ -336,7 +336,7 @@ class Job(Generic[R]):
         first = await loop.run_in_executor(self.threads, self.app.engine.kept, [(self.id, self.topic)])
         if first[0].outcome is None:
             self._check_that_it_can_end()
-        await loop.run_in_executor(self.threads, self.app.hub.watch, self.id, self.topic, tell)
+        await loop.run_in_executor(self.threads, self.app.result_waiter.watch, self.id, self.topic, tell)
         last: Kept | None = None
         try:
             while True:
@@ -345,7 +345,7 @@ class Job(Generic[R]):
                     yield kept
                     last = kept
         finally:
-            self.app.hub.unwatch(self.id, tell)
+            self.app.result_waiter.unwatch(self.id, tell)
 
     def _too_late(self, seconds: float | None) -> TimeoutError:
         return TimeoutError(f"job {self.id}: not over within {seconds:g} s; it is {self.status}")
@@ -366,14 +366,14 @@ class Job(Generic[R]):
         def done(kept: Kept) -> None:
             if kept.outcome is None:
                 return
-            self.app.hub.unwatch(self.id, done)
+            self.app.result_waiter.unwatch(self.id, done)
             call = callback if outcomes.read(kept.outcome).status == outcomes.SUCCESS or on_error is None else on_error
             self.threads.submit(_called, call, self)
 
         if self._local is not None:
             self.threads.submit(_called, callback, self)
         else:
-            self.app.hub.watch(self.id, self.topic, done)
+            self.app.result_waiter.watch(self.id, self.topic, done)
         return self
 
     def watch(self, timeout: Duration | None = None) -> Iterator[JobState]:
@@ -434,7 +434,7 @@ class Job(Generic[R]):
         """Keep `meta`. Raises BadMessage where JSON cannot hold it."""
         self._note(lambda noted: setattr(noted, "meta", self.meta))
 
-    asave_meta = twin(save_meta)
+    asave_meta = async_variant(save_meta)
 
     def note(self, state: str | None, about: Any, handle: int, fence: int) -> bool:
         """What `update_state` does, as long as that lease is held."""
@@ -464,16 +464,16 @@ class Job(Generic[R]):
             each.cancel()
         return self._find() is not None and self.app.engine.withdraw(self.id, self.topic) in ("cancelled", "aborted")
 
-    acancel = twin(cancel)
+    acancel = async_variant(cancel)
 
     def delete(self) -> None:
         """Forget it: what waits is cancelled, a dead letter dropped, and nothing is kept of it."""
         self.cancel()
         if self.topic is not None:
             self.app.engine.dead_drop(self.topic, [self.id])
-        self.app.engine.forget_kept(self.id, self.topic)
+        self.app.engine.forget_results(self.id, self.topic)
 
-    adelete = twin(delete)
+    adelete = async_variant(delete)
 
     def requeue(self) -> bool:
         """Put it back, where it is a dead letter; its attempts begin anew."""
@@ -481,7 +481,7 @@ class Job(Generic[R]):
             self._find()
         return self.app.engine.dead_redrive(self.topic, [self.id]) > 0
 
-    arequeue = twin(requeue)
+    arequeue = async_variant(requeue)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Job) and (self.id, self.app) == (other.id, other.app)

@@ -11,6 +11,7 @@ import msgspec
 
 from laneway import arguments, config, texts
 from laneway import headers as control
+from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, NEEDS_HEADER
 from laneway.errors import BadMessage, HandlerSignal, LanewayError, Retry, UsageError
 from laneway.message import Message
@@ -20,7 +21,6 @@ from laneway.tasks.flow import Flow, Target
 from laneway.tasks.job import Job
 from laneway.tasks.request import current_request
 from laneway.tasks.task import Task, TaskOptions
-from laneway.twins import twin
 from laneway.working.loading import importing
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Queue:
         """
         return self._enqueue(self._prepared(function, args, kwargs))
 
-    aenqueue = twin(enqueue)
+    aenqueue = async_variant(enqueue)
 
     def enqueue_call(
         self,
@@ -275,8 +275,8 @@ class Queue:
         """Cancel all that waits; returns how many."""
         return self.app.topic(self.name).purge()
 
-    acount = twin(__len__)
-    aempty = twin(empty)
+    acount = async_variant(__len__)
+    aempty = async_variant(empty)
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"

@@ -19,9 +19,9 @@ import msgspec
 
 from laneway import arguments, codec, config, signals, units
 from laneway import headers as control
-from laneway.engines.admission import brief, keeps, retries_used_up
 from laneway.engines.base import KEEPS_HEADER, TASK_HEADER
-from laneway.errors import BadMessage, DependencyFailed, DestinationUnwell, EngineUnavailable, Reject, Retry, UsageError
+from laneway.engines.shared.refusals import brief, keeps, retries_used_up
+from laneway.errors import BadMessage, DependencyFailed, DestinationUnavailable, EngineUnavailable, Reject, Retry, UsageError
 from laneway.message import Lease, Message, Receipt
 from laneway.policy import Backoff, PolicyOptions
 from laneway.tasks import flow, outcomes, serializers, tagged
@@ -732,7 +732,7 @@ class Task(Generic[P, R]):
 
     def _verdict(self, request: Request, error: Exception) -> Exception:
         """What a failure means: itself (the policy decides), or Reject where the call or the task says that it is final."""
-        if isinstance(error, (Reject, DestinationUnwell)):
+        if isinstance(error, (Reject, DestinationUnavailable)):
             return error
         options = self._options
         if not isinstance(error, Retry):

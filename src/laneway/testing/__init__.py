@@ -9,8 +9,8 @@ What tests of programs and of engines need. Nothing of Laneway itself imports th
 - `laneway.testing.conformance`: what every engine has to do, as tests for those who write one.
 """
 
-from laneway.testing.bench import EngineBench
-from laneway.testing.sleepy import sleepy
+from laneway.testing.engine_driver import EngineDriver
+from laneway.testing.fault_injection import sleepy
 from laneway.testing.virtual import World, eager, virtual
 
-__all__ = ["EngineBench", "World", "eager", "sleepy", "virtual"]
+__all__ = ["EngineDriver", "World", "eager", "sleepy", "virtual"]

@@ -17,9 +17,9 @@ import msgspec
 from laneway import units
 from laneway.engines import open_engine
 from laneway.engines.base import KEEPS_HEADER
-from laneway.engines.interrupt import Interrupt
+from laneway.engines.shared.interrupt import Interrupt
 from laneway.errors import UsageError
-from laneway.schedules import book
+from laneway.schedules import store as schedule_store
 from laneway.working.options import Options, Summary
 from laneway.working.worker import Worker
 
@@ -132,7 +132,7 @@ class World:
 
     @contextmanager
     def _held_schedules(self) -> Iterator[None]:
-        pattern = book.PREFIX + "*"
+        pattern = schedule_store.PREFIX + "*"
         self._engine.policy_set("operator", pattern, {"paused": True})
         try:
             yield
@@ -144,13 +144,14 @@ class World:
         waiting = self._engine.overview().waiting
         if schedules or not waiting:
             return waiting > 0
-        held = {units.moment(entry.next_at) for entry in book.planned(self._engine, MOST_SCHEDULES)}
+        held = {units.moment(entry.next_at) for entry in schedule_store.planned(self._engine, MOST_SCHEDULES)}
         return waiting > len(held) and (wake not in held or self._has_others(pool))
 
     def _has_others(self, pool: str) -> bool:
         """Whether something waits that the clock may make due, schedules aside."""
         return any(
-            topic.waiting and topic.pool == pool and topic.state != "paused" and not topic.topic.startswith(book.PREFIX) for topic in self._topics()
+            topic.waiting and topic.pool == pool and topic.state != "paused" and not topic.topic.startswith(schedule_store.PREFIX)
+            for topic in self._topics()
         )
 
     async def arun(self, *, raising: bool = False, pool: str = "default") -> Summary:

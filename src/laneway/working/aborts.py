@@ -28,28 +28,28 @@ class Aborts(threading.Thread):
 
     def __init__(self, engine: FullEngine, aborted: Callable[[set[str]], None]) -> None:
         super().__init__(name="laneway-aborts", daemon=True)
-        self._ear = engine.ear()
+        self._listener = engine.result_listener()
         self._aborted = aborted
         self._ended = False
-        self._ear.expect(ABORT)
+        self._listener.subscribe(ABORT)
         deadline = time.monotonic() + BEGIN
-        while not self._ear.listen(deadline - time.monotonic()) and time.monotonic() < deadline:
+        while not self._listener.poll(deadline - time.monotonic()) and time.monotonic() < deadline:
             pass
 
     def run(self) -> None:
         try:
             while not self._ended:
-                heard = self._ear.listen(LISTEN)  # what is missed is seen when the lease is prolonged
-                ids = {each.removeprefix(ABORT) for each in heard or () if len(each) > len(ABORT)}
+                notified = self._listener.poll(LISTEN)  # what is missed is seen when the lease is prolonged
+                ids = {each.removeprefix(ABORT) for each in notified or () if len(each) > len(ABORT)}
                 if ids:
                     self._aborted(ids)
         except Exception:  # as above
             if not self._ended:
                 log.exception("aborts are no longer heard of; they take until a lease is prolonged")
         finally:
-            self._ear.close()
+            self._listener.close()
 
     def close(self) -> None:
         """Hear no more."""
         self._ended = True
-        self._ear.wake()
+        self._listener.wake()

@@ -12,7 +12,7 @@ from laneway import arguments, codec, headers, units
 from laneway.engines.base import TASK_HEADER
 from laneway.errors import BadPolicy, Reject, UnknownHandler, UsageError
 from laneway.policy import check_pattern
-from laneway.working.surround import Surroundings
+from laneway.working.middleware import HandlingMiddlewares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,7 +188,7 @@ class Handlers:
         self.find_named: Callable[[str, str], Handler | None] | None = None
         """Finds who handles the call of a function by its name in a topic."""
         self._by_topic = _ByTopic(self._by_pattern)
-        self.surroundings = Surroundings()
+        self.middlewares = HandlingMiddlewares()
         self._ahead_us = 0
 
     def store_time(self, now_us: int) -> None:

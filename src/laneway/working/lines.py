@@ -15,7 +15,7 @@ import msgspec
 
 from laneway import texts, units
 from laneway.engines.base import TASK_HEADER
-from laneway.errors import DependencyFailed, DestinationUnwell, Reject, Retry
+from laneway.errors import DependencyFailed, DestinationUnavailable, Reject, Retry
 from laneway.safetext import escaped, without_passwords
 from laneway.working import traces
 from laneway.working.logs import FIELDS
@@ -137,7 +137,7 @@ class EndingLines:
             cause = None if is_refusal else attribute(error, "__cause__") or error
         elif settlement.action == "unhandled":
             level, what, cause = logging.ERROR, said, None
-        elif issubclass(kind, DestinationUnwell):
+        elif issubclass(kind, DestinationUnavailable):
             span = "" if settlement.delay_us is None else f" for {settlement.delay_us / units.SECOND:.1f} s"
             level, what, cause = logging.WARNING, f"the topic backs off{span}: {said}", None
         elif issubclass(kind, Retry):

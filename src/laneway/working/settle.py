@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway import texts, units
-from laneway.errors import DestinationUnwell, LanewayError, Reject, Retry
+from laneway.errors import DestinationUnavailable, LanewayError, Reject, Retry
 from laneway.message import Settlement
 from laneway.working import traces
 
@@ -76,7 +76,7 @@ def judge(work: Work, error: BaseException | None, cost_us: int) -> Settlement:
         return Settlement(handle, fence, "dead", reason=said(error, "reason"), error=said(error, "error"), cost_us=cost_us)
     if issubclass(kind, Retry):
         return _again(Settlement(handle, fence, "retry", error=error_text(error), cost_us=cost_us), work, "delay", attribute(error, "delay"))
-    if issubclass(kind, DestinationUnwell):
+    if issubclass(kind, DestinationUnavailable):
         settlement = Settlement(handle, fence, "rest", error=said(error, "reason"), cost_us=cost_us)
         return _again(settlement, work, "retry_after", attribute(error, "retry_after"))
     return Settlement(handle, fence, "retry", error=text_of(error), cost_us=cost_us)

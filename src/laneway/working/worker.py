@@ -24,16 +24,16 @@ from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, Usag
 from laneway.message import Settlement
 from laneway.working.aborts import Aborts
 from laneway.working.buffer import Buffer
-from laneway.working.courier import Courier
+from laneway.working.engine_thread import EngineThread
 from laneway.working.executors.aio import AsyncExecutor
 from laneway.working.executors.processes import ProcessCaller, template_for
 from laneway.working.executors.threads import ThreadExecutor
 from laneway.working.limits import SoftTimeLimit, TimeLimit, WorkerStopped
 from laneway.working.lines import EndingLines
+from laneway.working.middleware import EngineWithHooks, HookThread
 from laneway.working.pause import Pause
 from laneway.working.settle import give_back, impossible, judge, nonsense
 from laneway.working.starting import CannotStart
-from laneway.working.surround import Teller, Telling
 from laneway.working.unhandled import UnhandledWarnings
 from laneway.working.work import Work
 
@@ -104,8 +104,8 @@ class Worker:
         """Set once it uses the engine no more."""
         self.stop_seconds = options.grace + 3 * STOP_SECONDS
         """Longest time from the stop to the end."""
-        self._surroundings = handlers.surroundings
-        self._teller = Teller(self._surroundings, self._caught_up) if self._surroundings.has_hooks else None
+        self._middlewares = handlers.middlewares
+        self._hooks = HookThread(self._middlewares, self._caught_up) if self._middlewares.has_hooks else None
         self._lines: EndingLines
 
     # Life
@@ -130,17 +130,17 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()  # a stop was asked for, or the last handler has ended
         health = self._open_health()  # first: the port may be taken
-        self._aio = AsyncExecutor(self._finished, self._surroundings)
+        self._aio = AsyncExecutor(self._finished, self._middlewares)
         self._children = ProcessCaller(self._child_began, template_for(self._handlers))
-        self._threads = ThreadExecutor(self._options.concurrency, self._call, self._ring, self._pause)
-        self._courier = Courier(self._told_engine(), self._options, self, self._pause)
+        self._threads = ThreadExecutor(self._options.concurrency, self._call, self._notify, self._pause)
+        self._engine_thread = EngineThread(self._told_engine(), self._options, self, self._pause)
         self._lines = EndingLines(self._engine, self._loop, with_tracebacks=_shows_tracebacks(self._options))
         is_cancelled = False
         began = time.monotonic()
         try:
             aborts = await self._loop.run_in_executor(None, Aborts, self._engine, self.aborted)
             with self._signals(signals), contextlib.closing(aborts):
-                self._courier.start()
+                self._engine_thread.start()
                 aborts.start()
                 self._is_started = True
                 signals_.worker_ready.send(self)
@@ -159,12 +159,12 @@ class Worker:
                 await self._loop.run_in_executor(None, health.close)
             self.ended.set()
         self._lines.close()
-        log.info("worker %d stopped after %.1f s: %s", os.getpid(), time.monotonic() - began, self._courier.summary.in_words())
+        log.info("worker %d stopped after %.1f s: %s", os.getpid(), time.monotonic() - began, self._engine_thread.summary.in_words())
         if self._failure is not None:
             raise self._failure
         if is_cancelled:
             raise asyncio.CancelledError
-        return self._courier.summary
+        return self._engine_thread.summary
 
     def _open_health(self) -> Health | None:
         options = self._options
@@ -174,7 +174,7 @@ class Worker:
 
         made = Health(
             options.health_address, options.health_port, call_soon=self._loop.call_soon_threadsafe,
-            is_alive=lambda: not self._is_started or self._courier.is_alive(), is_serving=lambda: self._is_started and not self._stops,
+            is_alive=lambda: not self._is_started or self._engine_thread.is_alive(), is_serving=lambda: self._is_started and not self._stops,
             ask_store=self._engine.overview,
         )  # fmt: skip
         made.start()
@@ -198,10 +198,10 @@ class Worker:
         return self._thread == threading.get_ident() and not self.ended.is_set()
 
     def _told_engine(self) -> FullEngine:
-        if self._teller is None:
+        if self._hooks is None:
             return self._engine
-        self._teller.start()
-        return cast("FullEngine", Telling(self._engine, self._teller))
+        self._hooks.start()
+        return cast("FullEngine", EngineWithHooks(self._engine, self._hooks))
 
     def stop(self) -> None:
         """Stop in order: finish what runs within the grace; called again, at once. From any thread."""
@@ -238,7 +238,7 @@ class Worker:
                     await self._change.wait()
 
     async def _shut_down(self) -> None:
-        self._courier.stop_leasing()
+        self._engine_thread.stop_leasing()
         self._release_unbegun()
         if self._failure is not None:
             self._give_up_unstarted()
@@ -250,11 +250,11 @@ class Worker:
         stopped = WorkerStopped("the worker is stopped")
         for unit in list(self._running):
             self._give_up(unit, stopped, [give_back(part, begun=True) for part in unit.parts or [unit] if part is unit or not part.over])
-        await self._loop.run_in_executor(None, self._courier.end, STOP_SECONDS)
-        if self._courier.settlements:  # of leases that were on their way when it ended
-            await self._loop.run_in_executor(None, self._courier.settle_rest)
-        if self._teller is not None:
-            await self._loop.run_in_executor(None, self._teller.end, STOP_SECONDS)
+        await self._loop.run_in_executor(None, self._engine_thread.end, STOP_SECONDS)
+        if self._engine_thread.settlements:  # of leases that were on their way when it ended
+            await self._loop.run_in_executor(None, self._engine_thread.settle_rest)
+        if self._hooks is not None:
+            await self._loop.run_in_executor(None, self._hooks.end, STOP_SECONDS)
         await self._aio.close(0 if self._owns_loop else CANCEL_SECONDS)
         self._threads.close()
         self._children.close()
@@ -267,7 +267,7 @@ class Worker:
 
     def _give_up_unstarted(self) -> None:
         """Suspects that wait for their start to be recorded: the engine thread, which would do that, has ended."""
-        for unit in list(self._courier.starts):
+        for unit in list(self._engine_thread.starts):
             if not unit.over:
                 settlements = [give_back(part, begun=False) for part in unit.parts or [unit] if part is unit or not part.over]
                 self._give_up(unit, WorkerStopped("the worker is stopped"), settlements)
@@ -339,13 +339,13 @@ class Worker:
         for lease in leases:
             error = UnknownHandler("no worker had a handler for it within on_unhandled")
             self._lines.expect(lease, error, 0)  # a line if it becomes a dead letter
-            if self._teller is not None:
-                self._teller.expect(lease, error)
+            if self._hooks is not None:
+                self._hooks.expect(lease, error)
             self._settle(Settlement(lease.handle, lease.fence, "unhandled"))
 
     def _dispatch(self) -> None:
         """Begin what can be begun now."""
-        if self._suspects or self._courier.pauses:
+        if self._suspects or self._engine_thread.pauses:
             self._look_at_suspects()
         self._begin_others()
 
@@ -353,7 +353,7 @@ class Worker:
         self._try_suspect()
         if not self._suspects and self._on_trial is None:
             self._alone_from = None
-            self._courier.resume()
+            self._engine_thread.resume()
 
     def _begin_others(self) -> None:
         """All but suspects; beside one on its trial nothing is begun."""
@@ -362,7 +362,7 @@ class Worker:
             return  # its end comes back here
         if self._is_counted:
             most = min(most, len(running) + self._left())
-        if self._teller is not None and self._teller.asks_to_wait():
+        if self._hooks is not None and self._hooks.asks_to_wait():
             return  # it calls _caught_up
         while True:
             if len(running) < most - buffer.kept and (shelf := buffer.next_shelf()) is not None:
@@ -423,7 +423,7 @@ class Worker:
                 shelf.running += 1
                 self._running.add(unit)
                 self._on_trial = unit
-                self._courier.starts.append(unit)
+                self._engine_thread.starts.append(unit)
                 self._flush_soon()
 
     def _is_alone(self) -> bool:
@@ -431,7 +431,7 @@ class Worker:
         Whether one may begin that killed its worker perhaps more than once: nothing else runs, or has not ended for long. What was leased and has not
         begun goes back: it should not wait for the lease's end if this process dies.
         """
-        self._courier.pauses = True
+        self._engine_thread.pauses = True
         now = self._loop.time()
         if self._alone_from is None and self._running:
             self._alone_from = now + ALONE_SECONDS
@@ -466,7 +466,7 @@ class Worker:
         """It has ended, or runs for so long that others may begin: those first that are no suspects."""
         if self._on_trial is unit:
             self._on_trial = None
-            self._courier.resume()
+            self._engine_thread.resume()
             if not unit.over:
                 self._begin_others()
             self._loop.call_soon(self._dispatch)
@@ -512,9 +512,9 @@ class Worker:
 
     def _call(self, unit: Work) -> Any:
         """Run a plain function; in a thread."""
-        if not self._surroundings.has_middlewares:
+        if not self._middlewares.has_middlewares:
             return self._call_handler(unit)
-        with self._surroundings.around(unit.subject()):
+        with self._middlewares.around(unit.subject()):
             return self._call_handler(unit)
         return None  # a middleware has taken the handler's error upon itself
 
@@ -539,7 +539,7 @@ class Worker:
         if self._on_trial is unit:
             self._time_trial(unit)
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         """A thread has a result; called from it."""
         if not self._collect_is_due:
             self._collect_is_due = True
@@ -561,7 +561,7 @@ class Worker:
             return
         self._end(unit)
         cost_us = int((time.perf_counter() - unit.began) * 1_000_000)
-        if error is None and returned is None and unit.parts is None and unit.handler.adds_nothing and self._teller is None:
+        if error is None and returned is None and unit.parts is None and unit.handler.adds_nothing and self._hooks is None:
             self._ack(unit, cost_us)  # most of them: the short way
         elif unit.parts is None:
             if returned is not None and error is None:
@@ -612,7 +612,7 @@ class Worker:
 
     def _abort(self, ids: set[str]) -> None:
         """Messages were cancelled from outside while they are here."""
-        held = self._courier.held
+        held = self._engine_thread.held
         works = [work for work in list(held.values()) if work is not None and work.lease.id in ids]
         for work in works:
             held.pop(work.lease.fence, None)
@@ -660,7 +660,7 @@ class Worker:
 
     def _conclude(self, work: Work, error: BaseException | None, cost_us: int, returned: Any = None) -> None:
         settlement, error = self._ended(work, error, cost_us, returned)
-        if error is not None or self._teller is not None:
+        if error is not None or self._hooks is not None:
             self._tell(work, error, cost_us)
         else:
             self._lines.count += 1
@@ -677,7 +677,7 @@ class Worker:
         try:
             settlement, error = self._judged(work, error, cost_us, returned)
         except BaseException as fault:  # noqa: BLE001  # the code of what was returned or raised runs here
-            self._courier.follow.pop(work.lease.fence, None)
+            self._engine_thread.follow.pop(work.lease.fence, None)
             settlement = impossible(work, error, fault, cost_us)
             error = Reject(settlement.reason or "") if error is None else error
         return codec.checked(settlement), error
@@ -691,7 +691,7 @@ class Worker:
             error, settlement = refusal, judge(work, refusal, cost_us)
             follow = work.handler.concluded(work.lease, None, refusal, settlement)
         if follow:
-            self._courier.follow[settlement.fence] = follow
+            self._engine_thread.follow[settlement.fence] = follow
         return settlement, error
 
     def _tell(self, work: Work, error: BaseException | None, cost_us: int) -> None:
@@ -702,11 +702,11 @@ class Worker:
             self._lines.count += 1
             if self._lines.is_open:
                 self._lines.succeeded(work.lease, cost_us)
-        if self._teller is not None:
-            self._teller.expect(work.lease, error)
+        if self._hooks is not None:
+            self._hooks.expect(work.lease, error)
 
     def _settle(self, settlement: Settlement) -> None:
-        self._courier.settlements.append(settlement)
+        self._engine_thread.settlements.append(settlement)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -717,7 +717,7 @@ class Worker:
     def _flush(self) -> None:
         """At the end of a turn: all that ended in it is settled together."""
         self._flush_is_due = False
-        self._courier.go.set()
+        self._engine_thread.go.set()
 
 
 def _shows_tracebacks(options: Options) -> bool:

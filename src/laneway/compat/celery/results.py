@@ -111,7 +111,7 @@ class AsyncResult:
 
     def forget(self) -> None:
         """Keep nothing of it."""
-        self.app.laneway.engine.forget_kept(self.job.id, self.job.topic)
+        self.app.laneway.engine.forget_results(self.job.id, self.job.topic)
 
     def __await__(self) -> Any:
         return self.job.__await__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.engines.sqlite.desk import SqliteEngine
+from laneway.engines.sqlite.admin import SqliteEngine
 
 if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, Settings

@@ -12,14 +12,14 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.base import CHANGED
-from laneway.engines.classes import AGE_SHIFT, SMALLEST, size_class
+from laneway.engines.shared.size_classes import AGE_SHIFT, SMALLEST, size_class
 from laneway.engines.sqlite.rows import LANE_COLUMNS
 from laneway.engines.sqlite.statements import CLASSES, COUNTS, PLACING, class_mark
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
     from laneway.engines.sqlite.rows import Lane
-    from laneway.engines.sqlite.turn import Turn
+    from laneway.engines.sqlite.transaction import Transaction
 
 _PLACED = len(PLACING)
 if LANE_COLUMNS[4:] != PLACING + COUNTS + CLASSES:
@@ -38,24 +38,24 @@ class LaneChanges:
         self.ended: dict[int, Lane] = {}
         """Only `leased`, `done` and `wake`."""
 
-    def write(self, turn: Turn) -> None:
+    def write(self, tx: Transaction) -> None:
         """Write all of them; nothing is changed then."""
-        self._notify_watchers(turn)
+        self._notify_watchers(tx)
         written: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
         inserted: list[tuple[Any, ...]] = []
         self._merge()
         for lane in self.dirty.values():
             if lane.forgotten:
-                turn.shard.lanes -= 1
-                turn.memory.drop(lane)
+                tx.shard.lanes -= 1
+                tx.lane_cache.drop(lane)
                 if not lane.is_new:
                     written["lane_delete"].append((lane.lane,))
             elif lane.is_new:
-                inserted.append(_inserted(lane, turn.now))
+                inserted.append(_inserted(lane, tx.now))
             else:
-                _whole(lane, turn.now, written)
+                _whole(lane, tx.now, written)
         for lane in self.grown.values():
-            _classify(lane, turn.now)
+            _classify(lane, tx.now)
             before, lane.stood = lane.stood, lane.standing()
             mark, changed = _changed_classes(before, lane.stood)
             written[f"lane_grow{mark}"].append((lane.ready, lane.bytes, lane.published, *changed, lane.lane))
@@ -63,17 +63,17 @@ class LaneChanges:
             lane.stood = lane.standing()
             written["lane_end"].append((lane.leased, lane.done, lane.wake or 0, lane.lane))
         written["lane_shrink"] = [(lane.leased, lane.done, lane.lane) for lane in self.shrunk.values()]
-        turn.insert("lane_insert", inserted)
+        tx.insert("lane_insert", inserted)
         for name, rows in written.items():
-            turn.run_many(name, rows)
+            tx.run_many(name, rows)
         for each in (self.dirty, self.grown, self.shrunk, self.ended):
             each.clear()
 
-    def _notify_watchers(self, turn: Turn) -> None:
+    def _notify_watchers(self, tx: Transaction) -> None:
         for lane in chain(self.dirty.values(), self.shrunk.values(), self.ended.values()):
             if lane.watched_until:
-                turn.told.append(CHANGED + lane.name)
-                if turn.now > lane.watched_until:
+                tx.changed_ids.append(CHANGED + lane.name)
+                if tx.now > lane.watched_until:
                     lane.watched_until = 0
 
     def _merge(self) -> None:
@@ -104,7 +104,7 @@ def _whole(lane: Lane, now: int, written: defaultdict[str, list[tuple[Any, ...]]
     if before[:_PLACED] == lane.stood[:_PLACED]:
         written[f"lane_count{mark}"].append((*lane.counts(), *changed, lane.lane))
     else:
-        placing = (lane.band, lane.place, lane.wake or 0, lane.vt, lane.gate or 0)
+        placing = (lane.tier_queue, lane.place, lane.wake or 0, lane.vt, lane.gate or 0)
         written[f"lane_place{mark}"].append((*placing, *lane.counts(), *changed, lane.lane))
 
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.admission import check_namespace
 from laneway.engines.base import BRING_IN, CHANGED, Capabilities, Settings
-from laneway.engines.explaining import CLOCK_SLACK_US
-from laneway.engines.interrupt import Interrupt
-from laneway.engines.naming import lane_name
-from laneway.engines.sqlite import housekeeping, keeping, putting, serving, settling, views
+from laneway.engines.shared.explaining import CLOCK_SLACK_US
+from laneway.engines.shared.interrupt import Interrupt
+from laneway.engines.shared.naming import lane_name
+from laneway.engines.shared.refusals import check_namespace
+from laneway.engines.sqlite import housekeeping, putting, results, serving, settling, views
 from laneway.engines.sqlite import tiers as tier_changes
-from laneway.engines.sqlite.doorbell import LOOK_AGAIN, Doorbell
-from laneway.engines.sqlite.memory import Memory
+from laneway.engines.sqlite.lane_cache import LaneCache
 from laneway.engines.sqlite.statements import SQL
 from laneway.engines.sqlite.store import Store
-from laneway.engines.sqlite.turn import Rules, Turn
+from laneway.engines.sqlite.transaction import Rules, Transaction
+from laneway.engines.sqlite.wakeup import LOOK_AGAIN, Wakeup
 from laneway.errors import UsageError
 from laneway.message import Batch
 from laneway.safetext import redacted
@@ -32,7 +32,7 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from laneway.engines.base import Arrivals, Ear
+    from laneway.engines.base import ArrivalListener, ResultListener
     from laneway.message import Draft, Kept, Note, Receipt, Settlement
     from laneway.tiers import Tiers
 
@@ -99,10 +99,10 @@ class Core:
             embedded=True,
         )
         self._store = Store(path, self.durability, create=settings.create)
-        self._memory = Memory()
+        self._lane_cache = LaneCache()
         self._rules = Rules(self._read_tiers(settings), settings.random or random.random)
         self._settle_limits(settings)
-        self._bell = Doorbell(path, self._look)
+        self._wakeup = Wakeup(path, self._look)
         self._closed = False
         self._warned = -WARN_EVERY
         try:
@@ -130,8 +130,8 @@ class Core:
     def _declare_tiers(self, settings: Settings) -> None:
         layers = self._rules.tier_layers
         if layers.declare(settings.tiers, settings.default_tier, lambda _: None) is not layers:
-            with self._turn(None, durable=True) as turn:
-                tier_changes.declare(turn, settings)
+            with self._transaction(None, durable=True) as tx:
+                tier_changes.declare(tx, settings)
 
     @property
     def tiers(self) -> Tiers:
@@ -150,33 +150,33 @@ class Core:
     # Transactions
 
     @contextmanager
-    def _turn(self, now_us: int | None, *, durable: bool) -> Iterator[Turn]:
-        store, memory = self._store, self._memory
+    def _transaction(self, now_us: int | None, *, durable: bool) -> Iterator[Transaction]:
+        store, lane_cache = self._store, self._lane_cache
         with store.lock:
             try:
                 with store.writing(durable=durable) as connection:
-                    memory.check(connection, store.commits)
-                    turn = Turn(connection, self._rules, _clock() if now_us is None else now_us, memory)
+                    lane_cache.check(connection, store.commits)
+                    tx = Transaction(connection, self._rules, _clock() if now_us is None else now_us, lane_cache)
                     if now_us is None:
-                        turn.least = turn.now // NUMBER_UNIT
-                        self._look_at_clock(turn)
-                    yield turn
-                    if turn.obituaries:
-                        putting.put(turn, turn.obituaries)
-                    turn.flush()
-                memory.committed(store.commits)
+                        tx.least = tx.now // NUMBER_UNIT
+                        self._look_at_clock(tx)
+                    yield tx
+                    if tx.end_notices:
+                        putting.put(tx, tx.end_notices)
+                    tx.flush()
+                lane_cache.committed(store.commits)
             except BaseException:
                 self._rules.forget()  # what was read of the policies may have been rolled back
-                memory.forget()
+                lane_cache.forget()
                 raise
-        for pool in turn.rang:
-            self._bell.ring(pool, has_arrivals=turn.has_arrivals)
-        if turn.told:
-            self._bell.tell(turn.told)
+        for pool in tx.pools_to_notify:
+            self._wakeup.notify(pool, has_arrivals=tx.has_arrivals)
+        if tx.changed_ids:
+            self._wakeup.tell(tx.changed_ids)
 
-    def _look_at_clock(self, turn: Turn) -> None:
+    def _look_at_clock(self, tx: Transaction) -> None:
         """The store's time never goes back: where the machine's clock was set back it stands still, which somebody should know."""
-        behind = turn.now - _clock()
+        behind = tx.now - _clock()
         if behind > CLOCK_SLACK_US and time.monotonic() - self._warned >= WARN_EVERY:
             self._warned = time.monotonic()
             log.warning(
@@ -190,10 +190,10 @@ class Core:
     def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
         if not drafts:
             return []
-        with self._turn(now_us, durable=True) as turn:
-            receipts = putting.put(turn, drafts)
+        with self._transaction(now_us, durable=True) as tx:
+            receipts = putting.put(tx, drafts)
             if any(draft.delay_us or draft.at_us is not None for draft in drafts):
-                self._ring_for_soon(turn)
+                self._notify_soon(tx)
         return receipts
 
     def lease(
@@ -207,21 +207,21 @@ class Core:
         only: Sequence[str] | None = None,
         now_us: int | None = None,
     ) -> Batch:
-        with self._turn(now_us, durable=False) as turn:
-            housekeeping.keep_house(turn, BRING_IN)
-            turn.flush_what_went_down()
+        with self._transaction(now_us, durable=False) as tx:
+            housekeeping.keep_house(tx, BRING_IN)
+            tx.flush_what_went_down()
             startable = n if startable is None else startable
-            kept = serving.Only.of(only, turn.memory.places)
-            leases, withheld = serving.lease(turn, n, pool, topics, startable, record_start=record_start, only=kept)
-            turn.flush()
-            wake = housekeeping.next_wake(turn)
-            if withheld or (leases and (len(leases) == n or (wake is not None and wake < turn.now + SOON_US))):
-                turn.rang.add(pool)  # there may be more, now or soon, and this worker may be busy then
-        return Batch(leases, turn.now, wake) if kept is None else Batch(leases, turn.now, wake, kept.passed_over, kept.goes_on)
+            kept = serving.Only.of(only, tx.lane_cache.places)
+            leases, withheld = serving.lease(tx, n, pool, topics, startable, record_start=record_start, only=kept)
+            tx.flush()
+            wake = housekeeping.next_wake(tx)
+            if withheld or (leases and (len(leases) == n or (wake is not None and wake < tx.now + SOON_US))):
+                tx.pools_to_notify.add(pool)  # there may be more, now or soon, and this worker may be busy then
+        return Batch(leases, tx.now, wake) if kept is None else Batch(leases, tx.now, wake, kept.passed_over, kept.goes_on)
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
-        with self._turn(now_us, durable=True) as turn:
-            return settling.start(turn, leases)
+        with self._transaction(now_us, durable=True) as tx:
+            return settling.start(tx, leases)
 
     def settle(
         self, settlements: Sequence[Settlement], *, publish: Mapping[int, Sequence[Draft]] | None = None, now_us: int | None = None
@@ -234,99 +234,102 @@ class Core:
             return self._settle(settlements, publish or {}, now_us)  # what was remembered of these leases is forgotten now
 
     def _settle(self, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]], now_us: int | None) -> list[str]:
-        with self._turn(now_us, durable=True) as turn:
-            answers = settling.settle(turn, settlements, publish)
+        with self._transaction(now_us, durable=True) as tx:
+            answers = settling.settle(tx, settlements, publish)
             if any(settlement.action != "ack" for settlement in settlements):
-                self._ring_for_soon(turn)
+                self._notify_soon(tx)
         return answers
 
     def note(self, notes: Sequence[Note], *, now_us: int | None = None) -> list[bool]:
-        with self._turn(now_us, durable=False) as turn:
-            return keeping.note(turn, notes)
+        with self._transaction(now_us, durable=False) as tx:
+            return results.note(tx, notes)
 
     def kept(self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None) -> list[Kept]:
         with self._store.reading() as connection:
-            return keeping.read(Turn(connection, self._rules, _clock() if now_us is None else now_us), [message_id for message_id, _ in ids])
+            return results.read(Transaction(connection, self._rules, _clock() if now_us is None else now_us), [message_id for message_id, _ in ids])
 
-    def forget_kept(self, message_id: str, topic: str | None = None) -> None:
+    def forget_results(self, message_id: str, topic: str | None = None) -> None:
         del topic
-        with self._turn(None, durable=True) as turn:
-            turn.run("kept_delete", message_id)
+        with self._transaction(None, durable=True) as tx:
+            tx.run("kept_delete", message_id)
 
     def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
-        with self._turn(now_us, durable=True) as turn:
-            return keeping.withdraw(turn, message_id, topic)
+        with self._transaction(now_us, durable=True) as tx:
+            return results.withdraw(tx, message_id, topic)
 
     def follow(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
-        with self._turn(None, durable=True) as turn:
-            return keeping.follow(turn, message_id, topic, follower)
+        with self._transaction(None, durable=True) as tx:
+            return results.follow(tx, message_id, topic, follower)
 
     def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
-        with self._turn(now_us, durable=False) as turn:
-            busy = [lane for lane in views.lanes_of(turn, topic) if lane.waiting or lane.leased]
+        with self._transaction(now_us, durable=False) as tx:
+            busy = [lane for lane in views.lanes_of(tx, topic) if lane.waiting or lane.leased]
             for lane in busy:
-                lane.watched_until = turn.now + round(seconds * SECOND)
-                turn.touch(lane)
+                lane.watched_until = tx.now + round(seconds * SECOND)
+                tx.touch(lane)
             return [CHANGED + lane.name for lane in busy]
 
-    def ear(self) -> Ear:
-        return self._bell.ear()
+    def result_listener(self) -> ResultListener:
+        return self._wakeup.result_listener()
 
     def extend(self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None) -> list[bool]:
-        with self._turn(now_us, durable=False) as turn:
-            return settling.extend(turn, leases, by_us)
+        with self._transaction(now_us, durable=False) as tx:
+            return settling.extend(tx, leases, by_us)
 
     def tick(self, *, budget: int = BRING_IN, now_us: int | None = None) -> int | None:
-        with self._turn(now_us, durable=False) as turn:
-            housekeeping.keep_house(turn, budget)
-            turn.flush()
-            return housekeeping.next_wake(turn)
+        with self._transaction(now_us, durable=False) as tx:
+            housekeeping.keep_house(tx, budget)
+            tx.flush()
+            return housekeeping.next_wake(tx)
 
     def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None, interrupt: Interrupt | None = None) -> bool:
-        return self._bell.wait(timeout, pool, topics, interrupt or Interrupt())
+        return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
 
-    def arrivals(self, pool: str = "default") -> Arrivals:
-        return self._bell.arrivals(pool)
+    def arrival_listener(self, pool: str = "default") -> ArrivalListener:
+        return self._wakeup.arrival_listener(pool)
 
     def interrupt(self) -> None:
-        self._bell.interrupt()
+        self._wakeup.interrupt()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._bell.interrupt()
             self._store.close()
+            self._wakeup.interrupt()  # last: a wait that begins after it finds the store closed
 
     # Waking
 
-    def _ring_for_soon(self, turn: Turn) -> None:
+    def _notify_soon(self, tx: Transaction) -> None:
         """Something may have become due sooner than the waiters know."""
-        turn.flush()
-        wake = housekeeping.next_wake(turn)
-        if wake is not None and wake < turn.now + SOON_US:
-            turn.rang.update(band.pool for band in turn.bands.values())
+        tx.flush()
+        wake = housekeeping.next_wake(tx)
+        if wake is not None and wake < tx.now + SOON_US:
+            tx.pools_to_notify.update(tier_queue.pool for tier_queue in tx.tier_queues.values())
 
     def _look(self, pool: str, topics: Sequence[str] | None) -> float:
         """In how many seconds there is something to do in a pool."""
         with self._store.reading() as connection:
-            turn = Turn(connection, self._rules, _clock())
-            if self._is_runnable(turn, pool, topics):
+            tx = Transaction(connection, self._rules, _clock())
+            if self._is_runnable(tx, pool, topics):
                 return 0.0
-            wake = housekeeping.next_wake(turn)
-        return (wake - turn.now) / SECOND if wake is not None else float("inf")
+            wake = housekeeping.next_wake(tx)
+        return (wake - tx.now) / SECOND if wake is not None else float("inf")
 
-    def _is_runnable(self, turn: Turn, pool: str, topics: Sequence[str] | None) -> bool:
+    def _is_runnable(self, tx: Transaction, pool: str, topics: Sequence[str] | None) -> bool:
         if topics is None:
-            return any(band.pool == pool and turn.one("band_has_work", band.band, band.band)[0] for band in turn.bands.values())
+            return any(
+                tier_queue.pool == pool and tx.one("tier_queue_has_work", tier_queue.number, tier_queue.number)[0]
+                for tier_queue in tx.tier_queues.values()
+            )
         for topic in topics:
-            policy = turn.policy(topic)
+            policy = tx.policy(topic)
             names = {lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)}
-            turn.load_names(names)
+            tx.load_names(names)
             for name in names:
-                lane = turn.find_lane(name)
-                if lane is None or turn.bands[lane.band].pool != pool or not serving.can_deliver(turn, lane):
+                lane = tx.find_lane(name)
+                if lane is None or tx.tier_queues[lane.tier_queue].pool != pool or not serving.can_deliver(tx, lane):
                     continue
-                if lane.topic is not None or turn.one("folded_heads", topic, 1) is not None:
+                if lane.topic is not None or tx.one("folded_heads", topic, 1) is not None:
                     return True
         return False
 

@@ -1,19 +1,19 @@
-"""What this engine can tell of its topics, for `laneway.engines.listing`."""
+"""What this engine can tell of its topics, for `laneway.engines.shared.listing`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from laneway.engines import classes, listing
-from laneway.engines.listing import CANDIDATES, FEW, Candidate
-from laneway.engines.naming import BUCKET, PARTITION
+from laneway.engines.shared import listing, size_classes
+from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
+from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.sqlite import views
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from laneway.engines.base import TopicStats
-    from laneway.engines.sqlite.turn import Turn
+    from laneway.engines.sqlite.transaction import Transaction
 
 _NAMES = ("lane_name_next", "folded_topic_next", "dead_topic_next")
 _LAST = "\U0010ffff"
@@ -100,23 +100,23 @@ _BY_FRONT = """CASE WHEN first_rank = last_rank AND first_rank & 1 THEN pos
 
 _WAITING = "l.ready + l.delayed + l.parked"
 _THROTTLED = "coalesce(json_extract(l.more, '$[5]'), 0)"
-_RATE = f"""CASE WHEN ?4 - l.seen >= {2 * classes.WINDOW_US} THEN 0
-        WHEN ?4 - l.seen >= {classes.WINDOW_US} THEN 1.0 * l.lately * ({2 * classes.WINDOW_US} - ?4 + l.seen)
-        ELSE 1.0 * l.before * ({classes.WINDOW_US} - ?4 + l.seen) + 1.0 * l.lately * {classes.WINDOW_US} END DESC"""
-"""As `classes.rate`, but for a factor."""
+_RATE = f"""CASE WHEN ?4 - l.seen >= {2 * size_classes.WINDOW_US} THEN 0
+        WHEN ?4 - l.seen >= {size_classes.WINDOW_US} THEN 1.0 * l.lately * ({2 * size_classes.WINDOW_US} - ?4 + l.seen)
+        ELSE 1.0 * l.before * ({size_classes.WINDOW_US} - ?4 + l.seen) + 1.0 * l.lately * {size_classes.WINDOW_US} END DESC"""
+"""As `size_classes.rate`, but for a factor."""
 
 
-def _as_it_is(_turn: Turn, _lane: int, number: int) -> float:
+def _as_it_is(_transaction: Transaction, _lane: int, number: int) -> float:
     return number
 
 
-def _rate(turn: Turn, _lane: int, *counted: int) -> float:
-    return classes.rate(turn.now, *counted)
+def _rate(tx: Transaction, _lane: int, *counted: int) -> float:
+    return size_classes.rate(tx.now, *counted)
 
 
-def _age(turn: Turn, lane: int, *front: int | None) -> float:
-    oldest = views.oldest_behind(turn, lane, *front)
-    return turn.now - oldest + 1 if oldest is not None else 0
+def _age(tx: Transaction, lane: int, *front: int | None) -> float:
+    oldest = views.oldest_behind(tx, lane, *front)
+    return tx.now - oldest + 1 if oldest is not None else 0
 
 
 ORDERS = {
@@ -127,25 +127,25 @@ ORDERS = {
     "rate": _Order("busy", "DESC", "l.seen, l.lately, l.before", _rate, _RATE),
     "throttled": _Order("slow", "DESC", _THROTTLED, _as_it_is, f"{_THROTTLED} DESC"),
 }  # fmt: skip
-"""By the names of `laneway.engines.listing.MEASURES`."""
+"""By the names of `laneway.engines.shared.listing.MEASURES`."""
 
 
-def topics(turn: Turn, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
+def topics(tx: Transaction, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
     """Topics of the pattern in the order asked for."""
-    return listing.topics(_Topics(turn), order, pattern, limit, after)
+    return listing.topics(_Topics(tx), order, pattern, limit, after)
 
 
 class _Topics:
-    def __init__(self, turn: Turn) -> None:
-        self._turn = turn
-        self.now_us = turn.now
+    def __init__(self, tx: Transaction) -> None:
+        self._transaction = tx
+        self.now_us = tx.now
 
     def stats(self, topics: Sequence[str]) -> list[TopicStats]:
-        return views.many_stats(self._turn, topics)
+        return views.many_stats(self._transaction, topics)
 
     def has_something(self, topic: str) -> bool:
-        stats = views.topic_stats(self._turn, topic)
-        own = (lane.topic == topic for lane in views.lanes_of(self._turn, topic))
+        stats = views.topic_stats(self._transaction, topic)
+        own = (lane.topic == topic for lane in views.lanes_of(self._transaction, topic))
         return bool(stats.waiting or stats.leased or stats.dead or any(own))
 
     def next_name(self, after: str) -> str | None:
@@ -155,7 +155,7 @@ class _Topics:
     def _next(self, query: str, after: str) -> str | None:
         """The next topic's name; lanes of a partitioned topic come as one, those of buckets not at all."""
         at = max(after, BUCKET + _LAST) if query == "lane_name_next" else after
-        while (step := self._turn.one(query, at)) is not None:
+        while (step := self._transaction.one(query, at)) is not None:
             name = str(step[0]).partition(PARTITION)[0]
             if name != after:
                 return name
@@ -169,7 +169,7 @@ class _Topics:
             if name.startswith(BUCKET):
                 folded.add(listing.common_prefix(pattern, rule))
                 continue
-            worth = entry.worth(self._turn, lane, *columns) or 0
+            worth = entry.worth(self._transaction, lane, *columns) or 0
             yield Candidate(rule or name, worth, is_exact=rule is None)
         for prefix in folded:
             if prefix is not None:
@@ -178,8 +178,8 @@ class _Topics:
     def _lanes(self, entry: _Order, pattern: str, most: int) -> list[tuple[Any, ...]]:
         """All, where there are few. Else the first of the index; where it is short, others of the pattern."""
         prefix = pattern.removesuffix("*")
-        if self._turn.shard.lanes <= FEW:
-            found = self._read(entry.few, most, prefix, prefix + _LAST, self._turn.now)
+        if self._transaction.shard.lanes <= FEW:
+            found = self._read(entry.few, most, prefix, prefix + _LAST, self._transaction.now)
             found += self._read(entry.parts, FEW, prefix, prefix + _LAST)
             return found if not prefix else found + self._read(entry.parts, FEW, BUCKET, BUCKET + _LAST)
         looked_at = most if pattern == "*" else max(FEW, most)
@@ -190,7 +190,7 @@ class _Topics:
         return list({row[0]: row for row in found}.values())
 
     def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._turn.connection.execute(statement, values).fetchall()
+        return self._transaction.connection.execute(statement, values).fetchall()
 
     def _folded(self, order: str, entry: _Order, prefix: str) -> Iterator[Candidate]:
         """The first topics in buckets."""

@@ -10,37 +10,37 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines import base
-from laneway.engines.admission import EXPIRED, HISTORY
-from laneway.engines.naming import made_id, made_number
-from laneway.engines.sqlite import keeping
+from laneway.engines.shared.naming import generated_id, parse_generated_id
+from laneway.engines.shared.refusals import EXPIRED, HISTORY
+from laneway.engines.sqlite import results
 from laneway.engines.sqlite.rows import DEAD, DELAYED, DUE, EXPIRES, PARKED, READY, RETENTION_ENDS, YIELD, Lane, Row
 from laneway.policy import FOREVER
 
 if TYPE_CHECKING:
-    from laneway.engines.sqlite.turn import Turn
+    from laneway.engines.sqlite.transaction import Transaction
 
 
-def id_of(turn: Turn, row: Row) -> str:
-    return row.id if row.id is not None else made_id(turn.shard.nonce, row.mid)
+def id_of(tx: Transaction, row: Row) -> str:
+    return row.id if row.id is not None else generated_id(tx.shard.nonce, row.mid)
 
 
 def topic_of(row: Row, lane: Lane) -> str:
     return row.topic if row.topic is not None else lane.topic or ""
 
 
-def read(turn: Turn, mid: int) -> Row | None:
-    found = turn.one("message_read", mid)
+def read(tx: Transaction, mid: int) -> Row | None:
+    found = tx.one("message_read", mid)
     return Row(*found) if found else None
 
 
-def size_of(turn: Turn, row: Row) -> int:
+def size_of(tx: Transaction, row: Row) -> int:
     size = len(row.body)
-    return size + int(turn.one("parts_size", row.mid)[0]) if row.parts else size
+    return size + int(tx.one("parts_size", row.mid)[0]) if row.parts else size
 
 
-def save(turn: Turn, row: Row) -> None:
+def save(tx: Transaction, row: Row) -> None:
     """Write where the message stands; its content is written apart."""
-    turn.run(
+    tx.run(
         "message_move", row.lane, row.state, row.rank, row.seq, row.since, row.expires, row.serial, row.attempts, row.deliveries,
         row.suspect, row.joined, row.parts, row.mid,
     )  # fmt: skip
@@ -49,110 +49,110 @@ def save(turn: Turn, row: Row) -> None:
 # Waiting
 
 
-def begin_waiting(turn: Turn, lane: Lane, row: Row) -> None:
+def begin_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
     """The message waits from now on: delayed until its `since`, if that is to come, else it arrives."""
-    size = size_of(turn, row)
+    size = size_of(tx, row)
     lane.bytes += size
-    turn.shard.bytes += size
-    turn.shard.waiting += 1
+    tx.shard.bytes += size
+    tx.shard.waiting += 1
     if row.expires is not None:
-        turn.run("event_insert", row.expires, EXPIRES, row.mid, 0)
+        tx.run("event_insert", row.expires, EXPIRES, row.mid, 0)
     if row.mkey is not None:
-        turn.run("merge_key_write", lane.lane, row.mkey, row.mid)
-    if row.since > turn.now:
+        tx.run("merge_key_write", lane.lane, row.mkey, row.mid)
+    if row.since > tx.now:
         row.state = DELAYED
         lane.delayed += 1
-        turn.run("event_insert", row.since, DUE, row.mid, 0)
+        tx.run("event_insert", row.since, DUE, row.mid, 0)
     else:
-        arrive(turn, lane, row)
-    turn.touch(lane)
+        arrive(tx, lane, row)
+    tx.touch(lane)
 
 
-def end_waiting(turn: Turn, lane: Lane, row: Row) -> None:
+def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
     """Take a waiting message out of everything that it waits in; its serial key is the caller's business."""
-    size = size_of(turn, row)
+    size = size_of(tx, row)
     lane.bytes -= size
-    turn.shard.bytes -= size
-    turn.shard.waiting -= 1
+    tx.shard.bytes -= size
+    tx.shard.waiting -= 1
     if row.expires is not None:
-        turn.run("event_delete", row.expires, EXPIRES, row.mid)
+        tx.run("event_delete", row.expires, EXPIRES, row.mid)
     if row.mkey is not None:
-        turn.run("merge_key_delete", lane.lane, row.mkey, row.mid)
+        tx.run("merge_key_delete", lane.lane, row.mkey, row.mid)
     if row.state == DELAYED:
         lane.delayed -= 1
-        turn.run("event_delete", row.since, DUE, row.mid)
+        tx.run("event_delete", row.since, DUE, row.mid)
     elif row.state == PARKED:
         lane.parked -= 1
-        turn.run("parked_delete", lane.lane, row.line, row.rank, row.pos, row.seq)
+        tx.run("parked_delete", lane.lane, row.line, row.rank, row.pos, row.seq)
     else:
         lane.ready -= 1
-        turn.run("ready_delete", lane.lane, row.rank, row.pos, row.seq)
-    turn.touch(lane)
+        tx.run("ready_delete", lane.lane, row.rank, row.pos, row.seq)
+    tx.touch(lane)
 
 
-def arrive(turn: Turn, lane: Lane, row: Row) -> None:
+def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
     """The message becomes ready, or is parked behind the one that its serial key is busy with."""
     if row.serial and row.line is not None:
-        found = turn.one("serial_key_read", lane.lane, row.line)
+        found = tx.one("serial_key_read", lane.lane, row.line)
         if found is None:
-            turn.run("serial_key_write", lane.lane, row.line, row.mid, 0)
+            tx.run("serial_key_write", lane.lane, row.line, row.mid, 0)
         elif found[0] != row.mid:
             head, held = found
-            if held or not _goes_before(turn, row, head):
-                _park(turn, lane, row)
+            if held or not _goes_before(tx, row, head):
+                _park(tx, lane, row)
                 return
-            _step_back(turn, lane, head)
-            turn.run("serial_key_write", lane.lane, row.line, row.mid, 0)
+            _step_back(tx, lane, head)
+            tx.run("serial_key_write", lane.lane, row.line, row.mid, 0)
     row.state = READY
     lane.ready += 1
-    turn.run("ready_insert", lane.lane, row.rank, row.pos, row.seq, row.mid)
+    tx.run("ready_insert", lane.lane, row.rank, row.pos, row.seq, row.mid)
 
 
-def _goes_before(turn: Turn, row: Row, head: int) -> bool:
-    other = read(turn, head)
+def _goes_before(tx: Transaction, row: Row, head: int) -> bool:
+    other = read(tx, head)
     return other is None or (row.rank, row.pos, row.seq) < (other.rank, other.pos, other.seq)
 
 
-def _park(turn: Turn, lane: Lane, row: Row) -> None:
+def _park(tx: Transaction, lane: Lane, row: Row) -> None:
     row.state = PARKED
     lane.parked += 1
-    turn.run("parked_insert", lane.lane, row.line, row.rank, row.pos, row.seq, row.mid)
+    tx.run("parked_insert", lane.lane, row.line, row.rank, row.pos, row.seq, row.mid)
 
 
-def _step_back(turn: Turn, lane: Lane, head: int) -> None:
+def _step_back(tx: Transaction, lane: Lane, head: int) -> None:
     """The key's head was overtaken while the key was free."""
-    other = read(turn, head)
+    other = read(tx, head)
     if other is None:
         return
     lane.ready -= 1
-    turn.run("ready_delete", lane.lane, other.rank, other.pos, other.seq)
-    _park(turn, lane, other)
-    save(turn, other)
+    tx.run("ready_delete", lane.lane, other.rank, other.pos, other.seq)
+    _park(tx, lane, other)
+    save(tx, other)
 
 
-def free_key(turn: Turn, lane: Lane, key: str | None, mid: int) -> None:
+def free_key(tx: Transaction, lane: Lane, key: str | None, mid: int) -> None:
     """The message no longer holds (or heads) its serial key: the next one of the key comes forward."""
     if key is None:
         return
-    found = turn.one("serial_key_read", lane.lane, key)
+    found = tx.one("serial_key_read", lane.lane, key)
     if found is None or found[0] != mid:
         return
-    first = turn.one("parked_first", lane.lane, key)
+    first = tx.one("parked_first", lane.lane, key)
     if first is None:
-        turn.run("serial_key_delete", lane.lane, key)
+        tx.run("serial_key_delete", lane.lane, key)
         return
-    row = read(turn, first[0])
+    row = read(tx, first[0])
     if row is None:  # pragma: no cover - a store that lost a row; the doctor mends it
-        turn.run("serial_key_delete", lane.lane, key)
+        tx.run("serial_key_delete", lane.lane, key)
         return
-    turn.run("parked_delete", lane.lane, key, row.rank, row.pos, row.seq)
+    tx.run("parked_delete", lane.lane, key, row.rank, row.pos, row.seq)
     lane.parked -= 1
     lane.ready += 1
     row.state = READY
-    turn.run("ready_insert", lane.lane, row.rank, row.pos, row.seq, row.mid)
-    turn.run("serial_key_write", lane.lane, key, row.mid, 0)
-    save(turn, row)
-    turn.touch(lane)
+    tx.run("ready_insert", lane.lane, row.rank, row.pos, row.seq, row.mid)
+    tx.run("serial_key_write", lane.lane, key, row.mid, 0)
+    save(tx, row)
+    tx.touch(lane)
 
 
 def yields(row: Row) -> bool:
@@ -163,45 +163,45 @@ def yields(row: Row) -> bool:
 # Ids
 
 
-def is_known(turn: Turn, topic: str, message_id: str) -> bool:
+def is_known(tx: Transaction, topic: str, message_id: str) -> bool:
     """Whether a message of that id is waiting, leased or dead, or was finished within its window."""
-    found = turn.one("ident_read", message_id, topic)
+    found = tx.one("ident_read", message_id, topic)
     if found is not None:
         mid, until = found
-        if mid is not None or until is None or until > turn.now:
+        if mid is not None or until is None or until > tx.now:
             return True
-        turn.run("ident_delete", message_id, topic)
+        tx.run("ident_delete", message_id, topic)
         return False
-    mid = made_number(turn.shard.nonce, message_id)
-    return mid is not None and made_topic(turn, mid) == topic
+    mid = parse_generated_id(tx.shard.nonce, message_id)
+    return mid is not None and made_topic(tx, mid) == topic
 
 
-def made_topic(turn: Turn, mid: int) -> str | None:
+def made_topic(tx: Transaction, mid: int) -> str | None:
     """The topic of a message that has an id of our own making, if it is here."""
-    found = turn.one("message_at", mid)
+    found = tx.one("message_at", mid)
     if found is None:
         return None
     lane, state, topic = found
     if topic is not None:
         return str(topic)
     if state == DEAD:
-        return str(turn.one("dead_read", mid)[2])
-    return turn.lane(lane).topic
+        return str(tx.one("dead_read", mid)[2])
+    return tx.lane(lane).topic
 
 
-def finish_ids(turn: Turn, row: Row, topic: str, *, keep: bool) -> None:
+def finish_ids(tx: Transaction, row: Row, topic: str, *, keep: bool) -> None:
     """
     The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`, or a day where they are sticky).
     """
-    window = _window(turn.policy(topic).dedupe, sticky=bool(row.sticky)) if keep else 0
-    ids = [(row.id or made_id(turn.shard.nonce, row.mid), topic)] if row.id is not None or window else []
+    window = _window(tx.policy(topic).dedupe, sticky=bool(row.sticky)) if keep else 0
+    ids = [(row.id or generated_id(tx.shard.nonce, row.mid), topic)] if row.id is not None or window else []
     if row.joined:
-        ids += turn.all("idents_joined", row.mid)
+        ids += tx.all("idents_joined", row.mid)
     for message_id, its_topic in ids:
         if window:
-            turn.run("ident_write", message_id, its_topic, None, 0, None if window == FOREVER else turn.now + window)
+            tx.run("ident_write", message_id, its_topic, None, 0, None if window == FOREVER else tx.now + window)
         else:
-            turn.run("ident_delete", message_id, its_topic)
+            tx.run("ident_delete", message_id, its_topic)
 
 
 def _window(dedupe: int | None, *, sticky: bool) -> int:
@@ -213,76 +213,76 @@ def _window(dedupe: int | None, *, sticky: bool) -> int:
 # The end
 
 
-def remove(turn: Turn, row: Row) -> None:
+def remove(tx: Transaction, row: Row) -> None:
     """Delete the message's rows."""
-    turn.run("message_delete", row.mid)
+    tx.run("message_delete", row.mid)
     if row.parts:
-        turn.run("parts_delete", row.mid)
+        tx.run("parts_delete", row.mid)
         if row.since == base.UNTIL_SIGNALLED_US:
-            turn.run("came_delete", row.mid)
+            tx.run("came_delete", row.mid)
     if row.attempts or row.suspect or row.deliveries or row.odd:
-        turn.run("note_delete", row.mid)
+        tx.run("note_delete", row.mid)
 
 
-def bury(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None) -> None:
+def bury(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None) -> None:
     """The message, which neither waits nor is leased any more, becomes a dead letter."""
     topic = topic_of(row, lane)
-    until = turn.now + turn.policy(topic).dead_ttl
+    until = tx.now + tx.policy(topic).dead_ttl
     row.state = DEAD
     row.lane = 0  # lanes come and go; a dead letter belongs to its topic
-    save(turn, row)
-    turn.run("dead_insert", row.mid, topic, turn.now, until, reason, error)
-    turn.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
-    turn.shard.dead += 1
-    keeping.ends(turn, row, topic, "expired" if reason == EXPIRED else "dead", reason)
+    save(tx, row)
+    tx.run("dead_insert", row.mid, topic, tx.now, until, reason, error)
+    tx.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
+    tx.shard.dead += 1
+    results.ends(tx, row, topic, "expired" if reason == EXPIRED else "dead", reason)
 
 
-def expire(turn: Turn, lane: Lane, row: Row) -> None:
+def expire(tx: Transaction, lane: Lane, row: Row) -> None:
     """A message, no longer waiting, whose ttl is over."""
     topic = topic_of(row, lane)
     lane.expired += 1
-    turn.shard.expired += 1
-    if turn.policy(topic).on_expiry == "drop":
-        keeping.ends(turn, row, topic, "expired", EXPIRED)
-        finish_ids(turn, row, topic, keep=False)
-        remove(turn, row)
+    tx.shard.expired += 1
+    if tx.policy(topic).on_expiry == "drop":
+        results.ends(tx, row, topic, "expired", EXPIRED)
+        finish_ids(tx, row, topic, keep=False)
+        remove(tx, row)
     else:
-        bury(turn, lane, row, EXPIRED, None)
+        bury(tx, lane, row, EXPIRED, None)
 
 
-def forget_dead(turn: Turn, mid: int) -> None:
+def forget_dead(tx: Transaction, mid: int) -> None:
     """A dead letter is dropped, or past its retention."""
-    found = turn.one("dead_read", mid)
-    row = read(turn, mid)
+    found = tx.one("dead_read", mid)
+    row = read(tx, mid)
     if found is None or row is None:
         return
-    turn.run("event_delete", found[4], RETENTION_ENDS, mid)
-    turn.run("dead_delete", mid)
-    finish_ids(turn, row, found[2], keep=False)
-    remove(turn, row)
-    turn.run("note_delete", mid)
-    turn.shard.dead -= 1
+    tx.run("event_delete", found[4], RETENTION_ENDS, mid)
+    tx.run("dead_delete", mid)
+    finish_ids(tx, row, found[2], keep=False)
+    remove(tx, row)
+    tx.run("note_delete", mid)
+    tx.shard.dead -= 1
 
 
-def note_trouble(turn: Turn, row: Row, what: str, error: str | None) -> None:
+def note_trouble(tx: Transaction, row: Row, what: str, error: str | None) -> None:
     """Remember what happened to the message, for people who ask."""
-    found = turn.one("note_read", row.mid) or (None, 0, "[]")
+    found = tx.one("note_read", row.mid) or (None, 0, "[]")
     history: list[dict[str, Any]] = msgspec.json.decode(found[2])
-    history.append({"at_us": turn.now, "what": what, "error": error})
-    turn.run("note_write", row.mid, found[0], found[1], msgspec.json.encode(history[-HISTORY:]).decode())
+    history.append({"at_us": tx.now, "what": what, "error": error})
+    tx.run("note_write", row.mid, found[0], found[1], msgspec.json.encode(history[-HISTORY:]).decode())
 
 
-def withdraw(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
+def withdraw(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
     """Take a message that waits out of the store, and its id with it: purged, cancelled, or moved elsewhere."""
-    end_waiting(turn, lane, row)
-    take_out(turn, lane, row, topic)
+    end_waiting(tx, lane, row)
+    take_out(tx, lane, row, topic)
 
 
-def take_out(turn: Turn, lane: Lane, row: Row, topic: str) -> None:
+def take_out(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
     """Take a message that no longer waits, nor is leased, out of the store, and its id and its hold on its key with it."""
-    finish_ids(turn, row, topic, keep=False)
-    remove(turn, row)
+    finish_ids(tx, row, topic, keep=False)
+    remove(tx, row)
     if row.serial:
-        free_key(turn, lane, row.line, row.mid)
+        free_key(tx, lane, row.line, row.mid)
     lane.removed += 1
-    turn.shard.removed += 1
+    tx.shard.removed += 1

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.admission import DROPPED, check_draft, explicit_due, full
 from laneway.engines.base import NEEDS_HEADER, UNTIL_SIGNALLED_US
-from laneway.engines.naming import PARTITION, lane_name, merge_key
-from laneway.engines.sqlite import keeping, merging, messages
+from laneway.engines.shared.naming import PARTITION, lane_name, merge_key
+from laneway.engines.shared.refusals import DROPPED, check_draft, explicit_due, full
+from laneway.engines.sqlite import merging, messages, results
 from laneway.engines.sqlite.rows import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD, Lane, Row, rank_of
 from laneway.message import Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.sqlite.turn import Turn
+    from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Draft
     from laneway.policy import Resolved
 
@@ -24,26 +24,26 @@ _SERIAL = {None: 0, "hold": HOLD, "yield": YIELD}
 _dumps = msgspec.json.Encoder().encode
 
 
-def put(turn: Turn, drafts: Sequence[Draft]) -> list[Receipt]:
+def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
     """Take messages in, in their order. Raises BadMessage before anything is changed."""
-    policies = turn.policies([draft.topic for draft in drafts])
+    policies = tx.policies([draft.topic for draft in drafts])
     is_plain = [_is_plain(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
     names: set[str] = set()
     for draft, policy, plain in zip(drafts, policies, is_plain, strict=True):
         if not plain or len(draft.body) > policy.max_body:
-            check_draft(draft, policy, turn.now)
+            check_draft(draft, policy, tx.now)
         if plain or (policy.partitions == 1 and policy.buckets is None):
             names.add(draft.topic)
-    turn.load_names(names)
-    intake = _Intake(turn)
-    append, accept = (intake.accept if turn.rules.has_backlog_limit else intake.append), intake.accept
+    tx.load_names(names)
+    intake = _Intake(tx)
+    append, accept = (intake.accept if tx.rules.has_backlog_limit else intake.append), intake.accept
     receipts = [append(draft, policy) if plain else accept(draft, policy) for draft, policy, plain in zip(drafts, policies, is_plain, strict=True)]
     intake.write()
     for lane in intake.arrivals.values():
         # A lane that had ready messages stands where it belongs already: more of them change nothing. (A merge may have taken its last.)
         if lane.place == IDLE or not lane.ready:
-            turn.place(lane)
-            turn.has_arrivals = True
+            tx.place(lane)
+            tx.has_arrivals = True
     return receipts
 
 
@@ -65,8 +65,8 @@ def _is_plain(draft: Draft, policy: Resolved) -> bool:
 class _Intake:
     """The rows of one call: those of plain messages are collected and written together."""
 
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+    def __init__(self, tx: Transaction) -> None:
+        self.tx = tx
         self.arrivals: dict[int, Lane] = {}
         self._lanes: dict[str, Lane] = {}  # those that a plain message was appended to
         self._plain: list[tuple[int, int, int, int, bytearray]] = []
@@ -77,23 +77,23 @@ class _Intake:
     def write(self) -> None:
         """Write what was collected; done before anything reads these tables."""
         if self._plain or self._messages:
-            self.turn.insert("message_insert_plain", self._plain)
-            self.turn.insert("message_insert", self._messages)
-            self.turn.insert("ready_insert", self._ready)
-            self.turn.insert("event_insert", self._events)
+            self.tx.insert("message_insert_plain", self._plain)
+            self.tx.insert("message_insert", self._messages)
+            self.tx.insert("ready_insert", self._ready)
+            self.tx.insert("event_insert", self._events)
             self._plain, self._messages, self._ready, self._events = [], [], [], []
 
     def append(self, draft: Draft, policy: Resolved) -> Receipt:
         """A plain message, see `_is_plain`: as `accept`, in a third of the time."""
         del policy
-        turn, topic, body = self.turn, draft.topic, draft.body
-        shard, now = turn.shard, turn.now
+        tx, topic, body = self.tx, draft.topic, draft.body
+        shard, now = tx.shard, tx.now
         lane = self._lanes.get(topic)
         if lane is None:
-            lane = self._lanes[topic] = turn.make_lane(topic, topic)
+            lane = self._lanes[topic] = tx.make_lane(topic, topic)
             self.arrivals[lane.lane] = lane
-            turn.grew(lane)
-        mid = turn.next_seq()
+            tx.grew(lane)
+        mid = tx.next_seq()
         rank = rank_of(draft.priority, at_front=False)
         size = len(body)
         lane.published += 1
@@ -108,7 +108,7 @@ class _Intake:
 
     def accept(self, draft: Draft, policy: Resolved) -> Receipt:
         """One message: known, merged, refused or accepted, in this order."""
-        turn = self.turn
+        tx = self.tx
         topic = draft.topic
         if draft.signal is not None:
             return self._signal(draft)
@@ -118,55 +118,55 @@ class _Intake:
             name, rule = topic, topic
         else:
             spread_by = draft.key.encode() if draft.key is not None else draft.body if mkey is not None else None
-            name, rule = lane_name(policy, topic, spread_by, turn.shard.seq + 1)
+            name, rule = lane_name(policy, topic, spread_by, tx.shard.seq + 1)
         if draft.id is not None:
             self.write()
-            if messages.is_known(turn, topic, draft.id):
+            if messages.is_known(tx, topic, draft.id):
                 return Receipt(draft.id, topic, "duplicate")
         if mkey is not None:
             self.write()
             joined = self._join(draft, policy, name, mkey)
             if joined is not None:
                 return joined
-        is_limited = policy.max_backlog is not None or policy.max_backlog_bytes is not None or turn.rules.has_backlog_limit
+        is_limited = policy.max_backlog is not None or policy.max_backlog_bytes is not None or tx.rules.has_backlog_limit
         if is_limited and not draft.own:
             self.write()
-            reason = make_room(turn, draft, policy, name)
+            reason = make_room(tx, draft, policy, name)
             if reason is not None:
                 return Receipt(draft.id or "", topic, "refused", None, reason)
-        lane = turn.make_lane(name, rule)
+        lane = tx.make_lane(name, rule)
         self.arrivals[lane.lane] = lane
         mid = self._insert(draft, policy, lane, mkey, is_blocked=is_blocked)
-        return Receipt(draft.id or f"{turn.shard.nonce}-{mid:x}", topic)
+        return Receipt(draft.id or f"{tx.shard.nonce}-{mid:x}", topic)
 
     def _signal(self, draft: Draft) -> Receipt:
         self.write()
-        receipt, lane = keeping.signal(self.turn, draft)
+        receipt, lane = results.signal(self.tx, draft)
         if lane is not None:
             self.arrivals[lane.lane] = lane
         return receipt
 
     def _join(self, draft: Draft, policy: Resolved, name: str, mkey: bytes) -> Receipt | None:
-        turn = self.turn
-        lane = turn.find_lane(name)
-        row = merging.waiting_one(turn, lane, mkey) if lane is not None and not lane.forgotten else None
-        if lane is None or row is None or not merging.join(turn, lane, row, draft, policy):
+        tx = self.tx
+        lane = tx.find_lane(name)
+        row = merging.waiting_one(tx, lane, mkey) if lane is not None and not lane.forgotten else None
+        if lane is None or row is None or not merging.join(tx, lane, row, draft, policy):
             return None
         self.arrivals[lane.lane] = lane
-        survivor = messages.id_of(turn, row)
+        survivor = messages.id_of(tx, row)
         return Receipt(draft.id or survivor, draft.topic, "merged", survivor)
 
     def _insert(self, draft: Draft, policy: Resolved, lane: Lane, mkey: bytes | None, *, is_blocked: bool) -> int:
-        turn = self.turn
-        now = turn.now
-        mid = turn.next_seq()
+        tx = self.tx
+        now = tx.now
+        mid = tx.next_seq()
         since = now
         if is_blocked:
             since = UNTIL_SIGNALLED_US
         elif draft.delay_us > 0 or draft.at_us is not None:
-            since = explicit_due(draft, turn.now) or now
+            since = explicit_due(draft, tx.now) or now
         elif mkey is not None and policy.window is not None:
-            since = merging.window_due(turn, draft.topic, mkey, policy) or now
+            since = merging.window_due(tx, draft.topic, mkey, policy) or now
         ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
         expires = now + ttl if ttl is not None and not (is_blocked or draft.own) else None
         rank = rank_of(draft.priority, at_front=draft.at_front)
@@ -174,30 +174,30 @@ class _Intake:
         row_topic = draft.topic if lane.topic is None else None
         headers = _dumps(draft.headers).decode() if draft.headers else None
         odd = int(since > now or draft.at_front or serial > 0)
-        turn.shard.published += 1
+        tx.shard.published += 1
         lane.published += 1
         if draft.id is not None:
-            turn.run("ident_write", draft.id, draft.topic, mid, 0, None)
+            tx.run("ident_write", draft.id, draft.topic, mid, 0, None)
         if serial or mkey is not None:
             row = Row(mid, lane.lane, READY, rank, mid, since, now, expires, serial, odd, draft.key, draft.id, row_topic, mkey, headers,
                       0, 0, 0, 0, 0, int(draft.sticky), draft.body)  # fmt: skip
-            messages.begin_waiting(turn, lane, row)
+            messages.begin_waiting(tx, lane, row)
             self._messages.append(_inserted(row))
             self.write()
             return mid
         size = len(draft.body)
         lane.bytes += size
-        turn.shard.bytes += size
-        turn.shard.waiting += 1
+        tx.shard.bytes += size
+        tx.shard.waiting += 1
         state = READY
         if since > now:
             state = DELAYED
             lane.delayed += 1
-            turn.touch(lane)
+            tx.touch(lane)
             self._events.append((since, DUE, mid, 0))
         else:
             lane.ready += 1
-            turn.grew(lane)
+            tx.grew(lane)
             self._ready.append((lane.lane, rank, since if rank & 1 else -mid, mid, mid))
         if expires is not None:
             self._events.append((expires, EXPIRES, mid, 0))
@@ -219,82 +219,82 @@ def _inserted(row: Row) -> tuple[Any, ...]:
 # Backlog limits
 
 
-def make_room(turn: Turn, draft: Draft, policy: Resolved, name: str) -> str | None:
+def make_room(tx: Transaction, draft: Draft, policy: Resolved, name: str) -> str | None:
     """Why the backlog has no room for the message; None if it has, or was given some by dropping the oldest."""
-    rules, size = turn.rules, len(draft.body)
-    lanes = _lanes_of(turn, draft.topic, policy, name)
+    rules, size = tx.rules, len(draft.body)
+    lanes = _lanes_of(tx, draft.topic, policy, name)
     while True:
-        count, held = _waiting_of(turn, draft.topic, lanes, policy)
+        count, held = _waiting_of(tx, draft.topic, lanes, policy)
         limits = (
             (policy.max_backlog, count, 1, f"topic {draft.topic}", "messages", policy.on_full),
             (policy.max_backlog_bytes, held, size, f"topic {draft.topic}", "bytes", policy.on_full),
-            (rules.max_backlog, turn.shard.waiting, 1, "the namespace", "messages", rules.on_full),
-            (rules.max_backlog_bytes, turn.shard.bytes, size, "the namespace", "bytes", rules.on_full),
+            (rules.max_backlog, tx.shard.waiting, 1, "the namespace", "messages", rules.on_full),
+            (rules.max_backlog_bytes, tx.shard.bytes, size, "the namespace", "bytes", rules.on_full),
         )
         over = next((entry for entry in limits if entry[0] is not None and entry[1] + entry[2] > entry[0]), None)
         if over is None:
             return None
         limit, waiting, needed, whose, unit, on_full = over[0] or 0, *over[1:]
         # What is larger than the limit by itself would drop all the others for nothing.
-        if on_full != "drop_oldest" or needed > limit or not _drop_oldest(turn, lanes, draft.topic):
+        if on_full != "drop_oldest" or needed > limit or not _drop_oldest(tx, lanes, draft.topic):
             return full(whose, waiting, unit, limit)
 
 
-def _lanes_of(turn: Turn, topic: str, policy: Resolved, name: str) -> list[Lane]:
+def _lanes_of(tx: Transaction, topic: str, policy: Resolved, name: str) -> list[Lane]:
     names = [name]
     if policy.partitions > 1:
         names = [f"{topic}{PARTITION}{n}" for n in range(policy.partitions)]
-        turn.load_names(names)
-    found = (turn.find_lane(each) for each in names)
+        tx.load_names(names)
+    found = (tx.find_lane(each) for each in names)
     return [lane for lane in found if lane is not None]
 
 
-def _waiting_of(turn: Turn, topic: str, lanes: list[Lane], policy: Resolved) -> tuple[int, int]:
+def _waiting_of(tx: Transaction, topic: str, lanes: list[Lane], policy: Resolved) -> tuple[int, int]:
     if policy.buckets is not None:
-        count, held = turn.one("topic_waiting", topic)
+        count, held = tx.one("topic_waiting", topic)
         return int(count), int(held)
     return sum(lane.waiting for lane in lanes), sum(lane.bytes for lane in lanes)
 
 
-def _drop_oldest(turn: Turn, lanes: list[Lane], topic: str) -> bool:
+def _drop_oldest(tx: Transaction, lanes: list[Lane], topic: str) -> bool:
     """The lowest priority's oldest goes to the dead letters; False if nothing may be dropped."""
-    found = [(*victim, lane.lane) for lane in lanes if (victim := _victim(turn, lane, topic)) is not None]
+    found = [(*victim, lane.lane) for lane in lanes if (victim := _victim(tx, lane, topic)) is not None]
     if not found:
         return False
     *_, mid, number = min(found)
-    lane, row = turn.lane(number), messages.read(turn, mid)
+    lane, row = tx.lane(number), messages.read(tx, mid)
     if row is None:
         return False
-    messages.end_waiting(turn, lane, row)
+    messages.end_waiting(tx, lane, row)
     if row.serial:
-        messages.free_key(turn, lane, row.line, row.mid)
+        messages.free_key(tx, lane, row.line, row.mid)
     lane.removed += 1
-    turn.shard.removed += 1
-    messages.bury(turn, lane, row, DROPPED, None)
-    turn.place(lane)
+    tx.shard.removed += 1
+    messages.bury(tx, lane, row, DROPPED, None)
+    tx.place(lane)
     return True
 
 
-def _victim(turn: Turn, lane: Lane, topic: str) -> tuple[int, int, int, int] | None:
+def _victim(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int, int, int] | None:
     """(priority, since, number, message) of the first to be dropped in a lane."""
     if lane.topic is None:
-        found = turn.one("topic_victim", topic)
+        found = tx.one("topic_victim", topic)
         return (*found[1:], found[0]) if found else None
     kinds = (("ready", (lane.lane,)), ("aside", (lane.lane, DELAYED)), ("aside", (lane.lane, PARKED)))
-    return min((each for kind, where in kinds for each in _victims(turn, kind, where)), default=None)
+    return min((each for kind, where in kinds for each in _victims(tx, kind, where)), default=None)
 
 
-def _victims(turn: Turn, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+def _victims(tx: Transaction, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
     """The oldest of the lowest priority among those that are ready, delayed or parked: of both ranks that it may have."""
     found: list[tuple[int, int, int, int]] = []
     rank = 1 << 20
-    while (prior := turn.one(f"{kind}_prior_rank", *where, rank)) is not None:
+    while (prior := tx.one(f"{kind}_prior_rank", *where, rank)) is not None:
         rank = prior[0]
         priority = -(rank >> 1)
         if found and priority != found[0][0]:
             break
         query = "ready_victim_at_front" if kind == "ready" and not rank & 1 else f"{kind}_victim"
-        victim = turn.one(query, *where, rank)
+        victim = tx.one(query, *where, rank)
         if victim is not None:
             found.append((priority, victim[1], victim[2], victim[0]))
     return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from laneway.engines.naming import BUCKET, PARTITION
+from laneway.engines.shared.naming import BUCKET, PARTITION
 
 IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
 """Where a lane stands (`lane.place`)."""
@@ -28,7 +28,7 @@ class Lane(msgspec.Struct, gc=False):
     name: str
     rule: str
     own: int
-    band: int
+    tier_queue: int
     place: int = IDLE
     wake: int | None = None
     vt: int = 0
@@ -78,7 +78,7 @@ class Lane(msgspec.Struct, gc=False):
 
     def standing(self) -> tuple[Any, ...]:
         """What indexes stand on: PLACING, then CLASSES."""
-        return (self.band, self.place, self.wake, self.vt, self.gate, self.big, self.old, self.busy, self.slow)
+        return (self.tier_queue, self.place, self.wake, self.vt, self.gate, self.big, self.old, self.busy, self.slow)
 
     def counts(self) -> tuple[Any, ...]:
         """COUNTS, as they are written."""
@@ -97,10 +97,10 @@ class Lane(msgspec.Struct, gc=False):
         self.more = msgspec.json.encode(values).decode() if any(values) else None
 
 
-class Band(msgspec.Struct, gc=False):
-    """A row of `band`."""
+class TierQueue(msgspec.Struct, gc=False):
+    """A row of `tier_queue`."""
 
-    band: int
+    number: int
     pool: str
     tier: str
     vt: int

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines import fairness
-from laneway.engines.admission import DEFAULT_MEAN_US, STEP
 from laneway.engines.base import PASS_OVER
-from laneway.engines.naming import lane_name
+from laneway.engines.shared import fairness
+from laneway.engines.shared.naming import lane_name
+from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.sqlite import messages
-from laneway.engines.sqlite.rows import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE, Band, Lane, Row
+from laneway.engines.sqlite.rows import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE, Lane, Row, TierQueue
 from laneway.message import Lease
 from laneway.policy import prefixes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.sqlite.turn import GateState, Turn
+    from laneway.engines.sqlite.transaction import GateState, Transaction
     from laneway.policy import Resolved
 
 FIRST_PAGE = 16
@@ -47,17 +47,17 @@ _headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def lease(
-    turn: Turn, room: int, pool: str, topics: Sequence[str] | None, startable: int, *, record_start: bool, only: Only | None = None
+    tx: Transaction, room: int, pool: str, topics: Sequence[str] | None, startable: int, *, record_start: bool, only: Only | None = None
 ) -> tuple[list[Lease], bool]:
     """Choose, fetch and lease up to `room` messages; and whether some were withheld that this caller cannot start."""
-    serving = _Serving(turn, startable, only)
+    serving = _Serving(tx, startable, only)
     if topics is None:
         serving.serve_pool(pool, room)
     else:
         serving.serve_topics(topics, pool, room)
-    leases = _HandOut(turn, serving.picked, record_start=record_start).run(serving.visits if topics is not None else _mixed(turn, serving.visits))
+    leases = _HandOut(tx, serving.picked, record_start=record_start).run(serving.visits if topics is not None else _mixed(tx, serving.visits))
     for lane in serving.visited.values():
-        turn.place(lane)
+        tx.place(lane)
     return leases, serving.withheld or (only is not None and only.passed_over)
 
 
@@ -86,33 +86,33 @@ class Only:
         self._left -= 1
         return False
 
-    def begin(self, band: Band, gate: GateState | None) -> tuple[int, int]:
+    def begin(self, tier_queue: TierQueue, gate: GateState | None) -> tuple[int, int]:
         """Where reading begins."""
-        return self._places.get(self._place(band, gate), START)
+        return self._places.get(self._place(tier_queue, gate), START)
 
-    def may_go_on(self, band: Band, gate: GateState | None, after: tuple[int, int]) -> bool:
+    def may_go_on(self, tier_queue: TierQueue, gate: GateState | None, after: tuple[int, int]) -> bool:
         """Whether more is to be read of it in this call; if not, the next one does."""
         if self._left > 0:
             return True
-        self._places[self._place(band, gate)] = after
+        self._places[self._place(tier_queue, gate)] = after
         self.goes_on = True
         return False
 
-    def ended(self, band: Band, gate: GateState | None) -> None:
+    def ended(self, tier_queue: TierQueue, gate: GateState | None) -> None:
         """All that stands there was read, in this call and those before: the next one begins at the beginning."""
-        self._places.pop(self._place(band, gate), None)
+        self._places.pop(self._place(tier_queue, gate), None)
 
-    def _place(self, band: Band, gate: GateState | None) -> tuple[int, str | None, tuple[str, ...]]:
-        return band.band, gate.name if gate is not None else None, self._key
+    def _place(self, tier_queue: TierQueue, gate: GateState | None) -> tuple[int, str | None, tuple[str, ...]]:
+        return tier_queue.number, gate.name if gate is not None else None, self._key
 
 
-def can_deliver(turn: Turn, lane: Lane) -> bool:
+def can_deliver(tx: Transaction, lane: Lane) -> bool:
     """Whether it is runnable, or at an open gate."""
     if lane.forgotten:
         return False
     if lane.place == AT_GATE:
-        gate = turn.gate(lane.gate or "")
-        return gate is not None and gate.room(turn.now) > 0
+        gate = tx.gate(lane.gate or "")
+        return gate is not None and gate.room(tx.now) > 0
     return lane.place == RUNNABLE
 
 
@@ -124,42 +124,42 @@ class _Line:
     last lane that was read of it; when the marker comes up, more are read.
     """
 
-    def __init__(self, turn: Turn, band: Band, room: int, only: Only | None = None) -> None:
-        self.band = band
+    def __init__(self, tx: Transaction, tier_queue: TierQueue, room: int, only: Only | None = None) -> None:
+        self.tier_queue = tier_queue
         self._only = only
-        self._turn = turn
+        self._transaction = tx
         self._heap: list[tuple[int, int, int, Any]] = []
         self._page = max(room // fairness.CHUNK + 1, FIRST_PAGE)
         self._seen: set[int] = set()
         self._gates: dict[str, GateState] = {}
-        for lane in turn.came_up:
+        for lane in tx.came_up:
             self._offer(lane)
-        self._read_more(None, START if only is None else only.begin(band, None))
-        names = [name for (name,) in turn.all("gate_entries_open", band.band, self._page)]
+        self._read_more(None, START if only is None else only.begin(tier_queue, None))
+        names = [name for (name,) in tx.all("gate_entries_open", tier_queue.number, self._page)]
         page = self._page if len(names) <= MANY_GATES else max(8, self._page // len(names))
         for name in names:
-            gate = turn.gate(name)
-            if gate is not None and gate.room(turn.now):
-                self._read_more(gate, START if only is None else only.begin(band, gate), page)
+            gate = tx.gate(name)
+            if gate is not None and gate.room(tx.now):
+                self._read_more(gate, START if only is None else only.begin(tier_queue, gate), page)
 
     def _read_more(self, gate: GateState | None, after: tuple[int, int], page: int | None = None) -> None:
         page = page or self._page
         if gate is None:
-            rows = self._turn.all("lanes_runnable", self.band.band, *after, page)
+            rows = self._transaction.all("lanes_runnable", self.tier_queue.number, *after, page)
         else:
-            rows = self._turn.all("lanes_at_gate", gate.name, self.band.band, *after, page)
-        self._turn.load_numbers(number for number, _ in rows)
+            rows = self._transaction.all("lanes_at_gate", gate.name, self.tier_queue.number, *after, page)
+        self._transaction.load_numbers(number for number, _ in rows)
         for number, _ in rows:
-            self._offer(self._turn.lane(number))
+            self._offer(self._transaction.lane(number))
         if len(rows) == page:
             number, vt = rows[-1]
             heapq.heappush(self._heap, (vt, number, 1, (gate, (vt, number))))
         elif self._only is not None:
-            self._only.ended(self.band, gate)
+            self._only.ended(self.tier_queue, gate)
 
     def _offer(self, lane: Lane) -> None:
         """Take a lane in, once; one that was changed in this call may no longer belong here."""
-        if lane.lane not in self._seen and lane.band == self.band.band and can_deliver(self._turn, lane):
+        if lane.lane not in self._seen and lane.tier_queue == self.tier_queue.number and can_deliver(self._transaction, lane):
             self._seen.add(lane.lane)
             if self._only is None or self._only.takes(lane):
                 self.push(lane)
@@ -176,9 +176,9 @@ class _Line:
                 lane: Lane = entry
                 return lane
             gate, after = entry
-            if self._only is not None and not self._only.may_go_on(self.band, gate, after):
+            if self._only is not None and not self._only.may_go_on(self.tier_queue, gate, after):
                 continue
-            if gate is None or gate.room(self._turn.now):
+            if gate is None or gate.room(self._transaction.now):
                 self._read_more(gate, after)
         return None
 
@@ -190,8 +190,8 @@ class _Line:
 class _Serving:
     """Decides the visits of one call."""
 
-    def __init__(self, turn: Turn, startable: int, only: Only | None = None) -> None:
-        self.turn = turn
+    def __init__(self, tx: Transaction, startable: int, only: Only | None = None) -> None:
+        self.tx = tx
         self.only = only
         self.startable = startable
         self.visits: list[tuple[Lane, int]] = []
@@ -202,65 +202,68 @@ class _Serving:
 
     def serve_pool(self, pool: str, room: int) -> None:
         """Strict tiers first, the others by their shares; what one cannot use flows to those that can."""
-        found = [(tier.share, self.turn.find_band(pool, name)) for name, tier in self.turn.rules.tiers.items()]
-        bands = [(share, band) for share, band in found if band is not None]
+        found = [(tier.share, self.tx.find_tier_queue(pool, name)) for name, tier in self.tx.rules.tiers.items()]
+        tier_queues = [(share, tier_queue) for share, tier_queue in found if tier_queue is not None]
         if self.only is None:
-            self._serve_bands(pool, room, bands)
+            self._serve_tier_queues(pool, room, tier_queues)
             return
-        carries = [(band, band.carry) for _, band in bands]
-        self._serve_bands(pool, room, bands)
-        for band, carry in carries:  # a caller who passes lanes over owes the tiers nothing, and they owe it nothing
-            band.carry = carry
+        carries = [(tier_queue, tier_queue.carry) for _, tier_queue in tier_queues]
+        self._serve_tier_queues(pool, room, tier_queues)
+        for tier_queue, carry in carries:  # a caller who passes lanes over owes the tiers nothing, and they owe it nothing
+            tier_queue.carry = carry
 
-    def _serve_bands(self, pool: str, room: int, bands: Sequence[tuple[float | str, Band]]) -> None:
-        for share, band in bands:
+    def _serve_tier_queues(self, pool: str, room: int, tier_queues: Sequence[tuple[float | str, TierQueue]]) -> None:
+        for share, tier_queue in tier_queues:
             if share == "strict":
-                room -= self._serve(_Line(self.turn, band, room, self.only), room)
+                room -= self._serve(_Line(self.tx, tier_queue, room, self.only), room)
                 if self.withheld:
                     return
         lines: dict[str, _Line | None] = {}
         shares: dict[str, float] = {}
-        for share, band in bands:
+        for share, tier_queue in tier_queues:
             if share == "strict":
                 continue
-            if self._has_work(band):
-                shares[band.tier] = float(share)
-                lines[band.tier] = None  # read when its room is known
+            if self._has_work(tier_queue):
+                shares[tier_queue.tier] = float(share)
+                lines[tier_queue.tier] = None  # read when its room is known
             else:
-                band.carry = 0
+                tier_queue.carry = 0
         while room > 0 and shares and not self.withheld:
             step = room if len(shares) == 1 or self.startable >= room else self.startable or min(room, STEP)
             room -= self._serve_shares(pool, step, shares, lines)
 
-    def _has_work(self, band: Band) -> bool:
-        turn = self.turn
-        if any(lane.band == band.band and can_deliver(turn, lane) for lane in turn.came_up) or turn.one("band_has_runnable", band.band)[0]:
+    def _has_work(self, tier_queue: TierQueue) -> bool:
+        tx = self.tx
+        if (
+            any(lane.tier_queue == tier_queue.number and can_deliver(tx, lane) for lane in tx.came_up)
+            or tx.one("tier_queue_has_runnable", tier_queue.number)[0]
+        ):
             return True
-        gates = (turn.gate(name) for (name,) in turn.all("gate_entries_open", band.band, FIRST_PAGE))
-        return any(gate is not None and gate.room(turn.now) for gate in gates)
+        gates = (tx.gate(name) for (name,) in tx.all("gate_entries_open", tier_queue.number, FIRST_PAGE))
+        return any(gate is not None and gate.room(tx.now) for gate in gates)
 
     def _serve_shares(self, pool: str, room: int, shares: dict[str, float], lines: dict[str, _Line | None]) -> int:
-        bands = {name: self.turn.band(pool, name) for name in shares}
-        before = {name: band.carry for name, band in bands.items()}
+        tier_queues = {name: self.tx.tier_queue(pool, name) for name in shares}
+        before = {name: tier_queue.carry for name, tier_queue in tier_queues.items()}
         all_shares = dict(shares)
         given, carry = fairness.split(room, shares, before)
         taken: dict[str, int] = {}
         for name, part in given.items():
-            bands[name].carry = carry[name]
+            tier_queues[name].carry = carry[name]
             if part == 0:
                 continue
             line = lines[name]
             if line is None:
-                line = lines[name] = _Line(self.turn, bands[name], part, self.only)
+                line = lines[name] = _Line(self.tx, tier_queues[name], part, self.only)
             taken[name] = self._serve(line, part)
             if self.withheld:
                 break
             if taken[name] < part:
                 del shares[name]
-                bands[name].carry = 0
+                tier_queues[name].carry = 0
         if self.withheld:
             for name, owed in fairness.settle_carry(all_shares, before, taken).items():
-                bands[name].carry = owed
+                tier_queues[name].carry = owed
         return sum(taken.values())
 
     def _serve(self, line: _Line, room: int) -> int:
@@ -271,29 +274,29 @@ class _Serving:
             lane = line.pop()
             if lane is None:
                 break
-            if not self.startable and self.turn.rule(lane).limited:
+            if not self.startable and self.tx.rule(lane).limited:
                 # It is its turn, and the caller cannot start it yet. To pass it over would let the unlimited fill the caller's
                 # buffer for ever; so all that would come after it is withheld until he can.
                 self.withheld = True
                 break
-            got = self.visit(lane, line.band, room - taken, lanes)
+            got = self.visit(lane, line.tier_queue, room - taken, lanes)
             taken += got
-            if got and lane.ready and self.turn.allowance(lane, self.turn.rule(lane)):
+            if got and lane.ready and self.tx.allowance(lane, self.tx.rule(lane)):
                 line.push(lane)
         return taken
 
-    def visit(self, lane: Lane, band: Band, room: int, lanes: int) -> int:
+    def visit(self, lane: Lane, tier_queue: TierQueue, room: int, lanes: int) -> int:
         """Take from the lane what all limits admit; one atomic step with the advance of its virtual time."""
-        turn = self.turn
-        policy = turn.rule(lane)
-        take = min(fairness.chunk(room, lanes, policy.weight), turn.allowance(lane, policy))
+        tx = self.tx
+        policy = tx.rule(lane)
+        take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
         gate = None
         if policy.gate is not None:
-            gate = turn.gate(policy.gate)
-            take = min(take, gate.room(turn.now) if gate is not None else 0)
+            gate = tx.gate(policy.gate)
+            take = min(take, gate.room(tx.now) if gate is not None else 0)
         if policy.limited:
             take = min(take, self.startable)
-        if policy.paused or (lane.rest_step and lane.rest_until > turn.now):
+        if policy.paused or (lane.rest_step and lane.rest_until > tx.now):
             take = 0
         if take <= 0:
             self.visited[lane.lane] = lane  # its policy changed under it, or its gate shut: it is placed anew
@@ -301,70 +304,70 @@ class _Serving:
         if policy.limited:
             self.startable -= take
         if gate is not None:
-            gate.take(take, turn.now)
-            turn.touch_gate(gate)
-        self._charge(lane, band, policy, take, alone=lanes <= 1)
+            gate.take(take, tx.now)
+            tx.touch_gate(gate)
+        self._charge(lane, tier_queue, policy, take, alone=lanes <= 1)
         self.visits.append((lane, take))
         self.visited[lane.lane] = lane
         return take
 
-    def _charge(self, lane: Lane, band: Band, policy: Resolved, take: int, *, alone: bool) -> None:
-        turn = self.turn
-        band.vt = lane.vt
-        lane.vt += self._stride(lane, band, policy, take)
+    def _charge(self, lane: Lane, tier_queue: TierQueue, policy: Resolved, take: int, *, alone: bool) -> None:
+        tx = self.tx
+        tier_queue.vt = lane.vt
+        lane.vt += self._stride(lane, tier_queue, policy, take)
         if alone:
-            one_chunk = self._stride(lane, band, policy, fairness.chunk(take, 2, policy.weight))
-            band.vt = fairness.reached(band.vt, lane.vt, one_chunk)
+            one_chunk = self._stride(lane, tier_queue, policy, fairness.chunk(take, 2, policy.weight))
+            tier_queue.vt = fairness.reached(tier_queue.vt, lane.vt, one_chunk)
         if policy.rate is not None:
-            tat = fairness.rebase(lane.tat, turn.now, policy.lane_rate, policy.lane_burst)
-            lane.tat = fairness.take_permits(tat, turn.now, policy.lane_rate, take)
+            tat = fairness.rebase(lane.tat, tx.now, policy.lane_rate, policy.lane_burst)
+            lane.tat = fairness.take_permits(tat, tx.now, policy.lane_rate, take)
         lane.ready -= take
         lane.leased += take
-        band.delivered += take
-        turn.count_deliveries(lane, take)
+        tier_queue.delivered += take
+        tx.count_deliveries(lane, take)
 
-    def _stride(self, lane: Lane, band: Band, policy: Resolved, take: int) -> int:
+    def _stride(self, lane: Lane, tier_queue: TierQueue, policy: Resolved, take: int) -> int:
         """By how much so many messages advance the lane's virtual time."""
-        if self.turn.fair_by_time(band):
-            cost = lane.mean or band.mean or DEFAULT_MEAN_US
+        if self.tx.fair_by_time(tier_queue):
+            cost = lane.mean or tier_queue.mean or DEFAULT_MEAN_US
             return fairness.stride_of_work(cost * take, policy.weight)
         return fairness.stride(take, policy.weight)
 
     def serve_topics(self, topics: Sequence[str], pool: str, room: int) -> None:
         """Strictly in the order named."""
-        turn = self.turn
+        tx = self.tx
         for topic in topics:
-            policy = turn.policy(topic)
+            policy = tx.policy(topic)
             names = [lane_name(policy, topic, None, n)[0] for n in range(max(policy.partitions, 1))]
-            turn.load_names(names)
+            tx.load_names(names)
             for name in names:
-                lane = turn.find_lane(name)
-                if room <= 0 or lane is None or turn.bands[lane.band].pool != pool or not can_deliver(turn, lane):
+                lane = tx.find_lane(name)
+                if room <= 0 or lane is None or tx.tier_queues[lane.tier_queue].pool != pool or not can_deliver(tx, lane):
                     continue
-                if not self.startable and turn.rule(lane).limited:
+                if not self.startable and tx.rule(lane).limited:
                     self.withheld = True
                     return
                 if lane.topic is None:
                     room -= self._visit_folded(lane, topic, room)
                 else:
-                    room -= self.visit(lane, turn.bands[lane.band], room, 1)
+                    room -= self.visit(lane, tx.tier_queues[lane.tier_queue], room, 1)
 
     def _visit_folded(self, lane: Lane, topic: str, room: int) -> int:
         """Of a bucket take only the messages of one topic."""
         picked = self.picked.setdefault(lane.lane, [])
-        found = [mid for (mid,) in self.turn.all("folded_heads", topic, room + len(picked)) if mid not in picked][:room]
-        taken = self.visit(lane, self.turn.bands[lane.band], len(found), 1) if found else 0
+        found = [mid for (mid,) in self.tx.all("folded_heads", topic, room + len(picked)) if mid not in picked][:room]
+        taken = self.visit(lane, self.tx.tier_queues[lane.tier_queue], len(found), 1) if found else 0
         picked += found[:taken]
         return taken
 
 
-def _mixed(turn: Turn, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
+def _mixed(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
     """Visits of several tiers in the order of `fairness.interleave`, behind those of strict tiers."""
-    tiers = turn.rules.tiers
+    tiers = tx.rules.tiers
     strict: list[tuple[Lane, int]] = []
     lanes: dict[str, list[Lane]] = {}
     for lane, take in visits:
-        tier = turn.bands[lane.band].tier
+        tier = tx.tier_queues[lane.tier_queue].tier
         if tiers[tier].share == "strict":
             strict.append((lane, take))
         else:
@@ -379,8 +382,8 @@ def _mixed(turn: Turn, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]
 class _HandOut:
     """Fetches the messages of the visits and makes their leases."""
 
-    def __init__(self, turn: Turn, picked: dict[int, list[int]], *, record_start: bool) -> None:
-        self.turn = turn
+    def __init__(self, tx: Transaction, picked: dict[int, list[int]], *, record_start: bool) -> None:
+        self.tx = tx
         self._picked = picked
         self.record_start = record_start
         self._made: list[Lease] = []
@@ -393,16 +396,16 @@ class _HandOut:
         if not visits:
             return []
         stock = self._fetch(visits)
-        turn = self.turn
-        by_time = {band.band for band in turn.bands.values() if turn.fair_by_time(band)}
+        tx = self.tx
+        by_time = {tier_queue.number for tier_queue in tx.tier_queues.values() if tx.fair_by_time(tier_queue)}
         for lane, take in visits:
-            policy = turn.rule(lane)
+            policy = tx.rule(lane)
             waiting = stock[lane.lane]
             taken = waiting[:take]
             del waiting[:take]
             for _ in range(take - len(taken)):
                 self._nothing_there(lane, policy)
-            is_plain = policy.gate is None and lane.band not in by_time and policy.delivery != "at_most_once"
+            is_plain = policy.gate is None and lane.tier_queue not in by_time and policy.delivery != "at_most_once"
             for found in taken:
                 if found[_RARE] or found[_EXPIRES] is not None:
                     is_plain = False
@@ -415,30 +418,30 @@ class _HandOut:
 
     def _fetch(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Any]]:
         """Each lane's messages; they leave the order."""
-        turn = self.turn
+        tx = self.tx
         wanted: dict[int, int] = {}
         for lane, take in visits:
             wanted[lane.lane] = wanted.get(lane.lane, 0) + take
         stock: dict[int, list[Any]] = {number: [] for number in wanted}
         singles = [number for number, take in wanted.items() if take == 1 and number not in self._picked]
         if singles:
-            for found in turn.all("heads", _dumps(singles)):
+            for found in tx.all("heads", _dumps(singles)):
                 stock[found[1]].append(found)
         for number, take in wanted.items():
             if number in self._picked:
                 stock[number] = self._fetch_picked(self._picked[number])
             elif take > 1:
-                stock[number] = turn.all("head_of", number, take)
+                stock[number] = tx.all("head_of", number, take)
         rare = [found[0] for several in stock.values() for found in several if found[_RARE]]
         if rare:
-            self._rare = {row[0]: Row(*row) for row in turn.all("messages_by_number", _dumps(rare))}
+            self._rare = {row[0]: Row(*row) for row in tx.all("messages_by_number", _dumps(rare))}
         heads = [several[-1] for number, several in stock.items() if several and number not in self._picked]
-        turn.run_many("ready_delete_head", [self._place(found) for found in heads])
-        turn.run_many("ready_delete", [self._place(found) for number in self._picked for found in stock.get(number, ())])
+        tx.run_many("ready_delete_head", [self._place(found) for found in heads])
+        tx.run_many("ready_delete", [self._place(found) for number in self._picked for found in stock.get(number, ())])
         return stock
 
     def _fetch_picked(self, mids: list[int]) -> list[Any]:
-        found = {row[0]: row for row in self.turn.all("heads_picked", _dumps(mids))}
+        found = {row[0]: row for row in self.tx.all("heads_picked", _dumps(mids))}
         return [found[mid] for mid in mids if mid in found]
 
     def _place(self, found: Any) -> tuple[int, int, int, int]:
@@ -452,7 +455,7 @@ class _HandOut:
     def _lease_others(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
         for found in taken:
             row = self._rare.get(found[0]) or _plain_row(found)
-            if row.expires is not None and row.expires <= self.turn.now:
+            if row.expires is not None and row.expires <= self.tx.now:
                 self._too_late(lane, row)
             else:
                 self._made.append(self._lease(lane, row, policy))
@@ -461,11 +464,11 @@ class _HandOut:
         """Most messages have nothing that has to be seen to, and are dealt with all at once."""
         if not taken:
             return
-        turn, shard = self.turn, self.turn.shard
+        tx, shard = self.tx, self.tx.shard
         number, topic, limited = lane.lane, lane.topic or "", policy.limited
-        now, deadline, nonce = turn.now, turn.now + policy.lease, shard.nonce
-        handed, made, leases = turn.memory.handed, self._made, self._plain_leases
-        fence, size = turn.last_fence(), 0
+        now, deadline, nonce = tx.now, tx.now + policy.lease, shard.nonce
+        handed, made, leases = tx.lane_cache.handed, self._made, self._plain_leases
+        fence, size = tx.last_fence(), 0
         for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
             fence += 1
             size += len(body)
@@ -494,54 +497,54 @@ class _HandOut:
         """The lane counted a message that its order does not hold: the count was wrong."""
         lane.leased -= 1
         lane.delivered -= 1
-        self.turn.shard.delivered -= 1
+        self.tx.shard.delivered -= 1
         self._free_gate(policy.gate)
 
     def _too_late(self, lane: Lane, row: Row) -> None:
         """Its ttl ended, and housekeeping had too much to do to see it before."""
-        turn = self.turn
+        tx = self.tx
         lane.leased -= 1
         lane.delivered -= 1
-        turn.shard.delivered -= 1
-        self._free_gate(turn.rule(lane).gate)
+        tx.shard.delivered -= 1
+        self._free_gate(tx.rule(lane).gate)
         self._leaves(lane, row)
-        messages.expire(turn, lane, row)
+        messages.expire(tx, lane, row)
         if row.serial:
-            messages.free_key(turn, lane, row.line, row.mid)
+            messages.free_key(tx, lane, row.line, row.mid)
 
     def _free_gate(self, name: str | None) -> None:
-        gate = self.turn.gate(name) if name is not None else None
+        gate = self.tx.gate(name) if name is not None else None
         if gate is not None:
             gate.leased -= 1
-            self.turn.touch_gate(gate)
+            self.tx.touch_gate(gate)
 
     def _leaves(self, lane: Lane, row: Row) -> None:
         """The message no longer waits (its place in the order is deleted with all that were taken)."""
-        turn = self.turn
-        size = len(row.body) if not row.parts else messages.size_of(turn, row)
+        tx = self.tx
+        size = len(row.body) if not row.parts else messages.size_of(tx, row)
         lane.bytes -= size
-        turn.shard.bytes -= size
-        turn.shard.waiting -= 1
+        tx.shard.bytes -= size
+        tx.shard.waiting -= 1
         if row.expires is not None:
-            turn.run("event_delete", row.expires, EXPIRES, row.mid)
+            tx.run("event_delete", row.expires, EXPIRES, row.mid)
         if row.mkey is not None:
-            turn.run("merge_key_delete", lane.lane, row.mkey, row.mid)
+            tx.run("merge_key_delete", lane.lane, row.mkey, row.mid)
 
     def _lease(self, lane: Lane, row: Row, policy: Resolved) -> Lease:
-        turn = self.turn
-        shard = turn.shard
+        tx = self.tx
+        shard = tx.shard
         self._leaves(lane, row)
-        fence = shard.fence = turn.last_fence() + 1
+        fence = shard.fence = tx.last_fence() + 1
         shard.leased += 1
-        deadline = turn.now + policy.lease
+        deadline = tx.now + policy.lease
         self._ends(deadline, fence, fence)
         if row.serial:
-            turn.run("serial_keys_held", lane.lane, row.line, row.mid)
-        band = turn.bands[lane.band]
-        charge = (lane.mean or band.mean or DEFAULT_MEAN_US) if turn.fair_by_time(band) else 0
+            tx.run("serial_keys_held", lane.lane, row.line, row.mid)
+        tier_queue = tx.tier_queues[lane.tier_queue]
+        charge = (lane.mean or tier_queue.mean or DEFAULT_MEAN_US) if tx.fair_by_time(tier_queue) else 0
         started = int(bool(row.suspect) and self.record_start)
         empty = None
-        bodies = [row.body, *(body for _, body in turn.all("parts_read", row.mid))] if row.parts or (row.mkey and policy.merge == "all") else None
+        bodies = [row.body, *(body for _, body in tx.all("parts_read", row.mid))] if row.parts or (row.mkey and policy.merge == "all") else None
         made = Lease(
             row.mid, fence, row.id if row.id is not None else f"{shard.nonce}-{row.mid:x}", row.topic or lane.topic or "", row.body,
             deadline, row.attempts + 1, row.deliveries + 1, row.key, -(row.rank >> 1),
@@ -550,24 +553,24 @@ class _HandOut:
         if policy.delivery == "at_most_once":
             empty = (row.line or "") if row.serial else ""
             self._finish_now(lane, row)
-        self._leases.append((fence, row.mid, lane.lane, deadline, turn.now, charge, started, policy.gate, empty))
+        self._leases.append((fence, row.mid, lane.lane, deadline, tx.now, charge, started, policy.gate, empty))
         if lane.ready:
             lane.old = row.since >> 23
         return made
 
     def _finish_now(self, lane: Lane, row: Row) -> None:
         """At most once: the message goes at hand-out; its lease keeps the slots."""
-        turn = self.turn
-        messages.finish_ids(turn, row, messages.topic_of(row, lane), keep=True)
-        messages.remove(turn, row)
+        tx = self.tx
+        messages.finish_ids(tx, row, messages.topic_of(row, lane), keep=True)
+        messages.remove(tx, row)
         lane.done += 1
-        turn.shard.done += 1
+        tx.shard.done += 1
 
     def _write(self) -> None:
-        turn = self.turn
-        turn.insert("lease_insert_plain", self._plain_leases)
-        turn.run_many("lease_insert", self._leases)
-        turn.run_many("event_insert", [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()])
+        tx = self.tx
+        tx.insert("lease_insert_plain", self._plain_leases)
+        tx.run_many("lease_insert", self._leases)
+        tx.run_many("event_insert", [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()])
 
 
 def _plain_row(found: Any) -> Row:

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines import base, fairness
-from laneway.engines.admission import DEFAULT_MEAN_US, NO_HANDLER, REFUSED, STARTED_AND_LOST, backlog_full_with_ack, retries_used_up
-from laneway.engines.naming import PARTITION, made_id
-from laneway.engines.sqlite import keeping, merging, messages, putting
+from laneway.engines import base
+from laneway.engines.shared import fairness
+from laneway.engines.shared.naming import PARTITION, generated_id
+from laneway.engines.shared.refusals import DEFAULT_MEAN_US, NO_HANDLER, REFUSED, STARTED_AND_LOST, backlog_full_with_ack, retries_used_up
+from laneway.engines.sqlite import merging, messages, putting, results
 from laneway.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END, Held, Lane, Row
 from laneway.errors import BacklogFull
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from laneway.engines.sqlite.turn import Turn
+    from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Draft, Settlement
 
 _dumps = msgspec.json.Encoder().encode
@@ -29,44 +30,44 @@ class Outdated(Exception):  # never leaves the engine
     """A lease that was handed out here is held no more: the transaction is to be rolled back and done again, by what the file says."""
 
 
-def settle(turn: Turn, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]) -> list[str]:
+def settle(tx: Transaction, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]) -> list[str]:
     """End each lease as it says; keep and publish what goes with those that end their messages. Raises Outdated, BacklogFull."""
-    left, lanes = _quick_acks(turn, settlements)
+    left, lanes = _quick_acks(tx, settlements)
     answers = ["acked"] * len(settlements)
-    parents = {n: made_id(turn.shard.nonce, settlements[n].handle) for n in publish}
+    parents = {n: generated_id(tx.shard.nonce, settlements[n].handle) for n in publish}
     if left:
-        found = {row[0]: row for row in turn.all("leases_and_messages", _dumps([settlements[n].fence for n in left]))}
-        turn.load_numbers({row[2] for row in found.values()})
-        ending = _Ending(turn)
+        found = {row[0]: row for row in tx.all("leases_and_messages", _dumps([settlements[n].fence for n in left]))}
+        tx.load_numbers({row[2] for row in found.values()})
+        ending = _Ending(tx)
         for n in left:
             row = found.get(settlements[n].fence)
             if row is not None and row[1] == settlements[n].handle:
                 del found[row[0]]  # the second settlement of one lease is lost
             has_outcome = settlements[n].outcome is not None
-            turn.told_by_handler = (settlements[n].handle, has_outcome) if has_outcome or publish.get(n) else None
+            tx.reported_by_handler = (settlements[n].handle, has_outcome) if has_outcome or publish.get(n) else None
             answers[n], parents[n] = ending.settle(row, settlements[n])
-        turn.told_by_handler = None
+        tx.reported_by_handler = None
         lanes |= ending.write()
-    _stand(turn, lanes.values())
-    keeping.keep(turn, settlements, answers)
+    _stand(tx, lanes.values())
+    results.keep(tx, settlements, answers)
     ends = [n for n in sorted(publish) if (settlements[n].action, answers[n]) in (("ack", "acked"), ("dead", "died"))]
     drafts = [draft for n in ends for draft in _derived(publish[n], parents[n])]
     if drafts:
-        for receipt in putting.put(turn, drafts):
+        for receipt in putting.put(tx, drafts):
             if receipt.outcome == "refused":
                 raise BacklogFull(backlog_full_with_ack(receipt), [receipt])
     return answers
 
 
-def _quick_acks(turn: Turn, settlements: Sequence[Settlement]) -> tuple[list[int], dict[int, Lane]]:
+def _quick_acks(tx: Transaction, settlements: Sequence[Settlement]) -> tuple[list[int], dict[int, Lane]]:
     """
     Acks of leases that were handed out here and of which nothing stays but counts, which is most of them: nothing is read of them.
 
     That they were still held is seen from the number of rows that go. Returns the positions of all other settlements, and the lanes.
     """
-    handed, lanes = turn.memory.handed, turn.memory.lanes
+    handed, lanes = tx.lane_cache.handed, tx.lane_cache.lanes
     places = [handed.pop(settlement.fence, None) for settlement in settlements]
-    turn.load_numbers({place[1] for place in places if place is not None})
+    tx.load_numbers({place[1] for place in places if place is not None})
     left: list[int] = []
     fences: list[int] = []
     mids: list[int] = []
@@ -75,7 +76,7 @@ def _quick_acks(turn: Turn, settlements: Sequence[Settlement]) -> tuple[list[int
         lane = lanes.get(place[1]) if place is not None else None
         if (
             place is None or lane is None or settlement.action != "ack" or settlement.handle != place[0]
-            or lane.rest_step or turn.rule(lane).dedupe is not None
+            or lane.rest_step or tx.rule(lane).dedupe is not None
         ):  # fmt: skip
             left.append(n)
             continue
@@ -85,21 +86,21 @@ def _quick_acks(turn: Turn, settlements: Sequence[Settlement]) -> tuple[list[int
         lane.done += 1
         touched[lane.lane] = lane
     if fences:
-        if turn.run_many("leases_end", _runs(fences)) != len(fences):
+        if tx.run_many("leases_end", _runs(fences)) != len(fences):
             raise Outdated
-        turn.run_many("messages_end", _runs(mids))
-        turn.shard.leased -= len(fences)
-        turn.shard.done += len(fences)
+        tx.run_many("messages_end", _runs(mids))
+        tx.shard.leased -= len(fences)
+        tx.shard.done += len(fences)
     return left, touched
 
 
-def _stand(turn: Turn, lanes: Iterable[Lane]) -> None:
+def _stand(tx: Transaction, lanes: Iterable[Lane]) -> None:
     """Lanes with fewer leases: most stand where they stood."""
     for lane in lanes:
         if lane.place in (FULL, ASLEEP, AT_GATE) or lane.rest_step or (not lane.ready and lane.place != IDLE):
-            turn.place(lane)
+            tx.place(lane)
         else:
-            turn.shrank(lane)
+            tx.shrank(lane)
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:
@@ -124,170 +125,170 @@ def _derived(drafts: Sequence[Draft], parent: str) -> list[Draft]:
 class _Ending:
     """One call's settlements: plain acks are collected and written together."""
 
-    def __init__(self, turn: Turn) -> None:
-        self.turn = turn
+    def __init__(self, tx: Transaction) -> None:
+        self.tx = tx
         self._leases: list[tuple[int]] = []
         self._messages: list[tuple[int]] = []
         self._lanes: dict[int, Lane] = {}
 
     def write(self) -> dict[int, Lane]:
         """Returns the lanes, which have still to be placed."""
-        turn = self.turn
-        turn.run_many("lease_delete", self._leases)
-        turn.run_many("message_delete", self._messages)
+        tx = self.tx
+        tx.run_many("lease_delete", self._leases)
+        tx.run_many("message_delete", self._messages)
         return self._lanes
 
     def settle(self, row: Any, settlement: Settlement) -> tuple[str, str]:
         if row is None or row[1] != settlement.handle:
             return "lost", ""
-        turn = self.turn
+        tx = self.tx
         held = Held(*row[:_PLAIN])
         self._leases.append((held.fence,))
         if held.gone:
             return "gone", ""
-        lane = turn.lane(held.lane)
+        lane = tx.lane(held.lane)
         self._lanes[lane.lane] = lane
-        end_of_lease(turn, lane, held, settlement.cost_us)
+        end_of_lease(tx, lane, held, settlement.cost_us)
         if held.empty is not None:
-            return self._settle_empty(lane, held, settlement), made_id(turn.shard.nonce, held.mid)
+            return self._settle_empty(lane, held, settlement), generated_id(tx.shard.nonce, held.mid)
         if settlement.action == "ack":
             return "acked", self._ack(lane, held, row)
-        turn.touch(lane)
-        message = messages.read(turn, held.mid)
+        tx.touch(lane)
+        message = messages.read(tx, held.mid)
         if message is None:
             return "gone", ""
-        message_id = messages.id_of(turn, message)
-        return come_back(turn, lane, held, message, settlement), message_id
+        message_id = messages.id_of(tx, message)
+        return come_back(tx, lane, held, message, settlement), message_id
 
     def _ack(self, lane: Lane, held: Held, row: Any) -> str:
-        turn = self.turn
+        tx = self.tx
         message_id, serial, joined, parts, sticky, troubled, key = row[_PLAIN:]
         lane.done += 1
-        turn.shard.done += 1
+        tx.shard.done += 1
         self._is_well(lane, held)
-        if message_id is not None or joined or parts or sticky or troubled or turn.rule(lane).dedupe is not None or lane.topic is None:
-            message = messages.read(turn, held.mid)
+        if message_id is not None or joined or parts or sticky or troubled or tx.rule(lane).dedupe is not None or lane.topic is None:
+            message = messages.read(tx, held.mid)
             if message is not None:
-                messages.finish_ids(turn, message, messages.topic_of(message, lane), keep=True)
-                messages.remove(turn, message)
+                messages.finish_ids(tx, message, messages.topic_of(message, lane), keep=True)
+                messages.remove(tx, message)
         else:
             self._messages.append((held.mid,))
         if serial:
-            messages.free_key(turn, lane, key, held.mid)
-        return message_id if message_id is not None else made_id(turn.shard.nonce, held.mid)
+            messages.free_key(tx, lane, key, held.mid)
+        return message_id if message_id is not None else generated_id(tx.shard.nonce, held.mid)
 
     def _settle_empty(self, lane: Lane, held: Held, settlement: Settlement) -> str:
         """At most once: whatever the handler says, the message is done; what it says of the destination counts."""
-        messages.free_key(self.turn, lane, held.empty or None, held.mid)
+        messages.free_key(self.tx, lane, held.empty or None, held.mid)
         if settlement.action == "ack":
             self._is_well(lane, held)
         elif settlement.action == "rest":
-            _rest(self.turn, lane, held, settlement.delay_us)
+            _rest(self.tx, lane, held, settlement.delay_us)
         return {"ack": "acked", "dead": "died"}.get(settlement.action, "released")
 
     def _is_well(self, lane: Lane, held: Held) -> None:
         """An ack of a lease from after the rest's beginning ends it."""
         if lane.rest_step and held.fence > lane.rest_fence:
             lane.rest_step = lane.rest_until = 0
-            self.turn.touch(lane)
+            self.tx.touch(lane)
 
 
-def end_of_lease(turn: Turn, lane: Lane, held: Held, cost_us: int) -> None:
+def end_of_lease(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:
     """Free what the lease held of its lane and gate, and put its cost right."""
     lane.leased -= 1
-    turn.shard.leased -= 1
+    tx.shard.leased -= 1
     if held.gate is not None:
-        gate = turn.gate(held.gate)
+        gate = tx.gate(held.gate)
         if gate is not None:
             gate.leased -= 1
-            turn.touch_gate(gate)
+            tx.touch_gate(gate)
     if held.charge:
-        _correct_cost(turn, lane, held, cost_us)
+        _correct_cost(tx, lane, held, cost_us)
 
 
-def _correct_cost(turn: Turn, lane: Lane, held: Held, cost_us: int) -> None:
+def _correct_cost(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:
     """Fair by time: the lane pays what its message really took, never less than keeps it at the tier's time."""
-    band = turn.bands[lane.band]
+    tier_queue = tx.tier_queues[lane.tier_queue]
     cost = max(0, min(cost_us, held.deadline - held.granted))
-    weight = turn.rule(lane).weight
+    weight = tx.rule(lane).weight
     before = lane.vt
-    lane.vt = max(lane.vt + fairness.stride_of_work(cost - held.charge, weight), min(band.vt, before))
+    lane.vt = max(lane.vt + fairness.stride_of_work(cost - held.charge, weight), min(tier_queue.vt, before))
     if cost:
-        lane.mean = _moved(lane.mean or band.mean or DEFAULT_MEAN_US, cost)
-        band.mean = _moved(band.mean or DEFAULT_MEAN_US, cost)
-    turn.touch(lane)
+        lane.mean = _moved(lane.mean or tier_queue.mean or DEFAULT_MEAN_US, cost)
+        tier_queue.mean = _moved(tier_queue.mean or DEFAULT_MEAN_US, cost)
+    tx.touch(lane)
 
 
 def _moved(mean: int, cost: int) -> int:
     return max(1, mean + (cost - mean) // 8)
 
 
-def come_back(turn: Turn, lane: Lane, held: Held, row: Row, settlement: Settlement) -> str:
+def come_back(tx: Transaction, lane: Lane, held: Held, row: Row, settlement: Settlement) -> str:
     """A lease ended without an ack: the message waits again, or dies."""
     row.deliveries += 1
     row.odd = 1
     action = settlement.action
     topic = messages.topic_of(row, lane)
     if action == "retry":
-        return _retry(turn, lane, row, settlement, topic)
+        return _retry(tx, lane, row, settlement, topic)
     if action == "dead":
-        _die(turn, lane, row, settlement.reason or REFUSED, settlement.error)
+        _die(tx, lane, row, settlement.reason or REFUSED, settlement.error)
         return "died"
     if action == "unhandled":
-        return _unhandled(turn, lane, row, topic)
+        return _unhandled(tx, lane, row, topic)
     delay = settlement.delay_us or 0
     if action == "rest":
-        _rest(turn, lane, held, settlement.delay_us)
+        _rest(tx, lane, held, settlement.delay_us)
         delay = 0
     elif not settlement.begun:
-        _return_permits(turn, lane, held)
-    wait_again(turn, lane, row, turn.now + delay if delay > 0 else None)
+        _return_permits(tx, lane, held)
+    wait_again(tx, lane, row, tx.now + delay if delay > 0 else None)
     return "released"
 
 
-def _retry(turn: Turn, lane: Lane, row: Row, settlement: Settlement, topic: str) -> str:
-    policy = turn.policy(topic)
+def _retry(tx: Transaction, lane: Lane, row: Row, settlement: Settlement, topic: str) -> str:
+    policy = tx.policy(topic)
     row.attempts += 1
     what = settlement.reason or "failed"
-    messages.note_trouble(turn, row, what, settlement.error)
+    messages.note_trouble(tx, row, what, settlement.error)
     if row.attempts > policy.retries:
-        _die(turn, lane, row, retries_used_up(row.attempts, settlement.error, settlement.reason), settlement.error, noted=True)
+        _die(tx, lane, row, retries_used_up(row.attempts, settlement.error, settlement.reason), settlement.error, noted=True)
         return "died"
     delay = settlement.delay_us
     if delay is None:
-        delay = policy.backoff.delay_us(row.attempts, turn.rules.random() if policy.backoff.jitter else 1.0)
+        delay = policy.backoff.delay_us(row.attempts, tx.rules.random() if policy.backoff.jitter else 1.0)
     lane.retried += 1
-    turn.shard.retried += 1
+    tx.shard.retried += 1
     if messages.yields(row):
-        messages.free_key(turn, lane, row.line, row.mid)
-    wait_again(turn, lane, row, turn.now + max(delay, 0))
+        messages.free_key(tx, lane, row.line, row.mid)
+    wait_again(tx, lane, row, tx.now + max(delay, 0))
     return "retried"
 
 
-def _die(turn: Turn, lane: Lane, row: Row, reason: str, error: str | None, *, noted: bool = False) -> None:
+def _die(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None, *, noted: bool = False) -> None:
     if not noted:
-        messages.note_trouble(turn, row, reason, error)
+        messages.note_trouble(tx, row, reason, error)
     lane.died += 1
-    turn.shard.died += 1
-    messages.bury(turn, lane, row, reason, error)
+    tx.shard.died += 1
+    messages.bury(tx, lane, row, reason, error)
     if row.serial:
-        messages.free_key(turn, lane, row.line, row.mid)
+        messages.free_key(tx, lane, row.line, row.mid)
 
 
-def _unhandled(turn: Turn, lane: Lane, row: Row, topic: str) -> str:
-    first, tries, history = turn.one("note_read", row.mid) or (None, 0, "[]")
-    first = first if first is not None else turn.now
-    longest = turn.policy(topic).on_unhandled
-    if longest is not None and turn.now - first >= longest:
-        _die(turn, lane, row, NO_HANDLER, None)
+def _unhandled(tx: Transaction, lane: Lane, row: Row, topic: str) -> str:
+    first, tries, history = tx.one("note_read", row.mid) or (None, 0, "[]")
+    first = first if first is not None else tx.now
+    longest = tx.policy(topic).on_unhandled
+    if longest is not None and tx.now - first >= longest:
+        _die(tx, lane, row, NO_HANDLER, None)
         return "died"
     delay = min(base.UNHANDLED_FIRST_US << min(tries, 16), base.UNHANDLED_MOST_US)
-    turn.run("note_write", row.mid, first, tries + 1, history)
-    wait_again(turn, lane, row, turn.now + delay)
+    tx.run("note_write", row.mid, first, tries + 1, history)
+    wait_again(tx, lane, row, tx.now + delay)
     return "released"
 
 
-def _rest(turn: Turn, lane: Lane, held: Held, asked: int | None) -> None:
+def _rest(tx: Transaction, lane: Lane, held: Held, asked: int | None) -> None:
     """The topic's destination is unwell: all its lanes rest."""
     if held.fence <= lane.rest_fence:
         return
@@ -297,90 +298,90 @@ def _rest(turn: Turn, lane: Lane, held: Held, asked: int | None) -> None:
         step = base.REST_FIRST_US
     if asked is not None:
         step = max(asked, 1)
-    for each in _lanes_of_topic(turn, lane):
-        each.rest_step, each.rest_until, each.rest_fence = step, turn.now + step, turn.shard.fence
-        turn.place(each)
+    for each in _lanes_of_topic(tx, lane):
+        each.rest_step, each.rest_until, each.rest_fence = step, tx.now + step, tx.shard.fence
+        tx.place(each)
 
 
-def _lanes_of_topic(turn: Turn, lane: Lane) -> list[Lane]:
-    partitions = turn.rule(lane).partitions
+def _lanes_of_topic(tx: Transaction, lane: Lane) -> list[Lane]:
+    partitions = tx.rule(lane).partitions
     if lane.topic is None or partitions == 1:
         return [lane]
     names = [f"{lane.topic}{PARTITION}{n}" for n in range(partitions)]
-    turn.load_names(names)
-    return [found for found in map(turn.find_lane, names) if found is not None]
+    tx.load_names(names)
+    return [found for found in map(tx.find_lane, names) if found is not None]
 
 
-def _return_permits(turn: Turn, lane: Lane, held: Held) -> None:
-    policy = turn.rule(lane)
+def _return_permits(tx: Transaction, lane: Lane, held: Held) -> None:
+    policy = tx.rule(lane)
     if policy.rate is not None:
         lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, 1)
-    gate = turn.gate(held.gate) if held.gate is not None else None
+    gate = tx.gate(held.gate) if held.gate is not None else None
     if gate is not None:
         gate.give_back(1)
 
 
-def wait_again(turn: Turn, lane: Lane, row: Row, due: int | None) -> None:
+def wait_again(tx: Transaction, lane: Lane, row: Row, due: int | None) -> None:
     """The message waits again, delayed until `due` (its new since) or ready with its old since; past its ttl it expires."""
-    if row.expires is not None and row.expires <= turn.now:
-        messages.save(turn, row)
-        messages.expire(turn, lane, row)
+    if row.expires is not None and row.expires <= tx.now:
+        messages.save(tx, row)
+        messages.expire(tx, lane, row)
         if row.serial:
-            messages.free_key(turn, lane, row.line, row.mid)
+            messages.free_key(tx, lane, row.line, row.mid)
         return
     if due is not None:
         row.since = due
-    merging.rejoin(turn, lane, row)
-    messages.begin_waiting(turn, lane, row)
-    messages.save(turn, row)
+    merging.rejoin(tx, lane, row)
+    messages.begin_waiting(tx, lane, row)
+    messages.save(tx, row)
 
 
 # Leases that run out
 
 
-def run_out(turn: Turn, held: Held) -> None:
+def run_out(tx: Transaction, held: Held) -> None:
     """Nobody settled the lease in time."""
-    turn.run("lease_delete", held.fence)
+    tx.run("lease_delete", held.fence)
     if held.gone:
         return
-    lane = turn.lane(held.lane)
-    end_of_lease(turn, lane, held, held.deadline - held.granted)
+    lane = tx.lane(held.lane)
+    end_of_lease(tx, lane, held, held.deadline - held.granted)
     if held.empty is not None:
-        messages.free_key(turn, lane, held.empty or None, held.mid)
+        messages.free_key(tx, lane, held.empty or None, held.mid)
     else:
-        row = messages.read(turn, held.mid)
+        row = messages.read(tx, held.mid)
         if row is not None:
-            _suspect(turn, lane, held, row)
-    turn.place(lane)
+            _suspect(tx, lane, held, row)
+    tx.place(lane)
 
 
-def _suspect(turn: Turn, lane: Lane, held: Held, row: Row) -> None:
+def _suspect(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
     row.deliveries += 1
     row.odd = 1
     row.suspect = 1
     if held.started:
         row.attempts += 1
-        messages.note_trouble(turn, row, STARTED_AND_LOST, None)
-        if row.attempts > turn.policy(messages.topic_of(row, lane)).retries:
-            _die(turn, lane, row, STARTED_AND_LOST, None, noted=True)
+        messages.note_trouble(tx, row, STARTED_AND_LOST, None)
+        if row.attempts > tx.policy(messages.topic_of(row, lane)).retries:
+            _die(tx, lane, row, STARTED_AND_LOST, None, noted=True)
             return
-    wait_again(turn, lane, row, None)
+    wait_again(tx, lane, row, None)
 
 
 # Start and extend
 
 
-def start(turn: Turn, leases: Sequence[tuple[int, int]]) -> list[bool]:
+def start(tx: Transaction, leases: Sequence[tuple[int, int]]) -> list[bool]:
     """Record that suspects are about to be run."""
-    answers = _are_held(turn, leases)
-    turn.run_many("lease_started", [(fence,) for (_, fence), held in zip(leases, answers, strict=True) if held])
+    answers = _are_held(tx, leases)
+    tx.run_many("lease_started", [(fence,) for (_, fence), held in zip(leases, answers, strict=True) if held])
     return answers
 
 
-def extend(turn: Turn, leases: Sequence[tuple[int, int]], by_us: int) -> list[bool]:
+def extend(tx: Transaction, leases: Sequence[tuple[int, int]], by_us: int) -> list[bool]:
     """Move deadlines to at least now + `by_us`. The event of the batch stays: when it comes it finds them moved, and moves too."""
-    held = {row[0]: Held(*row) for row in turn.all("leases_read", _dumps([fence for _, fence in leases]))}
-    until = turn.now + by_us
+    held = {row[0]: Held(*row) for row in tx.all("leases_read", _dumps([fence for _, fence in leases]))}
+    until = tx.now + by_us
     answers = []
     moved = []
     for handle, fence in leases:
@@ -389,26 +390,26 @@ def extend(turn: Turn, leases: Sequence[tuple[int, int]], by_us: int) -> list[bo
         answers.append(alive)
         if found is not None and alive and found.deadline < until:
             moved.append((until, fence))
-    turn.run_many("lease_extend", moved)
+    tx.run_many("lease_extend", moved)
     return answers
 
 
-def _are_held(turn: Turn, leases: Sequence[tuple[int, int]]) -> list[bool]:
-    held = {row[0]: Held(*row) for row in turn.all("leases_read", _dumps([fence for _, fence in leases]))}
+def _are_held(tx: Transaction, leases: Sequence[tuple[int, int]]) -> list[bool]:
+    held = {row[0]: Held(*row) for row in tx.all("leases_read", _dumps([fence for _, fence in leases]))}
     return [fence in held and held[fence].mid == handle and not held[fence].gone for handle, fence in leases]
 
 
-def lease_batch_over(turn: Turn, first: int, last: int, at: int, most: int) -> tuple[int, int | None]:
+def lease_batch_over(tx: Transaction, first: int, last: int, at: int, most: int) -> tuple[int, int | None]:
     """
     Take back those of a batch whose time was over at `at`; the batch's event moves on to the next deadline.
 
     Returns how many, and that deadline.
     """
-    ended = [Held(*row) for row in turn.all("leases_ended", first, last, at, most)]
-    turn.load_numbers({held.lane for held in ended if not held.gone})
+    ended = [Held(*row) for row in tx.all("leases_ended", first, last, at, most)]
+    tx.load_numbers({held.lane for held in ended if not held.gone})
     for held in ended:
-        run_out(turn, held)
-    (deadline,) = turn.one("leases_next_deadline", first, last)
+        run_out(tx, held)
+    (deadline,) = tx.one("leases_next_deadline", first, last)
     if deadline is not None:
-        turn.run("event_insert", deadline, LEASES_END, first, last)
+        tx.run("event_insert", deadline, LEASES_END, first, last)
     return len(ended), deadline

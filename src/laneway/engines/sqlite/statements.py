@@ -41,7 +41,7 @@ _HANDED = (
 )
 """Of a message that is handed out: what most have, and whether it has more."""
 
-PLACING = ("band", "place", "wake", "vt", "gate")
+PLACING = ("tier_queue", "place", "wake", "vt", "gate")
 """Columns of `lane` that indexes stand on, besides the size classes."""
 
 CLASSES = ("big", "old", "busy", "slow")

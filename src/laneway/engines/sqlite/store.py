@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from laneway.engines import forking
+from laneway.engines.shared import forking
 from laneway.engines.sqlite.files import Files, is_of_another
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
 

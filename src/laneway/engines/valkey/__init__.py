@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.engines.valkey.desk import ValkeyEngine
+from laneway.engines.valkey.admin import ValkeyEngine
 
 if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, Settings

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from laneway.engines.admission import backlog_full_with_ack, check_draft, delay_outlasts_ttl, full
 from laneway.engines.base import BRING_IN, NEEDS_HEADER, PASS_OVER, Capabilities
-from laneway.engines.interrupt import Interrupt
-from laneway.engines.naming import merge_key
+from laneway.engines.shared.interrupt import Interrupt
+from laneway.engines.shared.naming import merge_key
+from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft, delay_outlasts_ttl, full
 from laneway.engines.valkey import records
 from laneway.engines.valkey.grants import Grants
 from laneway.engines.valkey.namespace import Namespace
-from laneway.engines.valkey.waiting import KeptEar, PoolArrivals, Waiting
+from laneway.engines.valkey.wakeup import SubscribedArrivalListener, SubscribedListener, Wakeup
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
 from laneway.message import Batch, Draft, Kept, Lease, Note, Receipt, Settlement
 from laneway.units import SECOND
@@ -26,7 +26,7 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from laneway.engines.base import Arrivals, Ear, Settings
+    from laneway.engines.base import ArrivalListener, ResultListener, Settings
     from laneway.engines.valkey.namespace import Route
     from laneway.tiers import Tiers
 
@@ -74,7 +74,7 @@ class Core:
         )
         self._random = settings.random or random.random
         self._grants = Grants(self._space)
-        self._waiting = Waiting(self._space, self._grants)
+        self._wakeup = Wakeup(self._space, self._grants)
         self._spread = itertools.count(random.randrange(1 << 16))
         self._leased_at_once = MOST_LEASED // 2
         self._places: dict[tuple[int, str, bytes], int] = {}
@@ -264,7 +264,7 @@ class Core:
             return
         first = self._next_shard
         self._next_shard = (first + 1) % shards
-        yield from dict.fromkeys((*self._waiting.take_rung(), *range(first, shards), *range(first)))
+        yield from dict.fromkeys((*self._wakeup.take_notified(), *range(first, shards), *range(first)))
 
     def _lease_from(
         self,
@@ -321,7 +321,7 @@ class Core:
         answers = [False] * len(leases)
         for shard, positions in self._positions([handle for handle, _ in leases]).items():
             pairs = [(leases[n][0] // self._space.shards, self._fence(shard, leases[n][1])) for n in positions]
-            told = self._space.run("keep", shard, now_us, records.pack(pairs), by, durable=durable, repeatable=True)
+            told = self._space.run("extend", shard, now_us, records.pack(pairs), by, durable=durable, repeatable=True)
             for position, answer in zip(positions, told, strict=True):
                 answers[position] = answer == 1
         return answers
@@ -492,7 +492,7 @@ class Core:
                 for n in positions
             ]  # fmt: skip
             bodies = [notes[n].body for n in positions]
-            for n, answer in zip(positions, space.run("note", shard, now_us, records.pack(told), *bodies, repeatable=True), strict=True):
+            for n, answer in zip(positions, space.run("report_progress", shard, now_us, records.pack(told), *bodies, repeatable=True), strict=True):
                 answers[n] = answer == 1
         return answers
 
@@ -516,26 +516,26 @@ class Core:
             return [made[0]]
         return range(self._space.shards) if topic is None else self._space.shards_of(topic)
 
-    def forget_kept(self, message_id: str, topic: str | None = None) -> None:
+    def forget_results(self, message_id: str, topic: str | None = None) -> None:
         for shard in self._shards_that_keep(message_id, topic):
             self._space.read_many(shard, [("DEL", f"{kind}:{message_id}") for kind in "on"])
 
-    def ear(self) -> Ear:
-        return KeptEar(self._space)
+    def result_listener(self) -> ResultListener:
+        return SubscribedListener(self._space)
 
     # Waiting
 
     def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None, interrupt: Interrupt | None = None) -> bool:
-        return self._waiting.wait(timeout, pool, topics, interrupt or Interrupt())
+        return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
 
-    def arrivals(self, pool: str = "default") -> Arrivals:
-        return PoolArrivals(self._space, pool, self._waiting.note_rung)
+    def arrival_listener(self, pool: str = "default") -> ArrivalListener:
+        return SubscribedArrivalListener(self._space, pool, self._wakeup.note_notified)
 
     def interrupt(self) -> None:
-        self._waiting.interrupt()
+        self._wakeup.interrupt()
 
     def close(self) -> None:
-        self._waiting.close()
+        self._wakeup.close()
         self._space.link.close()
 
 

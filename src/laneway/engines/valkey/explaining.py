@@ -1,12 +1,12 @@
-"""What this engine knows of a message, for `laneway.engines.explaining`."""
+"""What this engine knows of a message, for `laneway.engines.shared.explaining`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.engines import classes, explaining, fairness
-from laneway.engines.explaining import COUNTED, Facts, GateFacts
-from laneway.engines.naming import PARTITION
+from laneway.engines.shared import explaining, fairness, size_classes
+from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts
+from laneway.engines.shared.naming import PARTITION
 from laneway.engines.valkey import records, views
 from laneway.engines.valkey.records import DEAD, DELAYED, RUNNABLE, Lane, Record
 from laneway.tiers import share_text
@@ -33,12 +33,12 @@ def explain(view: View, message_id: str, topic: str | None) -> Explanation:
 def _facts(view: View, shard: int, record: Record, told: MessageView, lane: Lane) -> Facts:
     space = view.space
     policy = view.policy(record.topic if views.topic_of_lane(lane.name) is not None else lane.name[1:].partition(PARTITION)[0])
-    _, tier, *_ = view.counters[shard].bands[lane.band - 1]
-    before = space.read(shard, "ZCOUNT", f"run:{lane.band}", "-inf", f"({lane.vt}") if lane.place == RUNNABLE else 0
+    _, tier, *_ = view.counters[shard].tier_queues[lane.tier_queue - 1]
+    before = space.read(shard, "ZCOUNT", f"run:{lane.tier_queue}", "-inf", f"({lane.vt}") if lane.place == RUNNABLE else 0
     return Facts(
         now_us=view.times[shard], clock_us=view.clocks[shard],
         view=told, policy=policy, is_runnable=lane.place == RUNNABLE, leased=lane.leased, rest_step=lane.rest_step,
-        rest_until_us=lane.rest_until, tat=lane.tat, rate_now=classes.rate(view.times[shard], lane.seen, lane.lately, lane.before), tier=tier,
+        rest_until_us=lane.rest_until, tat=lane.tat, rate_now=size_classes.rate(view.times[shard], lane.seen, lane.lately, lane.before), tier=tier,
         share=share_text(view.space.tiers, tier),
         ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0, lanes_before=min(before, COUNTED),
         busy_with=_busy_with(view, shard, record) if told.state == "parked" else None, gate=_gate(view, shard, policy),

@@ -65,7 +65,7 @@ class Grants:
         limits = None
         for shard in range(self._space.shards):
             counters = records.read_counters(self._space.read(shard, "GET", "shard"))
-            lanes = [("ZCARD", f"gate:{band}:{name}") for band in range(1, len(counters.bands) + 1)]
+            lanes = [("ZCARD", f"gate:{tier_queue}:{name}") for tier_queue in range(1, len(counters.tier_queues) + 1)]
             stored, *waiting = self._space.read_many(shard, [("HGET", "gates", name), *lanes])
             if stored is None:  # whoever defines it has not told all shards yet
                 return

@@ -1,12 +1,12 @@
-"""What this engine can tell of its topics, for `laneway.engines.listing`."""
+"""What this engine can tell of its topics, for `laneway.engines.shared.listing`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from laneway.engines import classes, listing
-from laneway.engines.listing import CANDIDATES, FEW, Candidate
-from laneway.engines.naming import BUCKET, PARTITION
+from laneway.engines.shared import listing, size_classes
+from laneway.engines.shared.listing import CANDIDATES, FEW, Candidate
+from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.valkey import records, views
 from laneway.engines.valkey.views import LAST_NAME, together
 
@@ -39,7 +39,7 @@ def _backlogs(_view: View, lanes: Lanes) -> list[float]:
 
 
 def _rates(view: View, lanes: Lanes) -> list[float]:
-    return [classes.rate(view.times[shard], lane.seen, lane.lately, lane.before) for shard, lane in lanes]
+    return [size_classes.rate(view.times[shard], lane.seen, lane.lately, lane.before) for shard, lane in lanes]
 
 
 def _throttled(_view: View, lanes: Lanes) -> list[float]:
@@ -67,7 +67,7 @@ ORDERS = {
     "rate": _Order("top:busy", True, _rates),
     "throttled": _Order("top:slow", True, _throttled),
 }
-"""By the names of `laneway.engines.listing.MEASURES`."""
+"""By the names of `laneway.engines.shared.listing.MEASURES`."""
 
 
 def topics(view: View, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
@@ -141,12 +141,14 @@ class _Topics:
         if len(names) < most:
             after, before = (prefix or PARTITION).encode(), prefix.encode() + LAST_NAME
             bucket = BUCKET.encode()
-            runnable: list[Command] = [("ZRANGE", f"run:{band}", 0, looked_at - 1) for band in range(1, len(self._view.counters[shard].bands) + 1)]
-            first, named, *bands = space.read_many(shard, [
+            runnable: list[Command] = [
+                ("ZRANGE", f"run:{tier_queue}", 0, looked_at - 1) for tier_queue in range(1, len(self._view.counters[shard].tier_queues) + 1)
+            ]
+            first, named, *tier_queues = space.read_many(shard, [
                 ("ZRANGE", "names", b"[" + bucket, b"[" + bucket + LAST_NAME, "BYLEX", "LIMIT", 0, most),
                 ("ZRANGE", "names", b"[" + after, b"[" + before, "BYLEX", "LIMIT", 0, most), *runnable,
             ])  # fmt: skip
-            waiting = [name for members in bands for member in members if (name := member[7:].decode()).startswith(prefix)]
+            waiting = [name for members in tier_queues for member in members if (name := member[7:].decode()).startswith(prefix)]
             names = list(dict.fromkeys([*names, *(name.decode() for name in first), *waiting, *(name.decode() for name in named)]))[:most]
         return names
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.admission import check_namespace
 from laneway.engines.base import Settings
-from laneway.engines.naming import made_number
+from laneway.engines.shared.naming import parse_generated_id
+from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.valkey import layouts, records
-from laneway.engines.valkey.fitness import NamespaceGone
-from laneway.engines.valkey.link import Link
+from laneway.engines.valkey.connection import Link
 from laneway.engines.valkey.records import Counters
+from laneway.engines.valkey.server_check import NamespaceGone
 from laneway.errors import NoNamespace, UsageError
 from laneway.policy import PROGRAM, PolicyBook, Resolved
 from laneway.tiers import TierLayers, Tiers
@@ -206,7 +206,7 @@ class Namespace:
 
     def made(self, message_id: str) -> tuple[int, int] | None:
         """Shard and number of a message of which Laneway made the id."""
-        handle = made_number(self.nonce, message_id)
+        handle = parse_generated_id(self.nonce, message_id)
         return (handle % self.shards, handle // self.shards) if handle is not None else None
 
     # Opening

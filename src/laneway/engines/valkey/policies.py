@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.admission import topic_in_use
-from laneway.engines.naming import LANE_SHAPE
+from laneway.engines.shared.naming import LANE_SHAPE
+from laneway.engines.shared.refusals import topic_in_use
 from laneway.engines.valkey import records
 from laneway.errors import TopicInUse
 from laneway.policy import PROGRAM, PolicyBook, change_layers, is_pattern, matches, sources, with_code

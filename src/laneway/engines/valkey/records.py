@@ -337,7 +337,7 @@ class Lane(msgspec.Struct):
     bytes: int
     published: int
     latest: Bytes
-    band: int
+    tier_queue: int
     wake: int
     vt: int
     tat: int
@@ -379,17 +379,17 @@ class Lane(msgspec.Struct):
 
 IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
 
-_LANES_END = struct.Struct("<HIHHBqiiiiqq")
-_LANES_REST = struct.Struct("<Hqqqiqqqiii")
+_LANE_HEAD = struct.Struct("<HIHHBqiiiiqq")
+_LANE_TAIL = struct.Struct("<Hqqqiqqqiii")
 _HELD = msgspec.msgpack.Decoder(Held)
 
 
 def read_lane(name: str, stored: bytes) -> Lane:
     """A lane of its record."""
-    latest, rest = _counted(stored, _LANES_END.size)
-    gate, at = _counted(stored, rest + _LANES_REST.size)
+    latest, rest = _counted(stored, _LANE_HEAD.size)
+    gate, at = _counted(stored, rest + _LANE_TAIL.size)
     rare = _unpack(stored[at:]) if at < len(stored) else ()
-    values: tuple[Any, ...] = (*_LANES_END.unpack_from(stored), latest, *_LANES_REST.unpack_from(stored, rest), gate.decode(), name, *rare)
+    values: tuple[Any, ...] = (*_LANE_HEAD.unpack_from(stored), latest, *_LANE_TAIL.unpack_from(stored, rest), gate.decode(), name, *rare)
     return Lane(*values)
 
 
@@ -479,7 +479,7 @@ class Counters(msgspec.Struct, array_like=True):
     sweeping: int = 0
     own: int = 0
     marked: int = 0
-    bands: list[list[Any]] = []  # pool, tier, vt, carry, mean, delivered
+    tier_queues: list[list[Any]] = []  # pool, tier, vt, carry, mean, delivered
 
 
 _COUNTERS = msgspec.msgpack.Decoder(Counters)

@@ -15,16 +15,63 @@ import re
 from importlib import resources
 
 PARTS = (
-    "shard", "undo", "fairness", "rules", "places", "gates", "crc", "lanes", "ends", "plain", "keeping", "messages", "ids", "merging", "signals",
-    "backlog", "putting", "intake", "acks", "settling", "wakes", "housekeeping", "serving", "bells",
-)  # fmt: skip
+    "shard",
+    "undo",
+    "fairness",
+    "rules",
+    "index_entries",
+    "gates",
+    "crc",
+    "lanes",
+    "lane_heads",
+    "plain",
+    "results",
+    "messages",
+    "ids",
+    "merging",
+    "signals",
+    "backlog",
+    "putting",
+    "intake",
+    "acks",
+    "settling",
+    "wakes",
+    "housekeeping",
+    "serving",
+    "wakeup",
+)
 """In the order in which they build upon each other."""
 
 FUNCTIONS = (
-    "put", "lease", "settle", "keep", "tick", "wait", "policy", "policies", "own", "own_read", "program", "relayout",
-    "gate", "limits", "purge", "delete", "dead", "check", "totals", "send",
-    "receive", "know", "note", "withdraw", "follow", "arrivals", "tiers", "watch",
-)  # fmt: skip
+    "put",
+    "lease",
+    "settle",
+    "extend",
+    "tick",
+    "wait",
+    "policy",
+    "policies",
+    "own",
+    "own_read",
+    "program",
+    "relayout",
+    "gate",
+    "limits",
+    "purge",
+    "delete",
+    "dead",
+    "check",
+    "totals",
+    "export",
+    "import",
+    "remember_finished",
+    "report_progress",
+    "cancel",
+    "on_end",
+    "arrivals",
+    "tiers",
+    "watch",
+)
 
 _FOLDER = resources.files("laneway.engines.valkey") / "scripts"
 _COMMENT = re.compile(r"^\s*--.*\n|^\s*\n|[ \t]+(?=\n)|^ +", re.MULTILINE)

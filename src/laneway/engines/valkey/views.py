@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from laneway.engines import classes, fairness
 from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
-from laneway.engines.naming import BUCKET, PARTITION, lane_name
+from laneway.engines.shared import fairness, size_classes
+from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
 from laneway.engines.valkey import records
 from laneway.engines.valkey.records import ASLEEP, AT_GATE, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Counters, Held, Lane, Record
 from laneway.policy import is_pattern
@@ -335,7 +335,7 @@ def _begun(view: View, topic: str, lanes: Iterable[tuple[int, Lane]], dead: int)
             for name in _SUMMED:
                 setattr(stats, name, getattr(stats, name) + getattr(lane, name))
             stats.throttled_us += lane.throttled
-            stats.rate_now += classes.rate(view.times[shard], lane.seen, lane.lately, lane.before)
+            stats.rate_now += size_classes.rate(view.times[shard], lane.seen, lane.lately, lane.before)
     return stats
 
 
@@ -552,8 +552,8 @@ def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
     if limits.rate is not None:
         now = view.times[shard]
         permit = fairness.next_permit_us(fairness.rebase(gate.tat, now, limits.rate, burst), now, limits.rate, burst)
-    bands = range(1, len(view.counters[shard].bands) + 1)
-    waiting = sum(view.space.read(shard, "ZCARD", f"gate:{band}:{name}") for band in bands)
+    tier_queues = range(1, len(view.counters[shard].tier_queues) + 1)
+    waiting = sum(view.space.read(shard, "ZCARD", f"gate:{tier_queue}:{name}") for tier_queue in tier_queues)
     return {
         "name": name, "rate": limits.rate, "burst": burst if limits.rate is not None else None, "concurrency": limits.concurrency,
         "leased": gate.leased,
@@ -568,9 +568,11 @@ def overview(view: View) -> Overview:
         setattr(told, name, sum(getattr(counters, name) for counters in view.counters))
     told.last_number = max(counters.seq for counters in view.counters)
     tiers: dict[tuple[str, str], TierStats] = {}
-    bands = [(shard, number, band) for shard, counters in enumerate(view.counters) for number, band in enumerate(counters.bands, 1)]
-    runnable = together(view, [(shard, _number(("ZCARD", f"run:{number}"))) for shard, number, _ in bands])
-    for (_, _, (pool, tier, _, _, _, delivered)), count in zip(bands, runnable, strict=True):
+    tier_queues = [
+        (shard, number, tier_queue) for shard, counters in enumerate(view.counters) for number, tier_queue in enumerate(counters.tier_queues, 1)
+    ]
+    runnable = together(view, [(shard, _number(("ZCARD", f"run:{number}"))) for shard, number, _ in tier_queues])
+    for (_, _, (pool, tier, _, _, _, delivered)), count in zip(tier_queues, runnable, strict=True):
         share = view.space.tiers[tier].share if tier in view.space.tiers else 0
         stats = tiers.setdefault((pool, tier), TierStats(pool, tier, share))
         stats.delivered += delivered

@@ -15,9 +15,9 @@ or put them into a test module of your own, beside a fixture `make_engine` that 
 import pytest
 
 PARTS = (
-    "test_changes", "test_figures", "test_kept", "test_limits", "test_not_twice", "test_numbers", "test_order_and_time",
-    "test_own_policies", "test_together",
-    "test_tiers", "test_top_lists", "test_waking",
+    "test_changes", "test_figures", "test_results", "test_limits", "test_dedupe_and_merge", "test_numbers", "test_order_and_time",
+    "test_own_policies", "test_concurrent_use",
+    "test_tiers", "test_top_lists", "test_wakeup",
 )  # fmt: skip
 
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in PARTS))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from laneway.engines import open_engine
-from laneway.testing.bench import EngineBench
+from laneway.testing.engine_driver import EngineDriver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,9 +28,9 @@ def make_engine() -> Callable[[Settings], FullEngine]:
 
 
 @pytest.fixture
-def bench(make_engine: Callable[[Settings], FullEngine]) -> Iterator[EngineBench]:
+def driver(make_engine: Callable[[Settings], FullEngine]) -> Iterator[EngineDriver]:
     """An empty engine and its clock. At the end the engine's doctor must find nothing."""
-    made = EngineBench(make_engine)
+    made = EngineDriver(make_engine)
     yield made
     assert [check for check in made.engine.doctor() if not check.ok] == []
     made.engine.close()

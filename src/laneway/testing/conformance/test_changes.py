@@ -13,272 +13,272 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laneway.testing.bench import EngineBench
+    from laneway.testing.engine_driver import EngineDriver
 
 
-def rate(bench: EngineBench) -> None:
-    bench.put("a", *"123456")
-    bench.policy("a", rate=10)
-    assert bench.run() == ["1"]
-    bench.policy("a", rate=100, burst=1)
-    bench.later(0.01)
-    assert bench.run() == ["2"]
-    bench.policy("a", rate=None, burst=None)
-    assert bench.run() == ["3", "4", "5", "6"]
+def rate(driver: EngineDriver) -> None:
+    driver.put("a", *"123456")
+    driver.policy("a", rate=10)
+    assert driver.run() == ["1"]
+    driver.policy("a", rate=100, burst=1)
+    driver.later(0.01)
+    assert driver.run() == ["2"]
+    driver.policy("a", rate=None, burst=None)
+    assert driver.run() == ["3", "4", "5", "6"]
 
 
-def burst(bench: EngineBench) -> None:
-    bench.policy("a", rate=10, burst=1)
-    bench.put("a", *"123456")
-    assert bench.run() == ["1"]
-    bench.policy("a", burst=4)
-    bench.later(10)
-    assert bench.run() == ["2", "3", "4", "5"]
+def burst(driver: EngineDriver) -> None:
+    driver.policy("a", rate=10, burst=1)
+    driver.put("a", *"123456")
+    assert driver.run() == ["1"]
+    driver.policy("a", burst=4)
+    driver.later(10)
+    assert driver.run() == ["2", "3", "4", "5"]
 
 
-def concurrency(bench: EngineBench) -> None:
-    bench.policy("a", concurrency=1)
-    bench.put("a", *"12345")
-    first = bench.lease()
-    bench.policy("a", concurrency=3)
-    assert len(bench.lease()) == 2
-    bench.policy("a", concurrency=1)
-    bench.settle(first)
-    assert bench.lease() == []
+def concurrency(driver: EngineDriver) -> None:
+    driver.policy("a", concurrency=1)
+    driver.put("a", *"12345")
+    first = driver.lease()
+    driver.policy("a", concurrency=3)
+    assert len(driver.lease()) == 2
+    driver.policy("a", concurrency=1)
+    driver.settle(first)
+    assert driver.lease() == []
 
 
-def weight(bench: EngineBench) -> None:
+def weight(driver: EngineDriver) -> None:
     for topic in "ab":
-        bench.put(topic, *map(str, range(300)))
-    bench.settle(bench.lease(100))
-    bench.policy("a", weight=3)
-    before = bench.waiting("a")
+        driver.put(topic, *map(str, range(300)))
+    driver.settle(driver.lease(100))
+    driver.policy("a", weight=3)
+    before = driver.waiting("a")
     for _ in range(20):
-        bench.settle(bench.lease(10))
-    assert before - bench.waiting("a") == pytest.approx(150, abs=12)
+        driver.settle(driver.lease(10))
+    assert before - driver.waiting("a") == pytest.approx(150, abs=12)
 
 
-def tier(bench: EngineBench) -> None:
-    bench.put("a", *"123")
-    bench.policy("a", tier="high")
-    assert bench.engine.topic_stats("a", now_us=bench.now).tier == "high"
-    assert bench.run() == ["1", "2", "3"]
+def tier(driver: EngineDriver) -> None:
+    driver.put("a", *"123")
+    driver.policy("a", tier="high")
+    assert driver.engine.topic_stats("a", now_us=driver.now).tier == "high"
+    assert driver.run() == ["1", "2", "3"]
 
 
-def pool(bench: EngineBench) -> None:
-    bench.put("a", *"12")
-    bench.policy("a", pool="gpu")
-    assert bench.run() == []
-    assert bench.run(pool="gpu") == ["1", "2"]
+def pool(driver: EngineDriver) -> None:
+    driver.put("a", *"12")
+    driver.policy("a", pool="gpu")
+    assert driver.run() == []
+    assert driver.run(pool="gpu") == ["1", "2"]
 
 
-def gate(bench: EngineBench) -> None:
-    bench.engine.gate_set("g", Gate(concurrency=1), now_us=bench.now)
-    bench.put("a", *"123")
-    bench.policy("a", gate="g")
-    assert bench.bodies() == ["1"]
-    assert bench.bodies() == []
-    bench.policy("a", gate=None)
-    assert bench.bodies() == ["2", "3"]
+def gate(driver: EngineDriver) -> None:
+    driver.engine.gate_set("g", Gate(concurrency=1), now_us=driver.now)
+    driver.put("a", *"123")
+    driver.policy("a", gate="g")
+    assert driver.bodies() == ["1"]
+    assert driver.bodies() == []
+    driver.policy("a", gate=None)
+    assert driver.bodies() == ["2", "3"]
 
 
-def paused(bench: EngineBench) -> None:
-    bench.put("a", *"12")
-    bench.policy("a", paused=True)
-    assert bench.run() == []
-    bench.policy("a", paused=False)
-    assert bench.run() == ["1", "2"]
+def paused(driver: EngineDriver) -> None:
+    driver.put("a", *"12")
+    driver.policy("a", paused=True)
+    assert driver.run() == []
+    driver.policy("a", paused=False)
+    assert driver.run() == ["1", "2"]
 
 
-def lease(bench: EngineBench) -> None:
-    bench.put("a", "1")
-    bench.policy("a", lease=5)
-    assert bench.lease()[0].deadline_us == bench.now + 5 * SECOND
+def lease(driver: EngineDriver) -> None:
+    driver.put("a", "1")
+    driver.policy("a", lease=5)
+    assert driver.lease()[0].deadline_us == driver.now + 5 * SECOND
 
 
-def retries(bench: EngineBench) -> None:
-    bench.put("a", "1")
-    bench.policy("a", retries=0)
-    assert bench.settle(bench.lease(), "retry") == ["died"]
+def retries(driver: EngineDriver) -> None:
+    driver.put("a", "1")
+    driver.policy("a", retries=0)
+    assert driver.settle(driver.lease(), "retry") == ["died"]
 
 
-def backoff(bench: EngineBench) -> None:
-    bench.put("a", "1")
-    bench.policy("a", backoff=7)
-    bench.settle(bench.lease(), "retry")
-    assert bench.batch().next_wake_us == bench.now + 7 * SECOND
+def backoff(driver: EngineDriver) -> None:
+    driver.put("a", "1")
+    driver.policy("a", backoff=7)
+    driver.settle(driver.lease(), "retry")
+    assert driver.batch().next_wake_us == driver.now + 7 * SECOND
 
 
-def ttl(bench: EngineBench) -> None:
+def ttl(driver: EngineDriver) -> None:
     """It was given at publish: a message keeps the one that it has; newcomers have the new one."""
-    bench.put("a", "kept")
-    bench.policy("a", ttl=5)
-    bench.put("a", "short")
-    bench.later(5)
-    assert bench.run() == ["kept"]
+    driver.put("a", "kept")
+    driver.policy("a", ttl=5)
+    driver.put("a", "short")
+    driver.later(5)
+    assert driver.run() == ["kept"]
 
 
-def on_expiry(bench: EngineBench) -> None:
-    bench.policy("a", ttl=5)
-    bench.put("a", "1")
-    bench.policy("a", on_expiry="drop")
-    bench.later(5)
-    bench.engine.tick(now_us=bench.now)
-    assert bench.engine.dead_list() == []
+def on_expiry(driver: EngineDriver) -> None:
+    driver.policy("a", ttl=5)
+    driver.put("a", "1")
+    driver.policy("a", on_expiry="drop")
+    driver.later(5)
+    driver.engine.tick(now_us=driver.now)
+    assert driver.engine.dead_list() == []
 
 
-def dead_ttl(bench: EngineBench) -> None:
-    bench.put("a", "1")
-    bench.policy("a", dead_ttl=5)
-    bench.settle(bench.lease(), "dead")
-    bench.later(5)
-    bench.engine.tick(now_us=bench.now)
-    assert bench.engine.dead_list() == []
+def dead_ttl(driver: EngineDriver) -> None:
+    driver.put("a", "1")
+    driver.policy("a", dead_ttl=5)
+    driver.settle(driver.lease(), "dead")
+    driver.later(5)
+    driver.engine.tick(now_us=driver.now)
+    assert driver.engine.dead_list() == []
 
 
-def on_unhandled(bench: EngineBench) -> None:
+def on_unhandled(driver: EngineDriver) -> None:
     """It counts from the first time that a worker had no handler."""
-    bench.put("a", "1")
-    bench.settle(bench.lease(), "unhandled")
-    bench.policy("a", on_unhandled="1h")
-    bench.later(3_600)
-    assert bench.settle(bench.lease(), "unhandled") == ["died"]
-    ((_, letter),) = bench.engine.dead_list()
+    driver.put("a", "1")
+    driver.settle(driver.lease(), "unhandled")
+    driver.policy("a", on_unhandled="1h")
+    driver.later(3_600)
+    assert driver.settle(driver.lease(), "unhandled") == ["died"]
+    ((_, letter),) = driver.engine.dead_list()
     assert letter.reason == "no handler: no worker had a handler for it within on_unhandled"
 
 
-def serial(bench: EngineBench) -> None:
+def serial(driver: EngineDriver) -> None:
     """It was decided at publish: who stands in line stays there, newcomers do as the policy says now."""
-    bench.policy("a", serial=True)
-    bench.put("a", *"12", key="k")
-    bench.policy("a", serial=None)
-    bench.put("a", "3", key="k")
-    leases = bench.lease()
+    driver.policy("a", serial=True)
+    driver.put("a", *"12", key="k")
+    driver.policy("a", serial=None)
+    driver.put("a", "3", key="k")
+    leases = driver.lease()
     assert [each.body for each in leases] == [b"1", b"3"]
-    bench.settle(leases)
-    assert bench.bodies() == ["2"]
+    driver.settle(leases)
+    assert driver.bodies() == ["2"]
 
 
-def merge(bench: EngineBench) -> None:
+def merge(driver: EngineDriver) -> None:
     """Whether a message can be joined was decided at its publish; whose body survives is as the policy says now."""
-    bench.put("a", "alone", key="k")
-    bench.policy("a", merge="first")
-    bench.put("a", "1", "2", key="k")
-    bench.policy("a", merge="last")
-    bench.put("a", "3", key="k")
-    bench.policy("a", merge=None)
-    bench.put("a", "4", key="k")
-    assert bench.bodies() == ["alone", "3", "4"]
+    driver.put("a", "alone", key="k")
+    driver.policy("a", merge="first")
+    driver.put("a", "1", "2", key="k")
+    driver.policy("a", merge="last")
+    driver.put("a", "3", key="k")
+    driver.policy("a", merge=None)
+    driver.put("a", "4", key="k")
+    assert driver.bodies() == ["alone", "3", "4"]
 
 
-def merge_limit(bench: EngineBench) -> None:
-    bench.policy("a", merge="all")
-    bench.put("a", *"12", key="k")
-    bench.policy("a", merge_limit=3)
-    bench.put("a", *"34", key="k")
-    assert [each.bodies for each in bench.lease()] == [[b"1", b"2", b"3"], [b"4"]]
+def merge_limit(driver: EngineDriver) -> None:
+    driver.policy("a", merge="all")
+    driver.put("a", *"12", key="k")
+    driver.policy("a", merge_limit=3)
+    driver.put("a", *"34", key="k")
+    assert [each.bodies for each in driver.lease()] == [[b"1", b"2", b"3"], [b"4"]]
 
 
-def window(bench: EngineBench) -> None:
-    bench.policy("a", merge="last", window=10)
-    bench.put("a", "old", key="k")
-    bench.policy("a", window=2)
-    bench.put("a", "new", key="l")
-    bench.later(2)
-    assert bench.run() == ["new"]
-    bench.later(8)
-    assert bench.run() == ["old"]
+def window(driver: EngineDriver) -> None:
+    driver.policy("a", merge="last", window=10)
+    driver.put("a", "old", key="k")
+    driver.policy("a", window=2)
+    driver.put("a", "new", key="l")
+    driver.later(2)
+    assert driver.run() == ["new"]
+    driver.later(8)
+    assert driver.run() == ["old"]
 
 
-def debounce(bench: EngineBench) -> None:
-    bench.policy("a", merge="last", window=10)
-    bench.put("a", "1", key="k")
-    bench.policy("a", debounce=True)
-    bench.later(5)
-    bench.put("a", "2", key="k")
-    bench.later(5)
-    assert bench.run() == []
-    bench.later(5)
-    assert bench.run() == ["2"]
+def debounce(driver: EngineDriver) -> None:
+    driver.policy("a", merge="last", window=10)
+    driver.put("a", "1", key="k")
+    driver.policy("a", debounce=True)
+    driver.later(5)
+    driver.put("a", "2", key="k")
+    driver.later(5)
+    assert driver.run() == []
+    driver.later(5)
+    assert driver.run() == ["2"]
 
 
-def max_wait(bench: EngineBench) -> None:
-    bench.policy("a", merge="last", window=10, debounce=True)
-    bench.put("a", "1", key="k")
-    bench.policy("a", max_wait=12)
-    bench.later(5)
-    bench.put("a", "2", key="k")
-    bench.later(7)
-    assert bench.run() == ["2"]
+def max_wait(driver: EngineDriver) -> None:
+    driver.policy("a", merge="last", window=10, debounce=True)
+    driver.put("a", "1", key="k")
+    driver.policy("a", max_wait=12)
+    driver.later(5)
+    driver.put("a", "2", key="k")
+    driver.later(7)
+    assert driver.run() == ["2"]
 
 
-def edge(bench: EngineBench) -> None:
-    bench.policy("a", merge="last", window=10)
-    bench.put("a", "waits", key="k")
-    bench.policy("a", edge="leading")
-    bench.put("a", "at once", key="l")
-    assert bench.run() == ["at once"]
+def edge(driver: EngineDriver) -> None:
+    driver.policy("a", merge="last", window=10)
+    driver.put("a", "waits", key="k")
+    driver.policy("a", edge="leading")
+    driver.put("a", "at once", key="l")
+    assert driver.run() == ["at once"]
 
 
-def max_body(bench: EngineBench) -> None:
-    bench.put("a", "x" * 11)
-    bench.policy("a", max_body=10)
+def max_body(driver: EngineDriver) -> None:
+    driver.put("a", "x" * 11)
+    driver.policy("a", max_body=10)
     with pytest.raises(BadMessage):
-        bench.put("a", "x" * 11)
-    assert bench.run() == ["x" * 11]
+        driver.put("a", "x" * 11)
+    assert driver.run() == ["x" * 11]
 
 
-def dedupe(bench: EngineBench) -> None:
-    bench.put("a", "1", id="x")
-    bench.policy("a", dedupe=10)
-    bench.run()
-    assert bench.put("a", "2", id="x")[0].outcome == "duplicate"
+def dedupe(driver: EngineDriver) -> None:
+    driver.put("a", "1", id="x")
+    driver.policy("a", dedupe=10)
+    driver.run()
+    assert driver.put("a", "2", id="x")[0].outcome == "duplicate"
 
 
-def max_backlog(bench: EngineBench) -> None:
+def max_backlog(driver: EngineDriver) -> None:
     """What waits beyond a lowered limit stays."""
-    bench.put("a", *"123")
-    bench.policy("a", max_backlog=2)
-    assert bench.put("a", "4")[0].outcome == "refused"
-    assert bench.run() == ["1", "2", "3"]
+    driver.put("a", *"123")
+    driver.policy("a", max_backlog=2)
+    assert driver.put("a", "4")[0].outcome == "refused"
+    assert driver.run() == ["1", "2", "3"]
 
 
-def on_full(bench: EngineBench) -> None:
-    bench.policy("a", max_backlog=2)
-    bench.put("a", *"12")
-    bench.policy("a", on_full="drop_oldest")
-    bench.put("a", "3")
-    assert bench.run() == ["2", "3"]
+def on_full(driver: EngineDriver) -> None:
+    driver.policy("a", max_backlog=2)
+    driver.put("a", *"12")
+    driver.policy("a", on_full="drop_oldest")
+    driver.put("a", "3")
+    assert driver.run() == ["2", "3"]
 
 
-def partitions(bench: EngineBench) -> None:
+def partitions(driver: EngineDriver) -> None:
     """Only of an empty topic."""
-    bench.put("a", "1")
+    driver.put("a", "1")
     with pytest.raises(TopicInUse):
-        bench.policy("a", partitions=2)
-    bench.run()
-    bench.policy("a", partitions=2)
+        driver.policy("a", partitions=2)
+    driver.run()
+    driver.policy("a", partitions=2)
 
 
-def buckets(bench: EngineBench) -> None:
+def buckets(driver: EngineDriver) -> None:
     """Only while none of its topics holds anything."""
-    bench.policy("b.*", buckets=1)
-    bench.put("b.1", "1")
+    driver.policy("b.*", buckets=1)
+    driver.put("b.1", "1")
     with pytest.raises(TopicInUse):
-        bench.policy("b.*", buckets=2)
-    bench.run()
-    bench.policy("b.*", buckets=2)
+        driver.policy("b.*", buckets=2)
+    driver.run()
+    driver.policy("b.*", buckets=2)
 
 
-def delivery(bench: EngineBench) -> None:
-    bench.put("a", "1")
-    bench.policy("a", delivery="at_most_once")
-    bench.lease()
-    bench.later(60)
-    assert bench.lease() == []
+def delivery(driver: EngineDriver) -> None:
+    driver.put("a", "1")
+    driver.policy("a", delivery="at_most_once")
+    driver.lease()
+    driver.later(60)
+    assert driver.lease() == []
 
 
-CHANGES: dict[str, Callable[[EngineBench], None]] = {
+CHANGES: dict[str, Callable[[EngineDriver], None]] = {
     change.__name__: change
     for change in (
         rate, burst, concurrency, weight, tier, pool, lease, retries, backoff, ttl, on_expiry, dead_ttl, on_unhandled, serial, gate, merge,
@@ -288,6 +288,6 @@ CHANGES: dict[str, Callable[[EngineBench], None]] = {
 
 
 @pytest.mark.parametrize("field", list(FIELDS))
-def test_a_change_acts_on_what_waits(bench: EngineBench, field: str) -> None:
+def test_a_change_acts_on_what_waits(driver: EngineDriver, field: str) -> None:
     """Each field, as its function above tells."""
-    CHANGES[field](bench)
+    CHANGES[field](driver)

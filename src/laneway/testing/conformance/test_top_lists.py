@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from laneway.engines.listing import FEW, MEASURES
+from laneway.engines.shared.listing import FEW, MEASURES
 from laneway.message import Draft
-from laneway.testing.bench import EngineBench
+from laneway.testing.engine_driver import EngineDriver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,82 +17,82 @@ LARGE = {"push.a": 900, "push.b": 700, "push.c": 500, "mail.d": 350, "mail.e": 2
 """Backlogs that no two size classes confuse."""
 
 
-def crowd(bench: EngineBench, *, topics: Iterable[str] = LARGE, prefix: str = "small") -> None:
+def crowd(driver: EngineDriver, *, topics: Iterable[str] = LARGE, prefix: str = "small") -> None:
     """Large topics among more small ones than are looked at one by one."""
     drafts = [Draft(topic, b"x") for topic in topics for _ in range(LARGE[topic])]
     drafts += [Draft(f"{prefix}.{n}", b"x") for n in range(FEW + 50)]
-    bench.engine.put(drafts, now_us=bench.now)
+    driver.engine.put(drafts, now_us=driver.now)
 
 
-def top(bench: EngineBench, order: str, pattern: str = "*", limit: int = 5) -> list[str]:
-    found = bench.engine.topic_list(order=order, pattern=pattern, limit=limit, now_us=bench.now)
+def top(driver: EngineDriver, order: str, pattern: str = "*", limit: int = 5) -> list[str]:
+    found = driver.engine.topic_list(order=order, pattern=pattern, limit=limit, now_us=driver.now)
     return [stats.topic for stats in found]
 
 
-def test_the_largest_backlogs_are_found_among_many(bench: EngineBench) -> None:
-    crowd(bench)
-    assert top(bench, "backlog") == list(LARGE)
-    assert top(bench, "backlog", limit=2) == ["push.a", "push.b"]
-    assert top(bench, "backlog", "push.*") == ["push.a", "push.b", "push.c"]
-    assert top(bench, "backlog", "mail.d") == ["mail.d"]
-    assert top(bench, "backlog", "none.*") == []
+def test_the_largest_backlogs_are_found_among_many(driver: EngineDriver) -> None:
+    crowd(driver)
+    assert top(driver, "backlog") == list(LARGE)
+    assert top(driver, "backlog", limit=2) == ["push.a", "push.b"]
+    assert top(driver, "backlog", "push.*") == ["push.a", "push.b", "push.c"]
+    assert top(driver, "backlog", "mail.d") == ["mail.d"]
+    assert top(driver, "backlog", "none.*") == []
 
 
-def test_a_top_list_is_as_long_as_asked_for_where_few_are_large(bench: EngineBench) -> None:
+def test_a_top_list_is_as_long_as_asked_for_where_few_are_large(driver: EngineDriver) -> None:
     """Small topics follow the large ones: as many as there is room for."""
-    crowd(bench)
-    found = bench.engine.topic_list(order="backlog", limit=20, now_us=bench.now)
+    crowd(driver)
+    found = driver.engine.topic_list(order="backlog", limit=20, now_us=driver.now)
     assert [stats.waiting for stats in found] == [*LARGE.values(), *[1] * 15]
-    assert len(top(bench, "backlog", "small.*", limit=20)) == 20
-    assert len(top(bench, "age", "small.*", limit=20)) == 20
+    assert len(top(driver, "backlog", "small.*", limit=20)) == 20
+    assert len(top(driver, "age", "small.*", limit=20)) == 20
 
 
-def test_paused_topics_are_in_the_lists(bench: EngineBench) -> None:
-    bench.policy("*", paused=True)
-    crowd(bench)
-    assert top(bench, "backlog") == list(LARGE)
-    assert len(top(bench, "backlog", "small.*")) == 5
+def test_paused_topics_are_in_the_lists(driver: EngineDriver) -> None:
+    driver.policy("*", paused=True)
+    crowd(driver)
+    assert top(driver, "backlog") == list(LARGE)
+    assert len(top(driver, "backlog", "small.*")) == 5
 
 
-def test_the_oldest_are_found_among_many(bench: EngineBench) -> None:
+def test_the_oldest_are_found_among_many(driver: EngineDriver) -> None:
     for topic in ("push.c", "push.a", "push.b"):
-        bench.engine.put([Draft(topic, b"x") for _ in range(50)], now_us=bench.now)
-        bench.later(20)
-    crowd(bench, topics=["mail.d"])
-    assert top(bench, "age", limit=4) == ["push.c", "push.a", "push.b", "mail.d"]
-    assert top(bench, "age", "push.*", limit=2) == ["push.c", "push.a"]
+        driver.engine.put([Draft(topic, b"x") for _ in range(50)], now_us=driver.now)
+        driver.later(20)
+    crowd(driver, topics=["mail.d"])
+    assert top(driver, "age", limit=4) == ["push.c", "push.a", "push.b", "mail.d"]
+    assert top(driver, "age", "push.*", limit=2) == ["push.c", "push.a"]
 
 
-def test_what_runs_and_what_is_held_back_is_found_among_many(bench: EngineBench) -> None:
+def test_what_runs_and_what_is_held_back_is_found_among_many(driver: EngineDriver) -> None:
     """The busiest first, and the topics that their rates held back longest."""
-    bench.policy("mail.d", rate=10, burst=1)
-    crowd(bench)
+    driver.policy("mail.d", rate=10, burst=1)
+    crowd(driver)
     for _ in range(4):
         for topic, most in (("push.b", 100), ("push.c", 60), ("mail.d", 1)):
-            bench.settle(bench.lease(most, topics=[topic]))
-        bench.later(1)
-    assert top(bench, "rate", limit=2) == ["push.b", "push.c"]
-    assert top(bench, "rate", "push.*", limit=2) == ["push.b", "push.c"]
-    bench.later(20)
-    assert top(bench, "rate") == []
-    assert top(bench, "throttled") in (["mail.d"], [])
+            driver.settle(driver.lease(most, topics=[topic]))
+        driver.later(1)
+    assert top(driver, "rate", limit=2) == ["push.b", "push.c"]
+    assert top(driver, "rate", "push.*", limit=2) == ["push.b", "push.c"]
+    driver.later(20)
+    assert top(driver, "rate") == []
+    assert top(driver, "throttled") in (["mail.d"], [])
 
 
-def test_a_topic_counts_whole_whose_lanes_are_many(bench: EngineBench) -> None:
+def test_a_topic_counts_whole_whose_lanes_are_many(driver: EngineDriver) -> None:
     """Partitioned topics are compared by the sum of their lanes, topics in buckets by what is theirs."""
-    bench.policy("push.a", partitions=8)
-    bench.policy("mail.*", buckets=4)
-    crowd(bench)
-    assert top(bench, "backlog") == list(LARGE)
-    assert top(bench, "backlog", "mail.*") == ["mail.d", "mail.e"]
-    assert set(top(bench, "age", "mail.*")) == {"mail.d", "mail.e"}
+    driver.policy("push.a", partitions=8)
+    driver.policy("mail.*", buckets=4)
+    crowd(driver)
+    assert top(driver, "backlog") == list(LARGE)
+    assert top(driver, "backlog", "mail.*") == ["mail.d", "mail.e"]
+    assert set(top(driver, "age", "mail.*")) == {"mail.d", "mail.e"}
 
 
 @pytest.mark.parametrize("order", MEASURES)
-def test_many_topics_in_few_buckets(bench: EngineBench, order: str) -> None:
+def test_many_topics_in_few_buckets(driver: EngineDriver, order: str) -> None:
     """Among the topics of buckets, so many are looked at that the cost does not grow with their number."""
-    bench.policy("small.*", buckets=4)
-    crowd(bench, topics=["push.a"])
-    found = top(bench, order, limit=3)
+    driver.policy("small.*", buckets=4)
+    crowd(driver, topics=["push.a"])
+    found = top(driver, order, limit=3)
     assert found == {"backlog": ["push.a", "small.0", "small.1"]}.get(order, found)
     assert len(found) == (3 if order in ("backlog", "age") else 0)

@@ -20,7 +20,7 @@ from laneway.working.limits import Interrupter, interruptible
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laneway.working.surround import Surroundings
+    from laneway.working.middleware import HandlingMiddlewares
     from laneway.working.work import Work
 
 TURN_SECONDS = 0.005
@@ -30,9 +30,9 @@ TURN_SECONDS = 0.005
 class AsyncExecutor:
     """Runs coroutine handlers; `finished` is told what each returned or raised."""
 
-    def __init__(self, finished: Callable[[Work, Any, BaseException | None], None], surroundings: Surroundings) -> None:
+    def __init__(self, finished: Callable[[Work, Any, BaseException | None], None], middlewares: HandlingMiddlewares) -> None:
         self._finished = finished
-        self._surroundings = surroundings if surroundings.has_middlewares else None
+        self._middlewares = middlewares if middlewares.has_middlewares else None
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._ready: deque[Work] = deque()
@@ -71,7 +71,7 @@ class AsyncExecutor:
             clean = contextvars.copy_context()  # taken each time: comparing with the same context costs next to nothing
             try:
                 args, kwargs = work.arguments()
-                call = work.handler.function(*args, **kwargs) if self._surroundings is None else self._surrounded(work, args, kwargs)
+                call = work.handler.function(*args, **kwargs) if self._middlewares is None else self._surrounded(work, args, kwargs)
                 is_limited = work.timers is not None and work.limits[1] is not None
                 returned = await (interruptible(call, running.interrupter) if is_limited else call)
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
@@ -88,8 +88,8 @@ class AsyncExecutor:
             self._open_slot()
 
     async def _surrounded(self, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        assert self._surroundings is not None
-        with self._surroundings.around(work.subject()):
+        assert self._middlewares is not None
+        with self._middlewares.around(work.subject()):
             return await work.handler.function(*args, **kwargs)
 
     async def close(self, seconds: float) -> None:

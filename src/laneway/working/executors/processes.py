@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from laneway import texts
-from laneway.errors import DestinationUnwell, Reject, Retry
+from laneway.errors import DestinationUnavailable, Reject, Retry
 from laneway.message import Message
 from laneway.working import starting
 from laneway.working.handler import DELIVERY
@@ -278,8 +278,8 @@ def _plain_signal(error: BaseException) -> BaseException | None:
         return Reject(reason, error=said(error, "error"))
     if issubclass(kind, Retry):
         return Retry(error_text(error) or "", delay=_plain_delay(error, "delay"))
-    if issubclass(kind, DestinationUnwell):
-        return DestinationUnwell(reason, retry_after=_plain_delay(error, "retry_after"))
+    if issubclass(kind, DestinationUnavailable):
+        return DestinationUnavailable(reason, retry_after=_plain_delay(error, "retry_after"))
     return None
 
 
@@ -295,10 +295,10 @@ def _soft_limit(seconds: float | None) -> Iterator[None]:
         yield
         return
 
-    def ring(_signal: int, _frame: object) -> None:
+    def notify(_signal: int, _frame: object) -> None:
         raise SoftTimeLimit(f"the handler has run for {seconds:g} s")
 
-    signal.signal(signal.SIGALRM, ring)
+    signal.signal(signal.SIGALRM, notify)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield

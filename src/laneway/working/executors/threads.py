@@ -31,12 +31,12 @@ class ThreadExecutor:
     A thread cannot be killed: one whose handler is given up is replaced, and ends when its handler does.
     """
 
-    def __init__(self, most: int, call: Call, ring: Callable[[], None], pause: Pause) -> None:
+    def __init__(self, most: int, call: Call, notify: Callable[[], None], pause: Pause) -> None:
         self.call = call
         self.pause = pause
         self.ready: deque[Work] = deque()
         self.results: deque[tuple[Work, Any, BaseException | None]] = deque()
-        self.ring = ring
+        self.notify = notify
         self._most = most
         self._lock = threading.Lock()  # guards the next four; not taken per delivery
         self._idle: list[_Runner] = []
@@ -56,7 +56,7 @@ class ThreadExecutor:
                 return
             if self._idle:
                 self.coming = True
-                self._idle.pop().bell.release()
+                self._idle.pop().wakeup.release()
             elif self._alive < self._most:
                 self.coming = True
                 self._alive += 1
@@ -87,7 +87,7 @@ class ThreadExecutor:
             self._closed = True
             idle, self._idle = self._idle, []
         for runner in idle:
-            runner.bell.release()
+            runner.wakeup.release()
 
 
 class _Runner(threading.Thread):
@@ -95,8 +95,8 @@ class _Runner(threading.Thread):
 
     def __init__(self, executor: ThreadExecutor) -> None:
         super().__init__(name="laneway-handler", daemon=True)
-        self.bell = threading.Lock()
-        self.bell.acquire()
+        self.wakeup = threading.Lock()
+        self.wakeup.acquire()
         self._executor = executor
         self._lock = threading.Lock()  # held while an exception is aimed at the thread, and while its target changes
         self._work: Work | None = None
@@ -113,7 +113,7 @@ class _Runner(threading.Thread):
                 if executor.closed:
                     return
                 if executor.rest(self):
-                    self.bell.acquire()
+                    self.wakeup.acquire()
                     executor.coming = False
                 continue
             executor.pause.respect()
@@ -141,7 +141,7 @@ class _Runner(threading.Thread):
             self._let_go(work)
         executor = self._executor
         executor.results.append((work, returned, error))
-        executor.ring()
+        executor.notify()
 
     def _let_go(self, work: Work) -> None:
         with self._lock:

@@ -42,8 +42,8 @@ CREATE TABLE sweep (                     -- a changed pattern whose lanes have n
     after   TEXT NOT NULL                -- the last lane's name that was done
 ) WITHOUT ROWID;
 
-CREATE TABLE band (                      -- one tier of one pool
-    band      INTEGER PRIMARY KEY,
+CREATE TABLE tier_queue (                      -- one tier of one pool
+    tier_queue      INTEGER PRIMARY KEY,
     pool      TEXT NOT NULL,
     tier      TEXT NOT NULL,
     vt        INTEGER NOT NULL DEFAULT 0,   -- the virtual time of the lane picked last
@@ -65,21 +65,21 @@ CREATE TABLE gate (
 CREATE INDEX gate_timer ON gate (wake) WHERE wake IS NOT NULL;
 
 CREATE TABLE gate_entry (                -- a gate stands in each tier that has lanes at it as one entry: that of its first lane
-    band INTEGER NOT NULL,
+    tier_queue INTEGER NOT NULL,
     gate TEXT NOT NULL,
     vt   INTEGER NOT NULL,
     head INTEGER NOT NULL,
     open INTEGER NOT NULL,
-    PRIMARY KEY (band, gate)
+    PRIMARY KEY (tier_queue, gate)
 ) WITHOUT ROWID;
-CREATE INDEX gate_entry_open ON gate_entry (band, vt, head) WHERE open = 1;
+CREATE INDEX gate_entry_open ON gate_entry (tier_queue, vt, head) WHERE open = 1;
 CREATE INDEX gate_entry_gate ON gate_entry (gate);
 
 CREATE TABLE lane (
     lane       INTEGER PRIMARY KEY,
     name       TEXT NOT NULL UNIQUE,     -- the topic; topic ␟ partition; ␞ pattern ␟ bucket
     rule       TEXT,                     -- what its policy is resolved for, where that is not its name: the topic, or a bucket's pattern
-    band       INTEGER NOT NULL,
+    tier_queue       INTEGER NOT NULL,
     place      INTEGER NOT NULL,         -- 0 idle · 1 runnable · 2 asleep · 3 at its gate · 4 full · 5 paused
     wake       INTEGER,                  -- asleep: until then · idle: forgotten then
     vt         INTEGER NOT NULL,
@@ -102,9 +102,9 @@ CREATE TABLE lane (
     busy       INTEGER,
     slow       INTEGER
 );
-CREATE INDEX lane_runnable ON lane (band, vt, lane) WHERE place = 1;
+CREATE INDEX lane_runnable ON lane (tier_queue, vt, lane) WHERE place = 1;
 CREATE INDEX lane_timer ON lane (place, wake, lane) WHERE wake IS NOT NULL;
-CREATE INDEX lane_gate ON lane (gate, band, vt, lane) WHERE place = 3;
+CREATE INDEX lane_gate ON lane (gate, tier_queue, vt, lane) WHERE place = 3;
 CREATE INDEX lane_big ON lane (big) WHERE big IS NOT NULL;
 CREATE INDEX lane_old ON lane (old) WHERE old IS NOT NULL;
 CREATE INDEX lane_busy ON lane (busy) WHERE busy IS NOT NULL;

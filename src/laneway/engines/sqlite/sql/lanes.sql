@@ -31,10 +31,10 @@ SELECT {lane} FROM lane l WHERE l.name > ? AND l.name < ? ORDER BY l.name LIMIT 
 
 -- name: lanes_runnable
 -- Who is served next in one tier of one pool: answered by the index lane_runnable alone.
-SELECT lane, vt FROM lane WHERE band = ? AND place = 1 AND (vt, lane) > (?, ?) ORDER BY vt, lane LIMIT ?;
+SELECT lane, vt FROM lane WHERE tier_queue = ? AND place = 1 AND (vt, lane) > (?, ?) ORDER BY vt, lane LIMIT ?;
 
 -- name: lanes_at_gate
-SELECT lane, vt FROM lane WHERE gate = ? AND band = ? AND place = 3 AND (vt, lane) > (?, ?) ORDER BY vt, lane LIMIT ?;
+SELECT lane, vt FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 AND (vt, lane) > (?, ?) ORDER BY vt, lane LIMIT ?;
 
 -- name: lanes_to_wake
 -- Those asleep. Their place is named in the text: bound, it would make SQLite plan anew each time (it is in conditions of indexes).
@@ -62,20 +62,20 @@ UPDATE lane SET leased = ?, done = ?, wake = nullif(?, 0) WHERE lane = ?;
 -- name: lane_delete
 DELETE FROM lane WHERE lane = ?;
 
--- name: bands
-SELECT band, pool, tier, vt, carry, mean, delivered FROM band;
+-- name: tier_queues
+SELECT tier_queue, pool, tier, vt, carry, mean, delivered FROM tier_queue;
 
--- name: band_insert
-INSERT INTO band (pool, tier) VALUES (?, ?) RETURNING band;
+-- name: tier_queue_insert
+INSERT INTO tier_queue (pool, tier) VALUES (?, ?) RETURNING tier_queue;
 
--- name: band_write
-UPDATE band SET vt = ?, carry = ?, mean = ?, delivered = ? WHERE band = ?;
+-- name: tier_queue_write
+UPDATE tier_queue SET vt = ?, carry = ?, mean = ?, delivered = ? WHERE tier_queue = ?;
 
--- name: band_has_runnable
-SELECT EXISTS (SELECT 1 FROM lane WHERE band = ? AND place = 1);
+-- name: tier_queue_has_runnable
+SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1);
 
--- name: band_has_work
-SELECT EXISTS (SELECT 1 FROM lane WHERE band = ? AND place = 1) OR EXISTS (SELECT 1 FROM gate_entry WHERE band = ? AND open = 1);
+-- name: tier_queue_has_work
+SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1) OR EXISTS (SELECT 1 FROM gate_entry WHERE tier_queue = ? AND open = 1);
 
 -- name: gate_read
 SELECT name, code, operator, tat, leased, open, wake FROM gate WHERE name = ?;
@@ -92,20 +92,20 @@ INSERT INTO gate (name, code, operator, tat, leased, open, wake) VALUES (?, ?, ?
 SELECT name, code, operator, tat, leased, open, wake FROM gate WHERE wake <= ? ORDER BY wake LIMIT ?;
 
 -- name: gate_head
-SELECT vt, lane FROM lane WHERE gate = ? AND band = ? AND place = 3 ORDER BY vt, lane LIMIT 1;
+SELECT vt, lane FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 ORDER BY vt, lane LIMIT 1;
 
 -- name: gate_entries_open
-SELECT gate FROM gate_entry WHERE band = ? AND open = 1 ORDER BY vt, head LIMIT ?;
+SELECT gate FROM gate_entry WHERE tier_queue = ? AND open = 1 ORDER BY vt, head LIMIT ?;
 
 -- name: gate_entries_of
-SELECT band FROM gate_entry WHERE gate = ?;
+SELECT tier_queue FROM gate_entry WHERE gate = ?;
 
 -- name: gate_entry_write
-INSERT INTO gate_entry (band, gate, vt, head, open) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT (band, gate) DO UPDATE SET vt = excluded.vt, head = excluded.head, open = excluded.open;
+INSERT INTO gate_entry (tier_queue, gate, vt, head, open) VALUES (?, ?, ?, ?, ?)
+    ON CONFLICT (tier_queue, gate) DO UPDATE SET vt = excluded.vt, head = excluded.head, open = excluded.open;
 
 -- name: gate_entry_delete
-DELETE FROM gate_entry WHERE band = ? AND gate = ?;
+DELETE FROM gate_entry WHERE tier_queue = ? AND gate = ?;
 
 -- name: gate_entries_open_set
 UPDATE gate_entry SET open = ? WHERE gate = ? AND open <> ?;

@@ -3,8 +3,8 @@
 -- The caller is told of what arrives in the pool ARGV[3], on the channel ARGV[4], within ARGV[5] seconds, or no longer ("0").
 
 if ARGV[5] == '0' then
-    bells.leave('arrivals', ARGV[3], ARGV[4])
+    wakeup.leave('arrivals', ARGV[3], ARGV[4])
 else
-    bells.wait('arrivals', ARGV[3], ARGV[4], tonumber(ARGV[5]))
+    wakeup.wait('arrivals', ARGV[3], ARGV[4], tonumber(ARGV[5]))
 end
 return 1

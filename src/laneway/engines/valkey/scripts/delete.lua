@@ -18,7 +18,7 @@ for n, lease in ipairs(settling.read(mids)) do
         lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
         gates.free(lease.gate)
         if record then
-            keeping.ends(record, 'cancelled')
+            results.ends(record, 'cancelled')
             ids.finish(record, false)
             messages.remove(lane, record)
             messages.free_key(lane, messages.line(record), mid)

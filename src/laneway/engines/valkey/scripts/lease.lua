@@ -22,7 +22,7 @@ messages.save()
 gates.save()
 local wake = wakes.next()
 if withheld or (#found > 0 and (#found == 2 * room or (wake and wake < shard.now + tonumber(ARGV[10])))) then
-    rang[pool] = true -- there may be more, now or soon, and this worker may be busy then
+    pools_to_notify[pool] = true -- there may be more, now or soon, and this worker may be busy then
 end
 save()
 return { shard.now, wake or -1, 0, shard.nonce, first, found, runs, bodies, passed_over and 1 or 0, goes_on }

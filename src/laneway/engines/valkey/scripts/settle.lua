@@ -36,7 +36,7 @@ if ARGV[6] ~= '' then
                 return { 'too large', n - 1 }
             end
             local draft = drafts[n]
-            local parent = lease.empty and made_id(settlement[1]) or ids.of(messages.read(settlement[1]))
+            local parent = lease.empty and generated_id(settlement[1]) or ids.of(messages.read(settlement[1]))
             draft.id, draft.sticky, draft.position = draft.id or parent .. ':' .. text(counted[position] - 1), true, position
             local impossible, by = putting.impossible({ draft })
             if impossible then
@@ -116,7 +116,7 @@ end
 for n = 1, #told, 3 do
     local word = words[told[n]] or 'acked'
     if word == 'acked' or word == 'died' then
-        keeping.write('o', told[n + 1], ARGV[#ARGV - (#told - n - 2) / 3], told[n + 2])
+        results.write('o', told[n + 1], ARGV[#ARGV - (#told - n - 2) / 3], told[n + 2])
     end
 end
 save(#left > 0 or #settlements > 0) -- simple acks bring nothing about that is due

@@ -7,21 +7,21 @@
 local pool, topics, channel, seconds = ARGV[3], ARGV[4] ~= '' and values_of(ARGV[4]) or nil, ARGV[5], tonumber(ARGV[6])
 local kind = topics and 'choosy' or 'waiters'
 if seconds == 0 then
-    bells.leave(kind, pool, channel)
+    wakeup.leave(kind, pool, channel)
     return { 0, -1, 0 }
 end
 local wake = wakes.next()
 if serving.has_work(pool, topics) or (wake and wake <= shard.now) then
     return { 1, 0, 0 }
 end
-bells.wait(kind, pool, channel, seconds)
+wakeup.wait(kind, pool, channel, seconds)
 if not wake then
     return { 0, -1, 0 }
 end
 local promises = shard.alarm <= shard.now or wake < shard.alarm
 if promises then
     shard.alarm = wake
-    bands.save()
+    tier_queues.save()
     save_shard()
 end
 return { 0, wake - shard.now, promises and 1 or 0 }

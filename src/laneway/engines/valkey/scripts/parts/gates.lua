@@ -1,4 +1,4 @@
--- Gates: limits that many topics share. The lanes at one stand in a sorted set for each band, `gate:BAND:NAME`; of an open gate the
+-- Gates: limits that many topics share. The lanes at one stand in a sorted set for each tier_queue, `gate:BAND:NAME`; of an open gate the
 -- first of these lanes stands in `heads:BAND`, so that a tier with a thousand gates is asked as quickly as one with none.
 --
 -- `grant`: the part of the gate that this shard has, where there are several; all parts together are never more than the gate's limits.
@@ -92,17 +92,17 @@ local gates = part(function(gates)
     end
 
     -- A lane came to it or left it.
-    function gates.moved(name, band)
-        moved[name .. '\0' .. band] = { name, band }
+    function gates.moved(name, tier_queue)
+        moved[name .. '\0' .. tier_queue] = { name, tier_queue }
     end
 
-    function gates.lanes_key(name, band)
-        return key('gate:' .. band .. ':' .. name)
+    function gates.lanes_key(name, tier_queue)
+        return key('gate:' .. tier_queue .. ':' .. name)
     end
 
-    local function write_head(name, band, is_open)
-        local heads = key('heads:' .. band)
-        local first = call('ZRANGE', gates.lanes_key(name, band), 0, 0, 'WITHSCORES')
+    local function write_head(name, tier_queue, is_open)
+        local heads = key('heads:' .. tier_queue)
+        local first = call('ZRANGE', gates.lanes_key(name, tier_queue), 0, 0, 'WITHSCORES')
         if is_open and first[1] then
             call('ZADD', heads, first[2], name)
         else
@@ -125,10 +125,10 @@ local gates = part(function(gates)
         end
         if is_open ~= gate.is_open then
             gate.is_open = is_open
-            for band = 1, #bands do
-                write_head(gate.name, band, is_open)
-                if is_open and call('EXISTS', gates.lanes_key(gate.name, band)) == 1 then
-                    rang[bands[band].pool] = true
+            for tier_queue = 1, #tier_queues do
+                write_head(gate.name, tier_queue, is_open)
+                if is_open and call('EXISTS', gates.lanes_key(gate.name, tier_queue)) == 1 then
+                    pools_to_notify[tier_queues[tier_queue].pool] = true
                 end
             end
         end
@@ -147,7 +147,7 @@ local gates = part(function(gates)
         if next(changed) == nil and next(moved) == nil then
             return
         end
-        places.write()
+        index_entries.write()
         for gate in pairs(changed) do
             look(gate)
         end

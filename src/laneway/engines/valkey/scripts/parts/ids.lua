@@ -17,7 +17,7 @@ ids = part(function(ids)
         return key('i:' .. topic)
     end
 
-    function ids.is_known(topic, id, made_mid)
+    function ids.is_known(topic, id, generated_mid)
         local stored = call('HGET', of(topic), id)
         if stored then
             local ends = tonumber(string.match(stored, '^f(%d+)'))
@@ -27,17 +27,17 @@ ids = part(function(ids)
             call('HDEL', of(topic), id)
             return false
         end
-        local record = made_mid and messages.read(made_mid)
+        local record = generated_mid and messages.read(generated_mid)
         return record and record.topic == topic or false
     end
 
     -- The number of the message that has an id, if it has not ended.
-    function ids.number(topic, id, made_mid)
+    function ids.number(topic, id, generated_mid)
         local stored = call('HGET', of(topic), id)
         if stored then
             return tonumber(stored)
         end
-        return made_mid or nil
+        return generated_mid or nil
     end
 
     function ids.set(topic, id, mid)
@@ -54,7 +54,7 @@ ids = part(function(ids)
     end
 
     function ids.of(record)
-        return record.id or made_id(record.mid)
+        return record.id or generated_id(record.mid)
     end
 
     -- All ids that joined `other`, and its own, belong to `record` now.

@@ -26,7 +26,7 @@ local intake = part(function(intake)
     local function write()
         call_many('HSET', keys.m, written, 2)
         plain.write()
-        ends.write()
+        lane_heads.write()
         written = {}
     end
 
@@ -44,7 +44,7 @@ local intake = part(function(intake)
         local at = {} -- the lanes by their topics' positions, or their ends
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
         written, stamp = {}, sortable(shard.now)
-        ends.load(topics)
+        lane_heads.load(topics)
         for n = 1, #order do
             local position, message = order[n], stored[n]
             if position < 0 then
@@ -60,7 +60,7 @@ local intake = part(function(intake)
                 if not answer then
                     local lane, place = at[position], #written
                     if not lane then
-                        lane = ends.use(topics[position])
+                        lane = lane_heads.use(topics[position])
                         if not lane then
                             lane = lanes.make(topics[position])
                             lanes.touch(lane)

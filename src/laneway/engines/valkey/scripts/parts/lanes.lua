@@ -13,7 +13,7 @@ local DEFAULT_MEAN = SECOND                        -- what a message is taken to
 local RATE_WINDOW = 10 * SECOND
 local PARTITION, BUCKET = '\31', '\30'
 
-local LANE_END = '<I2I4I2I2Bi8i4i4i4i4i8i8I2c0'
+local LANE_HEAD = '<I2I4I2I2Bi8i4i4i4i4i8i8I2c0'
 
 local lanes = part(function(lanes)
     local known, changed, watched
@@ -24,8 +24,8 @@ local lanes = part(function(lanes)
 
     -- A record is of fixed width as far as it can be, and a lane a table of the 32 fields that need no larger one: both are made for each lane of
     -- each call, and cost more than all that is then done with it. What few lanes have is no field of the others, and stands behind their record.
-    -- It begins with its place in the top lists, and all that a message changes which comes to its end, see ends.lua.
-    local RECORD = LANE_END .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
+    -- It begins with its place in the top lists, and all that a message changes which comes to its end, see lane_heads.lua.
+    local RECORD = LANE_HEAD .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean',
         'watched_until' }
@@ -69,7 +69,7 @@ local lanes = part(function(lanes)
         local lane = pool[taken]
         if not lane or lane.is_rare then
             lane = setmetatable({
-                name = '', number = 0, band = 0, place = IDLE, wake = 0, vt = 0, gate = '', tat = 0, ready = 0, delayed = 0, parked = 0, leased = 0,
+                name = '', number = 0, tier_queue = 0, place = IDLE, wake = 0, vt = 0, gate = '', tat = 0, ready = 0, delayed = 0, parked = 0, leased = 0,
                 bytes = 0, published = 0, delivered = 0, done = 0, seen = 0, lately = 0, before = 0, listed = 0, sorted = 0, latest = '', big = 0,
                 old = 0, busy = 0, slow = 0, policy = false, is_changed = false, arrived = false, index = false, score = 0, head_since = false,
             }, LANE)
@@ -89,7 +89,7 @@ local lanes = part(function(lanes)
     local function decode(name, stored)
         local lane, rest = empty(), nil
         lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.listed, lane.bytes, lane.published,
-            lane.latest, lane.band, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.sorted,
+            lane.latest, lane.tier_queue, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.sorted,
             lane.gate, rest = unpack_from(RECORD, stored)
         begin_call(lane, name)
         if rest <= #stored then
@@ -111,7 +111,7 @@ local lanes = part(function(lanes)
 
     local function encode(lane)
         local stored = pack(RECORD, lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.listed,
-            lane.bytes, lane.published, #lane.latest, lane.latest, lane.band, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen,
+            lane.bytes, lane.published, #lane.latest, lane.latest, lane.tier_queue, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen,
             lane.lately, lane.before, lane.sorted, #lane.gate, lane.gate)
         return lane.is_rare and stored .. rare_of(lane) or stored
     end
@@ -186,10 +186,10 @@ local lanes = part(function(lanes)
                 lane.gate, lane.latest = shard.lanes_made, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, 0, 0, 0, 0, '', ''
             begin_call(lane, name)
             local policy = lanes.rule(lane)
-            local band = bands.of(policy.pool, tier_of(policy))
-            lane.band, lane.vt = band.number, band.vt
+            local tier_queue = tier_queues.of(policy.pool, tier_of(policy))
+            lane.tier_queue, lane.vt = tier_queue.number, tier_queue.vt
             known[name] = lane
-            places.set(keys.names, name, 0)
+            index_entries.set(keys.names, name, 0)
             lanes.touch(lane)
         end
         return lane
@@ -226,17 +226,17 @@ local lanes = part(function(lanes)
     -- Where it stands
 
     local NOWHERE = ''
-    local left -- gates at which lanes stood: name and band
+    local left -- gates at which lanes stood: name and tier_queue
 
     at_begin(function()
         left = {}
     end)
 
-    local function index_of(place, wake, band, gate)
+    local function index_of(place, wake, tier_queue, gate)
         if place == RUNNABLE then
-            return bands[band].runnable
+            return tier_queues[tier_queue].runnable
         elseif place == AT_GATE then
-            return gates.lanes_key(gate, band)
+            return gates.lanes_key(gate, tier_queue)
         elseif place == ASLEEP then
             return keys.asleep
         elseif place == IDLE and wake > 0 then
@@ -251,23 +251,23 @@ local lanes = part(function(lanes)
     -- Before anything of its standing is changed: what the index says of it.
     function lanes.lift(lane)
         if not lane.index then
-            lane.index, lane.score = index_of(lane.place, lane.wake, lane.band, lane.gate) or NOWHERE, score_of(lane.place, lane.wake, lane.vt)
+            lane.index, lane.score = index_of(lane.place, lane.wake, lane.tier_queue, lane.gate) or NOWHERE, score_of(lane.place, lane.wake, lane.vt)
             if lane.place == AT_GATE then
-                left[lane] = { lane.gate, lane.band }
+                left[lane] = { lane.gate, lane.tier_queue }
             end
         end
     end
 
     local function stand(lane)
-        local index, score = index_of(lane.place, lane.wake, lane.band, lane.gate), score_of(lane.place, lane.wake, lane.vt)
+        local index, score = index_of(lane.place, lane.wake, lane.tier_queue, lane.gate), score_of(lane.place, lane.wake, lane.vt)
         local before = lane.index ~= NOWHERE and lane.index or nil
         if before ~= index or (index and score ~= lane.score) then
             local member = sortable(lane.number) .. lane.name
             if before and before ~= index then
-                places.set(before, member, false)
+                index_entries.set(before, member, false)
             end
             if index then
-                places.set(index, member, score)
+                index_entries.set(index, member, score)
             end
         end
         if left[lane] then
@@ -275,13 +275,13 @@ local lanes = part(function(lanes)
             left[lane] = nil
         end
         if lane.place == AT_GATE then
-            gates.moved(lane.gate, lane.band)
+            gates.moved(lane.gate, lane.tier_queue)
         end
         lane.index = false
     end
 
-    local function forgotten_at(lane, policy, band)
-        local at = lane.place == IDLE and lane.wake > 0 and lane.wake or shard.now + (band.by_time and LINGER_BY_TIME or LINGER)
+    local function forgotten_at(lane, policy, tier_queue)
+        local at = lane.place == IDLE and lane.wake > 0 and lane.wake or shard.now + (tier_queue.by_time and LINGER_BY_TIME or LINGER)
         if lane.rest_step > 0 then
             at = math.max(at, lane.rest_until)
         end
@@ -292,7 +292,7 @@ local lanes = part(function(lanes)
     end
 
     -- The rule of docs/behaviour.md, "Placing"; returns place and wake (0: none).
-    local function where(lane, policy, band)
+    local function where(lane, policy, tier_queue)
         local now = shard.now
         local is_used = policy.rate and not fairness.recovered(lane.tat, now)
         if is_used then
@@ -304,7 +304,7 @@ local lanes = part(function(lanes)
             if lane.leased > 0 or lane.delayed > 0 or lane.parked > 0 then
                 return IDLE, 0
             end
-            return IDLE, forgotten_at(lane, policy, band)
+            return IDLE, forgotten_at(lane, policy, tier_queue)
         end
         local concurrency = policy.concurrency
         if lane.rest_step > 0 then
@@ -335,20 +335,20 @@ local lanes = part(function(lanes)
     -- Put the lane where it belongs now.
     function lanes.place(lane)
         local policy = lanes.rule(lane)
-        local band = bands[lane.band]
+        local tier_queue = tier_queues[lane.tier_queue]
         lanes.lift(lane)
-        if band.pool ~= policy.pool or band.tier ~= tier_of(policy) then -- it begins there like one that wakes up
-            band = bands.of(policy.pool, tier_of(policy))
-            lane.band, lane.vt, lane.place, lane.wake, lane.gate = band.number, band.vt, IDLE, 0, ''
+        if tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then -- it begins there like one that wakes up
+            tier_queue = tier_queues.of(policy.pool, tier_of(policy))
+            lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = tier_queue.number, tier_queue.vt, IDLE, 0, ''
         end
-        local place, wake = where(lane, policy, band)
+        local place, wake = where(lane, policy, tier_queue)
         local gate = place == AT_GATE and policy.gate or ''
         if can_stand(place) and lane.place ~= place then
             if not can_stand(lane.place) then
-                lane.vt = math.max(lane.vt, band.vt) -- sleeping earns no credit
+                lane.vt = math.max(lane.vt, tier_queue.vt) -- sleeping earns no credit
             end
             if gate == '' or gates.is_open(gate) then
-                rang[band.pool] = true
+                pools_to_notify[tier_queue.pool] = true
             end
         end
         lane.place, lane.wake, lane.gate = place, wake, gate
@@ -385,7 +385,7 @@ local lanes = part(function(lanes)
     end
 
     local function remove_all(names)
-        places.write()
+        index_entries.write()
         call_many('HDEL', keys.lanes, names, 1)
         call_many('ZREM', keys.names, names, 1)
         shard.lanes = shard.lanes - #names
@@ -428,7 +428,7 @@ local lanes = part(function(lanes)
 
     -- Most of them are in no top list: these are not even decoded.
     function lanes.forget_idle(most)
-        places.write()
+        index_entries.write()
         local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
         if #members == 0 then
             return
@@ -450,7 +450,7 @@ local lanes = part(function(lanes)
     end
 
     function lanes.wake(most)
-        places.write()
+        index_entries.write()
         local due = load_members(call('ZRANGE', keys.asleep, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most))
         for _, lane in ipairs(due) do
             lanes.place(lane)
@@ -459,14 +459,14 @@ local lanes = part(function(lanes)
     end
 
     function lanes.next_wake()
-        places.write()
+        index_entries.write()
         local asleep, idle = call('ZRANGE', keys.asleep, 0, 0, 'WITHSCORES')[2], call('ZRANGE', keys.idle, 0, 0, 'WITHSCORES')[2]
         return tonumber(asleep), tonumber(idle)
     end
 
     -- Names from one to another, in their order.
     function lanes.names_between(after, before, most)
-        places.write()
+        index_entries.write()
         return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
     end
 
@@ -475,7 +475,7 @@ local lanes = part(function(lanes)
     local function set_class(lane, name, class)
         if lane[name] ~= class then
             lane[name] = class
-            places.set(keys['top:' .. name], lane.name, class > 0 and class)
+            index_entries.set(keys['top:' .. name], lane.name, class > 0 and class)
         end
     end
 
@@ -523,6 +523,6 @@ local lanes = part(function(lanes)
         end
         call_many('HSET', keys.lanes, written, 2)
         changed = {}
-        places.write()
+        index_entries.write()
     end
 end)

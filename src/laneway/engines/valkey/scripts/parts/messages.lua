@@ -386,7 +386,7 @@ local messages = part(function(messages)
         call('ZADD', keys.dead_topics, 0, record.topic)
         call('ZADD', keys.due, ends, RETENTION_ENDS .. sortable(record.mid))
         changed[record] = true
-        keeping.ends(record, reason == REASONS.expired and 'expired' or 'dead', reason)
+        results.ends(record, reason == REASONS.expired and 'expired' or 'dead', reason)
     end
 
     -- It is no dead letter any more.
@@ -406,7 +406,7 @@ local messages = part(function(messages)
     function messages.expire(lane, record)
         lane.expired, shard.expired = lane.expired + 1, shard.expired + 1
         if rules.of(record.topic).drop_expired then
-            keeping.ends(record, 'expired', REASONS.expired)
+            results.ends(record, 'expired', REASONS.expired)
             ids.finish(record, false)
             messages.remove(lane, record)
         else

@@ -3,7 +3,7 @@
 local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }
 
-    local DRAFT = { 'topic', 'key', 'id', 'headers', 'sticky', 'rank', 'delay', 'at', 'ttl', 'mkey', 'made_mid', 'spread', 'signal', 'own' }
+    local DRAFT = { 'topic', 'key', 'id', 'headers', 'sticky', 'rank', 'delay', 'at', 'ttl', 'mkey', 'generated_mid', 'spread', 'signal', 'own' }
 
     function putting.decode(stored)
         local size = unpack_from('>I2', stored)
@@ -40,7 +40,7 @@ local putting = part(function(putting)
             return signals.receive(draft, arrivals)
         end
         local policy = rules.of(draft.topic)
-        if draft.id and ids.is_known(draft.topic, draft.id, draft.made_mid) then
+        if draft.id and ids.is_known(draft.topic, draft.id, draft.generated_mid) then
             return { 'duplicate' }
         end
         local name = lanes.name_for(policy, draft.topic, draft.spread, shard.seq + 1)

@@ -127,13 +127,13 @@ local serving = part(function(serving)
     end
 
     -- How many lanes it has, counted up to so many. Gates that this call has shut stand among the heads still.
-    local function count(band, most)
-        local found, offset = call('ZCARD', band.runnable), 0
+    local function count(tier_queue, most)
+        local found, offset = call('ZCARD', tier_queue.runnable), 0
         while found < most do
-            local names = call('ZRANGE', band.heads, offset, offset + PAGE - 1)
+            local names = call('ZRANGE', tier_queue.heads, offset, offset + PAGE - 1)
             for _, name in ipairs(names) do
                 if gates.is_open(name) then
-                    found = found + call('ZCARD', gates.lanes_key(name, band.number))
+                    found = found + call('ZCARD', gates.lanes_key(name, tier_queue.number))
                 end
             end
             offset = offset + PAGE
@@ -145,11 +145,11 @@ local serving = part(function(serving)
     end
 
     -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own, and those at open gates.
-    local function line_of(band)
+    local function line_of(tier_queue)
         local heap = {}
-        begin(heap, band.runnable, true)
-        begin(heap, band.heads, false)
-        return { heap = heap, band = band, lanes = count(band, calls.room) }
+        begin(heap, tier_queue.runnable, true)
+        begin(heap, tier_queue.heads, false)
+        return { heap = heap, tier_queue = tier_queue, lanes = count(tier_queue, calls.room) }
     end
 
     local function next_lane(line)
@@ -167,38 +167,38 @@ local serving = part(function(serving)
             advance(line.heap, source)
             local gate = gates.find(entry[3])
             if gate and gates.room(gate) > 0 then
-                begin(line.heap, gates.lanes_key(gate.name, line.band.number), true)
+                begin(line.heap, gates.lanes_key(gate.name, line.tier_queue.number), true)
             end
         end
     end
 
     -- Visits
 
-    local function expected_cost(lane, band)
-        return lane.mean > 0 and lane.mean or band.mean > 0 and band.mean or DEFAULT_MEAN
+    local function expected_cost(lane, tier_queue)
+        return lane.mean > 0 and lane.mean or tier_queue.mean > 0 and tier_queue.mean or DEFAULT_MEAN
     end
 
     -- By how much so many messages advance the lane's virtual time.
-    local function stride(lane, band, policy, take)
-        if band.by_time then
-            return fairness.stride_of_work(expected_cost(lane, band) * take, policy.weight)
+    local function stride(lane, tier_queue, policy, take)
+        if tier_queue.by_time then
+            return fairness.stride_of_work(expected_cost(lane, tier_queue) * take, policy.weight)
         end
         return fairness.stride(take, policy.weight)
     end
 
-    local function charge(lane, band, policy, take, is_alone)
+    local function charge(lane, tier_queue, policy, take, is_alone)
         lanes.lift(lane)
-        band.vt = lane.vt
-        lane.vt = lane.vt + stride(lane, band, policy, take)
+        tier_queue.vt = lane.vt
+        lane.vt = lane.vt + stride(lane, tier_queue, policy, take)
         if is_alone then
-            band.vt = fairness.reached(band.vt, lane.vt, stride(lane, band, policy, fairness.chunk(take, 2, policy.weight)))
+            tier_queue.vt = fairness.reached(tier_queue.vt, lane.vt, stride(lane, tier_queue, policy, fairness.chunk(take, 2, policy.weight)))
         end
         if policy.rate then
             local tat = fairness.rebase(lane.tat, shard.now, policy.depth)
             lane.tat = fairness.take_permits(tat, shard.now, policy.step, take)
         end
         lane.ready, lane.leased = lane.ready - take, lane.leased + take
-        band.delivered = band.delivered + take
+        tier_queue.delivered = tier_queue.delivered + take
         lanes.count_deliveries(lane, take)
     end
 
@@ -214,7 +214,7 @@ local serving = part(function(serving)
     end
 
     -- Take from the lane what all limits admit; one step with the advance of its virtual time.
-    local function visit(lane, band, room, count_of_lanes)
+    local function visit(lane, tier_queue, room, count_of_lanes)
         local policy = lanes.rule(lane)
         local take = math.min(room, fairness.chunk(room, count_of_lanes, policy.weight), lanes.allowance(lane, policy))
         local gate = policy.gate and gates.find(policy.gate)
@@ -237,7 +237,7 @@ local serving = part(function(serving)
         if gate then
             gates.take(gate, take)
         end
-        charge(lane, band, policy, take, count_of_lanes <= 1)
+        charge(lane, tier_queue, policy, take, count_of_lanes <= 1)
         calls.left = calls.left - take
         calls.visits[#calls.visits + 1] = { given, take }
         given.wanted = given.wanted + take
@@ -256,7 +256,7 @@ local serving = part(function(serving)
                 calls.withheld = true -- passed over, it would starve behind a caller who keeps his buffer full
                 break
             end
-            local got = visit(lane, line.band, room - taken, count_of_lanes)
+            local got = visit(lane, line.tier_queue, room - taken, count_of_lanes)
             taken = taken + got
             if got > 0 and lane.ready > 0 and lanes.allowance(lane, lanes.rule(lane)) > 0 then
                 push(line.heap, { lane.vt, lane.number, lane })
@@ -267,8 +267,8 @@ local serving = part(function(serving)
         return taken
     end
 
-    local function has_work(band)
-        return count(band, 1) > 0
+    local function has_work(tier_queue)
+        return count(tier_queue, 1) > 0
     end
 
     local function serve_shares(entries, room)
@@ -280,7 +280,7 @@ local serving = part(function(serving)
         for _, entry in ipairs(entries) do
             entry.carry = entry.kept
             if entry.given > 0 then
-                entry.line = entry.line or line_of(entry.band)
+                entry.line = entry.line or line_of(entry.tier_queue)
                 entry.taken = serve(entry.line, entry.given)
                 everything = everything + entry.taken
                 if calls.withheld then
@@ -300,7 +300,7 @@ local serving = part(function(serving)
             end
         end
         for _, entry in ipairs(entries) do
-            entry.band.carry = entry.carry
+            entry.tier_queue.carry = entry.carry
         end
         return everything
     end
@@ -308,21 +308,21 @@ local serving = part(function(serving)
     local function serve_pool(pool, room)
         local entries = {}
         for _, tier in ipairs(tiers) do
-            local band = bands.find(pool, tier.name)
-            if band and tier.strict then
-                room = room - serve(line_of(band), room)
+            local tier_queue = tier_queues.find(pool, tier.name)
+            if tier_queue and tier.strict then
+                room = room - serve(line_of(tier_queue), room)
                 if calls.withheld then
                     return
                 end
             end
         end
         for _, tier in ipairs(tiers) do
-            local band = bands.find(pool, tier.name)
-            if band and not tier.strict then
-                if has_work(band) then
-                    entries[#entries + 1] = { share = tier.share, carry = band.carry, band = band }
+            local tier_queue = tier_queues.find(pool, tier.name)
+            if tier_queue and not tier.strict then
+                if has_work(tier_queue) then
+                    entries[#entries + 1] = { share = tier.share, carry = tier_queue.carry, tier_queue = tier_queue }
                 else
-                    band.carry = 0
+                    tier_queue.carry = 0
                 end
             end
         end
@@ -356,7 +356,7 @@ local serving = part(function(serving)
                 mids[#mids + 1] = mid
             end
         end
-        local taken = #mids > 0 and visit(lane, bands[lane.band], #mids, 1) or 0
+        local taken = #mids > 0 and visit(lane, tier_queues[lane.tier_queue], #mids, 1) or 0
         for n = 1, taken do
             picked[#picked + 1] = mids[n]
         end
@@ -369,12 +369,12 @@ local serving = part(function(serving)
             local policy = rules.of(topic)
             local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil } or lanes.of_topic(topic, policy)
             for _, lane in ipairs(found) do
-                if room > 0 and bands[lane.band].pool == pool and lanes.can_deliver(lane) then
+                if room > 0 and tier_queues[lane.tier_queue].pool == pool and lanes.can_deliver(lane) then
                     if calls.startable <= 0 and lanes.rule(lane).limited then
                         calls.withheld = true
                         return
                     end
-                    room = room - (lane.is_bucket and visit_folded(lane, topic, room) or not lane.is_bucket and visit(lane, bands[lane.band], room, 1) or 0)
+                    room = room - (lane.is_bucket and visit_folded(lane, topic, room) or not lane.is_bucket and visit(lane, tier_queues[lane.tier_queue], room, 1) or 0)
                 end
             end
         end
@@ -384,7 +384,7 @@ local serving = part(function(serving)
     local function mixed(visits)
         local strict, by_tier, queues, counts = {}, {}, {}, {}
         for _, each in ipairs(visits) do
-            local tier = tiers.named[bands[each[1].lane.band].tier]
+            local tier = tiers.named[tier_queues[each[1].lane.tier_queue].tier]
             if tier.strict then
                 strict[#strict + 1] = each
             else
@@ -574,8 +574,8 @@ local serving = part(function(serving)
         out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, rests = { [true] = {}, [false] = {} } }
         for _, given in ipairs(calls.order) do
             local lane = given.lane
-            local band = bands[lane.band]
-            given.charge = band.by_time and expected_cost(lane, band) or 0
+            local tier_queue = tier_queues[lane.tier_queue]
+            given.charge = tier_queue.by_time and expected_cost(lane, tier_queue) or 0
             if given.wanted > 0 then
                 local last = given.count > 0 and records[given.first + given.count]
                 lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last, #last - 6) or shard.now
@@ -613,12 +613,12 @@ local serving = part(function(serving)
             for _, pattern in ipairs(only[1]) do
                 calls.only[pattern] = true
             end
-            for _, band in ipairs(bands) do
-                carries[band] = band.carry
+            for _, tier_queue in ipairs(tier_queues) do
+                carries[tier_queue] = tier_queue.carry
             end
         end
         messages.save() -- what housekeeping changed is read as it is stored
-        places.write()
+        index_entries.write()
         local first = last_fence() + 1
         if topics then
             serve_topics(topics, pool, room)
@@ -629,18 +629,18 @@ local serving = part(function(serving)
         for _, given in ipairs(calls.order) do
             lanes.place(given.lane)
         end
-        for band, carry in pairs(carries) do -- a caller who passes lanes over owes the tiers nothing, and they owe it nothing
-            band.carry = carry
+        for tier_queue, carry in pairs(carries) do -- a caller who passes lanes over owes the tiers nothing, and they owe it nothing
+            tier_queue.carry = carry
         end
         return out.messages, out.runs, out.bodies, first, calls.withheld or calls.passed_over, calls.passed_over, calls.goes_on
     end
 
     -- Whether something could be leased in the pool now.
     function serving.has_work(pool, topics)
-        places.write()
+        index_entries.write()
         if not topics then
-            for _, band in ipairs(bands) do
-                if band.pool == pool and has_work(band) then
+            for _, tier_queue in ipairs(tier_queues) do
+                if tier_queue.pool == pool and has_work(tier_queue) then
                     return true
                 end
             end
@@ -651,7 +651,7 @@ local serving = part(function(serving)
             local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil } or lanes.of_topic(topic, policy)
             for _, lane in ipairs(found) do
                 local has_some = not lane.is_bucket or call('ZLEXCOUNT', key('t:' .. topic), '[r', '(s') > 0
-                if bands[lane.band].pool == pool and lanes.can_deliver(lane) and has_some then
+                if tier_queues[lane.tier_queue].pool == pool and lanes.can_deliver(lane) and has_some then
                     return true
                 end
             end

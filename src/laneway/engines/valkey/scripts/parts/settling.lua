@@ -44,14 +44,14 @@ local settling = part(function(settling)
 
     -- Fair by time: the lane pays what its message really took, and is never put behind its tier.
     local function correct_cost(lane, lease, cost)
-        local band = bands[lane.band]
+        local tier_queue = tier_queues[lane.tier_queue]
         cost = math.max(0, math.min(cost, lease.deadline - lease.granted))
         local before = lane.vt
         lanes.lift(lane)
-        lane.vt = math.max(before + fairness.stride_of_work(cost - lease.charge, lanes.rule(lane).weight), math.min(band.vt, before))
+        lane.vt = math.max(before + fairness.stride_of_work(cost - lease.charge, lanes.rule(lane).weight), math.min(tier_queue.vt, before))
         if cost > 0 then
-            lane.mean = moved(lane.mean > 0 and lane.mean or band.mean > 0 and band.mean or DEFAULT_MEAN, cost)
-            band.mean = moved(band.mean > 0 and band.mean or DEFAULT_MEAN, cost)
+            lane.mean = moved(lane.mean > 0 and lane.mean or tier_queue.mean > 0 and tier_queue.mean or DEFAULT_MEAN, cost)
+            tier_queue.mean = moved(tier_queue.mean > 0 and tier_queue.mean or DEFAULT_MEAN, cost)
         end
     end
 
@@ -241,11 +241,11 @@ local settling = part(function(settling)
                 seen[each[1]] = true -- the second settlement of one lease is lost
                 local settlement = { action = each[3], delay = each[4], reason = each[5], failure = each[6], cost = each[7], begun = each[8],
                     random = each[9] }
-                keeping.set_handled(each.is_told and each[1] or nil, each.has_outcome)
+                results.set_handled(each.is_told and each[1] or nil, each.has_outcome)
                 answers[n] = settle(each[1], lease, settlement, ended, gone_leases, gone_messages)
             end
         end
-        keeping.set_handled(nil)
+        results.set_handled(nil)
         call_many('HDEL', keys.l, gone_leases, 1)
         call_many('HDEL', keys.m, gone_messages, 1)
         return answers

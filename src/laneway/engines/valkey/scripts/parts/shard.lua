@@ -91,7 +91,7 @@ end
 local COUNTERS = {
     'layout', 'nonce', 'shards', 'index', 'version', 'exact', 'now', 'seq', 'fence', 'deaths', 'lanes_made', 'lanes', 'waiting', 'bytes',
     'leased', 'dead', 'published', 'delivered', 'done', 'retried', 'died', 'merged', 'expired', 'removed', 'alarm', 'max_backlog',
-    'max_backlog_bytes', 'on_full', 'sweeping', 'own', 'marked', 'bands',
+    'max_backlog_bytes', 'on_full', 'sweeping', 'own', 'marked', 'tier_queues',
 }
 
 -- A new number is at least the server's time in this unit (a namespace's messages and leases are numbered apart): a server that lost some or all of
@@ -151,7 +151,7 @@ local function last_fence()
 end
 
 -- A message is known to the outside by its handle, which names its shard too.
-local function made_id(mid)
+local function generated_id(mid)
     return shard.nonce .. '-' .. string.format('%x', mid * shard.shards + shard.index)
 end
 
@@ -181,40 +181,40 @@ end
 -- Bands: one tier of one pool. `vt`: the virtual time of the lane picked last; `carry`: of the tier's share; `mean`: a message's usual
 -- cost in microseconds, 0: not known.
 
-local bands = part(function(bands)
+local tier_queues = part(function(tier_queues)
     local POOL, TIER, VT, CARRY, MEAN, DELIVERED = 1, 2, 3, 4, 5, 6
     local by_name
 
     local function keep(number, pool, tier, vt, carry, mean, delivered)
-        local band = { number = number, pool = pool, tier = tier, vt = vt, carry = carry, mean = mean, delivered = delivered,
+        local tier_queue = { number = number, pool = pool, tier = tier, vt = vt, carry = carry, mean = mean, delivered = delivered,
             runnable = key('run:' .. number), heads = key('heads:' .. number) }
-        band.by_time = tiers.named[tier] ~= nil and tiers.named[tier].by_time
-        bands[number] = band
-        by_name[pool .. '\0' .. tier] = band
-        return band
+        tier_queue.by_time = tiers.named[tier] ~= nil and tiers.named[tier].by_time
+        tier_queues[number] = tier_queue
+        by_name[pool .. '\0' .. tier] = tier_queue
+        return tier_queue
     end
 
-    function bands.read()
-        for number = #bands, 1, -1 do
-            bands[number] = nil
+    function tier_queues.read()
+        for number = #tier_queues, 1, -1 do
+            tier_queues[number] = nil
         end
         by_name = {}
-        for number, band in ipairs(shard.bands) do
-            keep(number, band[POOL], band[TIER], band[VT], band[CARRY], band[MEAN], band[DELIVERED])
+        for number, tier_queue in ipairs(shard.tier_queues) do
+            keep(number, tier_queue[POOL], tier_queue[TIER], tier_queue[VT], tier_queue[CARRY], tier_queue[MEAN], tier_queue[DELIVERED])
         end
     end
 
-    function bands.find(pool, tier)
+    function tier_queues.find(pool, tier)
         return by_name[pool .. '\0' .. tier]
     end
 
-    function bands.of(pool, tier)
-        return bands.find(pool, tier) or keep(#bands + 1, pool, tier, 0, 0, 0, 0)
+    function tier_queues.of(pool, tier)
+        return tier_queues.find(pool, tier) or keep(#tier_queues + 1, pool, tier, 0, 0, 0, 0)
     end
 
-    function bands.save()
-        for number, band in ipairs(bands) do
-            shard.bands[number] = { band.pool, band.tier, band.vt, band.carry, band.mean, band.delivered }
+    function tier_queues.save()
+        for number, tier_queue in ipairs(tier_queues) do
+            shard.tier_queues[number] = { tier_queue.pool, tier_queue.tier, tier_queue.vt, tier_queue.carry, tier_queue.mean, tier_queue.delivered }
         end
     end
 end)
@@ -234,11 +234,11 @@ local function adopt_tiers(told)
     if moves and call('HSET', keys.sweeps, '*', '') == 1 then
         shard.sweeping = shard.sweeping + 1
     end
-    bands.read()
+    tier_queues.read()
 end
 
 -- Pools in which something can be leased now that could not be before: who waits there is to be rung, at the end.
-local rang
+local pools_to_notify
 
 -- Whether messages came to lanes that could not deliver before.
 local has_arrivals
@@ -261,8 +261,8 @@ local function begin(call_keys, arguments)
         return refusal
     end
     read_tiers(tiers_stored or ARGV[2])
-    bands.read()
-    rang, has_arrivals = {}, false
+    tier_queues.read()
+    pools_to_notify, has_arrivals = {}, false
     for n = 1, #beginnings do
         beginnings[n]()
     end

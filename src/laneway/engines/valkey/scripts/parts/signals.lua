@@ -11,7 +11,7 @@ local signals = part(function(signals)
 
     -- One more, in `draft`; told again, or for a message that does not wait, it is a duplicate. Its number 0: wait no longer.
     function signals.receive(draft, arrivals)
-        local mid = ids.number(draft.topic, draft.id, draft.made_mid)
+        local mid = ids.number(draft.topic, draft.id, draft.generated_mid)
         local record = mid and messages.read(mid)
         if not record or record.topic ~= draft.topic or record.since ~= UNTIL_SIGNALLED or record.state ~= DELAYED then
             return { 'duplicate' }

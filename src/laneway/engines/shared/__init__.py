@@ -1,0 +1,1 @@
+"""What all engines have in common, free of any store: rules, arithmetic, names and sentences."""

@@ -1,0 +1,300 @@
+"""Administration of the SQLite engine: policies, gates, topics, dead letters, and the overview. Reading costs no write lock."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.engines.base import Check, Explanation, ExportedMessage, MessageView, Overview, TierStats, TopicStats
+from laneway.engines.sqlite import doctor, explaining, listing, migrating, policies, purging, tiers, views
+from laneway.engines.sqlite.engine import Core, _clock
+from laneway.engines.sqlite.rows import Row
+from laneway.engines.sqlite.transaction import Transaction
+from laneway.policy import PROGRAM, Gate, PolicyBook, check_changes, check_pattern, own_rows, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from laneway.message import Draft
+    from laneway.policy import Layer, Layers, Resolved
+    from laneway.tiers import Tier, TierLayers
+
+COUNTED = 1000
+"""Lanes are counted up to here for people; more is "1,000+"."""
+
+
+class SqliteEngine(Core):
+    """Both faces of the engine."""
+
+    @contextmanager
+    def _view(self, now_us: int | None = None) -> Iterator[Transaction]:
+        with self._store.reading() as connection:
+            yield Transaction(connection, self._rules, _clock() if now_us is None else now_us)
+
+    # Tiers
+
+    def tier_layers(self) -> TierLayers:
+        with self._view() as tx:
+            return tx.rules.tier_layers
+
+    def tier_set(self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None) -> None:
+        with self._transaction(now_us, durable=True) as tx:
+            tiers.change(tx, layer, changes)
+
+    def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
+        with self._transaction(now_us, durable=True) as tx:
+            return tiers.reset(tx, name)
+
+    # Policies
+
+    def policies(self) -> PolicyBook:
+        with self._view() as tx:
+            book = PolicyBook(tx.rules.tiers, self.policy_own)
+            book.load(tx.rules.book.stored_rows())
+            return book
+
+    def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
+        return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
+
+    def policy_set_many(self, layer: str, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+        checked = check_changes(changes)
+        if not checked:
+            return []
+        with self._transaction(now_us, durable=True) as tx:
+            return policies.change(tx, layer, checked)
+
+    def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
+        check_pattern(pattern)
+        with self._transaction(now_us, durable=True) as tx:
+            there = sources(policies.layers_of(tx, pattern)).get(layer)
+            if there is None:
+                return False
+            policies.change(tx, layer, [(pattern, dict.fromkeys(there))])
+            return True
+
+    def programs(self) -> dict[str, bytes]:
+        with self._view() as tx:
+            return {name: value.encode() for name, value in tx.all("settings_of_programs")}
+
+    def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
+        with self._transaction(None, durable=True) as tx:
+            stored = tx.one("setting_read", PROGRAM + name)
+            if (stored[0].encode() if stored is not None else None) != before:
+                return False
+            if after is None:
+                tx.run("setting_delete", PROGRAM + name)
+            else:
+                tx.run("setting_write", PROGRAM + name, after.decode())
+            return True
+
+    def policy_own(self, topic: str) -> Layers:
+        with self._view() as tx:
+            return tx.own_layers(tx.own_of(topic))
+
+    def policy_own_list(self, after: str = "", limit: int = 1000) -> tuple[list[tuple[str, Layers]], str | None]:
+        with self._view() as tx:
+            found = policies.page(tx, after, limit)
+            return found, found[-1][0] if len(found) == limit else None
+
+    def policy_of(self, topic: str) -> Resolved:
+        with self._view() as tx:
+            return tx.policy(topic)
+
+    def puts_whole(self, drafts: Sequence[Draft]) -> bool:
+        with self._view() as tx:
+            return not any(tx.policy(topic).limits_backlog for topic in {draft.topic for draft in drafts})
+
+    # Gates
+
+    def gate_set(self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None) -> None:
+        with self._transaction(now_us, durable=True) as tx:
+            state = tx.make_gate(name)
+            text = msgspec.json.encode(gate).decode()
+            if layer == "operator":
+                state.operator = text
+            else:
+                state.code = text
+            state.limits = msgspec.json.decode(state.operator or state.code or text, type=Gate)
+            state.rebase(tx.now)
+
+    def gate_list(self) -> list[dict[str, Any]]:
+        with self._view() as tx:
+            return _gates(tx)
+
+    # Topics
+
+    def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
+        with self._view(now_us) as tx:
+            stats = views.topic_stats(tx, topic)
+            stats.cursors = views.cursors(tx, topic)
+            return stats
+
+    def topic_list(
+        self, *, order: str = "name", pattern: str = "*", limit: int = 20, after: str | None = None, now_us: int | None = None
+    ) -> list[TopicStats]:
+        with self._view(now_us) as tx:
+            return listing.topics(tx, order, pattern, limit, after)
+
+    def topic_peek(self, topic: str, *, limit: int = 10, now_us: int | None = None) -> list[MessageView]:
+        with self._view(now_us) as tx:
+            return views.peek(tx, topic, limit)
+
+    def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
+        removed = 0
+        last: int | None = None
+        while True:
+            with self._transaction(now_us, durable=True) as tx:
+                last = tx.shard.seq if last is None else last
+                got = purging.purge(tx, topic, last)
+            removed += got
+            if got < purging.PAGE:
+                return removed
+
+    def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
+        removed = self.topic_purge(topic, now_us=now_us)
+        while True:
+            with self._transaction(now_us, durable=True) as tx:
+                got = purging.drop_dead(tx, topic, None, purging.PAGE)
+                if got < purging.PAGE:
+                    return removed + got + purging.delete(tx, topic)
+            removed += got
+
+    def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
+        with self._view() as tx:
+            return views.cursors(tx, topic)
+
+    # Messages
+
+    def lookup(self, topic: str, ids: Sequence[str], *, now_us: int | None = None) -> dict[str, str]:
+        with self._view(now_us) as tx:
+            leased = views.Leased(tx)
+            return {message_id: views.state_of(tx, topic, message_id, leased) for message_id in ids}
+
+    def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
+        with self._view() as tx:
+            row = views.find(tx, message_id, topic)
+            return views.message_view(tx, row, views.Leased(tx)) if row is not None else None
+
+    def explain(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> Explanation:
+        with self._view(now_us) as tx:
+            return explaining.explain(tx, message_id, topic)
+
+    # Dead letters
+
+    def dead_list(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[tuple[int, MessageView]]:
+        with self._view() as tx:
+            found = tx.all("dead_list", after, limit) if topic is None else tx.all("dead_list_of", topic, after, limit)
+            return [(row[0], view) for row in found if (view := views.dead_view(tx, row)) is not None]
+
+    def dead_redrive(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        first_us: int = 0,
+        spacing_us: int = 0,
+        now_us: int | None = None,
+    ) -> int:
+        with self._transaction(now_us, durable=True) as tx:
+            return purging.redrive(tx, topic, ids, limit, first=tx.now + first_us, spacing_us=spacing_us)
+
+    def dead_drop(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None) -> int:
+        with self._transaction(now_us, durable=True) as tx:
+            return purging.drop_dead(tx, topic, ids, limit)
+
+    # Moving to another store
+
+    def export(self, limit: int) -> list[ExportedMessage]:
+        with self._transaction(None, durable=True) as tx:
+            return migrating.export(tx, limit)
+
+    def confirm_export(self, exported_messages: Sequence[ExportedMessage]) -> None:
+        with self._transaction(None, durable=True) as tx:
+            migrating.confirm_export(tx, exported_messages)
+
+    def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[str]:
+        with self._transaction(None, durable=True) as tx:
+            return migrating.import_(tx, exported_messages)
+
+    def finished_ids(self) -> Iterator[tuple[str, str, int | None]]:
+        with self._view() as tx:
+            return iter(list(migrating.finished_ids(tx)))
+
+    def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
+        with self._transaction(None, durable=True) as tx:
+            migrating.import_finished(tx, ids)
+
+    def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
+        layers: tuple[Layer, Layer] = ("code", "operator")
+        with self._view() as tx:
+            states = [tx.keep_gate(row) for row in tx.all("gates")]
+            told = ((state.name, layer, text) for state in states for layer, text in zip(layers, (state.code, state.operator), strict=True))
+            return [(name, layer, msgspec.json.decode(text, type=Gate)) for name, layer, text in told if text]
+
+    # The whole
+
+    def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
+        del topic
+        with self._view(now_us) as tx:
+            return tx.now
+
+    def overview(self, *, now_us: int | None = None) -> Overview:
+        with self._view(now_us) as tx:
+            shard = tx.shard
+            tiers = [
+                TierStats(
+                    tier_queue.pool,
+                    tier_queue.tier,
+                    tx.rules.tiers[tier_queue.tier].share if tier_queue.tier in tx.rules.tiers else 0,
+                    tier_queue.delivered,
+                    tx.one("tier_queue_runnable", tier_queue.number, COUNTED)[0],
+                )
+                for tier_queue in tx.tier_queues.values()
+            ]
+            return Overview(
+                now_us=tx.now,
+                topics=shard.lanes,
+                waiting=shard.waiting,
+                leased=shard.leased,
+                dead=shard.dead,
+                bytes=shard.bytes,
+                published=shard.published,
+                delivered=shard.delivered,
+                done=shard.done,
+                retried=shard.retried,
+                died=shard.died,
+                merged=shard.merged,
+                expired=shard.expired,
+                removed=shard.removed,
+                last_number=shard.seq,
+                tiers=tiers,
+            )
+
+    def doctor(self, *, repair: bool = False) -> list[Check]:
+        checks = doctor.check_file(self._store)
+        if not all(check.ok for check in checks):
+            return checks
+        with self._transaction(0, durable=True) as tx:
+            return checks + doctor.check_parts(tx, repair=repair)
+
+    def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
+        with self._view(now_us) as tx:
+            leased = views.Leased(tx)
+            rows = [Row(*row) for row in tx.all("messages_all")]
+            found = [view for row in rows if (view := views.message_view(tx, row, leased)) is not None]
+            names = sorted({view.topic for view in found} | {lane.topic for lane in views.all_lanes(tx) if lane.topic is not None})
+            return {
+                "now_us": tx.now,
+                "totals": msgspec.structs.asdict(self.overview(now_us=now_us)),
+                "topics": {name: msgspec.structs.asdict(views.topic_stats(tx, name)) for name in names},
+                "messages": [msgspec.structs.asdict(view) for view in found],
+                "gates": _gates(tx),
+                "policies": sorted([*tx.rules.book.stored_rows(), *own_rows(policies.page(tx, "", 1 << 60))], key=lambda row: row[:2]),
+            }
+
+
+def _gates(tx: Transaction) -> list[dict[str, Any]]:
+    return [views.gate_view(tx, tx.keep_gate(row), COUNTED) for row in tx.all("gates")]

@@ -1,0 +1,121 @@
+"""What the doctor looks at: whether the file is sound, and whether its parts agree with each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laneway.engines.base import Check
+from laneway.engines.shared.doctor import disagreement, finding, unhandled
+from laneway.engines.shared.naming import lane_name
+from laneway.engines.sqlite import messages, views
+from laneway.engines.sqlite.rows import DEAD, LEASES_END, READY, Lane
+
+if TYPE_CHECKING:
+    from laneway.engines.sqlite.store import Store
+    from laneway.engines.sqlite.transaction import Transaction
+
+MOST = 100_000
+"""Findings of one kind that one run mends."""
+
+
+def check_file(store: Store) -> list[Check]:
+    """SQLite's own check of the file."""
+    with store.reading() as connection:
+        found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
+    sound = found == ["ok"]
+    return [Check("file", sound, "sound" if sound else "; ".join(found), "" if sound else "restore a copy, or `sqlite3 FILE .recover`")]
+
+
+def check_parts(tx: Transaction, *, repair: bool) -> list[Check]:
+    """Whether messages, orders, counts, leases and totals agree; mended where asked for. What was lost is counted."""
+    checks = [
+        _lane_cache(tx),
+        _entries_without_message(tx, repair=repair),
+        _messages_nowhere(tx, repair=repair),
+        _leases_without_end(tx, repair=repair),
+        _lane_counts(tx, repair=repair),
+        _totals(tx, repair=repair),
+        unhandled(tx.one("check_unhandled")[0]),
+    ]
+    if repair:
+        for lane in views.all_lanes(tx):
+            tx.place(lane)
+    return checks
+
+
+def _lane_cache(tx: Transaction) -> Check:
+    """What this process remembers of lanes must be what the file says; what is wrong is forgotten."""
+    wrong = 0
+    for row in tx.all("lanes_all", views.ALL):
+        remembered = tx.lane_cache.lanes.get(row[0])
+        if remembered is not None and remembered.standing() + remembered.counts() != (read := Lane(*row)).standing() + read.counts():
+            wrong += 1
+            tx.lane_cache.drop(remembered)
+    return finding("memory", wrong, "lanes that this process remembered wrongly, mended", repair=False)
+
+
+def _entries_without_message(tx: Transaction, *, repair: bool) -> Check:
+    found = tx.all("check_ready_orphans", MOST)
+    if repair:
+        tx.run_many("ready_delete", found)
+    return disagreement("order", len(found), repair=repair)
+
+
+def _messages_nowhere(tx: Transaction, *, repair: bool) -> Check:
+    found = tx.all("check_lost_messages", MOST)
+    if repair:
+        for (mid,) in found:
+            _take_in_again(tx, mid)
+    return disagreement("messages", len(found), repair=repair)
+
+
+def _take_in_again(tx: Transaction, mid: int) -> None:
+    row = messages.read(tx, mid)
+    if row is None:
+        return
+    known = tx.one("lane_by_number", row.lane)
+    if row.state == DEAD:
+        messages.bury(tx, tx.keep(known), row, "found by the doctor without its reason", None) if known else messages.remove(tx, row)
+        return
+    if known is None:
+        topic = row.topic or "laneway.recovered"
+        policy = tx.policy(topic)
+        name, rule = lane_name(policy, topic, None, row.seq)
+        row.lane = tx.make_lane(name, rule).lane
+    lane = tx.lane(row.lane)
+    row.state = READY
+    messages.arrive(tx, lane, row)
+    messages.save(tx, row)
+
+
+def _leases_without_end(tx: Transaction, *, repair: bool) -> Check:
+    found = tx.all("check_leases", MOST)
+    if repair:
+        tx.run_many("event_insert", [(tx.now, LEASES_END, fence, fence) for (fence,) in found])
+    return disagreement("leases", len(found), repair=repair)
+
+
+def _lane_counts(tx: Transaction, *, repair: bool) -> Check:
+    tx.flush()
+    found = tx.all("check_lane_counts", MOST)
+    if repair:
+        for number, ready, delayed, parked, leased in found:
+            lane = tx.lane(number)
+            lane.ready, lane.delayed, lane.parked, lane.leased = ready, delayed, parked, leased
+            tx.touch(lane)
+    return disagreement("counts", len(found), repair=repair)
+
+
+def _totals(tx: Transaction, *, repair: bool) -> Check:
+    tx.flush()
+    waiting, size, leased, dead, lanes = tx.one("check_totals")
+    shard = tx.shard
+    wrong = sum(
+        now != then
+        for now, then in (
+            (waiting, shard.waiting), (size, shard.bytes), (leased, shard.leased), (dead, shard.dead), (lanes, shard.lanes),
+        )
+    )  # fmt: skip
+    if repair:
+        shard.waiting, shard.bytes, shard.leased, shard.dead, shard.lanes = waiting, size, leased, dead, lanes
+    return disagreement("totals", wrong, repair=repair)

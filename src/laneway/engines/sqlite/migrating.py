@@ -1,0 +1,201 @@
+"""Moving to another store: what is sent is kept aside until it has arrived."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.engines.base import ExportedMessage
+from laneway.engines.shared.naming import lane_name, merge_key
+from laneway.engines.sqlite import messages
+from laneway.engines.sqlite.rows import HOLD, READY, RETENTION_ENDS, YIELD, Lane, Row, rank_of
+from laneway.message import Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from laneway.engines.sqlite.transaction import Transaction
+
+PAGE = 1000
+_SERIAL: dict[str | None, int] = {None: 0, "hold": HOLD, "yield": YIELD}
+_SERIAL_NAMES = {number: name for name, number in _SERIAL.items()}
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(ExportedMessage).decode
+
+
+def export(tx: Transaction, limit: int) -> list[ExportedMessage]:
+    """What is on its way already, else what comes next."""
+    found = [_decode(value) for (value,) in tx.all("moving_first", limit)]
+    lanes: dict[int, Lane] = {}
+    for listed in [Row(*row) for row in tx.all("messages_to_move", limit - len(found))]:
+        row = messages.read(tx, listed.mid)  # another one's going may have brought it forward
+        if row is not None:
+            lane = lanes[row.lane] = tx.lane(row.lane)
+            found.append(_take(tx, lane, row))
+    for lane in lanes.values():
+        tx.place(lane)
+    for number, mid, topic, died, until, reason, error in tx.all("dead_list", 0, limit - len(found)):
+        del number
+        row = messages.read(tx, mid)
+        if row is not None:
+            exported = _parcel(tx, row, topic)
+            exported.death = (died, until, reason, error)
+            messages.forget_dead(tx, mid)
+            found.append(_keep(tx, exported))
+    return found
+
+
+def _take(tx: Transaction, lane: Lane, row: Row) -> ExportedMessage:
+    topic = messages.topic_of(row, lane)
+    exported = _parcel(tx, row, topic)
+    messages.withdraw(tx, lane, row, topic)
+    return _keep(tx, exported)
+
+
+def _keep(tx: Transaction, exported: ExportedMessage) -> ExportedMessage:
+    tx.run("moving_write", _name(exported), _encode(exported).decode())
+    return exported
+
+
+def _name(exported: ExportedMessage) -> str:
+    return f"moving:{exported.number:020d}"
+
+
+def _parcel(tx: Transaction, row: Row, topic: str) -> ExportedMessage:
+    unhandled, tries, history = tx.one("note_read", row.mid) or (None, 0, "[]")
+    return ExportedMessage(
+        number=row.mid,
+        id=messages.id_of(tx, row),
+        topic=topic,
+        bodies=[row.body, *(body for _, body in tx.all("parts_read", row.mid))],
+        key=row.key,
+        priority=row.priority,
+        at_front=not row.rank & 1,
+        headers=msgspec.json.decode(row.headers) if row.headers else None,
+        published_us=row.published,
+        since_us=row.since,
+        expires_us=row.expires,
+        attempts=row.attempts,
+        deliveries=row.deliveries,
+        suspect=bool(row.suspect),
+        serial=_SERIAL_NAMES[row.serial],
+        merges=row.mkey is not None,
+        sticky=bool(row.sticky),
+        joined=[message_id for message_id, _ in tx.all("idents_joined", row.mid)] if row.joined else [],
+        unhandled_us=unhandled,
+        unhandled_times=tries,
+        history=[(each["at_us"], each["what"], each["error"]) for each in msgspec.json.decode(history)],
+    )
+
+
+def confirm_export(tx: Transaction, exported_messages: Sequence[ExportedMessage]) -> None:
+    """They have arrived."""
+    tx.run_many("moving_end", [(_name(exported),) for exported in exported_messages])
+
+
+def import_(tx: Transaction, exported_messages: Sequence[ExportedMessage]) -> list[str]:
+    """Take in what is not known here."""
+    answers = []
+    lanes: dict[int, Lane] = {}
+    for exported in exported_messages:
+        if messages.is_known(tx, exported.topic, exported.id):
+            answers.append("duplicate")
+            continue
+        answers.append("accepted")
+        lane = _receive(tx, exported)
+        lanes[lane.lane] = lane
+    for lane in lanes.values():
+        tx.place(lane)
+    return answers
+
+
+def _receive(tx: Transaction, exported: ExportedMessage) -> Lane:
+    policy, mid = tx.policy(exported.topic), tx.next_seq()
+    mkey = merge_key(Draft(exported.topic, exported.bodies[0], key=exported.key)) if exported.merges else None
+    spread_by = exported.key.encode() if exported.key is not None else exported.bodies[0] if exported.merges else None
+    lane = tx.make_lane(*lane_name(policy, exported.topic, spread_by, mid))
+    headers = _encode(exported.headers).decode() if exported.headers else None
+    row = Row(
+        mid,
+        lane.lane,
+        READY,
+        rank_of(exported.priority, at_front=exported.at_front),
+        mid,
+        exported.since_us,
+        exported.published_us,
+        exported.expires_us,
+        _SERIAL[exported.serial],
+        1,
+        exported.key,
+        exported.id,
+        exported.topic if lane.topic is None else None,
+        mkey,
+        headers,
+        exported.attempts,
+        exported.deliveries,
+        int(exported.suspect),
+        int(bool(exported.joined)),
+        len(exported.bodies) - 1,
+        int(exported.sticky),
+        exported.bodies[0],
+    )
+    lane.published += 1
+    tx.shard.published += 1
+    tx.run(
+        "message_insert",
+        mid,
+        lane.lane,
+        READY,
+        row.rank,
+        mid,
+        row.since,
+        row.published,
+        row.expires,
+        row.serial,
+        1,
+        row.key,
+        row.id,
+        row.topic,
+        mkey,
+        headers,
+        row.sticky,
+        row.body,
+    )
+    tx.run("ident_write", exported.id, exported.topic, mid, 0, None)
+    for message_id in exported.joined:
+        tx.run("ident_write", message_id, exported.topic, mid, 1, None)
+    tx.run_many("part_insert", [(mid, n, body) for n, body in enumerate(exported.bodies[1:], 1)])
+    history = [{"at_us": at, "what": what, "error": error} for at, what, error in exported.history]
+    if history or exported.unhandled_us is not None:
+        tx.run("note_write", mid, exported.unhandled_us, exported.unhandled_times, _encode(history).decode())
+    if exported.death is not None:
+        _bury(tx, lane, row, exported.death)
+    else:
+        collects = mkey is None or tx.one("merge_key_read", lane.lane, mkey) is None
+        row.mkey = mkey if collects else None  # another one of its key waits already; it goes its own way
+        messages.begin_waiting(tx, lane, row)
+        messages.save(tx, row)
+    tx.touch(lane)
+    return lane
+
+
+def _bury(tx: Transaction, lane: Lane, row: Row, death: tuple[int, int, str, str | None]) -> None:
+    died, until, reason, error = death
+    messages.bury(tx, lane, row, reason, error)
+    tx.run("event_delete", tx.now + tx.policy(messages.topic_of(row, lane)).dead_ttl, RETENTION_ENDS, row.mid)
+    tx.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
+    tx.run("dead_set", died, until, row.mid)
+
+
+def finished_ids(tx: Transaction) -> Iterator[tuple[str, str, int | None]]:
+    """By topic and id."""
+    after = ("", "")
+    while page := tx.all("idents_finished", *after, PAGE):
+        yield from page
+        after = page[-1][:2]
+
+
+def import_finished(tx: Transaction, ids: Sequence[tuple[str, str, int | None]]) -> None:
+    """Where they are not known already."""
+    tx.run_many("ident_know", [(message_id, topic, until) for topic, message_id, until in ids])

@@ -1,0 +1,28 @@
+--@ allow-oom
+
+-- Take the message with the number ARGV[3] out, whatever it waits for; of one that is leased the lease ends, and its worker is told. Answers what that was:
+-- "cancelled", "aborted", "dead" or "unknown".
+
+local mid = tonumber(ARGV[3])
+local record = messages.read(mid)
+if not record then
+    return 'unknown'
+elseif record.death then
+    return 'dead'
+end
+local lease = settling.read({ mid })[1]
+local lane = lanes.find(record.lane)
+if lease then
+    settling.give_up(mid, lease)
+    results.tell('!', '!' .. ids.of(record))
+else
+    messages.end_waiting(lane, record)
+end
+results.ends(record, 'cancelled')
+ids.finish(record, false)
+messages.remove(lane, record)
+messages.free_key(lane, messages.line(record), mid)
+lane.removed, shard.removed = lane.removed + 1, shard.removed + 1
+lanes.place(lane)
+save(true)
+return lease and 'aborted' or 'cancelled'

@@ -1,0 +1,364 @@
+"""What is kept under a message's id, cancelling, and messages that wait for signals."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+
+from laneway.engines.base import ABORT, CHANGED, ENDED, FLOW_HEADER, KEEPS_HEADER, NEEDS_HEADER, TASK_HEADER
+from laneway.errors import BadMessage, UsageError
+from laneway.message import Draft, Kept, Note, Settlement
+from laneway.testing.engine_driver import EngineDriver
+from laneway.units import SECOND
+
+KEEPS = {KEEPS_HEADER: "600,86400"}
+HOUR = 3600 * SECOND
+SOON = 10.0
+
+
+def kept(driver: EngineDriver, message_id: str, topic: str | None = "a") -> Kept:
+    return driver.engine.kept([(message_id, topic)], now_us=driver.now)[0]
+
+
+def waits_for(count: int) -> dict[str, str]:
+    return {**KEEPS, NEEDS_HEADER: str(count)}
+
+
+def signals(driver: EngineDriver, *numbers: int, to: str = "x") -> list[str]:
+    drafts = [Draft("a", f"s{number}".encode(), id=to, signal=number) for number in numbers]
+    return [receipt.outcome for receipt in driver.engine.put(drafts, now_us=driver.now)]
+
+
+def test_an_outcome_is_kept_with_the_end(driver: EngineDriver) -> None:
+    """In the same step as the ack or the death; not of a lease that is lost, nor of a message that comes again."""
+    driver.put("a", "1", "2", "3", "4")
+    leases = driver.lease()
+    ends = [
+        Settlement(lease.handle, fence, action, id=lease.id, outcome=action.encode(), keep_us=HOUR)
+        for lease, fence, action in zip(leases, [0, *(lease.fence for lease in leases[1:])], ["ack", "ack", "dead", "retry"], strict=True)
+    ]
+    assert driver.engine.settle(ends, now_us=driver.now) == ["lost", "acked", "died", "retried"]
+    told = driver.engine.kept([(lease.id, "a") for lease in leases], now_us=driver.now)
+    assert [each.outcome for each in told] == [None, b"ack", b"dead", None]
+    assert kept(driver, leases[1].id, None).outcome == b"ack", "found without its topic too"
+    driver.engine.forget_results(leases[1].id, "a")
+    assert kept(driver, leases[1].id).outcome is None
+
+
+def test_a_note_needs_the_lease(driver: EngineDriver) -> None:
+    """Whoever lost it says nothing any more; from outside one may note without any."""
+    (receipt,) = driver.put("a", "1")
+    (lease,) = driver.lease()
+    note = Note(receipt.id, "a", b"half", HOUR, lease.handle, lease.fence)
+    assert driver.engine.note([note, Note(receipt.id, "a", b"wrong", HOUR, lease.handle, lease.fence + 1)], now_us=driver.now) == [True, False]
+    assert kept(driver, receipt.id) == Kept(None, b"half")
+    driver.settle([lease])
+    assert driver.engine.note([note], now_us=driver.now) == [False]
+    assert driver.engine.note([Note(receipt.id, "a", b"after", HOUR)], now_us=driver.now) == [True]
+    assert kept(driver, receipt.id).note == b"after"
+
+
+@pytest.mark.parametrize("on_expiry", ["drop", "dead"])
+def test_ends_that_no_handler_told_are_kept_where_it_is_wanted(driver: EngineDriver, on_expiry: str) -> None:
+    driver.policy("a", on_expiry=on_expiry, retries=0)
+    driver.put("a", "1", id="expired", ttl_us=SECOND, headers=KEEPS)
+    driver.put("a", "2", id="nobody asks", ttl_us=SECOND)
+    driver.later(2)
+    driver.engine.tick(now_us=driver.now)
+    driver.put("a", "3", id="purged", headers=KEEPS)
+    driver.engine.topic_purge("a", now_us=driver.now)
+    driver.put("a", "4", id="dead", headers=KEEPS)
+    driver.settle(driver.lease(), "retry")
+    ends = {name: kept(driver, name).outcome or b"" for name in ("expired", "nobody asks", "purged", "dead")}
+    assert b'"expired"' in ends["expired"]
+    assert ends["nobody asks"] == b""
+    cancelled = msgspec.json.decode(ends["purged"])
+    assert (cancelled["status"], cancelled["topic"]) == ("cancelled", "a")
+    assert cancelled["published_us"] == driver.now
+    assert b'"dead"' in ends["dead"]
+    assert b"retries used up" in ends["dead"]
+    driver.engine.dead_redrive("a", ["dead"], now_us=driver.now)
+    assert kept(driver, "dead").outcome is None, "it has not ended after all"
+
+
+def test_what_waits_is_cancelled(driver: EngineDriver) -> None:
+    """Ready, delayed, parked behind its key; once."""
+    driver.policy("a", serial="hold")
+    driver.put("a", "1", id="ready", key="k", headers=KEEPS)
+    driver.put("a", "2", id="parked", key="k", headers=KEEPS)
+    driver.put("a", "3", id="delayed", delay_us=HOUR, headers=KEEPS)
+    driver.put("a", "4", id="last", key="k")
+    for name in ("parked", "delayed", "ready"):
+        assert driver.engine.withdraw(name, "a", now_us=driver.now) == "cancelled"
+        assert driver.engine.withdraw(name, "a", now_us=driver.now) == "unknown"
+        outcome = kept(driver, name).outcome
+        assert outcome is not None
+        assert msgspec.json.decode(outcome) == {"status": "cancelled", "topic": "a", "published_us": driver.now}
+    assert driver.run() == ["4"], "the next of its key comes forward"
+    assert [check for check in driver.engine.doctor() if not check.ok] == []
+
+
+def test_what_is_leased_is_aborted(driver: EngineDriver) -> None:
+    """Its lease ends, its slot is free, and whoever listens hears of it."""
+    driver.policy("a", concurrency=1)
+    driver.put("a", "1", "2", id=None, headers=KEEPS)
+    (lease,) = driver.lease()
+    listener = driver.engine.result_listener()
+    listener.subscribe(ABORT)
+    assert driver.engine.withdraw(lease.id, "a", now_us=driver.now) == "aborted"
+    notified: list[str] = []
+    while ABORT + lease.id not in notified:
+        told = listener.poll(SOON)
+        assert told, "it is heard"
+        notified += told
+    listener.close()
+    assert driver.engine.extend([(lease.handle, lease.fence)], HOUR, now_us=driver.now) == [False]
+    assert driver.settle([lease]) == ["lost"]
+    assert driver.run() == ["2"]
+    driver.put("a", "3", id="x")
+    driver.settle(driver.lease(), "dead")
+    assert driver.engine.withdraw("x", "a", now_us=driver.now) == "dead", "a dead letter stays"
+
+
+def test_who_listens_hears_of_each_end(driver: EngineDriver) -> None:
+    """From another thread, without polling; first that it is listened for."""
+    listener = driver.engine.result_listener()
+    first, second = driver.put("a", "1", "2", headers=KEEPS)
+    listener.subscribe(first.id)
+    notified = listener.poll(SOON)
+    while not notified:
+        notified = listener.poll(SOON)
+    assert notified == [first.id]
+    ends = [Settlement(lease.handle, lease.fence, id=lease.id, outcome=b"so", keep_us=HOUR) for lease in driver.lease()]
+    settling = threading.Timer(0.05, driver.engine.settle, [ends], {"now_us": driver.now})
+    settling.start()
+    notified = listener.poll(SOON)
+    while not notified:
+        notified = listener.poll(SOON)
+    settling.join()
+    assert notified == [first.id], "of the others it was not to hear"
+    assert kept(driver, second.id).outcome == b"so"
+    listener.unsubscribe(first.id)
+    listener.wake()
+    assert not [each for each in listener.poll(0.05) or [] if each != first.id]
+    listener.close()
+
+
+def test_a_message_waits_for_its_signals(driver: EngineDriver) -> None:
+    """Each counts once, however often it is told; their bodies come behind its own, and its ttl begins then."""
+    driver.policy("a", ttl=5)
+    driver.put("a", "own", id="x", headers=waits_for(3), delay_us=HOUR)
+    driver.later(100)
+    assert driver.lease() == []
+    assert signals(driver, 2, 2, 3) == ["accepted", "duplicate", "accepted"]
+    assert driver.lease() == []
+    assert driver.engine.find("x", "a").state == "delayed"  # type: ignore[union-attr]
+    assert signals(driver, 1, 1) == ["accepted", "duplicate"]
+    (lease,) = driver.lease()
+    assert lease.bodies == [b"own", b"s2", b"s3", b"s1"]
+    driver.settle([lease])
+    assert signals(driver, 4) == ["duplicate"], "nothing waits any more"
+    assert [check for check in driver.engine.doctor() if not check.ok] == []
+
+
+def test_signal_0_ends_the_waiting(driver: EngineDriver) -> None:
+    driver.put("a", "own", id="x", headers=waits_for(10))
+    assert signals(driver, 5, 0, 6) == ["accepted", "accepted", "duplicate"]
+    assert driver.lease()[0].bodies == [b"own", b"s5", b"s0"]
+
+
+def test_the_signal_that_ends_the_waiting_says_when_and_for_how_long(driver: EngineDriver) -> None:
+    """Its delay or time, and the ttl, which counts from the message's publish; without them those of the policy."""
+    driver.policy("a", ttl=50)
+    for name in ("later", "at", "expired", "plain"):
+        driver.put("a", name, id=name, headers={NEEDS_HEADER: "1"})
+    driver.later(10)
+    now = driver.now
+    driver.engine.put([
+        Draft("a", b"s", id="later", signal=1, delay_us=5 * SECOND, ttl_us=30 * SECOND),
+        Draft("a", b"s", id="at", signal=1, at_us=now + 6 * SECOND, ttl_us=15 * SECOND),
+        Draft("a", b"s", id="expired", signal=1, ttl_us=9 * SECOND),
+        Draft("a", b"s", id="plain", signal=1),
+    ], now_us=now)  # fmt: skip
+    assert driver.run() == ["plain"]
+    driver.later(5.5)
+    assert driver.run() == ["later"]
+    driver.later(5)
+    assert driver.run() == []
+    assert {view.id for _, view in driver.engine.dead_list(limit=9)} == {"at", "expired"}
+
+
+def test_signals_come_with_the_end_of_another(driver: EngineDriver) -> None:
+    """With an ack, and with a refusal; not with a lease that is lost, and not over a full backlog's limit."""
+    driver.policy("a", max_backlog=1)
+    driver.put("a", "own", id="x", headers=waits_for(2))
+    driver.put("b", "1", "2", "3")
+    leases = driver.lease()
+    ends = [Settlement(lease.handle, lease.fence, action) for lease, action in zip(leases, ["ack", "dead", "retry"], strict=True)]
+    told = {n: [Draft("a", b"%d" % n, id="x", signal=n + 1)] for n in range(3)}
+    assert driver.engine.settle([Settlement(leases[0].handle, 0)], publish={0: told[2]}, now_us=driver.now) == ["lost"]
+    assert driver.engine.settle(ends, publish=told, now_us=driver.now) == ["acked", "died", "retried"]
+    (lease,) = driver.lease(topics=["a"])
+    assert lease.bodies == [b"own", b"0", b"1"]
+
+
+def test_a_message_that_waits_for_signals_can_go(driver: EngineDriver) -> None:
+    """Cancelled or purged, it leaves nothing; one that is put anew begins from nothing."""
+    for go in (lambda: driver.engine.withdraw("x", "a", now_us=driver.now), lambda: driver.engine.topic_purge("a", now_us=driver.now)):
+        driver.put("a", "own", id="x", headers=waits_for(2))
+        signals(driver, 1)
+        go()
+        assert signals(driver, 2) == ["duplicate"]
+    driver.put("a", "own", id="x", headers=waits_for(2))
+    assert signals(driver, 1) == ["accepted"]
+    assert driver.lease() == []
+    assert [check for check in driver.engine.doctor() if not check.ok] == []
+
+
+@pytest.mark.parametrize("count", ["0", "many", "1000000", ""])
+def test_a_wrong_number_of_signals_is_refused(driver: EngineDriver, count: str) -> None:
+    with pytest.raises(BadMessage, match=f"{NEEDS_HEADER} to be a number from 1 to 100,000"):
+        driver.put("a", "1", headers={NEEDS_HEADER: count})
+
+
+def test_what_follows_a_message_is_told_of_its_end(driver: EngineDriver) -> None:
+    """By a message in its topic, whatever the end; of one that has ended the outcome is there at once."""
+    driver.policy("a", max_backlog=1, merge="first", ttl=5)
+    (receipt,) = driver.put("a", "1", id="x", headers=KEEPS)
+    assert driver.engine.follow("x", "a", b'["one"]') is None
+    assert driver.engine.follow("x", "a", b'["two"]') is None
+    (lease,) = driver.lease()
+    driver.put("a", "fills it")
+    end = Settlement(lease.handle, lease.fence, id=receipt.id, outcome=b'{"status":"success"}', keep_us=HOUR)
+    driver.engine.settle([end], now_us=driver.now)
+    assert driver.engine.follow("x", "a", b'["three"]') == b'{"status":"success"}'
+    driver.later(10)
+    (told,) = driver.lease()
+    assert told.headers == {TASK_HEADER: ENDED}
+    assert msgspec.json.decode(told.body) == {"id": "x", "outcome": {"status": "success"}, "followers": [["one"], ["two"]]}
+    driver.settle([told])
+    assert driver.lease() == [], "once"
+
+
+@pytest.mark.parametrize("how", ["purged", "cancelled", "expired", "dead", "deleted"])
+def test_an_end_that_no_handler_told_is_told_to_its_flow(driver: EngineDriver, how: str) -> None:
+    driver.policy("a", retries=0)
+    driver.put("a", '{"n":1}', id="x", headers={**KEEPS, FLOW_HEADER: "1"}, ttl_us=HOUR)
+    status = "cancelled"
+    if how == "purged":
+        driver.engine.topic_purge("a", now_us=driver.now)
+    elif how == "cancelled":
+        driver.engine.withdraw("x", "a", now_us=driver.now)
+    elif how == "expired":
+        status = "expired"
+        driver.later(3601)
+    elif how == "dead":
+        status = "dead"
+        driver.settle(driver.lease(), "retry")
+    else:
+        driver.lease()
+        driver.engine.topic_delete("a", now_us=driver.now)
+    driver.engine.tick(now_us=driver.now)
+    (told,) = driver.lease()
+    said = msgspec.json.decode(told.body)
+    assert (said["id"], said["outcome"]["status"], said["body"]) == ("x", status, {"n": 1})
+    assert [check for check in driver.engine.doctor() if not check.ok] == []
+
+
+def test_nobody_follows_what_nobody_keeps(driver: EngineDriver) -> None:
+    driver.put("a", "1", id="x")
+    for name in ("x", "nobody"):
+        with pytest.raises(UsageError, match=f"job {name}: nobody knows it, or nothing is kept of it"):
+            driver.engine.follow(name, "a", b"[]")
+
+
+def test_messages_with_an_end_wake_who_waits(driver: EngineDriver) -> None:
+    """What is published in the same step as an ack rings like any other."""
+    driver.put("a", "1")
+    leases = driver.lease()
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(driver.engine.wait, SOON)
+        while not waiting.running():
+            pass
+        ends = [Settlement(lease.handle, lease.fence) for lease in leases]
+        threading.Timer(0.1, driver.engine.settle, [ends], {"publish": {0: [Draft("b", b"2")]}, "now_us": driver.now}).start()
+        assert waiting.result(SOON)
+
+
+# Watching a topic
+
+
+@pytest.mark.parametrize("fields", [{}, {"partitions": 4}, {"buckets": 2}, {"serial": "hold"}], ids=str)
+@pytest.mark.parametrize("action", ["ack", "dead", "purge", "delete"])
+def test_changes_of_a_watched_topic_are_notified(driver: EngineDriver, fields: dict[str, Any], action: str) -> None:
+    """Each settlement or removal; an idle topic has nothing to watch."""
+    driver.policy("t.*", **fields)
+    assert driver.engine.watch_topic("t.a", 60, now_us=driver.now) == []
+    driver.put("t.a", "1", key="k")
+    listener = driver.engine.result_listener()
+    names = driver.engine.watch_topic("t.a", 60, now_us=driver.now)
+    assert len(names) == 1
+    assert names[0].startswith(CHANGED)
+    listener.subscribe(*names)
+    while listener.poll(0.2):  # of the subscription itself
+        pass
+    if action == "purge":
+        driver.engine.topic_purge("t.a", now_us=driver.now)
+    elif action == "delete":
+        driver.engine.topic_delete("t.a", now_us=driver.now)
+    else:
+        leases = driver.lease()
+        while listener.poll(0.2):  # of the lease
+            pass
+        driver.settle(leases, action)
+    notified = listener.poll(SOON)
+    assert notified == names * len(notified or ())
+    assert notified
+    listener.close()
+
+
+def test_a_watch_ends(driver: EngineDriver) -> None:
+    """What happens after its seconds is notified at most once."""
+    driver.put("a", "1", "2", "3")
+    (name,) = driver.engine.watch_topic("a", 5, now_us=driver.now)
+    driver.later(6)
+    driver.run(1)
+    listener = driver.engine.result_listener()
+    listener.subscribe(name)
+    while listener.poll(0.2):
+        pass
+    driver.run(1)
+    assert not listener.poll(0.2)
+    listener.close()
+
+
+IMPOSSIBLE_TIMES = ("9999999999999", "9" * 19, "9" * 30, "9" * 5000, "600,9999999999999", "-1", "nan", "", ",", "0", "1,2,3")
+
+
+def test_a_time_to_keep_that_cannot_be_harms_nobody(driver: EngineDriver) -> None:
+    """Another program may have written anything there: it counts as a hundred years, or as nothing. Death, expiry, cancelling and redrive go on."""
+    for n, said in enumerate(IMPOSSIBLE_TIMES):
+        headers = {KEEPS_HEADER: said, FLOW_HEADER: "1"}
+        drafts = [Draft("a", b"1", id=f"{name} {n}", headers=headers) for name in ("dead", "cancelled", "acked")]
+        driver.engine.put([*drafts, Draft("a", b"1", id=f"late {n}", headers=headers, ttl_us=SECOND)], now_us=driver.now)
+        assert driver.engine.withdraw(f"cancelled {n}", "a", now_us=driver.now) == "cancelled"
+    driver.later(2)
+    leases = driver.lease(500)
+    ends = [Settlement(lease.handle, lease.fence, "dead" if lease.id.startswith("dead") else "ack", reason="why") for lease in leases]
+    assert set(driver.engine.settle(ends, now_us=driver.now)) == {"died", "acked"}
+    dead = [f"dead {n}" for n in range(len(IMPOSSIBLE_TIMES))]
+    assert driver.engine.dead_redrive("a", dead, now_us=driver.now) == len(dead)
+    driver.engine.tick(now_us=driver.now)
+    assert driver.engine.topic_stats("a", now_us=driver.now).leased == 0
+
+
+def test_a_number_of_signals_that_cannot_be_is_refused(driver: EngineDriver) -> None:
+    """Nothing is changed, and what comes with it is refused as well, as every batch is."""
+    for said in ("9" * 5000, "100001", "-1", "x", "", "0", "1.5", "\u00b2"):
+        with pytest.raises(BadMessage, match=NEEDS_HEADER):
+            driver.engine.put([Draft("a", b"1"), Draft("a", b"1", headers={NEEDS_HEADER: said})], now_us=driver.now)
+    assert driver.engine.topic_stats("a", now_us=driver.now).waiting == 0

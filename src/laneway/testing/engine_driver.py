@@ -1,0 +1,72 @@
+"""An engine under a clock that is moved by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
+from laneway.policy import Tier
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laneway.engines.base import FullEngine
+    from laneway.message import Batch, Lease, Receipt
+
+START = 1_800_000_000 * SECOND
+TIERS = {"high": Tier(6), "mid": Tier(3), "low": Tier(1)}
+
+
+class EngineDriver:
+    """
+    An engine, and a clock that only `later` moves.
+
+    `make` opens an engine that holds nothing yet; it is called again by `open`. `now` is the engine's time in microseconds since 1970;
+    every call here passes it on as `now_us`. `random` of the engine is 1.0: a back-off is as long as it can be.
+    """
+
+    def __init__(self, make: Callable[[Settings], FullEngine]) -> None:
+        self._make = make
+        self.engine = make(Settings(random=lambda: 1.0))
+        self.now = START
+
+    def open(self, **settings: object) -> None:
+        """Another engine, with other settings."""
+        self.engine.close()
+        self.engine = self._make(Settings(random=lambda: 1.0, **settings))  # type: ignore[arg-type]
+
+    def later(self, seconds: float) -> None:
+        """Let so much time pass; nothing happens until the engine is called again."""
+        self.now += round(seconds * SECOND)
+
+    def policy(self, pattern: str, *, layer: str = "code", **fields: object) -> None:
+        self.engine.policy_set(layer, pattern, fields, now_us=self.now)  # type: ignore[arg-type]
+
+    def put(self, topic: str, *bodies: str, **options: object) -> list[Receipt]:
+        drafts = [Draft(topic, body.encode(), **options) for body in bodies]  # type: ignore[arg-type]
+        return self.engine.put(drafts, now_us=self.now)
+
+    def batch(self, n: int = 100, **options: object) -> Batch:
+        return self.engine.lease(n, now_us=self.now, **options)  # type: ignore[arg-type]
+
+    def lease(self, n: int = 100, **options: object) -> list[Lease]:
+        return self.batch(n, **options).leases
+
+    def bodies(self, n: int = 100, **options: object) -> list[str]:
+        """Lease and tell the bodies."""
+        return [lease.body.decode() for lease in self.lease(n, **options)]
+
+    def settle(self, leases: list[Lease], action: str = "ack", **options: object) -> list[str]:
+        settlements = [Settlement(lease.handle, lease.fence, action, **options) for lease in leases]  # type: ignore[arg-type]
+        return self.engine.settle(settlements, now_us=self.now)
+
+    def run(self, n: int = 100, **options: object) -> list[str]:
+        """Lease, ack, and tell the bodies."""
+        leases = self.lease(n, **options)
+        self.settle(leases)
+        return [lease.body.decode() for lease in leases]
+
+    def waiting(self, topic: str) -> int:
+        return self.engine.topic_stats(topic, now_us=self.now).waiting

@@ -1,0 +1,146 @@
+"""Waiting without polling, across threads and processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from laneway.engines import open_engine
+from laneway.engines.base import Settings
+from laneway.message import Draft, Settlement
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "sqlite://" if request.param == "memory" else f"sqlite:///{tmp_path}/q.db"
+
+
+def in_thread(work: object) -> tuple[threading.Thread, list[object]]:
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(work()))  # type: ignore[operator]
+    thread.start()
+    return thread, answers
+
+
+def test_a_publish_wakes_a_waiter(url: str) -> None:
+    """Long before its time is over."""
+    engine = open_engine(url, Settings())
+    began = time.monotonic()
+    thread, answers = in_thread(lambda: engine.wait(30))
+    engine.put([Draft("a", b"1")])
+    thread.join(20)
+    assert answers == [True]
+    assert time.monotonic() - began < 15
+
+
+def test_a_waiter_wakes_for_what_becomes_due(url: str) -> None:
+    """Also for a message that was published, delayed, while it waited."""
+    engine = open_engine(url, Settings())
+    thread, answers = in_thread(lambda: engine.wait(30))
+    engine.put([Draft("a", b"1", delay_us=300_000)])
+    thread.join(20)
+    assert answers == [True]
+    assert len(engine.lease(5).leases) == 1
+
+
+def test_a_waiter_of_another_pool_sleeps_on(url: str) -> None:
+    """Until its time is over."""
+    engine = open_engine(url, Settings())
+    engine.policy_set("code", "a", {"pool": "gpu"})
+    engine.put([Draft("a", b"1")])
+    assert engine.wait(0.05) is False
+    assert engine.wait(5, pool="gpu") is True
+
+
+def test_a_waiter_for_some_topics_is_not_woken_by_others(url: str) -> None:
+    """It would only find nothing, again and again."""
+    engine = open_engine(url, Settings())
+    engine.put([Draft("a", b"1")])
+    assert engine.wait(0.05, topics=["b"]) is False
+    assert engine.wait(5, topics=["a"]) is True
+
+
+def test_interrupt_ends_the_waits_of_this_object(url: str) -> None:
+    """They answer False."""
+    engine = open_engine(url, Settings())
+    thread, answers = in_thread(lambda: engine.wait(30))
+    while thread.is_alive():
+        engine.interrupt()
+        thread.join(0.01)
+    assert answers == [False]
+
+
+def test_a_settle_that_frees_a_slot_wakes_a_waiter(url: str) -> None:
+    """Concurrency 1: the second message starts when the first is done."""
+    engine = open_engine(url, Settings())
+    engine.policy_set("code", "a", {"concurrency": 1})
+    engine.put([Draft("a", b"1"), Draft("a", b"2")])
+    (first,) = engine.lease(5).leases
+    thread, answers = in_thread(lambda: engine.wait(30))
+    engine.settle([Settlement(first.handle, first.fence)])
+    thread.join(20)
+    assert answers == [True]
+
+
+def test_a_publish_wakes_another_process(tmp_path: Path) -> None:
+    """A waiter elsewhere on the machine starts at once, and is still woken after one that was killed."""
+    url = f"sqlite:///{tmp_path}/q.db"
+    engine = open_engine(url, Settings())
+    program = (
+        "import sys\n"
+        "from laneway.engines import open_engine\n"
+        "from laneway.engines.base import Settings\n"
+        "engine = open_engine(sys.argv[1], Settings())\n"
+        "print('waiting', flush=True)\n"
+        "while not (leases := engine.lease(1).leases): engine.wait(60)\n"
+        "print(leases[0].body.decode(), flush=True)\n"
+    )
+
+    def start() -> subprocess.Popen[str]:
+        process = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": SOURCE})
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        return process
+
+    dead = start()
+    dead.kill()
+    dead.communicate()
+    alive = start()
+    engine.put([Draft("a", b"hello")])
+    assert alive.communicate(timeout=30)[0] == "hello\n"
+
+
+def test_no_socket_is_left_behind(tmp_path: Path) -> None:
+    """Neither its socket nor its folder, with several that wait at once and one that gives up."""
+    engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings())
+    folder = Path(engine._wakeup._folder)  # type: ignore[attr-defined]
+    threads = [in_thread(lambda: engine.wait(30))[0] for _ in range(3)]
+    for _ in range(20):
+        engine.wait(0)
+    engine.put([Draft("a", b"1")])
+    engine.interrupt()
+    for thread in threads:
+        thread.join(20)
+    assert not folder.exists()
+
+
+def test_without_sockets_it_polls_and_logs_that(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Say the folder belongs to somebody else."""
+    engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings())
+    (tmp_path / "taken").write_text("")
+    engine._wakeup._folder = f"{tmp_path}/taken/bells"  # type: ignore[attr-defined]
+    thread, answers = in_thread(lambda: engine.wait(30))
+    engine.put([Draft("a", b"1")])
+    thread.join(20)
+    assert answers == [True]
+    engine.wait(0)
+    (told,) = caplog.messages
+    assert "Not a directory" in told

@@ -1,0 +1,258 @@
+"""What lasts: nothing that was accepted is lost by the failures that the durability covers; docs/engines.md says the same in a table."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from laneway.engines.base import FullEngine
+from laneway.errors import EngineUnavailable
+from laneway.testing.servers import Cluster, Proxy, Replicated, Sentinels, Server, until
+from tests.valkey.conftest import drain, some
+
+BATCH = 20
+
+
+class Publisher(threading.Thread):
+    """Publishes until told to stop, and publishes again what it does not know of: by the same ids."""
+
+    def __init__(self, engine: FullEngine) -> None:
+        super().__init__(daemon=True)
+        self.engine = engine
+        self.accepted: set[str] = set()
+        self.failures = 0
+        self.last_failure = "nothing failed"
+        self._ends = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        n = 0
+        while not self._ends.is_set():
+            drafts = some(BATCH, start=n)
+            try:
+                receipts = self.engine.put(drafts)
+            except EngineUnavailable as error:
+                self.failures, self.last_failure = self.failures + 1, str(error)
+                continue
+            assert {receipt.outcome for receipt in receipts} <= {"accepted", "duplicate"}
+            self.accepted |= {receipt.id for receipt in receipts}
+            n += BATCH
+
+    def end(self) -> set[str]:
+        self._ends.set()
+        self.join(60)
+        assert not self.is_alive()
+        return self.accepted
+
+    def wait_for(self, more: int) -> None:
+        """Until so many more are accepted."""
+        wanted = len(self.accepted) + more
+        try:
+            until(lambda: len(self.accepted) >= wanted, f"{more} more accepted messages", 100)
+        except TimeoutError as error:
+            error.add_note(f"publishing goes on: {self.is_alive()}; the last of {self.failures} failures: {self.last_failure}")
+            raise
+
+
+def test_kill_9_loses_nothing_that_the_file_has(opened: Callable[..., FullEngine]) -> None:
+    """fsync: killed under load, started again on the same file."""
+    with Server(appendonly="yes", appendfsync="always") as server:
+        engine = opened(server.url, durability="fsync")
+        publisher = Publisher(engine)
+        for _ in range(2):
+            publisher.wait_for(5 * BATCH)
+            server.kill()
+            server.start()
+        publisher.wait_for(5 * BATCH)
+        accepted = publisher.end()
+        ids = drain(engine)
+        assert set(ids) >= accepted
+        assert len(ids) == len(set(ids)), "and none twice: what was published again is a duplicate"
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
+def test_fsync_every_second_is_waited_for(opened: Callable[..., FullEngine]) -> None:
+    with Server(appendonly="yes", appendfsync="everysec") as server:
+        engine = opened(server.url, durability="fsync")
+        engine.put(some(10))
+        server.kill()
+        server.start()
+        assert len(drain(opened(server.url, durability="fsync", namespace=engine.namespace))) == 10  # type: ignore[attr-defined]
+
+
+def test_a_replica_that_takes_over_has_everything(opened: Callable[..., FullEngine]) -> None:
+    """replicated: the master is killed under load, the sentinels promote the replica, everybody goes on."""
+    with Sentinels(1) as group:
+        engine = opened(f"{group.url}?timeout=1", durability="replicated")
+        publisher = Publisher(engine)
+        publisher.wait_for(5 * BATCH)
+        group.master.kill()
+        group.master.start_behind(group.replaced())  # until it follows the new one nothing is accepted: that has no replica
+        publisher.wait_for(5 * BATCH)
+        accepted = publisher.end()
+        assert set(drain(engine)) >= accepted
+
+
+@pytest.mark.parametrize("durability", ["memory", "replicated"])
+def test_a_master_that_came_back_empty_is_left(opened: Callable[..., FullEngine], durability: str) -> None:
+    """It was replaced, and holds a connection of ours: whoever is told there that nothing is there asks the sentinels again."""
+    with Sentinels(1) as group, Server() as empty:
+        engine = opened(group.url, durability=durability)
+        engine.put(some(1))
+        link = engine._space.link  # type: ignore[attr-defined]
+        stale = redis.Connection(port=empty.port, protocol=2)
+        stale.connect()
+        link._idle.give_back(link._nodes.pool(""), stale)
+        assert engine.put(some(2))[0].outcome == "duplicate"
+        assert drain(engine) == ["m0", "m1"]
+        assert empty.run("KEYS", "*") == []
+
+
+def test_a_master_that_pauses_is_replaced(opened: Callable[..., FullEngine]) -> None:
+    """SIGSTOP, as when a machine hangs: the replica takes over, and what the old master wakes up with counts no more."""
+    with Sentinels(1) as group:
+        engine = opened(f"{group.url}?timeout=1", durability="replicated")
+        publisher = Publisher(engine)
+        publisher.wait_for(5 * BATCH)
+        group.master.pause()
+        group.replaced()
+        group.master.resume()
+        until(lambda: group.master.info("role") == "slave", "the old master to follow the new one", 30)
+        publisher.wait_for(5 * BATCH)
+        accepted = publisher.end()
+        assert set(drain(engine)) >= accepted
+
+
+def test_a_node_of_a_cluster_that_dies_is_replaced(opened: Callable[..., FullEngine]) -> None:
+    with Cluster(3, 1) as cluster:
+        engine = opened(f"{cluster.url}?shards=8", durability="replicated")
+        publisher = Publisher(engine)
+        publisher.wait_for(5 * BATCH)
+        victim = cluster.masters[1]
+        slot = cluster.slots_of(1)[0]
+        victim.kill()
+        until(lambda: cluster.owner(slot) is not victim, "another master", 30)
+        victim.start()
+        publisher.wait_for(20 * BATCH)
+        accepted = publisher.end()
+        assert set(drain(engine)) >= accepted
+
+
+@pytest.mark.parametrize("way", ["key by key", "in one step"])
+def test_a_slot_moves_under_load(opened: Callable[..., FullEngine], way: str) -> None:
+    """Nothing is lost, nothing doubled, and everybody finds the new place by himself."""
+    with Cluster(3, 0) as cluster:
+        engine = opened(f"{cluster.url}?shards=1")
+        publisher = Publisher(engine)
+        publisher.wait_for(5 * BATCH)
+        slot = int(cluster.masters[0].run("CLUSTER", "KEYSLOT", engine._space.key(0, "shard")))  # type: ignore[attr-defined]
+        source = cluster.owner(slot)
+        for target in [server for server in cluster.masters if server is not source]:
+            if way == "key by key":
+                cluster.move_keys(slot, target)
+            elif not cluster.move_slot(slot, target):
+                pytest.skip("this server has no CLUSTER MIGRATESLOTS: Valkey 9 was the first")
+            publisher.wait_for(5 * BATCH)
+        accepted = publisher.end()
+        ids = drain(engine)
+        assert sorted(ids) == sorted(accepted)
+        assert publisher.failures == 0
+        assert [check for check in engine.doctor() if not check.ok] == []
+
+
+def test_a_cut_network_heals(opened: Callable[..., FullEngine]) -> None:
+    """The caller is told whether it may have happened; publishing again by the same ids is safe."""
+    with Server() as server, Proxy(server.port) as proxy:
+        engine = opened(f"valkey://127.0.0.1:{proxy.port}?timeout=1")
+        publisher = Publisher(engine)
+        for _ in range(3):
+            publisher.wait_for(5 * BATCH)
+            proxy.cut()
+            time.sleep(0.05)  # how long the network is cut
+            proxy.heal()
+        publisher.wait_for(5 * BATCH)
+        accepted = publisher.end()
+        ids = drain(engine)
+        assert set(ids) >= accepted
+        assert len(ids) == len(set(ids))
+
+
+def test_an_answer_that_never_comes_is_told_as_unknown(opened: Callable[..., FullEngine]) -> None:
+    with Server() as server, Proxy(server.port) as proxy:
+        engine = opened(f"valkey://127.0.0.1:{proxy.port}?timeout=0.3")
+        proxy.hang()
+        with pytest.raises(EngineUnavailable, match=r"no answer within 0.3 s; whether the change happened is not known") as told:
+            engine.put(some(1))
+        assert told.value.applied is None
+        proxy.heal()
+
+
+def test_functions_are_loaded_again(opened: Callable[..., FullEngine]) -> None:
+    with Server() as server:
+        engine = opened(server.url)
+        engine.put(some(1))
+        server.run("FUNCTION", "FLUSH")
+        assert drain(engine) == ["m0"]
+
+
+def test_many_find_at_once_that_functions_are_missing(opened: Callable[..., FullEngine]) -> None:
+    """One of them loads the library; to the others it is there already."""
+    with Server() as server, ThreadPoolExecutor(8) as threads:
+        engine = opened(server.url)
+        for turn in range(20):
+            server.run("FUNCTION", "FLUSH")
+            list(threads.map(lambda n: engine.put(some(1, start=n)), range(8 * turn, 8 * turn + 8)))
+        assert len(drain(engine)) == 160
+
+
+def test_a_library_of_another_version_stays(opened: Callable[..., FullEngine]) -> None:
+    other = "#!lua name=laneway_0123456789ab\nredis.register_function('laneway_0123456789ab_put', function() return 'theirs' end)"
+    with Server() as server:
+        server.run("FUNCTION", "LOAD", other)
+        opened(server.url).put(some(1))
+        assert server.run("FCALL", "laneway_0123456789ab_put", 0) == "theirs"
+
+
+def test_a_server_that_keeps_nothing_begins_anew(opened: Callable[..., FullEngine], caplog: pytest.LogCaptureFixture) -> None:
+    """memory: a restart loses what waited, as the docs say; the policies are known still, and ids are never given twice."""
+    with Server() as server:
+        engine = opened(server.url)
+        engine.policy_set("code", "t.*", {"rate": 5})
+        (first,) = engine.put(some(1))
+        server.kill()
+        server.start()
+        engine.put(some(2, start=1))
+        assert "has forgotten namespace" in caplog.text
+        assert engine.policy_of("t.1").rate == 5
+        assert first.id not in drain(engine)
+
+
+@pytest.mark.parametrize(
+    ("config", "durability", "mend"),
+    [
+        ({}, "fsync", "CONFIG SET appendonly yes"),
+        ({}, "replicated", 'durability "replicated" needs 1 replicas, it has 0'),
+        ({"maxmemory_policy": "allkeys-lru"}, "memory", "CONFIG SET maxmemory-policy noeviction"),
+    ],
+)
+def test_what_the_server_cannot_keep_is_refused_at_the_start(
+    opened: Callable[..., FullEngine], config: dict[str, str], durability: str, mend: str
+) -> None:
+    with Server(**config) as server, pytest.raises(EngineUnavailable, match=mend):
+        opened(server.url, durability=durability)
+
+
+def test_replicas_that_do_not_confirm_in_time_are_told(opened: Callable[..., FullEngine]) -> None:
+    with Replicated(1) as group:
+        engine = opened(f"{group.url}?timeout=0.5", durability="replicated")
+        engine.put(some(1))
+        group.replicas[0].pause()
+        with pytest.raises(EngineUnavailable, match=r"0 of 1 replicas confirmed the write within 0\.4 s") as told:
+            engine.put(some(1, start=1))
+        assert told.value.applied is None
+        group.replicas[0].resume()

@@ -1,0 +1,191 @@
+"""Waiting without polling: one is rung for one message, what is due is not missed, and who died is passed over."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from laneway.engines.base import FullEngine
+from laneway.message import Draft, Settlement
+from laneway.testing.servers import Server, until
+from tests.conformance.forms import cluster, server
+
+Opened = Callable[..., FullEngine]
+
+
+class Waiter(threading.Thread):
+    """Waits once; `answer` is what it was told, and `took` how long it waited."""
+
+    def __init__(self, engine: FullEngine, timeout: float = 20.0, **options: object) -> None:
+        super().__init__(daemon=True)
+        self.engine, self.timeout, self.options = engine, timeout, options
+        self.answer: bool | None = None
+        self.took = 0.0
+        self.start()
+
+    def run(self) -> None:
+        began = time.monotonic()
+        self.answer = self.engine.wait(self.timeout, **self.options)  # type: ignore[arg-type]
+        self.took = time.monotonic() - began
+
+
+def listening(engine: FullEngine, count: int, kind: str = "waiters:default") -> None:
+    """Until so many stand in the list of those to be rung, on each shard."""
+    space = engine._space  # type: ignore[attr-defined]
+    until(lambda: all(space.read(shard, "ZCARD", kind) == count for shard in range(space.shards)), f"{count} waiters")
+
+
+@pytest.mark.parametrize("where", ["server", "cluster"])
+def test_a_message_rings_one(opened: Opened, where: str) -> None:
+    url = server().url if where == "server" else cluster()
+    engine = opened(url)
+    waiters = [Waiter(engine) for _ in range(3)]
+    listening(engine, 3)
+    engine.put([Draft("a", b"1")])
+    until(lambda: any(waiter.answer for waiter in waiters), "one that was rung", 4.0)
+    time.sleep(0.1)  # the others sleep on
+    assert sum(waiter.answer is not None for waiter in waiters) == 1
+    engine.lease(10)
+    engine.interrupt()
+    for waiter in waiters:
+        waiter.join(5)
+        assert not waiter.is_alive()
+    assert [waiter.answer for waiter in waiters].count(True) == 1
+
+
+def test_what_is_due_wakes_one_of_them_in_time(opened: Opened) -> None:
+    engine = opened(server().url)
+    engine.put([Draft("a", b"1", delay_us=400_000)])
+    waiters = [Waiter(engine) for _ in range(5)]
+    until(lambda: any(waiter.answer for waiter in waiters), "one that looked", 4.0)
+    assert min(waiter.took for waiter in waiters if waiter.answer) > 0.2
+    assert len(engine.lease(10).leases) == 1
+    engine.interrupt()
+
+
+def test_what_is_due_sooner_than_they_know_is_told(opened: Opened) -> None:
+    engine = opened(server().url)
+    engine.put([Draft("a", b"1", delay_us=60_000_000)])
+    waiter = Waiter(engine)
+    listening(engine, 1)
+    engine.put([Draft("b", b"2", delay_us=300_000)])
+    waiter.join(4)
+    assert waiter.answer
+    assert waiter.took < 3
+
+
+def test_a_full_lease_rings_the_next(opened: Opened) -> None:
+    """Who takes as much as he can hold says that there may be more."""
+    engine = opened(server().url)
+    waiters = [Waiter(engine) for _ in range(2)]
+    listening(engine, 2)
+    engine.put([Draft("a", b"%d" % n) for n in range(10)])
+    until(lambda: any(waiter.answer for waiter in waiters), "the first")
+    engine.lease(5)
+    until(lambda: all(waiter.answer for waiter in waiters), "the second", 4.0)
+
+
+def test_a_full_worker_passes_on_what_it_cannot_start(opened: Opened) -> None:
+    """Only one waiter was notified of a limited message; it would wait until another looks by itself."""
+    engine = opened(server().url)
+    engine.policy_set("code", "a", {"concurrency": 5})
+    waiters = [Waiter(engine) for _ in range(2)]
+    listening(engine, 2)
+    engine.put([Draft("a", b"1")])
+    until(lambda: any(waiter.answer for waiter in waiters), "the first")
+    assert not engine.lease(5, startable=0).leases
+    until(lambda: all(waiter.answer for waiter in waiters), "the second", 4.0)
+
+
+def test_pools_and_named_topics(opened: Opened) -> None:
+    engine = opened(server().url)
+    engine.policy_set("code", "g.*", {"pool": "gpu"})
+    other, named = Waiter(engine, pool="gpu"), Waiter(engine, topics=["a"])
+    listening(engine, 1, "waiters:gpu")
+    listening(engine, 1, "choosy:default")
+    engine.put([Draft("a", b"1")])
+    named.join(4)
+    assert named.answer
+    assert other.answer is None
+    engine.put([Draft("g.1", b"1")])
+    other.join(4)
+    assert other.answer
+
+
+def test_who_was_killed_is_passed_over(opened: Opened) -> None:
+    with Server() as own:
+        engine = opened(own.url, namespace="killed")
+        program = (
+            "from laneway.engines import open_engine\nfrom laneway.engines.base import Settings\n"
+            f"open_engine({own.url!r}, Settings(namespace='killed')).wait(60)"
+        )
+        waiter = Waiter(engine)
+        listening(engine, 1)
+        with subprocess.Popen([sys.executable, "-c", program]) as other:
+            listening(engine, 2)
+            other.kill()
+        until(lambda: int(own.info("pubsub_clients")) == 1, "the server to see it gone")
+        engine.put([Draft("a", b"1")])
+        waiter.join(4)
+        assert waiter.answer
+
+
+def test_waiting_ends_by_its_time(opened: Opened) -> None:
+    engine = opened(server().url)
+    waiter = Waiter(engine, 0.2)
+    waiter.join(5)
+    assert waiter.answer is False
+    listening(engine, 0)
+
+
+def test_many_idle_waiters_ask_nothing(opened: Opened) -> None:
+    """They look every five seconds by themselves, each at his own moment: no more calls than that."""
+    with Server() as own:
+        engine = opened(own.url)
+        waiters = [Waiter(engine, 60) for _ in range(50)]
+        listening(engine, 50)
+        before = _scripts(own)
+        time.sleep(2.0)  # that nothing is asked shows in no event
+        assert _scripts(own) - before <= 50
+        engine.interrupt()
+        for waiter in waiters:
+            waiter.join(10)
+
+
+def _scripts(own: Server) -> int:
+    line = next(line for line in own.run("INFO", "commandstats").splitlines() if line.startswith("cmdstat_fcall:"))
+    return int(line.partition("calls=")[2].partition(",")[0])
+
+
+def test_a_connection_that_breaks_is_made_again(opened: Opened) -> None:
+    with Server() as own:
+        engine = opened(own.url)
+        waiter = Waiter(engine)
+        listening(engine, 1)
+        own.run("CLIENT", "KILL", "TYPE", "pubsub")
+        engine.put([Draft("a", b"1")])
+        waiter.join(10)
+        assert waiter.answer
+        leases = engine.lease(1).leases
+        assert engine.settle([Settlement(lease.handle, lease.fence) for lease in leases]) == ["acked"]
+
+
+def test_who_waits_is_rung_before_who_is_busy(opened: Opened) -> None:
+    engine = opened(server().url)
+    listener = engine.arrival_listener()
+    assert not listener.poll(0.05)
+    waiter = Waiter(engine)
+    listening(engine, 1)
+    engine.put([Draft("a", b"1")])
+    waiter.join(4)
+    assert waiter.answer
+    assert not listener.poll(0.1), "one is enough"
+    engine.put([Draft("b", b"1")])
+    assert listener.poll(4), "nobody waits any more"
+    listener.close()
+    listening(engine, 0, "arrivals:default")

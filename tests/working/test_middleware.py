@@ -1,0 +1,272 @@
+"""Middlewares around handlers, and hooks that are told how messages ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from laneway import DestinationUnavailable, Laneway, Message, Reject, Retry, UsageError
+from laneway.message import Lease, Settlement
+from laneway.working.middleware import HandlingMiddlewares, HookThread
+from tests.working.support import Running, until
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+KINDS = ["async", "thread"]
+
+
+def register(app: Laneway, kind: str, work: Any, **options: Any) -> None:
+    """The same handler as a coroutine or a plain function."""
+
+    async def ahandle(message: Any) -> Any:
+        return work(message)
+
+    def handle(message: Any) -> Any:
+        return work(message)
+
+    app.handler("*", **options)(ahandle if kind == "async" else handle)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_middlewares_run_around_every_handler(app: Laneway, kind: str) -> None:
+    """The first is the outermost; what one sets in a context variable the handler sees."""
+    seen: list[Any] = []
+    trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="none")
+
+    @app.around_handling
+    def outer(message: Message) -> Generator[None, None, None]:
+        seen.append(("outer", message.body))
+        trace.set(f"trace of {message.body}")
+        yield
+        seen.append("outer ends")
+
+    @app.around_handling
+    def inner(message: Message) -> Generator[None, None, None]:
+        seen.append(("inner", message.body))
+        yield
+        seen.append("inner ends")
+
+    register(app, kind, lambda message: seen.append(trace.get()))
+    app.publish("t", 1)
+    assert app.run_worker(burst=True).acked == 1
+    assert seen == [("outer", 1), ("inner", 1), "trace of 1", "inner ends", "outer ends"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_middleware_judges_what_the_handler_raised(app: Laneway, kind: str) -> None:
+    """It may turn an error into Reject, swallow it, or refuse to run the handler at all."""
+    ran: list[str] = []
+
+    @app.around_handling
+    def judge(message: Message) -> Generator[None, None, None]:
+        if message.body == "never":
+            raise Reject("not on Sundays")
+        try:
+            yield
+        except LookupError as error:
+            if message.body == "fatal":
+                raise Reject("no such customer") from error
+
+    def work(message: Message) -> None:
+        ran.append(message.body)
+        raise LookupError(message.body)
+
+    register(app, kind, work)
+    for body in ("fatal", "fine", "never"):
+        app.publish("t", body)
+    summary = app.run_worker(burst=True, concurrency=1)
+    assert (summary.acked, summary.died, summary.retried) == (1, 2, 0)
+    assert sorted(ran) == ["fatal", "fine"]
+    assert {dead.reason for dead in app.dead_letters()} == {"no such customer", "not on Sundays"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_passes_as_a_list(app: Laneway, kind: str) -> None:
+    """Around a batch handler a middleware gets what the handler gets."""
+    seen: list[int] = []
+
+    @app.around_handling
+    def count(messages: list[Message]) -> Generator[None, None, None]:
+        seen.append(len(messages))
+        yield
+
+    register(app, kind, lambda messages: None, batch=10)
+    app.publish_many(Message("t", n) for n in range(20))
+    assert app.run_worker(burst=True).acked == 20
+    assert sum(seen) == 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_body_that_cannot_be_read_passes_none(app: Laneway, kind: str) -> None:
+    """There is no message to pass; it is a dead letter as without middlewares."""
+
+    @app.around_handling
+    def never(message: Message) -> Generator[None, None, None]:
+        raise AssertionError("called")
+        yield
+
+    register(app, kind, print)
+    from laneway.message import Draft
+
+    app.engine.put([Draft("t", b"{no json")])
+    assert app.run_worker(burst=True).died == 1
+    assert "not JSON" in app.dead_letters()[0].reason
+
+
+def tell_all(app: Laneway, seen: list[Any]) -> None:
+    """Every hook, writing down what it is told."""
+    app.on_success(lambda message: seen.append(("success", message.body)))
+    app.on_failure(lambda message, error: seen.append(("failure", message.body, type(error).__name__)))
+    app.on_retry(lambda message, error: seen.append(("retry", message.body, type(error).__name__)))
+    app.on_dead(lambda message, error: seen.append(("dead", message.body, type(error).__name__)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_are_told_what_became_of_each(app: Laneway, kind: str) -> None:
+    """Success, failure, retry, dead: by what the engine answered, in the order of the settlements."""
+    app.policy("*", retries=1)
+    seen: list[Any] = []
+    tell_all(app, seen)
+
+    def work(message: Message) -> None:
+        match message.body:
+            case "raises":
+                raise LookupError
+            case "asks":
+                raise Retry
+            case "rejects":
+                raise Reject("no")
+
+    register(app, kind, work)
+    for body in ("fine", "raises", "asks", "rejects"):
+        app.publish("t", body)
+        app.run_worker(burst=True, concurrency=1)
+    assert seen == [
+        ("success", "fine"),
+        ("failure", "raises", "LookupError"), ("retry", "raises", "LookupError"),
+        ("failure", "raises", "LookupError"), ("dead", "raises", "LookupError"),
+        ("retry", "asks", "Retry"), ("dead", "asks", "Retry"),
+        ("dead", "rejects", "Reject"),
+    ]  # fmt: skip
+
+
+def test_hooks_and_time_limits_and_batches(app: Laneway) -> None:
+    """A handler that was stopped has failed; of a batch each message is told of by itself."""
+    app.policy("*", retries=0)
+    seen: list[Any] = []
+    tell_all(app, seen)
+
+    @app.handler("slow", time_limit=0.05)
+    async def slow(_: Message) -> None:
+        await asyncio.sleep(60)
+
+    @app.handler("batch", batch=10)
+    async def batch(messages: list[Message]) -> list[Exception | None]:
+        return [None if message.body % 2 else Reject("even") for message in messages]
+
+    app.publish("slow", "s")
+    app.publish_many(Message("batch", n) for n in range(4))
+    app.run_worker(burst=True)
+    assert sorted(map(str, seen)) == sorted(
+        map(str, [("failure", "s", "TimeLimit"), ("dead", "s", "TimeLimit"),
+                  ("dead", 0, "Reject"), ("success", 1), ("dead", 2, "Reject"), ("success", 3)])
+    )  # fmt: skip
+
+
+def test_a_rest_is_no_failure(app: Laneway) -> None:
+    """An unwell destination is nobody's failure: no hook is told."""
+    seen: list[Any] = []
+    tell_all(app, seen)
+
+    @app.handler("*")
+    async def unwell(_: Message) -> None:
+        raise DestinationUnavailable("503", retry_after=60)
+
+    app.publish("t")
+    with Running(app):
+        until(lambda: app.topic("t").stats().delivered and not app.topic("t").stats().leased)
+    assert seen == []
+
+
+def test_a_hook_that_fails_is_logged_and_changes_nothing(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
+    """The message is finished, and the next hook is told."""
+    seen: list[Any] = []
+
+    @app.on_success
+    def broken(message: Message) -> None:
+        raise RuntimeError("the mail server is down")
+
+    app.on_success(lambda message: seen.append(message.body))
+    register(app, "async", lambda message: None)
+    app.publish("t", 1)
+    assert app.run_worker(burst=True).acked == 1
+    assert seen == [1]
+    assert "broken of on_success failed" in caplog.text
+    assert "mail server" in caplog.text
+
+
+def test_hooks_that_are_slow_set_the_pace(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers do not run far ahead of hooks, and go on when those have caught up."""
+    monkeypatch.setattr("laneway.working.middleware.BEHIND", 4)
+    told: list[Any] = []
+    go_on, handled = threading.Event(), threading.Event()
+
+    @app.on_success
+    def slow(message: Message) -> None:
+        assert go_on.wait(10)
+        told.append(message.body)
+
+    def work(message: Message) -> None:
+        handled.set()
+
+    register(app, "thread", work)
+    app.publish_many(Message("t", n) for n in range(100))
+    with Running(app, concurrency=1):
+        assert handled.wait(10)
+        threading.Event().wait(0.3)  # time enough to run far ahead
+        assert app.topic("t").stats().done < 30
+        go_on.set()
+        until(lambda: len(told) == 100)
+    assert sorted(told) == list(range(100))
+
+
+def test_hooks_are_plain_functions(app: Laneway) -> None:
+    """An async hook would never be awaited: it is refused."""
+
+    async def hook(message: Message) -> None: ...
+
+    with pytest.raises(UsageError, match=r'on_success: .*"def"'):
+        app.on_success(hook)
+
+
+def test_what_ended_too_late_is_not_told(app: Laneway) -> None:
+    """Of a lost lease somebody else decides."""
+    seen: list[Any] = []
+    tell_all(app, seen)
+    register(app, "thread", lambda message: app.topic("t").delete())
+    app.publish("t", 1)
+    assert app.run_worker(burst=True).lost == 1
+    assert seen == []
+
+
+def test_hooks_that_were_behind_by_one_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever was told that they are behind is told when they are not, however little it was."""
+    monkeypatch.setattr("laneway.working.middleware.BEHIND", 2)
+    go_on, resumed = threading.Event(), threading.Event()
+    middlewares = HandlingMiddlewares()
+    middlewares.add_hook("success", lambda message: go_on.wait(10))
+    hooks = HookThread(middlewares, resumed.set)
+    leases = [Lease(n, n, f"{n}", "t", b"1", 0) for n in range(3)]
+    for lease in leases:
+        hooks.expect(lease, None)
+    hooks.told([Settlement(lease.handle, lease.fence) for lease in leases], ["acked"] * 3)
+    assert hooks.asks_to_wait()
+    hooks.start()
+    go_on.set()
+    assert resumed.wait(10)
+    hooks.end(10)
