@@ -37,7 +37,13 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("endtoend", {}, "threads/s", 20_000, True),
     ("endtoend", {}, "2 : 1", 1.6, True),
     ("processes", {"handler, us of CPU": 500}, "2 : 1", 1.6, True),
-    ("publish", {"durability": "memory", "from": "1 thread, one at a time"}, "median/s", 15_000, True),
+    (
+        "publish",
+        {"durability": "memory", "from": "1 thread, one at a time"},
+        "median/s",
+        15_000,
+        True,
+    ),
     ("publish", {"durability": "memory", "from": "8 threads"}, "median/s", 40_000, True),
     ("publish", {"durability": "memory", "from": "100 coroutines"}, "median/s", 40_000, True),
     ("publish", {"from": "publish_many"}, "median/s", 100_000, True),
@@ -46,8 +52,17 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("policies", {"topics": "ratio"}, "set, ms", 2.0, False),
     ("limited", {"topics": "ratio"}, "lease 500, ms", 2.0, False),
     ("fairness", {"": "quiet topics' wait p99, ms"}, "ratio", 2.0, False),
-    ("shares", {"": "Jain's index, lowest of all windows with 20 deliveries each"}, "measured", 0.99, True),
-    *(("shares", {"": f"share of {tier}"}, "furthest off in any 2,000, points", 1.0, False) for tier in ("high", "mid", "low")),
+    (
+        "shares",
+        {"": "Jain's index, lowest of all windows with 20 deliveries each"},
+        "measured",
+        0.99,
+        True,
+    ),
+    *(
+        ("shares", {"": f"share of {tier}"}, "furthest off in any 2,000, points", 1.0, False)
+        for tier in ("high", "mid", "low")
+    ),
     ("rates", {}, "most beyond the limit in any window", 1.0, False),
     ("latency", {"after a pause of": "3 ms"}, "p50 ms", 5.0, False),
     ("top", {"topics": "many"}, "median ms", 2.0, False),
@@ -76,7 +91,14 @@ def targets(engine: str) -> Iterator[tuple[str, dict[str, object], str, float, b
         yield from TARGETS
         return
     for bench, where, column, target, more_is_better in (*TARGETS, *MORE_TARGETS):
-        own = next((SERVER_TARGETS[bench, str(value)] for value in where.values() if (bench, str(value)) in SERVER_TARGETS), target)
+        own = next(
+            (
+                SERVER_TARGETS[bench, str(value)]
+                for value in where.values()
+                if (bench, str(value)) in SERVER_TARGETS
+            ),
+            target,
+        )
         yield bench, where, column, own, more_is_better
 
 
@@ -87,7 +109,22 @@ def main() -> None:
     for old in results.glob("*.json"):
         old.unlink()  # the summary is of this run
     benches = BENCHES if chosen.engine == "sqlite" else (*BENCHES, *ON_SERVERS)
-    failed = [name for name in benches if run([sys.executable, "-m", f"bench.{name}", "--seed", str(chosen.seed), "--engine", chosen.engine, *sized])]
+    failed = [
+        name
+        for name in benches
+        if run(
+            [
+                sys.executable,
+                "-m",
+                f"bench.{name}",
+                "--seed",
+                str(chosen.seed),
+                "--engine",
+                chosen.engine,
+                *sized,
+            ]
+        )
+    ]
     summary(results, chosen.engine)
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
@@ -104,14 +141,21 @@ def run(command: list[str]) -> int:
 
 
 def summary(results: Path, engine: str) -> None:
-    """The figures that have a target: the worst of those meant, and how far it is (1 or more: reached)."""
+    """
+    The figures that have a target: the worst of those meant, and how far it is (1 or more:
+    reached).
+    """
     beside_peers(results / "peers.json")
     print("\nagainst the targets (1.00 or more: reached)")
     for bench, where, column, target, more_is_better in targets(engine):
         path = results / f"{bench}.json"
         rows = json.loads(path.read_text())["figures"] if path.exists() else []
-        values = [row[column] for row in rows if all(row[name] == value for name, value in where.items())]
-        name = f"{bench}: {column}" + "".join(f", {value}" for value in where.values() if value != "ratio")
+        values = [
+            row[column] for row in rows if all(row[name] == value for name, value in where.items())
+        ]
+        name = f"{bench}: {column}" + "".join(
+            f", {value}" for value in where.values() if value != "ratio"
+        )
         if not values:
             print(f"  {name:88} not measured")
             continue
@@ -126,7 +170,11 @@ def beside_peers(path: Path) -> None:
     ours = next((row for row in rows if row[""].startswith("Laneway")), {})
     print("\nbeside the best peer of the same run")
     for column, value in ours.items():
-        others = {row[""]: number(row[column]) for row in rows if not row[""].startswith("Laneway") and number(row[column])}
+        others = {
+            row[""]: number(row[column])
+            for row in rows
+            if not row[""].startswith("Laneway") and number(row[column])
+        }
         if not number(value) or not others:
             continue
         best = (min if column.endswith("ms") else max)(others, key=lambda name: others[name])

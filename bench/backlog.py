@@ -39,9 +39,22 @@ def main() -> None:
             rows.append((waiting, put, head, *looks, place.size() / waiting))
         engine.close()
     publish_table(
-        "backlog", chosen, ("waiting", "put/s", "lease + settle/s", "top 20, ms", "stats, ms", "peek, ms", "overview, ms", "bytes/message"), rows,
-        f"10,000 topics, durability memory; put: the last {step:,}; lease + settle: {rounds * BATCH:,} at that depth",
-    )  # fmt: skip
+        "backlog",
+        chosen,
+        (
+            "waiting",
+            "put/s",
+            "lease + settle/s",
+            "top 20, ms",
+            "stats, ms",
+            "peek, ms",
+            "overview, ms",
+            "bytes/message",
+        ),
+        rows,
+        f"10,000 topics, durability memory; put: the last {step:,}; lease + settle:"
+        f" {rounds * BATCH:,} at that depth",
+    )
 
 
 def milliseconds(work: Callable[[], object]) -> float:

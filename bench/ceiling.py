@@ -1,11 +1,14 @@
 """
-The raw ceiling: the same storage operations straight on SQLite, with no policies, no fairness and no limits.
+The raw ceiling: the same storage operations straight on SQLite, with no policies, no fairness and
+no limits.
 
-A message table, an order per topic, counts per topic, and a row for each lease with its deadline; batches of 500 in one transaction,
-`executemany`. It claims from the topic with the lowest number that has something: nobody is served fairly. It is as durable as Laneway
-is: with "fsync" what was put or acked is on the disk, leases (lost with their process anyway) follow with the next of them.
+A message table, an order per topic, counts per topic, and a row for each lease with its deadline;
+batches of 500 in one transaction, `executemany`. It claims from the topic with the lowest number
+that has something: nobody is served fairly. It is as durable as Laneway is: with "fsync" what was
+put or acked is on the disk, leases (lost with their process anyway) follow with the next of them.
 
-`Plain` is what people write first: one table in publish order, a deadline in the row, no topics to speak of. It shows what topics cost.
+`Plain` is what people write first: one table in publish order, a deadline in the row, no topics to
+speak of. It shows what topics cost.
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ from pathlib import Path
 from bench.common import BATCH, BODY
 
 SCHEMA = """
-CREATE TABLE topic (topic INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, ready INTEGER NOT NULL, leased INTEGER NOT NULL);
+CREATE TABLE topic (topic INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,
+    ready INTEGER NOT NULL, leased INTEGER NOT NULL);
 CREATE INDEX topic_ready ON topic (topic) WHERE ready > 0;
-CREATE TABLE message (mid INTEGER PRIMARY KEY, topic INTEGER NOT NULL, priority INTEGER NOT NULL, at INTEGER NOT NULL, body BLOB NOT NULL);
-CREATE TABLE ready (topic INTEGER, priority INTEGER, at INTEGER, mid INTEGER, PRIMARY KEY (topic, priority, at, mid)) WITHOUT ROWID;
+CREATE TABLE message (mid INTEGER PRIMARY KEY, topic INTEGER NOT NULL, priority INTEGER NOT NULL,
+    at INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE ready (topic INTEGER, priority INTEGER, at INTEGER, mid INTEGER,
+    PRIMARY KEY (topic, priority, at, mid)) WITHOUT ROWID;
 CREATE TABLE lease (mid INTEGER PRIMARY KEY, topic INTEGER NOT NULL, deadline INTEGER NOT NULL);
 """
 
@@ -32,7 +38,8 @@ PRAGMA wal_autocheckpoint = 10000;
 """
 
 PLAIN_SCHEMA = """
-CREATE TABLE message (mid INTEGER PRIMARY KEY, topic INTEGER NOT NULL, deadline INTEGER NOT NULL, body BLOB NOT NULL);
+CREATE TABLE message (mid INTEGER PRIMARY KEY, topic INTEGER NOT NULL, deadline INTEGER NOT NULL,
+    body BLOB NOT NULL);
 CREATE INDEX waiting ON message (mid) WHERE deadline = 0;
 """
 
@@ -51,7 +58,10 @@ class Store:
         self.connection.close()
 
     def begin(self, *, durable: bool) -> None:
-        self.run(f"PRAGMA synchronous = {('FULL' if durable else 'NORMAL') if self._is_durable else 'OFF'}")
+        self.run(
+            "PRAGMA synchronous ="
+            f" {('FULL' if durable else 'NORMAL') if self._is_durable else 'OFF'}"
+        )
         self.run("BEGIN IMMEDIATE")
 
 
@@ -73,9 +83,18 @@ class Raw(Store):
         for topic in topics:
             grown[topic] = grown.get(topic, 0) + 1
         self.begin(durable=True)
-        self.many("INSERT INTO message VALUES (?, ?, 0, ?, ?)", [(first + n, topic, now, BODY) for n, topic in enumerate(topics)])
-        self.many("INSERT INTO ready VALUES (?, 0, ?, ?)", [(topic, now, first + n) for n, topic in enumerate(topics)])
-        self.many("UPDATE topic SET ready = ready + ? WHERE topic = ?", [(count, topic) for topic, count in grown.items()])
+        self.many(
+            "INSERT INTO message VALUES (?, ?, 0, ?, ?)",
+            [(first + n, topic, now, BODY) for n, topic in enumerate(topics)],
+        )
+        self.many(
+            "INSERT INTO ready VALUES (?, 0, ?, ?)",
+            [(topic, now, first + n) for n, topic in enumerate(topics)],
+        )
+        self.many(
+            "UPDATE topic SET ready = ready + ? WHERE topic = ?",
+            [(count, topic) for topic, count in grown.items()],
+        )
         self.run("COMMIT")
 
     def lease(self) -> list[tuple[int, int, int, bytes]]:
@@ -83,13 +102,15 @@ class Raw(Store):
         taken: list[tuple[int, int, int, bytes]] = []
         self.begin(durable=False)
         claimed: list[tuple[int, int]] = []
-        for topic, ready in self.run("SELECT topic, ready FROM topic WHERE ready > 0 ORDER BY topic LIMIT ?", (BATCH,)).fetchall():
+        for topic, ready in self.run(
+            "SELECT topic, ready FROM topic WHERE ready > 0 ORDER BY topic LIMIT ?", (BATCH,)
+        ).fetchall():
             room = BATCH - len(taken)
             if room <= 0:
                 break
             rows = self.run(
-                "SELECT r.mid, r.topic, r.at, m.body FROM ready r JOIN message m ON m.mid = r.mid WHERE r.topic = ?"
-                " ORDER BY r.priority, r.at, r.mid LIMIT ?",
+                "SELECT r.mid, r.topic, r.at, m.body FROM ready r JOIN message m ON m.mid = r.mid"
+                " WHERE r.topic = ? ORDER BY r.priority, r.at, r.mid LIMIT ?",
                 (topic, min(room, ready)),
             ).fetchall()
             taken += rows
@@ -99,8 +120,14 @@ class Raw(Store):
             "DELETE FROM ready WHERE topic = ? AND priority = 0 AND at = ? AND mid = ?",
             [(topic, at, mid) for mid, topic, at, _ in taken],
         )
-        self.many("INSERT INTO lease VALUES (?, ?, ?)", [(mid, topic, deadline) for mid, topic, *_ in taken])
-        self.many("UPDATE topic SET ready = ready - ?, leased = leased + ? WHERE topic = ?", [(n, n, topic) for n, topic in claimed])
+        self.many(
+            "INSERT INTO lease VALUES (?, ?, ?)",
+            [(mid, topic, deadline) for mid, topic, *_ in taken],
+        )
+        self.many(
+            "UPDATE topic SET ready = ready - ?, leased = leased + ? WHERE topic = ?",
+            [(n, n, topic) for n, topic in claimed],
+        )
         self.run("COMMIT")
         return taken
 
@@ -112,7 +139,10 @@ class Raw(Store):
         self.begin(durable=True)
         self.many("DELETE FROM lease WHERE mid = ?", [(mid,) for mid, *_ in taken])
         self.many("DELETE FROM message WHERE mid = ?", [(mid,) for mid, *_ in taken])
-        self.many("UPDATE topic SET leased = leased - ? WHERE topic = ?", [(count, topic) for topic, count in done.items()])
+        self.many(
+            "UPDATE topic SET leased = leased - ? WHERE topic = ?",
+            [(count, topic) for topic, count in done.items()],
+        )
         self.run("COMMIT")
 
 
@@ -125,7 +155,10 @@ class Plain(Store):
     def put(self, topics: list[int]) -> None:
         """One batch, a message to each of these topics."""
         self.begin(durable=True)
-        self.many("INSERT INTO message (topic, deadline, body) VALUES (?, 0, ?)", [(topic, BODY) for topic in topics])
+        self.many(
+            "INSERT INTO message (topic, deadline, body) VALUES (?, 0, ?)",
+            [(topic, BODY) for topic in topics],
+        )
         self.run("COMMIT")
 
     def lease(self) -> list[tuple[int, int, bytes]]:
@@ -133,8 +166,8 @@ class Plain(Store):
         deadline = time.time_ns() // 1000 + 60_000_000
         self.begin(durable=False)
         taken = self.run(
-            "UPDATE message SET deadline = ? WHERE mid IN (SELECT mid FROM message WHERE deadline = 0 ORDER BY mid LIMIT ?)"
-            " RETURNING mid, topic, body",
+            "UPDATE message SET deadline = ? WHERE mid IN (SELECT mid FROM message WHERE deadline ="
+            " 0 ORDER BY mid LIMIT ?) RETURNING mid, topic, body",
             (deadline, BATCH),
         ).fetchall()
         self.run("COMMIT")

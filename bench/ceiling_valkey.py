@@ -1,10 +1,13 @@
 """
-The raw ceiling of a Valkey: the same storage operations in one script call for each batch, with no policies, no fairness and no limits.
+The raw ceiling of a Valkey: the same storage operations in one script call for each batch, with no
+policies, no fairness and no limits.
 
-A record for each topic that has anything, read and written at each visit; an order of the topics, and of their names; a hash of messages and a list
-for each topic; a hash of leases, and when they end. It claims from whichever topics come first: nobody is served fairly.
+A record for each topic that has anything, read and written at each visit; an order of the topics,
+and of their names; a hash of messages and a list for each topic; a hash of leases, and when they
+end. It claims from whichever topics come first: nobody is served fairly.
 
-`Plain` is what people write first: a list of bodies for each topic, a set of the topics that have something, a hash of what is leased.
+`Plain` is what people write first: a list of bodies for each topic, a set of the topics that have
+something, a hash of what is leased.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ for n, topic in ipairs(order) do
         place = seq
         redis.call('ZADD', 'run', place, topic)
     end
-    records[2 * n - 1], records[2 * n] = topic, cmsgpack.pack(ready + #list, leased, published + #list, done, place)
+    records[2 * n - 1] = topic
+    records[2 * n] = cmsgpack.pack(ready + #list, leased, published + #list, done, place)
 end
 redis.call('HSET', 'm', unpack(messages))
 redis.call('HSET', 'lanes', unpack(records))
@@ -48,7 +52,8 @@ return seq
 """
 RAW_LEASE = """
 local seq, waiting = cmsgpack.unpack(redis.call('GET', 'shard') or cmsgpack.pack(0, 0))
-local room, deadline, found, leases, records, ends = tonumber(ARGV[1]), tonumber(ARGV[2]), {}, {}, {}, {}
+local room, deadline = tonumber(ARGV[1]), tonumber(ARGV[2])
+local found, leases, records, ends = {}, {}, {}, {}
 local order = redis.call('ZRANGE', 'run', 0, room - 1)
 local stored = #order > 0 and redis.call('HMGET', 'lanes', unpack(order)) or {}
 for n, topic in ipairs(order) do
@@ -62,8 +67,10 @@ for n, topic in ipairs(order) do
         ends[#ends + 1] = mids[k]
     end
     place = place + 1
-    if ready == 0 then redis.call('ZREM', 'run', topic) else redis.call('ZADD', 'run', place, topic) end
-    records[#records + 1] = topic; records[#records + 1] = cmsgpack.pack(ready, leased, published, done, place)
+    if ready == 0 then redis.call('ZREM', 'run', topic)
+    else redis.call('ZADD', 'run', place, topic) end
+    records[#records + 1] = topic
+    records[#records + 1] = cmsgpack.pack(ready, leased, published, done, place)
 end
 if #ends > 0 then
     redis.call('HSET', 'l', unpack(leases))
@@ -88,11 +95,13 @@ for n, stored in ipairs(redis.call('HMGET', 'lanes', unpack(order))) do
     if ready + leased == 0 then
         gone[#gone + 1] = order[n]
     else
-        records[#records + 1] = order[n]; records[#records + 1] = cmsgpack.pack(ready, leased, published, done, place)
+        records[#records + 1] = order[n]
+        records[#records + 1] = cmsgpack.pack(ready, leased, published, done, place)
     end
 end
 if #records > 0 then redis.call('HSET', 'lanes', unpack(records)) end
-if #gone > 0 then redis.call('HDEL', 'lanes', unpack(gone)); redis.call('ZREM', 'names', unpack(gone)) end
+if #gone > 0 then redis.call('HDEL', 'lanes', unpack(gone))
+    redis.call('ZREM', 'names', unpack(gone)) end
 redis.call('SET', 'shard', rest)
 return 1
 """
@@ -131,18 +140,27 @@ return redis.call('HDEL', 'l', unpack(ARGV))
 
 
 class _Scripts:
-    """A store that is three scripts. As durable as ours: what was put or acked is followed by WAITAOF where that is asked for."""
+    """
+    A store that is three scripts. As durable as ours: what was put or acked is followed by WAITAOF
+    where that is asked for.
+    """
 
     SCRIPTS: tuple[str, str, str]
 
     def __init__(self, port: int, durability: str) -> None:
         self._client = redis.Redis(port=port, protocol=2)
-        self._put, self._lease, self._ack = (self._client.script_load(script) for script in self.SCRIPTS)
+        self._put, self._lease, self._ack = (
+            self._client.script_load(script) for script in self.SCRIPTS
+        )
         self._connection = self._client.connection_pool.get_connection()
-        self._confirm = hiredis.pack_command(("WAITAOF", 1, 0, 5000)) if durability == "fsync" else b""
+        self._confirm = (
+            hiredis.pack_command(("WAITAOF", 1, 0, 5000)) if durability == "fsync" else b""
+        )
 
     def _run(self, sha: str, arguments: list[object], confirm: bytes = b"") -> list[bytes]:
-        self._connection.send_packed_command([hiredis.pack_command(("EVALSHA", sha, 0, *arguments)) + confirm])
+        self._connection.send_packed_command(
+            [hiredis.pack_command(("EVALSHA", sha, 0, *arguments)) + confirm]
+        )
         answer = self._connection.read_response()
         if confirm:
             self._connection.read_response()
@@ -150,7 +168,9 @@ class _Scripts:
 
     def put(self, topics: list[int]) -> None:
         """One batch, a message to each of these topics."""
-        self._run(self._put, [each for topic in topics for each in (f"t.{topic}", BODY)], self._confirm)
+        self._run(
+            self._put, [each for topic in topics for each in (f"t.{topic}", BODY)], self._confirm
+        )
 
     def lease(self) -> list[bytes]:
         """Up to a batch, the numbers of its messages."""

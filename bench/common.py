@@ -29,15 +29,29 @@ SOURCE = Path(__file__).parents[1] / "src"
 
 
 def options(about: str) -> argparse.Namespace:
-    """--full, --quick: smaller; --smoke: one iteration, seconds; --json FILE. Ended by SIGTERM, a benchmark still clears away what is its own."""
+    """
+    --full, --quick: smaller; --smoke: one iteration, seconds; --json FILE. Ended by SIGTERM, a
+    benchmark still clears away what is its own.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--full", action="store_true", help="the full numbers, minutes (the default)")
+    parser.add_argument(
+        "--full", action="store_true", help="the full numbers, minutes (the default)"
+    )
     parser.add_argument("--quick", action="store_true", help="smaller numbers, a minute at most")
     parser.add_argument("--smoke", action="store_true", help="once and tiny: does it still run?")
-    parser.add_argument("--json", type=Path, help="where to write the figures (default: bench/results/SIZE/NAME.json)")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="where to write the figures (default: bench/results/SIZE/NAME.json)",
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--engine", default="sqlite", metavar="NAME", help="sqlite (the default), valkey, redis, cluster, or a URL")
+    parser.add_argument(
+        "--engine",
+        default="sqlite",
+        metavar="NAME",
+        help="sqlite (the default), valkey, redis, cluster, or a URL",
+    )
     chosen = parser.parse_args()
     if chosen.full + chosen.quick + chosen.smoke > 1:
         parser.error("--full, --quick and --smoke: name one of them")
@@ -88,16 +102,33 @@ class Store:
         """Rows of what comes and goes."""
         assert self._path is not None
         with sqlite3.connect(self._path) as raw:
-            found = sum(raw.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in COMES_AND_GOES)
+            found = sum(
+                raw.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+                for table in COMES_AND_GOES
+            )
         raw.close()
         return int(found)
 
 
-COMES_AND_GOES = ("lane", "message", "ready", "lease", "event", "ident", "note", "merge_key", "serial_key", "dead")
+COMES_AND_GOES = (
+    "lane",
+    "message",
+    "ready",
+    "lease",
+    "event",
+    "ident",
+    "note",
+    "merge_key",
+    "serial_key",
+    "dead",
+)
 
 
 class ServerStore(Store):
-    """A server that was started for the benchmark, and is empty; or several, of which the first is looked at."""
+    """
+    A server that was started for the benchmark, and is empty; or several, of which the first is
+    looked at.
+    """
 
     STAYS = ("settings", "rules", "policies", "shard", "gates", "tiers")
 
@@ -122,17 +153,26 @@ class ServerStore(Store):
             for key in server.run("KEYS", "laneway:*"):
                 if key.rpartition(":")[2] not in self.STAYS:
                     kind = server.run("TYPE", key)
-                    found += server.run({"hash": "HLEN", "zset": "ZCARD", "list": "LLEN"}[kind], key)
+                    found += server.run(
+                        {"hash": "HLEN", "zset": "ZCARD", "list": "LLEN"}[kind], key
+                    )
         return found
 
     def longest(self) -> float:
         """Milliseconds of the longest call so far."""
-        noted = (int(entry[2]) / 1e3 for server in self.servers for entry in server.run("SLOWLOG", "GET", 1000))
+        noted = (
+            int(entry[2]) / 1e3
+            for server in self.servers
+            for entry in server.run("SLOWLOG", "GET", 1000)
+        )
         return max(self._longest, *noted, 0.0)
 
     def cpu(self) -> float:
         """Seconds of processor time that the servers have used."""
-        return sum(float(server.info("used_cpu_user")) + float(server.info("used_cpu_sys")) for server in self.servers)
+        return sum(
+            float(server.info("used_cpu_user")) + float(server.info("used_cpu_sys"))
+            for server in self.servers
+        )
 
 
 def usual(chosen: argparse.Namespace) -> str:
@@ -196,26 +236,58 @@ def command() -> str:
 
 def commit() -> str:
     """What was measured; "" where this is no checkout."""
-    told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=SOURCE, capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=SOURCE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return told.stdout.strip()
 
 
 def publish_table(
-    name: str, chosen: argparse.Namespace, columns: Sequence[str], rows: Sequence[Sequence[Any]], notes: str = "", *, repeats: Any = None
+    name: str,
+    chosen: argparse.Namespace,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    notes: str = "",
+    *,
+    repeats: Any = None,
 ) -> None:
-    """Print the table and write it as JSON; there also min, median and max of what was measured repeatedly."""
+    """
+    Print the table and write it as JSON; there also min, median and max of what was measured
+    repeatedly.
+    """
     cells = [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(column), *(len(row[n]) for row in cells)) if cells else len(column) for n, column in enumerate(columns)]
+    widths = [
+        max(len(column), *(len(row[n]) for row in cells)) if cells else len(column)
+        for n, column in enumerate(columns)
+    ]
     print(f"\n{name}" + (f" ({notes})" if notes else ""))
     for line in (list(columns), *cells):
-        print("  " + "  ".join(cell.rjust(width) if n else cell.ljust(width) for n, (cell, width) in enumerate(zip(line, widths, strict=True))))
+        print(
+            "  "
+            + "  ".join(
+                cell.rjust(width) if n else cell.ljust(width)
+                for n, (cell, width) in enumerate(zip(line, widths, strict=True))
+            )
+        )
     bench = Path(sys.argv[0]).stem
     path = chosen.json or RESULTS / place(chosen) / f"{name}.json"
     if chosen.json and name != bench:
         path = path.with_stem(f"{path.stem}-{name}")  # its second table
     path.parent.mkdir(parents=True, exist_ok=True)
     figures = [dict(zip(columns, row, strict=True)) for row in rows]
-    told = {"bench": name, "command": command(), "size": size(chosen), "seed": chosen.seed, "machine": machine(), "notes": notes, "figures": figures}
+    told = {
+        "bench": name,
+        "command": command(),
+        "size": size(chosen),
+        "seed": chosen.seed,
+        "machine": machine(),
+        "notes": notes,
+        "figures": figures,
+    }
     if repeats is not None:
         told["repeats"] = repeats
     path.write_text(json.dumps(told, indent=1))
@@ -228,10 +300,17 @@ def _cell(value: Any) -> str:
 
 
 @contextmanager
-def worker(command: Sequence[str], path: Path, environment: dict[str, str], program: str = sys.executable) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker of some library, run by this Python (or another program) in a folder, silent; ended with the block."""
+def worker(
+    command: Sequence[str], path: Path, environment: dict[str, str], program: str = sys.executable
+) -> Iterator[subprocess.Popen[bytes]]:
+    """
+    A worker of some library, run by this Python (or another program) in a folder, silent; ended
+    with the block.
+    """
     quiet = subprocess.DEVNULL
-    running = subprocess.Popen([program, *command], cwd=path, env=environment, stdout=quiet, stderr=quiet)
+    running = subprocess.Popen(
+        [program, *command], cwd=path, env=environment, stdout=quiet, stderr=quiet
+    )
     try:
         yield running
     finally:
@@ -245,11 +324,17 @@ def worker(command: Sequence[str], path: Path, environment: dict[str, str], prog
 
 @contextmanager
 def process(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process of this Python that runs a program text; ended with the block, however that ends."""
+    """
+    Another process of this Python that runs a program text; ended with the block, however that
+    ends.
+    """
     started = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", program, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )  # fmt: skip
+    )
     try:
         yield started
     finally:

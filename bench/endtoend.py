@@ -1,4 +1,7 @@
-"""End to end through the public API: bulk publishing, then one worker (and two) with handlers that do nothing."""
+"""
+End to end through the public API: bulk publishing, then one worker (and two) with handlers that do
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -45,56 +48,118 @@ def main() -> None:
         for topics in pick(chosen, (1, 1_000), (1_000,), (10,)):
             published, drained = [], {}
             for kind, workers in (("async", 1), ("thread", 1), ("async", 2)):
-                runs = [run(chosen, durability, topics, messages, kind, workers) for _ in range(repeats)]
+                runs = [
+                    run(chosen, durability, topics, messages, kind, workers) for _ in range(repeats)
+                ]
                 published += [rate for rate, _ in runs]
                 found = spread([rate for _, rate in runs])
                 drained[kind, workers] = found["median"]
-                spreads.append({"durability": durability, "topics": topics, "handlers": kind, "processes": workers, "drained/s": found})
-            rows.append((durability, topics, spread(published)["median"], drained["async", 1], drained["thread", 1], drained["async", 2],
-                         drained["async", 2] / drained["async", 1]))  # fmt: skip
+                spreads.append(
+                    {
+                        "durability": durability,
+                        "topics": topics,
+                        "handlers": kind,
+                        "processes": workers,
+                        "drained/s": found,
+                    }
+                )
+            rows.append(
+                (
+                    durability,
+                    topics,
+                    spread(published)["median"],
+                    drained["async", 1],
+                    drained["thread", 1],
+                    drained["async", 2],
+                    drained["async", 2] / drained["async", 1],
+                )
+            )
     publish_busy(chosen, messages // 15, repeats)
     publish_table(
-        "endtoend", chosen, ("durability", "topics", "publish_many/s", "async/s", "threads/s", "2 processes/s", "2 : 1"), rows,
-        f"{messages:,} messages of 100 bytes, handlers that do nothing; medians of {repeats}", repeats=spreads,
-    )  # fmt: skip
-
-
-def publish_busy(chosen: Namespace, messages: int, repeats: int) -> None:
-    """What a second process brings where handlers work: a store of one file has one writer, handlers have a core each."""
-    rows = []
-    for work_us in (20, 100, 500):
-        one, two = (
-            spread([run(chosen, "fsync", 1_000, messages, "busy", count, work_us=work_us)[1] for _ in range(repeats)])["median"] for count in (1, 2)
-        )
-        rows.append((work_us, one, two, two / one))
-    publish_table(
-        "processes", chosen, ("handler, us of CPU", "1 process/s", "2 processes/s", "2 : 1"), rows, f"{messages:,} messages, 1,000 topics, fsync"
+        "endtoend",
+        chosen,
+        (
+            "durability",
+            "topics",
+            "publish_many/s",
+            "async/s",
+            "threads/s",
+            "2 processes/s",
+            "2 : 1",
+        ),
+        rows,
+        f"{messages:,} messages of 100 bytes, handlers that do nothing; medians of {repeats}",
+        repeats=spreads,
     )
 
 
-def run(chosen: Namespace, durability: str, topics: int, messages: int, kind: str, workers: int, *, work_us: int = 0) -> tuple[float, float]:
+def publish_busy(chosen: Namespace, messages: int, repeats: int) -> None:
+    """
+    What a second process brings where handlers work: a store of one file has one writer, handlers
+    have a core each.
+    """
+    rows = []
+    for work_us in (20, 100, 500):
+        one, two = (
+            spread(
+                [
+                    run(chosen, "fsync", 1_000, messages, "busy", count, work_us=work_us)[1]
+                    for _ in range(repeats)
+                ]
+            )["median"]
+            for count in (1, 2)
+        )
+        rows.append((work_us, one, two, two / one))
+    publish_table(
+        "processes",
+        chosen,
+        ("handler, us of CPU", "1 process/s", "2 processes/s", "2 : 1"),
+        rows,
+        f"{messages:,} messages, 1,000 topics, fsync",
+    )
+
+
+def run(
+    chosen: Namespace,
+    durability: str,
+    topics: int,
+    messages: int,
+    kind: str,
+    workers: int,
+    *,
+    work_us: int = 0,
+) -> tuple[float, float]:
     """(published a second, drained a second)."""
     with store(chosen, durability) as place:
         url = place.url
         app = Laneway(url, durability=durability)  # type: ignore[arg-type]
         began = time.perf_counter()
-        app.publish_many((Message(f"t.{n % topics}", "x" * 98) for n in range(messages)), progress=False)
+        app.publish_many(
+            (Message(f"t.{n % topics}", "x" * 98) for n in range(messages)), progress=False
+        )
         published = messages / (time.perf_counter() - began)
         app.close()
         return published, drain(url, durability, kind, workers, messages, work_us=work_us)
 
 
-def drain(url: str, durability: str, kind: str, workers: int, messages: int, *, work_us: int = 0) -> float:
+def drain(
+    url: str, durability: str, kind: str, workers: int, messages: int, *, work_us: int = 0
+) -> float:
     """Messages a second from the first worker's start to the last one's end."""
     with ExitStack() as stack:
-        started = [stack.enter_context(process(WORKER, url, kind, durability, str(work_us))) for _ in range(workers)]
+        started = [
+            stack.enter_context(process(WORKER, url, kind, durability, str(work_us)))
+            for _ in range(workers)
+        ]
         for worker in started:
             line(worker)
         for worker in started:
             go(worker)
         told = [line(worker).split() for worker in started]
     assert sum(int(acked) for _, _, acked in told) == messages, told
-    return messages / (max(float(end) for _, end, _ in told) - min(float(began) for began, _, _ in told))
+    return messages / (
+        max(float(end) for _, end, _ in told) - min(float(began) for began, _, _ in told)
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The engine alone, with all policies in force, against the raw ceiling in the same run, batch by batch in turn."""
+"""
+The engine alone, with all policies in force, against the raw ceiling in the same run, batch by
+batch in turn.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,34 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 from bench import ceiling, ceiling_valkey
-from bench.common import BATCH, BODY, ServerStore, folder, options, pick, publish_table, spread, store
+from bench.common import (
+    BATCH,
+    BODY,
+    ServerStore,
+    folder,
+    options,
+    pick,
+    publish_table,
+    spread,
+    store,
+)
 from laneway.engines import open_engine
 from laneway.engines.base import Settings
 from laneway.message import Draft, Lease, Settlement
 
-POLICIES = {"rate": 1_000_000, "burst": 1_000_000, "concurrency": 1_000_000, "weight": 2, "tier": "high", "retries": 5, "lease": 60}
-"""Every limit is looked at at every visit, and holds nothing back: what is measured is the cost of looking."""
+POLICIES = {
+    "rate": 1_000_000,
+    "burst": 1_000_000,
+    "concurrency": 1_000_000,
+    "weight": 2,
+    "tier": "high",
+    "retries": 5,
+    "lease": 60,
+}
+"""
+Every limit is looked at at every visit, and holds nothing back: what is measured is the cost of
+looking.
+"""
 
 OPERATIONS = ("put", "lease + settle")
 
@@ -51,8 +75,13 @@ class Ours:
 
 
 @contextmanager
-def contenders(chosen: Namespace, durability: str, topics: int) -> Iterator[tuple[Contender, Contender, Contender]]:
-    """Ours, the ceiling, a plain queue: each with a file or a server of its own, which those that wait leave idle."""
+def contenders(
+    chosen: Namespace, durability: str, topics: int
+) -> Iterator[tuple[Contender, Contender, Contender]]:
+    """
+    Ours, the ceiling, a plain queue: each with a file or a server of its own, which those that wait
+    leave idle.
+    """
     with ExitStack() as stack:
         if chosen.engine == "sqlite":
             place = stack.enter_context(folder())
@@ -63,8 +92,14 @@ def contenders(chosen: Namespace, durability: str, topics: int) -> Iterator[tupl
             )
         else:
             own, *others = (stack.enter_context(store(chosen, durability)) for _ in range(3))
-            raw, plain = (other.servers[0].port for other in others if isinstance(other, ServerStore))
-            found = (Ours(own.url, durability), ceiling_valkey.Raw(raw, durability), ceiling_valkey.Plain(plain, durability))
+            raw, plain = (
+                other.servers[0].port for other in others if isinstance(other, ServerStore)
+            )
+            found = (
+                Ours(own.url, durability),
+                ceiling_valkey.Raw(raw, durability),
+                ceiling_valkey.Plain(plain, durability),
+            )
         for each in found:
             stack.callback(each.close)
         yield found
@@ -76,21 +111,42 @@ def main() -> None:
     rows = []
     for durability in ("memory", "fsync"):
         for topics in pick(chosen, (1, 1_000, 100_000), (1, 1_000, 100_000), (1, 100)):
-            runs = [measure(chosen, durability, topics, messages, chosen.seed + n) for n in range(pick(chosen, 3, 1, 1))]
+            runs = [
+                measure(chosen, durability, topics, messages, chosen.seed + n)
+                for n in range(pick(chosen, 3, 1, 1))
+            ]
             for number, operation in enumerate(OPERATIONS):
-                ours, raw, plain = ([run[contender][number] for run in runs] for contender in range(3))
+                ours, raw, plain = (
+                    [run[contender][number] for run in runs] for contender in range(3)
+                )
                 ratio = spread([our / ceil for our, ceil in zip(ours, raw, strict=True)])
                 medians = [spread(each)["median"] for each in (ours, raw, plain)]
-                rows.append((durability, topics, operation, *medians[:2], *ratio.values(), medians[2]))
+                rows.append(
+                    (durability, topics, operation, *medians[:2], *ratio.values(), medians[2])
+                )
     publish_table(
-        "engine", chosen,
-        ("durability", "topics", "operation", "laneway/s", "raw/s", "ratio min", "ratio", "ratio max", "plain queue/s"), rows,
-        f"{messages:,} messages of 100 bytes, batches of {BATCH}, all policies in force; medians of runs side by side;"
-        " fsync: put and settle are synced, leases follow, in all three",
-    )  # fmt: skip
+        "engine",
+        chosen,
+        (
+            "durability",
+            "topics",
+            "operation",
+            "laneway/s",
+            "raw/s",
+            "ratio min",
+            "ratio",
+            "ratio max",
+            "plain queue/s",
+        ),
+        rows,
+        f"{messages:,} messages of 100 bytes, batches of {BATCH}, all policies in force; medians of"
+        " runs side by side; fsync: put and settle are synced, leases follow, in all three",
+    )
 
 
-def measure(chosen: Namespace, durability: str, topics: int, messages: int, seed: int) -> list[tuple[float, float]]:
+def measure(
+    chosen: Namespace, durability: str, topics: int, messages: int, seed: int
+) -> list[tuple[float, float]]:
     """Of each contender: messages put, and leased and settled, in a second."""
     draw = random.Random(seed)
     batches = [[draw.randrange(topics) for _ in range(BATCH)] for _ in range(messages // BATCH)]

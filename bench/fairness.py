@@ -1,4 +1,6 @@
-"""Fairness: what a flood of one topic does to 999 quiet ones, Jain's index, and the tiers' shares."""
+"""
+Fairness: what a flood of one topic does to 999 quiet ones, Jain's index, and the tiers' shares.
+"""
 
 from __future__ import annotations
 
@@ -36,35 +38,60 @@ WINDOW = 20
 """Deliveries that each topic must have in a window that is judged by Jain's index."""
 SHARE_WINDOW = 2_000
 PATIENCE = 20.0
-"""Seconds that the quiet topics have after the last publish, and what a message counts that was not served then."""
+"""
+Seconds that the quiet topics have after the last publish, and what a message counts that was not
+served then.
+"""
 
 
 def main() -> None:
     chosen = options(__doc__ or "")
     flood = pick(chosen, 1_000_000, 100_000, 1_000)
     seconds = pick(chosen, 15.0, 6.0, 1.0)
-    runs = [(waits(chosen, 0, seconds, chosen.seed + n), waits(chosen, flood, seconds, chosen.seed + n)) for n in range(pick(chosen, 3, 1, 1))]
+    runs = [
+        (waits(chosen, 0, seconds, chosen.seed + n), waits(chosen, flood, seconds, chosen.seed + n))
+        for n in range(pick(chosen, 3, 1, 1))
+    ]
     rows: list[tuple[object, ...]] = []
     repeats: dict[str, dict[str, dict[str, float]]] = {}
     for n, name in enumerate(("quiet topics' wait p50, ms", "quiet topics' wait p99, ms")):
-        quiet, flooded = spread([without[n] for without, _ in runs]), spread([during[n] for _, during in runs])
+        quiet, flooded = (
+            spread([without[n] for without, _ in runs]),
+            spread([during[n] for _, during in runs]),
+        )
         rows.append((name, quiet["median"], flooded["median"], flooded["median"] / quiet["median"]))
         repeats[name] = {"without": quiet, "flood": flooded}
     publish_table(
-        "fairness", chosen, ("", "without", f"one of 1,000 with {flood:,}", "ratio"), rows,
-        f"999 quiet topics, 500 messages/s, 2 ms handlers, {usual(chosen)}; medians of {len(runs)}", repeats=repeats,
-    )  # fmt: skip
+        "fairness",
+        chosen,
+        ("", "without", f"one of 1,000 with {flood:,}", "ratio"),
+        rows,
+        f"999 quiet topics, 500 messages/s, 2 ms handlers, {usual(chosen)}; medians of {len(runs)}",
+        repeats=repeats,
+    )
     jain = lowest_jain(chosen, pick(chosen, 200, 50, 10), pick(chosen, 1_000, 200, 20))
     shares = tier_shares(chosen, pick(chosen, 20_000, 5_000, 2_500))
     rows = [
         ("Jain's index, lowest of all windows with 20 deliveries each", jain, ">= 0.99", "-"),
-        *((f"share of {tier}", share, f"{wanted:.0%}", furthest * 100) for tier, share, wanted, furthest in shares),
+        *(
+            (f"share of {tier}", share, f"{wanted:.0%}", furthest * 100)
+            for tier, share, wanted, furthest in shares
+        ),
     ]
-    publish_table("shares", chosen, ("", "measured", "target", "furthest off in any 2,000, points"), rows, "leases of 1 to 100")
+    publish_table(
+        "shares",
+        chosen,
+        ("", "measured", "target", "furthest off in any 2,000, points"),
+        rows,
+        "leases of 1 to 100",
+    )
 
 
 def waits(chosen: Namespace, flood: int, seconds: float, seed: int) -> tuple[float, float]:
-    """p50 and p99 of the quiet topics' waiting time, in milliseconds; what is not served in the end counts too."""
+    """
+    p50 and p99 of the quiet topics' waiting time, in milliseconds; what is not served in the end
+    counts too.
+    """
     draw = random.Random(seed)
     with store(chosen, usual(chosen)) as place:
         url = place.url
@@ -83,7 +110,13 @@ def waits(chosen: Namespace, flood: int, seconds: float, seed: int) -> tuple[flo
                 due += draw.expovariate(500)
                 stop.wait(max(0.0, due - time.monotonic()))
             patience = time.monotonic() + PATIENCE
-            while any(topic.waiting for topic in app.topics(order="backlog", pattern="quiet.*", limit=1)) and time.monotonic() < patience:
+            while (
+                any(
+                    topic.waiting
+                    for topic in app.topics(order="backlog", pattern="quiet.*", limit=1)
+                )
+                and time.monotonic() < patience
+            ):
                 stop.wait(0.05)
             worker.send_signal(signal.SIGTERM)
             served = sorted(float(wait) for wait in line(worker).split())
@@ -94,8 +127,9 @@ def waits(chosen: Namespace, flood: int, seconds: float, seed: int) -> tuple[flo
 
 def lowest_jain(chosen: Namespace, topics: int, rounds: int) -> float:
     """
-    Over the windows of the hand-outs in which each of the equal, backlogged topics has at least 20: the shortest that begins at each
-    hand-out. Longer ones are evener. Raises RuntimeError where no window is such: that is no fairness at all.
+    Over the windows of the hand-outs in which each of the equal, backlogged topics has at least 20:
+    the shortest that begins at each hand-out. Longer ones are evener. Raises RuntimeError where no
+    window is such: that is no fairness at all.
     """
     with store(chosen) as place:
         engine = open_engine(place.url, Settings(durability="memory"))
@@ -125,12 +159,17 @@ def lowest_jain(chosen: Namespace, topics: int, rounds: int) -> float:
             squares -= 2 * counts[first] - 1
             counts[first] -= 1
     if not found:
-        raise RuntimeError(f"no window of {len(order):,} deliveries gave each of {topics:,} equal topics {WINDOW}")
+        raise RuntimeError(
+            f"no window of {len(order):,} deliveries gave each of {topics:,} equal topics {WINDOW}"
+        )
     return min(found)
 
 
 def tier_shares(chosen: Namespace, deliveries: int) -> list[tuple[str, float, float, float]]:
-    """(tier, its part, its target, its worst distance from it in any 2,000) while all have work, by workers that lease different numbers."""
+    """
+    (tier, its part, its target, its worst distance from it in any 2,000) while all have work, by
+    workers that lease different numbers.
+    """
     with store(chosen) as place:
         engine = open_engine(place.url, Settings(durability="memory"))
         targets = {"high": 0.6, "mid": 0.3, "low": 0.1}
@@ -145,7 +184,10 @@ def tier_shares(chosen: Namespace, deliveries: int) -> list[tuple[str, float, fl
             order += [lease.topic.partition(".")[0] for lease in leases]
             engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
         engine.close()
-    return [(tier, order.count(tier) / len(order), target, furthest_share(order, tier, target)) for tier, target in targets.items()]
+    return [
+        (tier, order.count(tier) / len(order), target, furthest_share(order, tier, target))
+        for tier, target in targets.items()
+    ]
 
 
 def furthest_share(order: list[str], tier: str, target: float) -> float:

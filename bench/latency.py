@@ -1,8 +1,10 @@
 """
-An idle system: publish to the start of the handler in another process, and what a waiting worker costs.
+An idle system: publish to the start of the handler in another process, and what a waiting worker
+costs.
 
-A machine that has slept for a while is slower to answer, whatever one asks of it: so each pause is a row of its own, and beside it stands, where
-there is a server, what the same machine needs for the least that can be done there: one LPUSH, and one BLPOP that waits for it in another process.
+A machine that has slept for a while is slower to answer, whatever one asks of it: so each pause is
+a row of its own, and beside it stands, where there is a server, what the same machine needs for the
+least that can be done there: one LPUSH, and one BLPOP that waits for it in another process.
 """
 
 from __future__ import annotations
@@ -16,7 +18,17 @@ from pathlib import Path
 
 import redis
 
-from bench.common import ServerStore, line, options, pick, process, publish_table, spread, store, usual
+from bench.common import (
+    ServerStore,
+    line,
+    options,
+    pick,
+    process,
+    publish_table,
+    spread,
+    store,
+    usual,
+)
 from laneway import Laneway
 
 WORKER = """
@@ -58,16 +70,33 @@ def main() -> None:
                 waits.append(waited(lambda: app.publish("a", time.time()), worker, pause))
                 if least is not None:
                     leasts.append(waited(lambda: client.lpush("least", time.time()), least, pause))
-            rows.append((f"{pause * 1e3:g} ms", p50(waits), sorted(waits[3:])[int(number * 0.99)], p50(leasts) if leasts else "-"))
+            rows.append(
+                (
+                    f"{pause * 1e3:g} ms",
+                    p50(waits),
+                    sorted(waits[3:])[int(number * 0.99)],
+                    p50(leasts) if leasts else "-",
+                )
+            )
             repeats[f"{pause * 1e3:g} ms"] = spread(waits[3:])
         before = cpu(worker.pid)
         time.sleep(idle)
         percent = (cpu(worker.pid) - before) / idle * 100
     publish_table(
-        "latency", chosen, ("after a pause of", "p50 ms", "p99 ms", "LPUSH to BLPOP, p50 ms"), rows,
-        f"durability {usual(chosen)}, what it takes to publish included", repeats=repeats,
-    )  # fmt: skip
-    publish_table("idle", chosen, ("idle worker, % of a core",), [(percent,)], "nothing to do, the bell rung by nobody")
+        "latency",
+        chosen,
+        ("after a pause of", "p50 ms", "p99 ms", "LPUSH to BLPOP, p50 ms"),
+        rows,
+        f"durability {usual(chosen)}, what it takes to publish included",
+        repeats=repeats,
+    )
+    publish_table(
+        "idle",
+        chosen,
+        ("idle worker, % of a core",),
+        [(percent,)],
+        "nothing to do, the bell rung by nobody",
+    )
 
 
 def waited(publish: Callable[[], object], worker: subprocess.Popen[str], pause: float) -> float:

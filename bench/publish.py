@@ -1,4 +1,6 @@
-"""Publishing: one at a time, from many threads or coroutines at once (group commit), and in bulk."""
+"""
+Publishing: one at a time, from many threads or coroutines at once (group commit), and in bulk.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,24 @@ def main() -> None:
     number = pick(chosen, 50_000, 20_000, 500)
     rows = []
     for durability in ("memory", "fsync"):
-        for name, work in (("1 thread, one at a time", one), ("8 threads", threads), ("100 coroutines", coroutines), ("publish_many", bulk)):
-            figures = [measure(chosen, work, durability, number) for _ in range(pick(chosen, 3, 1, 1))]
+        for name, work in (
+            ("1 thread, one at a time", one),
+            ("8 threads", threads),
+            ("100 coroutines", coroutines),
+            ("publish_many", bulk),
+        ):
+            figures = [
+                measure(chosen, work, durability, number) for _ in range(pick(chosen, 3, 1, 1))
+            ]
             found = spread(figures)
             rows.append((durability, name, found["min"], found["median"], found["max"]))
-    publish_table("publish", chosen, ("durability", "from", "min/s", "median/s", "max/s"), rows, f"{number:,} messages of 100 bytes to 100 topics")
+    publish_table(
+        "publish",
+        chosen,
+        ("durability", "from", "min/s", "median/s", "max/s"),
+        rows,
+        f"{number:,} messages of 100 bytes to 100 topics",
+    )
 
 
 def measure(chosen: Namespace, work: object, durability: str, number: int) -> float:

@@ -38,15 +38,28 @@ SETTLE_IN = 1.0
 def main() -> None:
     chosen = options(__doc__ or "")
     span = pick(chosen, 20.0, 4.0, 1.0)
-    rates = pick(chosen, (1, 5, 10, 20, 25, 39, 40, 100, 1_000, 10_000), (10, 25, 39, 1_000, 10_000), (100,))
+    rates = pick(
+        chosen, (1, 5, 10, 20, 25, 39, 40, 100, 1_000, 10_000), (10, 25, 39, 1_000, 10_000), (100,)
+    )
     cases = [(rate, 1) for rate in rates] + pick(chosen, [(100, 4), (1_000, 16)], [(100, 4)], [])
     rows = [measure(chosen, rate, partitions, span) for rate, partitions in cases]
     publish_table(
-        "rates", chosen,
-        ("rate/s", "partitions", "delivered/s", "short, %", "over, %", "most beyond the limit in any window", "lost to late visits, %"), rows,
-        f"in {span:g} s from {SETTLE_IN:g} s after the start on, {WORKERS} workers; limit of a window: rate x its length + burst; "
-        "lost to late visits: permits that came while the burst was full, because no worker came within 50 ms",
-    )  # fmt: skip
+        "rates",
+        chosen,
+        (
+            "rate/s",
+            "partitions",
+            "delivered/s",
+            "short, %",
+            "over, %",
+            "most beyond the limit in any window",
+            "lost to late visits, %",
+        ),
+        rows,
+        f"in {span:g} s from {SETTLE_IN:g} s after the start on, {WORKERS} workers; limit of a"
+        " window: rate x its length + burst; lost to late visits: permits that came while the"
+        " burst was full, because no worker came within 50 ms",
+    )
 
 
 def measure(chosen: Namespace, rate: int, partitions: int, span: float) -> tuple[float, ...]:
@@ -58,7 +71,10 @@ def measure(chosen: Namespace, rate: int, partitions: int, span: float) -> tuple
             app.policy("a", rate=rate, partitions=partitions)
             count = int(rate * (span + SETTLE_IN) * 1.5 + burst) + 10 * partitions
             app.publish_many((Message("a", n) for n in range(count)), progress=False)
-        workers = [stack.enter_context(process(WORKER, url, str(span + SETTLE_IN + 0.2))) for _ in range(WORKERS)]
+        workers = [
+            stack.enter_context(process(WORKER, url, str(span + SETTLE_IN + 0.2)))
+            for _ in range(WORKERS)
+        ]
         for worker in workers:
             line(worker)
         for worker in workers:
@@ -69,7 +85,15 @@ def measure(chosen: Namespace, rate: int, partitions: int, span: float) -> tuple
     steady = sum(count for at, count in taken if first <= at < first + span) / span
     error = (steady / rate - 1) * 100
     late = lateness([each for each in taken if first <= each[0] < first + span], rate) / span * 100
-    return rate, partitions, steady, max(0.0, -error), max(0.0, error), excess(taken, rate, burst), late
+    return (
+        rate,
+        partitions,
+        steady,
+        max(0.0, -error),
+        max(0.0, error),
+        excess(taken, rate, burst),
+        late,
+    )
 
 
 def lateness(taken: list[tuple[float, int]], rate: int) -> float:
@@ -82,7 +106,9 @@ def lateness(taken: list[tuple[float, int]], rate: int) -> float:
 
 
 def excess(taken: list[tuple[float, int]], rate: int, burst: float) -> float:
-    """By how much the worst of all windows goes beyond what rate and burst allow in it; 0: none does."""
+    """
+    By how much the worst of all windows goes beyond what rate and burst allow in it; 0: none does.
+    """
     worst = best = float("-inf")
     before = 0
     for at, count in taken:

@@ -1,8 +1,9 @@
 """
-Several nodes against one: the same messages through one server, and through clusters of two and three.
+Several nodes against one: the same messages through one server, and through clusters of two and
+three.
 
-Clients and servers share this machine's cores, so the wall clock says little; what a node can carry is told by the processor time that the busiest
-one needs.
+Clients and servers share this machine's cores, so the wall clock says little; what a node can carry
+is told by the processor time that the busiest one needs.
 """
 
 from __future__ import annotations
@@ -26,11 +27,27 @@ def main() -> None:
         runs = [measure(nodes, messages) for _ in range(pick(chosen, 3, 1, 1))]
         per_cpu = spread([busiest for _, busiest in runs])["median"]
         first = first or per_cpu
-        rows.append(("1 server" if nodes == 1 else f"cluster of {nodes}", spread([wall for wall, _ in runs])["median"], per_cpu, per_cpu / first))
+        rows.append(
+            (
+                "1 server" if nodes == 1 else f"cluster of {nodes}",
+                spread([wall for wall, _ in runs])["median"],
+                per_cpu,
+                per_cpu / first,
+            )
+        )
     publish_table(
-        "scale", chosen, ("", "messages/s, one client", "messages / CPU second of the busiest node", "times one server"), rows,
-        f"{messages:,} messages over 1,000 topics, put, leased and settled in batches of {BATCH}; memory; 1 shard, 64 shards",
-    )  # fmt: skip
+        "scale",
+        chosen,
+        (
+            "",
+            "messages/s, one client",
+            "messages / CPU second of the busiest node",
+            "times one server",
+        ),
+        rows,
+        f"{messages:,} messages over 1,000 topics, put, leased and settled in batches of {BATCH};"
+        " memory; 1 shard, 64 shards",
+    )
 
 
 def measure(nodes: int, messages: int) -> tuple[float, float]:
@@ -46,7 +63,12 @@ def measure(nodes: int, messages: int) -> tuple[float, float]:
         before = [cpu(server) for server in servers]
         began = time.perf_counter()
         for start in range(0, messages, BATCH * 20):
-            engine.put([Draft(f"t.{n % 1000}", BODY) for n in range(start, min(messages, start + BATCH * 20))])
+            engine.put(
+                [
+                    Draft(f"t.{n % 1000}", BODY)
+                    for n in range(start, min(messages, start + BATCH * 20))
+                ]
+            )
         done = 0
         while done < messages:
             leases = engine.lease(BATCH).leases

@@ -1,9 +1,10 @@
 """
-Tasks from hand to hand, in the same run: published one at a time by one client while one worker runs them, without and with results; in
-bulk; one call after the other to its result; a chord.
+Tasks from hand to hand, in the same run: published one at a time by one client while one worker
+runs them, without and with results; in bulk; one call after the other to its result; a chord.
 
-The peers are those of `bench.peers`, with the best sensible settings that were found. Each phase begins with an empty store (all on one Valkey
-server; Huey and Laneway's first row in a file) and a worker that is ready. What is not over after a minute is an error.
+The peers are those of `bench.peers`, with the best sensible settings that were found. Each phase
+begins with an empty store (all on one Valkey server; Huey and Laneway's first row in a file) and a
+worker that is ready. What is not over after a minute is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ async def main():
         for n in range(TASKS): await send(n)
         published = time.perf_counter()
         while done() < TASKS: time.sleep(0.005)
-        told = {"publish": TASKS / (published - began), "all": TASKS / (time.perf_counter() - began)}
+        told = {"publish": TASKS / (published - began),
+                "all": TASKS / (time.perf_counter() - began)}
     elif phase == "kept":
         handles = [await send_kept(n) for n in range(TASKS)]
         await results(handles)
@@ -73,7 +75,10 @@ async def begin(): pass
 
 
 class Peer(NamedTuple):
-    """How one of them is used: `module` has the tasks and what the client calls; `worker`: its command."""
+    """
+    How one of them is used: `module` has the tasks and what the client calls; `worker`: its
+    command.
+    """
 
     package: str
     settings: str
@@ -96,20 +101,30 @@ async def send(n): plain.delay(n)
 async def send_kept(n): return kept.delay(n)
 async def results(handles): return [handle.get(60) for handle in handles]
 async def send_bulk(count): plain.map(range(count))
-async def chord(count): assert chord_of([kept.s(n) for n in range(count)], last.s()).enqueue().get(60) == count
+async def chord(count):
+    assert chord_of([kept.s(n) for n in range(count)], last.s()).enqueue().get(60) == count
 """
 
 PEERS = {
     "Laneway": Peer(
-        "laneway", "SQLite, fsync, async tasks", LANEWAY.replace("URL", '"sqlite:///q.db"'),
-        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"], True, True,
+        "laneway",
+        "SQLite, fsync, async tasks",
+        LANEWAY.replace("URL", '"sqlite:///q.db"'),
+        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"],
+        True,
+        True,
     ),
     "Laneway on Valkey": Peer(
-        "laneway", "Valkey, memory, async tasks", LANEWAY.replace("URL", 'os.environ["VALKEY"]'),
-        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"], True, True,
+        "laneway",
+        "Valkey, memory, async tasks",
+        LANEWAY.replace("URL", 'os.environ["VALKEY"]'),
+        ["-m", "laneway", "worker", "peer:app", "-c", "100", "--log-level", "error"],
+        True,
+        True,
     ),
     "Celery": Peer(
-        "celery", "Valkey, solo pool, Valkey backend",
+        "celery",
+        "Valkey, solo pool, Valkey backend",
         """
 from celery import Celery, chord as chord_of
 app = Celery("peer", broker=os.environ["VALKEY"], backend=os.environ["VALKEY"])
@@ -123,13 +138,28 @@ def last(numbers): return len(numbers)
 async def send(n): plain.delay(n)
 async def send_kept(n): return kept.delay(n)
 async def results(handles): return [handle.get(timeout=60) for handle in handles]
-async def chord(count): assert chord_of([kept.s(n) for n in range(count)])(last.s()).get(timeout=60) == count
+async def chord(count):
+    assert chord_of([kept.s(n) for n in range(count)])(last.s()).get(timeout=60) == count
 """,
-        ["-m", "celery", "-A", "peer", "worker", "--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "ERROR"],
+        [
+            "-m",
+            "celery",
+            "-A",
+            "peer",
+            "worker",
+            "--pool",
+            "solo",
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            "-l",
+            "ERROR",
+        ],
         has_chord=True,
     ),
     "RQ": Peer(
-        "rq", "Valkey, SimpleWorker (no fork)",
+        "rq",
+        "Valkey, SimpleWorker (no fork)",
         """
 from redis import Redis
 from rq import Queue
@@ -139,13 +169,18 @@ def plain(n): count()
 def kept(n): return time.time()
 async def send(n): queue.enqueue("peer.plain", n, result_ttl=0)
 async def send_kept(n): return queue.enqueue("peer.kept", n)
-async def results(handles): return [handle.latest_result(timeout=60).return_value for handle in handles]
-async def send_bulk(count): queue.enqueue_many([Queue.prepare_data("peer.plain", (n,), result_ttl=0) for n in range(count)])
+async def results(handles):
+    return [handle.latest_result(timeout=60).return_value for handle in handles]
+async def send_bulk(count):
+    queue.enqueue_many(
+        [Queue.prepare_data("peer.plain", (n,), result_ttl=0) for n in range(count)])
 """,
-        ["-m", "rq.cli", "worker", "-w", "rq.worker.SimpleWorker", "--quiet"], True,
+        ["-m", "rq.cli", "worker", "-w", "rq.worker.SimpleWorker", "--quiet"],
+        True,
     ),
     "Dramatiq": Peer(
-        "dramatiq", "Valkey, 1 process, 8 threads, Valkey results",
+        "dramatiq",
+        "Valkey, 1 process, 8 threads, Valkey results",
         """
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
@@ -160,12 +195,14 @@ def plain(n): count()
 def kept(n): return time.time()
 async def send(n): plain.send(n)
 async def send_kept(n): return kept.send(n)
-async def results(handles): return [handle.get_result(block=True, timeout=60_000) for handle in handles]
+async def results(handles):
+    return [handle.get_result(block=True, timeout=60_000) for handle in handles]
 """,
         ["-m", "dramatiq", "peer", "-p", "1", "-t", "8"],
     ),
     "Huey": Peer(
-        "huey", "SQLite, fsync, 4 threads, polls every 1 ms",
+        "huey",
+        "SQLite, fsync, 4 threads, polls every 1 ms",
         """
 from huey import SqliteHuey
 huey = SqliteHuey("q", filename="huey.db", fsync=True)
@@ -175,12 +212,27 @@ def plain(n): count()
 def kept(n): return time.time()
 async def send(n): plain(n)
 async def send_kept(n): return kept(n)
-async def results(handles): return [handle(blocking=True, timeout=60, backoff=1, max_delay=0.001) for handle in handles]
+async def results(handles):
+    return [handle(blocking=True, timeout=60, backoff=1, max_delay=0.001) for handle in handles]
 """,
-        ["-m", "huey.bin.huey_consumer", "peer.huey", "-w", "4", "-k", "thread", "-d", "0.001", "-m", "0.001", "-q"],
+        [
+            "-m",
+            "huey.bin.huey_consumer",
+            "peer.huey",
+            "-w",
+            "4",
+            "-k",
+            "thread",
+            "-d",
+            "0.001",
+            "-m",
+            "0.001",
+            "-q",
+        ],
     ),
     "SAQ": Peer(
-        "saq", "Valkey, 100 coroutines",
+        "saq",
+        "Valkey, 100 coroutines",
         """
 from saq import Queue
 queue = Queue.from_url(os.environ["VALKEY"])
@@ -196,12 +248,16 @@ async def results(handles):
 """,
         ["-m", "saq", "peer.settings", "--quiet"],
     ),
-}  # fmt: skip
+}
 
 
 def main() -> None:
     chosen = options(__doc__ or "")
-    sizes = {"TASKS": pick(chosen, 5_000, 2_000, 50), "TRIPS": pick(chosen, 200, 100, 5), "CHORD": pick(chosen, 1_000, 1_000, 20)}
+    sizes = {
+        "TASKS": pick(chosen, 5_000, 2_000, 50),
+        "TRIPS": pick(chosen, 200, 100, 5),
+        "CHORD": pick(chosen, 1_000, 1_000, 20),
+    }
     rows: list[tuple[object, ...]] = []
     with valkey(True) as address:
         for name, peer in PEERS.items():
@@ -213,8 +269,21 @@ def main() -> None:
                 rows.append((f"{name} {version(peer.package)}", *figures, peer.settings))
             print(*rows[-1], flush=True)
     chord = f"chord of {sizes['CHORD']:,} s"
-    columns = ("", "delay/s", "no results/s", "results/s", "bulk/s", "delay to start ms", "delay to get ms", chord, "settings")
-    about = f"{sizes['TASKS']:,} tasks that do nothing, one client and one worker at the same time; -: it cannot"
+    columns = (
+        "",
+        "delay/s",
+        "no results/s",
+        "results/s",
+        "bulk/s",
+        "delay to start ms",
+        "delay to get ms",
+        chord,
+        "settings",
+    )
+    about = (
+        f"{sizes['TASKS']:,} tasks that do nothing, one client and one worker at the same time; -:"
+        " it cannot"
+    )
     publish_table("tasks", chosen, columns, rows, about)
 
 
@@ -227,9 +296,15 @@ def measure(peer: Peer, address: str, sizes: dict[str, int]) -> list[object]:
     return [
         told.get(name, "-")
         for told, name in (
-            (plain, "publish"), (plain, "all"), (kept, "all"), (bulk, "publish"), (trips, "start"), (trips, "trip"), (chord, "chord"),
+            (plain, "publish"),
+            (plain, "all"),
+            (kept, "all"),
+            (bulk, "publish"),
+            (trips, "start"),
+            (trips, "trip"),
+            (chord, "chord"),
         )
-    ]  # fmt: skip
+    ]
 
 
 def phase(peer: Peer, address: str, sizes: dict[str, int], name: str) -> dict[str, Any]:
@@ -237,13 +312,22 @@ def phase(peer: Peer, address: str, sizes: dict[str, int], name: str) -> dict[st
     with folder() as path:
         (path / "peer.py").write_text(COUNT + peer.module)
         environment = {
-            **os.environ, **{key: str(value) for key, value in sizes.items()}, "VALKEY": address, "RQ_REDIS_URL": address,
+            **os.environ,
+            **{key: str(value) for key, value in sizes.items()},
+            "VALKEY": address,
+            "RQ_REDIS_URL": address,
             "PYTHONPATH": os.pathsep.join([str(path), str(SOURCE)]),
-        }  # fmt: skip
+        }
         empty(address)
         with worker(peer.worker, path, environment):
             told = subprocess.run(
-                [sys.executable, "-c", CLIENT, name], cwd=path, env=environment, capture_output=True, text=True, check=False, timeout=3 * MINUTE
+                [sys.executable, "-c", CLIENT, name],
+                cwd=path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=3 * MINUTE,
             )
         if told.returncode:
             raise RuntimeError(told.stderr.strip().splitlines()[-1])

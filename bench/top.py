@@ -1,8 +1,10 @@
 """
-The top lists at 1,000,000 topics against 1,000: `topics(order=…, limit=20)`, each order, with and without a pattern.
+The top lists at 1,000,000 topics against 1,000: `topics(order=…, limit=20)`, each order, with and
+without a pattern.
 
-Twice at the large number: as the topics were published, one message each, and with all of them in the same size class of every order,
-which is the worst that the indexes can meet. The engine is asked 50 times for each; the first time is not counted.
+Twice at the large number: as the topics were published, one message each, and with all of them in
+the same size class of every order, which is the worst that the indexes can meet. The engine is
+asked 50 times for each; the first time is not counted.
 """
 
 from __future__ import annotations
@@ -41,13 +43,21 @@ def main() -> None:
             engine.close()
     rows = list(rows_of(found))
     publish_table(
-        "top", chosen, ("order", "pattern", "topics", "median ms", "worst ms", "ratio"), rows,
-        f"few: {FEW:,} topics, many: {many:,}; the top 20; {REPEATS} calls each; ratio: to the same list of few",
-        repeats=[{"order": order, "pattern": pattern, **each} for (order, pattern), each in found.items()],
-    )  # fmt: skip
+        "top",
+        chosen,
+        ("order", "pattern", "topics", "median ms", "worst ms", "ratio"),
+        rows,
+        f"few: {FEW:,} topics, many: {many:,}; the top 20; {REPEATS} calls each; ratio: to the same"
+        " list of few",
+        repeats=[
+            {"order": order, "pattern": pattern, **each} for (order, pattern), each in found.items()
+        ],
+    )
 
 
-def note(found: dict[tuple[str, str], dict[str, dict[str, float]]], which: str, engine: FullEngine) -> None:
+def note(
+    found: dict[tuple[str, str], dict[str, dict[str, float]]], which: str, engine: FullEngine
+) -> None:
     for order in MEASURES:
         for pattern in PATTERNS:
             found.setdefault((order, pattern), {})[which] = measure(engine, order, pattern)
@@ -75,14 +85,23 @@ def put_into_one_class(place: Store) -> None:
             names = server.run("ZRANGE", key, 0, -1)
             for index in ("big", "old", "busy", "slow"):
                 for first in range(0, len(names), 1000):
-                    members = [word for name in names[first : first + 1000] for word in (CLASS, name)]
+                    members = [
+                        word for name in names[first : first + 1000] for word in (CLASS, name)
+                    ]
                     server.run("ZADD", f"{key[:-5]}top:{index}", *members)
 
 
 def rows_of(found: dict[tuple[str, str], dict[str, dict[str, float]]]) -> Iterator[tuple[Any, ...]]:
     for (order, pattern), each in found.items():
         for which, took in each.items():
-            yield order, pattern, which, took["median"], took["max"], took["median"] / each["few"]["median"]
+            yield (
+                order,
+                pattern,
+                which,
+                took["median"],
+                took["max"],
+                took["median"] / each["few"]["median"],
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""The curve that others cannot hold: the same backlog spread over 1 to 1,000,000 topics, drained by one worker, end to end."""
+"""
+The curve that others cannot hold: the same backlog spread over 1 to 1,000,000 topics, drained by
+one worker, end to end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ def main() -> None:
             url = place.url
             app = Laneway(url, durability="memory")
             began = time.perf_counter()
-            app.publish_many((Message(f"t.{n % topics}", "x" * 98) for n in range(messages)), progress=False)
+            app.publish_many(
+                (Message(f"t.{n % topics}", "x" * 98) for n in range(messages)), progress=False
+            )
             published = messages / (time.perf_counter() - began)
             size = app.engine.overview()
             assert size.waiting == messages
@@ -31,9 +36,13 @@ def main() -> None:
         rows.append((f"{topics:,}", published, drained, first / drained, held / messages))
         topics *= pick(chosen, 10, 10, 20)
     publish_table(
-        "topics", chosen, ("topics", "publish_many/s", "drain/s", "times slower than 1", "bytes/message"), rows,
-        f"{messages:,} messages of 100 bytes, one worker, async handlers that do nothing, durability memory",
-    )  # fmt: skip
+        "topics",
+        chosen,
+        ("topics", "publish_many/s", "drain/s", "times slower than 1", "bytes/message"),
+        rows,
+        f"{messages:,} messages of 100 bytes, one worker, async handlers that do nothing,"
+        " durability memory",
+    )
 
 
 if __name__ == "__main__":

@@ -53,9 +53,12 @@ def main() -> None:
             thread.join(30)
         engine.close()
     publish_table(
-        "waiting", chosen, ("idle workers", "server, % of a core", "calls/s", "p50 ms", "p99 ms"),
-        [(workers, idle, calls, statistics.median(waits), waits[int(len(waits) * 0.99)])], "simulated workers, threads of one process",
-    )  # fmt: skip
+        "waiting",
+        chosen,
+        ("idle workers", "server, % of a core", "calls/s", "p50 ms", "p99 ms"),
+        [(workers, idle, calls, statistics.median(waits), waits[int(len(waits) * 0.99)])],
+        "simulated workers, threads of one process",
+    )
 
 
 def _calls(place: ServerStore) -> int:

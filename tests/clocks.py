@@ -9,4 +9,7 @@ real_time, real_time_ns = time.time, time.time_ns
 time.time = lambda: real_time() + shift
 time.time_ns = lambda: real_time_ns() + round(shift * 1e9)
 """
-"""Shifts `time.time` and `time.time_ns` by the seconds of the first argument, before anything is imported that reads them."""
+"""
+Shifts `time.time` and `time.time_ns` by the seconds of the first argument, before anything is
+imported that reads them.
+"""

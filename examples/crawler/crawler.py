@@ -1,7 +1,9 @@
 """
-The crawler: every host is a topic with its own rate and concurrency; the shallow pages of a host go first; a page is fetched once, for ever.
+The crawler: every host is a topic with its own rate and concurrency; the shallow pages of a host go
+first; a page is fetched once, for ever.
 
-A page's links are published together with its ack, in one transaction: a crawler that is killed in the middle has done both or neither.
+A page's links are published together with its ack, in one transaction: a crawler that is killed in
+the middle has done both or neither.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ RATE, BURST, CONCURRENCY = 150, 5, 4
 """What each host is asked to bear."""
 
 TIMEOUT, LEASE = 2.0, 5
-"""A request is given up well before its lease ends: while we wait for a host nobody else asks it for the same page."""
+"""
+A request is given up well before its lease ends: while we wait for a host nobody else asks it for
+the same page.
+"""
 
 AGENT = "laneway-crawler/{pid}"
 THREADS = 8
@@ -29,14 +34,28 @@ REDIRECTS = (301, 302, 303, 307, 308)
 def make_app(url: str) -> Laneway:
     """The application with its one policy."""
     app = Laneway(url)
-    app.policy("host.*", rate=RATE, burst=BURST, concurrency=CONCURRENCY, lease=LEASE, retries=5, backoff="300ms", dedupe="forever")
+    app.policy(
+        "host.*",
+        rate=RATE,
+        burst=BURST,
+        concurrency=CONCURRENCY,
+        lease=LEASE,
+        retries=5,
+        backoff="300ms",
+        dedupe="forever",
+    )
     return app
 
 
 def page(url: str, depth: int) -> Message:
     """The message that asks for a page: its id is its URL, its topic its host."""
     url = urldefrag(url).url
-    return Message(f"host.{urlsplit(url).netloc}", {"url": url, "depth": depth}, id=url, priority=max(-depth, -100))
+    return Message(
+        f"host.{urlsplit(url).netloc}",
+        {"url": url, "depth": depth},
+        id=url,
+        priority=max(-depth, -100),
+    )
 
 
 class Links(HTMLParser):
@@ -56,7 +75,9 @@ def fetch(url: str) -> tuple[int, list[str]]:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT)
     try:
-        connection.request("GET", parts.path or "/", headers={"User-Agent": AGENT.format(pid=os.getpid())})
+        connection.request(
+            "GET", parts.path or "/", headers={"User-Agent": AGENT.format(pid=os.getpid())}
+        )
         answer = connection.getresponse()
         body = answer.read()
     finally:
@@ -68,7 +89,11 @@ def fetch(url: str) -> tuple[int, list[str]]:
     links = Links()
     links.feed(body.decode(errors="replace"))
     targets = (urldefrag(urljoin(url, link)).url for link in links.found)
-    return 200, [target for target in targets if urlsplit(target).scheme == "http" and target.endswith(".html")]
+    return 200, [
+        target
+        for target in targets
+        if urlsplit(target).scheme == "http" and target.endswith(".html")
+    ]
 
 
 def handle(delivery: Delivery, allowed: frozenset[str]) -> None:
@@ -84,7 +109,13 @@ def handle(delivery: Delivery, allowed: frozenset[str]) -> None:
     elif status >= 400:
         delivery.dead(f"HTTP {status}")
     else:
-        delivery.ack(publish=[page(link, depth + 1) for link in dict.fromkeys(links) if urlsplit(link).netloc in allowed])
+        delivery.ack(
+            publish=[
+                page(link, depth + 1)
+                for link in dict.fromkeys(links)
+                if urlsplit(link).netloc in allowed
+            ]
+        )
 
 
 def crawl(app: Laneway, allowed: frozenset[str], stop: threading.Event) -> None:
@@ -94,14 +125,18 @@ def crawl(app: Laneway, allowed: frozenset[str], stop: threading.Event) -> None:
             try:
                 handle(delivery, allowed)
             except LeaseLost:
-                pass  # we were too slow: somebody else has it, and its links were not published twice
+                # we were too slow: somebody else has it, and its links were not published twice
+                pass
 
 
 def main() -> None:
     """`python -m examples.crawler.crawler STORE HOST …`: until killed."""
     app = make_app(sys.argv[1])
     stop = threading.Event()
-    threads = [threading.Thread(target=crawl, args=(app, frozenset(sys.argv[2:]), stop), daemon=True) for _ in range(THREADS)]
+    threads = [
+        threading.Thread(target=crawl, args=(app, frozenset(sys.argv[2:]), stop), daemon=True)
+        for _ in range(THREADS)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

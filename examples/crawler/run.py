@@ -1,7 +1,9 @@
 """
-`python -m examples.crawler.run`: crawl a real documentation set, kill a crawler in the middle, and check everything.
+`python -m examples.crawler.run`: crawl a real documentation set, kill a crawler in the middle, and
+check everything.
 
-The set is Debian's `python3.11-doc` (some 500 pages), fetched with apt-get if it is not given with --folder.
+The set is Debian's `python3.11-doc` (some 500 pages), fetched with apt-get if it is not given with
+--folder.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from laneway import Laneway
 PACKAGE, PLACE = "python3.11-doc", "usr/share/doc/python3.11/html"
 HOSTS, CRAWLERS = 4, 3
 JITTER = 0.15
-"""Seconds by which the way from the hand-out of a page to its host may vary on a busy machine: requests come that much closer together."""
+"""
+Seconds by which the way from the hand-out of a page to its host may vary on a busy machine:
+requests come that much closer together.
+"""
 
 DEADLINE = 300.0
 """Seconds after which a crawl is given up as failed."""
@@ -32,7 +37,11 @@ DEADLINE = 300.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, help="a folder with HTML; default: the documentation of Python from Debian's package")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="a folder with HTML; default: the documentation of Python from Debian's package",
+    )
     parser.add_argument("--start", default="/contents.html", help="the first page")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="laneway-crawler-") as work:
@@ -73,8 +82,15 @@ def _fields(message: object) -> dict[str, object]:
 
 
 def independent_crawl(site: Site, start: str) -> set[str]:
-    """What there is: a plain breadth-first search, one request after the other, without Laneway. Paths of pages that answered 200."""
-    waiting, seen, pages = deque([f"http://{site.hosts[0]}{start}"]), {f"http://{site.hosts[0]}{start}"}, set()
+    """
+    What there is: a plain breadth-first search, one request after the other, without Laneway. Paths
+    of pages that answered 200.
+    """
+    waiting, seen, pages = (
+        deque([f"http://{site.hosts[0]}{start}"]),
+        {f"http://{site.hosts[0]}{start}"},
+        set(),
+    )
     while waiting:
         url = waiting.popleft()
         status, links = fetch(url)
@@ -98,14 +114,19 @@ class Killed(NamedTuple):
 
 
 def crawl_with_a_kill(app: Laneway, store: str, site: Site, pages: int) -> Killed | None:
-    """Three crawlers; one is killed when a third is done, and another takes its place. None: it was over before."""
+    """
+    Three crawlers; one is killed when a third is done, and another takes its place. None: it was
+    over before.
+    """
     deadline = time.monotonic() + DEADLINE
     crawlers = [start_crawler(store, site) for _ in range(CRAWLERS)]
     killed = None
     try:
         while not is_finished(app, site):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the crawl was not over after {DEADLINE:.0f} s: {app.engine.overview()}")
+                raise TimeoutError(
+                    f"the crawl was not over after {DEADLINE:.0f} s: {app.engine.overview()}"
+                )
             if any(crawler.poll() is not None for crawler in crawlers):
                 raise RuntimeError("a crawler ended by itself; what it said stands above")
             if killed is None and pages // 3 < len(site.pages()) < pages:
@@ -122,7 +143,9 @@ def crawl_with_a_kill(app: Laneway, store: str, site: Site, pages: int) -> Kille
 
 
 def is_finished(app: Laneway, site: Site) -> bool:
-    """Every host's done cursor has passed all that was published, and nothing new has come meanwhile."""
+    """
+    Every host's done cursor has passed all that was published, and nothing new has come meanwhile.
+    """
     for host in site.hosts:
         if not app.topic(f"host.{host}").wait_done(timeout=0.05):
             return False
@@ -133,7 +156,10 @@ def is_finished(app: Laneway, site: Site) -> bool:
 def start_crawler(store: str, site: Site) -> subprocess.Popen[bytes]:
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), str(root / "src")])
-    return subprocess.Popen([sys.executable, "-m", "examples.crawler.crawler", store, *site.hosts], env={**os.environ, "PYTHONPATH": path})
+    return subprocess.Popen(
+        [sys.executable, "-m", "examples.crawler.crawler", store, *site.hosts],
+        env={**os.environ, "PYTHONPATH": path},
+    )
 
 
 def check(app: Laneway, site: Site, expected: set[str], killed: Killed | None) -> dict[str, object]:
@@ -141,8 +167,14 @@ def check(app: Laneway, site: Site, expected: set[str], killed: Killed | None) -
     pages = site.pages()
     fetched = {request.path.lstrip("/") for request in pages}
     cut_off, again = repeats(pages, killed.agent if killed is not None else "")
-    closest = max(closeness([request.began for request in site.log if request.host == host]) for host in site.hosts)
-    at_once = max(most_at_once([request for request in site.log if request.host == host]) for host in site.hosts)
+    closest = max(
+        closeness([request.began for request in site.log if request.host == host])
+        for host in site.hosts
+    )
+    at_once = max(
+        most_at_once([request for request in site.log if request.host == host])
+        for host in site.hosts
+    )
     was_killed = killed is not None and 0 < killed.pages_before < len(expected)
     same = fetched == expected
     once = again == 0 and cut_off <= THREADS
@@ -151,12 +183,16 @@ def check(app: Laneway, site: Site, expected: set[str], killed: Killed | None) -
         "pages of the independent crawl": f"{len(expected):,}",
         "pages fetched": f"{len(fetched):,}",
         "the same set": same,
-        "pages when a crawler was killed": f"{killed.pages_before:,}" if killed is not None else "never",
+        "pages when a crawler was killed": (
+            f"{killed.pages_before:,}" if killed is not None else "never"
+        ),
         "fetched again because it was killed before its ack": f"{cut_off} of at most {THREADS}",
         "fetched again for any other reason": again,
         "requests, redirects and failures included": f"{len(site.log):,}",
         "retried after a failure": sum(request.status == 503 for request in site.log),
-        f"requests beyond the rate in any window ({RATE}/s, burst {BURST})": f"{closest:.1f}, jitter explains {RATE * JITTER:.1f}",
+        f"requests beyond the rate in any window ({RATE}/s, burst {BURST})": (
+            f"{closest:.1f}, jitter explains {RATE * JITTER:.1f}"
+        ),
         f"most requests at once of a host (limit {CONCURRENCY})": at_once,
         "dead letters (links to pages that are not there)": app.engine.overview().dead,
         "all as promised": was_killed and same and once and polite,
@@ -164,7 +200,10 @@ def check(app: Laneway, site: Site, expected: set[str], killed: Killed | None) -
 
 
 def repeats(pages: list[Request], killed: str) -> tuple[int, int]:
-    """Pages fetched twice: (because the killed crawler did not live to finish them, for any other reason)."""
+    """
+    Pages fetched twice: (because the killed crawler did not live to finish them, for any other
+    reason).
+    """
     by_others = Counter(request.path for request in pages if request.agent != killed)
     by_killed = Counter(request.path for request in pages if request.agent == killed)
     again = sum(count - 1 for counts in (by_others, by_killed) for count in counts.values())
@@ -172,18 +211,24 @@ def repeats(pages: list[Request], killed: str) -> tuple[int, int]:
 
 
 def closeness(moments: list[float]) -> float:
-    """By how many requests the worst of all windows, of whatever length, exceeds what the rate and the burst allow in it."""
+    """
+    By how many requests the worst of all windows, of whatever length, exceeds what the rate and the
+    burst allow in it.
+    """
     moments.sort()
     worst = earliest = float("-inf")
     for number, moment in enumerate(moments):
-        # A window from the request i to this one holds number - i + 1, and allows BURST + RATE * its length.
+        # A window from the request i to this one holds number - i + 1, and allows BURST + RATE *
+        # its length.
         earliest = max(earliest, RATE * moment - number)
         worst = max(worst, number + 1 - RATE * moment + earliest - BURST)
     return max(worst, 0.0)
 
 
 def most_at_once(requests: list[Request]) -> int:
-    changes = sorted([(request.began, 1) for request in requests] + [(request.ended, -1) for request in requests])
+    changes = sorted(
+        [(request.began, 1) for request in requests] + [(request.ended, -1) for request in requests]
+    )
     most = running = 0
     for _, change in changes:
         running += change

@@ -1,6 +1,6 @@
 """
-A folder of HTML served on several loopback hosts. Each page lives on one of them; the others redirect to it. Some pages fail the first time,
-some are slow. Every request is logged.
+A folder of HTML served on several loopback hosts. Each page lives on one of them; the others
+redirect to it. Some pages fail the first time, some are slow. Every request is logged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ FAILS_FIRST, SLOW = 20, 25
 
 
 class Request(NamedTuple):
-    """What a host saw. `ended`: when its answer was ready, which is before the client could have it."""
+    """
+    What a host saw. `ended`: when its answer was ready, which is before the client could have it.
+    """
 
     began: float
     ended: float
@@ -46,7 +48,9 @@ class Site:
 
     def start(self) -> Site:
         for server in self._servers:
-            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+            threading.Thread(
+                target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+            ).start()
         return self
 
     def stop(self) -> None:
@@ -60,13 +64,19 @@ class Site:
 
     def home(self, path: str) -> str:
         """The host that a page lives on: whole folders stay together."""
-        return self.hosts[zlib.crc32(path.rpartition("/")[0].encode() + path[-9:-5].encode()) % len(self.hosts)]
+        return self.hosts[
+            zlib.crc32(path.rpartition("/")[0].encode() + path[-9:-5].encode()) % len(self.hosts)
+        ]
 
     def answer(self, host: str, path: str) -> tuple[int, bytes, str | None]:
         """(status, body, where to) of a page."""
         home = self.home(path)
         file = (self.folder / path.lstrip("/")).resolve()
-        if not file.is_relative_to(self.folder.resolve()) or not file.is_file() or file.suffix != ".html":
+        if (
+            not file.is_relative_to(self.folder.resolve())
+            or not file.is_file()
+            or file.suffix != ".html"
+        ):
             return 404, b"", None
         if home != host:
             return 301, b"", f"http://{home}{path}"
@@ -89,7 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
         began = time.time()
         host = f"{self.server.server_address[0]}:{self.server.server_address[1]}"  # type: ignore[str-bytes-safe]
         status, body, where = self.site.answer(host, self.path)
-        self.site.log.append(Request(began, time.time(), host, self.path, status, self.headers.get("User-Agent", "")))
+        self.site.log.append(
+            Request(began, time.time(), host, self.path, status, self.headers.get("User-Agent", ""))
+        )
         self.send_response(status)
         if where is not None:
             self.send_header("Location", where)

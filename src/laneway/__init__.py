@@ -1,4 +1,7 @@
-"""Laneway: a message and task queue that holds millions of queues at once, and lets none of them starve another."""
+"""
+Laneway: a message and task queue that holds millions of queues at once, and lets none of them
+starve another.
+"""
 
 from laneway.app import Laneway
 from laneway.delivery import Delivery

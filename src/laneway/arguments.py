@@ -21,7 +21,9 @@ def whole(call: str, option: str, value: object, *, least: int = 1, most: int = 
             span = f"from {least:,} to {most:,}"
         else:
             span = "above 0" if least == 1 else f"of at least {least:,}"
-        raise UsageError(f"{call}: expected {option} to be a whole number {span}, got {value!r:.80}")
+        raise UsageError(
+            f"{call}: expected {option} to be a whole number {span}, got {value!r:.80}"
+        )
     return value
 
 
@@ -42,13 +44,17 @@ def seconds_or_none(call: str, option: str, value: Duration | None) -> float | N
 
 
 def texts(call: str, option: str, value: object) -> list[str]:
-    """Several texts; a single one is a mistake that would be read letter by letter. Raises UsageError."""
+    """
+    Several texts; a single one is a mistake that would be read letter by letter. Raises UsageError.
+    """
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise UsageError(f"{call}: expected {option} to be a list of text, got {value!r:.80}")
     found = list(value)
     for each in found:
         if not isinstance(each, str):
-            raise UsageError(f"{call}: expected {option} to be a list of text, in it is {each!r:.80}")
+            raise UsageError(
+                f"{call}: expected {option} to be a list of text, in it is {each!r:.80}"
+            )
         _check_unicode(call, option, each)
     return found
 
@@ -67,7 +73,10 @@ def topics(call: str, value: object) -> list[str] | None:
         raise UsageError(f"{call}: expected topics to name at least one; leave it out to serve all")
     for name in found:
         if "*" in name:
-            raise UsageError(f"{call}: expected topics to be names, got the pattern {name!r}; a pool serves many topics")
+            raise UsageError(
+                f"{call}: expected topics to be names, got the pattern {name!r}; a pool serves many"
+                " topics"
+            )
         try:
             check_topic(name)
         except ValueError as error:

@@ -25,7 +25,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def async_variant(method: Callable[Concatenate[Self, P], R]) -> Callable[Concatenate[Self, P], Coroutine[Any, Any, R]]:
+def async_variant(
+    method: Callable[Concatenate[Self, P], R],
+) -> Callable[Concatenate[Self, P], Coroutine[Any, Any, R]]:
     """The method as a coroutine: it runs in a thread, its caller's event loop goes on."""
 
     @functools.wraps(method)

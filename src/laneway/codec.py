@@ -1,5 +1,6 @@
 """
-Bodies on their way in and out: JSON by msgspec, bytes as they are; and the check of everything that is published.
+Bodies on their way in and out: JSON by msgspec, bytes as they are; and the check of everything that
+is published.
 
 `draft` is the one place where a message of the user becomes one of the engine.
 """
@@ -49,11 +50,15 @@ def encode(body: Any, topic: str) -> bytes:
         encoded = _encode(body)
     except Exception as error:  # a model of the user's own runs its code here
         raise BadMessage(f"message to {topic}: {_fault(body, error)}") from error
-    # msgspec writes NaN and infinity as null; only a body with a null in it has to be looked through for them.
+    # msgspec writes NaN and infinity as null; only a body with a null in it has to be looked
+    # through for them.
     if b"null" in encoded:
         for path, value in _leaves(body, "body"):
             if isinstance(value, float) and not math.isfinite(value):
-                raise BadMessage(f"message to {topic}: {path} is {value!r}, which JSON cannot hold; send None or a number")
+                raise BadMessage(
+                    f"message to {topic}: {path} is {value!r}, which JSON cannot hold; send None or"
+                    " a number"
+                )
     return encoded
 
 
@@ -64,7 +69,10 @@ def _fault(body: Any, error: Exception) -> str:
             try:
                 _encode(value)
             except Exception as fault:  # noqa: BLE001
-                return f"{path} is of type {type(value).__name__}, which JSON cannot hold ({texts.of(fault)}); convert it first"
+                return (
+                    f"{path} is of type {type(value).__name__}, which JSON cannot hold"
+                    f" ({texts.of(fault)}); convert it first"
+                )
     return f"the body cannot be written as JSON ({texts.of(error)}); convert it first"
 
 
@@ -90,7 +98,9 @@ def decode(body: bytes, headers: Mapping[str, str] | None) -> Any:
     try:
         return _decode(body)
     except (ValueError, RecursionError) as error:  # also text that is not UTF-8
-        raise BadMessage(f"the body is not JSON ({error}); publish bytes with the header {CONTENT_TYPE}: {RAW}") from error
+        raise BadMessage(
+            f"the body is not JSON ({error}); publish bytes with the header {CONTENT_TYPE}: {RAW}"
+        ) from error
 
 
 def decode_lease(lease: Lease) -> Any:
@@ -116,9 +126,17 @@ def message_of(lease: Lease) -> Message:
 
 
 def draft(message: Message) -> Draft:
-    """Check and encode a message. Raises BadMessage, which names the topic, the option and what was expected."""
+    """
+    Check and encode a message. Raises BadMessage, which names the topic, the option and what was
+    expected.
+    """
     topic = message.topic
-    plain = isinstance(topic, str) and topic.isascii() and topic.isprintable() and 0 < len(topic) <= MAX_TOPIC_BYTES
+    plain = (
+        isinstance(topic, str)
+        and topic.isascii()
+        and topic.isprintable()
+        and 0 < len(topic) <= MAX_TOPIC_BYTES
+    )
     if not plain or "*" in topic:
         check_topic(topic)
     body, headers = message.body, message.headers
@@ -130,7 +148,10 @@ def draft(message: Message) -> Draft:
     else:
         body = encode(body, topic)
         if headers is not None and headers.get(CONTENT_TYPE) == RAW:
-            raise BadMessage(f"message to {topic}: the header {CONTENT_TYPE} says {RAW}, but the body is not bytes; leave it out")
+            raise BadMessage(
+                f"message to {topic}: the header {CONTENT_TYPE} says {RAW}, but the body is not"
+                " bytes; leave it out"
+            )
     made = Draft(topic, body, headers=headers)
     if message.key is not None:
         made.key = _check_key(topic, message.key)
@@ -147,9 +168,11 @@ def draft(message: Message) -> Draft:
 
 def checked(settlement: Settlement) -> Settlement:
     """
-    The settlement, as an engine can store it: the one place where texts of handlers and callers become storable.
+    The settlement, as an engine can store it: the one place where texts of handlers and callers
+    become storable.
 
-    Lone surrogates are escaped, texts and delays are cut to their bounds; the texts say so themselves.
+    Lone surrogates are escaped, texts and delays are cut to their bounds; the texts say so
+    themselves.
     """
     if settlement.reason is not None:
         settlement.reason = texts.clean(settlement.reason, texts.MAX_REASON)
@@ -162,39 +185,65 @@ def checked(settlement: Settlement) -> Settlement:
 
 def _check_headers(topic: str, headers: object) -> None:
     if not isinstance(headers, dict):
-        raise BadMessage(f"message to {topic}: expected headers to be a dict of text by name, got {headers!r:.80}")
+        raise BadMessage(
+            f"message to {topic}: expected headers to be a dict of text by name, got"
+            f" {headers!r:.80}"
+        )
     size = 0
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise BadMessage(f"message to {topic}: expected the header {name!r:.80} to be text, got {value!r:.80}")
+            raise BadMessage(
+                f"message to {topic}: expected the header {name!r:.80} to be text, got"
+                f" {value!r:.80}"
+            )
         if name.isascii() and value.isascii():
             size += len(name) + len(value)
         else:
-            size += len(_utf8(topic, "name of a header", name)) + len(_utf8(topic, f"header {name:.80}", value))
+            size += len(_utf8(topic, "name of a header", name)) + len(
+                _utf8(topic, f"header {name:.80}", value)
+            )
         if name in control.CHECKED:
             control.check(topic, name, value)
     if size > MAX_HEADERS_BYTES:
-        raise BadMessage(f"message to {topic}: its headers have {size:,} bytes, at most {MAX_HEADERS_BYTES:,} are allowed; put it into the body")
+        raise BadMessage(
+            f"message to {topic}: its headers have {size:,} bytes, at most {MAX_HEADERS_BYTES:,}"
+            " are allowed; put it into the body"
+        )
 
 
 def _check_key(topic: str, key: object) -> str:
     if not isinstance(key, str) or not key:
         raise BadMessage(f"message to {topic}: expected key to be text, got {key!r:.80}")
     if len(_utf8(topic, "key", key)) > MAX_KEY_BYTES:
-        raise BadMessage(f"message to {topic}: the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes; shorten or hash it")
+        raise BadMessage(
+            f"message to {topic}: the key {key[:40]!r}… is longer than {MAX_KEY_BYTES} bytes;"
+            " shorten or hash it"
+        )
     return key
 
 
 def _check_priority(topic: str, priority: object) -> int:
-    if isinstance(priority, bool) or not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise BadMessage(f"message to {topic}: expected priority to be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r:.80}")
+    if (
+        isinstance(priority, bool)
+        or not isinstance(priority, int)
+        or not -MAX_PRIORITY <= priority <= MAX_PRIORITY
+    ):
+        raise BadMessage(
+            f"message to {topic}: expected priority to be a whole number from -{MAX_PRIORITY} to"
+            f" {MAX_PRIORITY}, got {priority!r:.80}"
+        )
     return priority
 
 
 def _check_id(topic: str, message_id: object) -> str:
-    if not isinstance(message_id, str) or not 0 < len(message_id) <= MAX_ID_CHARACTERS or CONTROL.search(message_id):
+    if (
+        not isinstance(message_id, str)
+        or not 0 < len(message_id) <= MAX_ID_CHARACTERS
+        or CONTROL.search(message_id)
+    ):
         raise BadMessage(
-            f"message to {topic}: expected id to be 1 to {MAX_ID_CHARACTERS} characters without control characters, got {message_id!r:.80}"
+            f"message to {topic}: expected id to be 1 to {MAX_ID_CHARACTERS} characters without"
+            f" control characters, got {message_id!r:.80}"
         )
     _utf8(topic, "id", message_id)
     return message_id
@@ -204,13 +253,17 @@ def _utf8(topic: str, what: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise BadMessage(f"message to {topic}: the {what} {text!r:.80} is not valid Unicode ({error.reason})") from error
+        raise BadMessage(
+            f"message to {topic}: the {what} {text!r:.80} is not valid Unicode ({error.reason})"
+        ) from error
 
 
 def _set_times(made: Draft, message: Message) -> None:
     topic = message.topic
     if message.delay is not None and message.at is not None:
-        raise BadMessage(f"message to {topic}: delay and at contradict each other; give one of them")
+        raise BadMessage(
+            f"message to {topic}: delay and at contradict each other; give one of them"
+        )
     try:
         if message.delay is not None:
             made.delay_us = units.microseconds(message.delay)
@@ -219,7 +272,9 @@ def _set_times(made: Draft, message: Message) -> None:
         if message.at is not None:
             made.at_us = units.moment(message.at)
             if made.at_us > (time.time() + units.MAX_SECONDS) * units.SECOND:
-                raise ValueError(f"expected at to be at most 100 years from now, got {message.at!r:.80}")
+                raise ValueError(
+                    f"expected at to be at most 100 years from now, got {message.at!r:.80}"
+                )
         if message.ttl is not None:
             made.ttl_us = units.microseconds(message.ttl)
             if made.ttl_us <= 0:

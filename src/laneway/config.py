@@ -1,4 +1,6 @@
-"""Where the engine's URL comes from, and what an application says about its engine, read and checked."""
+"""
+Where the engine's URL comes from, and what an application says about its engine, read and checked.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ ON_FULL = ("refuse", "block", "drop_oldest")
 
 
 class StoreChoice(msgspec.Struct, frozen=True):
-    """The store that is used, what named it, and what else names a different one: (what, URL), in order."""
+    """
+    The store that is used, what named it, and what else names a different one: (what, URL), in
+    order.
+    """
 
     url: str
     source: str
@@ -40,17 +45,24 @@ class StoreChoice(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         text = f"{redacted(self.url)} ({self.source})"
         if self.passed_over:
-            text += "; passed over: " + ", ".join(f"{redacted(url)} ({source})" for source, url in self.passed_over)
+            text += "; passed over: " + ", ".join(
+                f"{redacted(url)} ({source})" for source, url in self.passed_over
+            )
         return text
 
 
 def default_url() -> str:
-    """`$LANEWAY_URL`, else `[tool.laneway] url` in ./pyproject.toml, else `sqlite:///laneway.db`."""
+    """
+    `$LANEWAY_URL`, else `[tool.laneway] url` in ./pyproject.toml, else `sqlite:///laneway.db`.
+    """
     return os.environ.get("LANEWAY_URL") or _url_of_project(Path("pyproject.toml")) or DEFAULT_URL
 
 
 def choose_store(option: str | None, argument: str | None) -> StoreChoice:
-    """The store by the one order: the command line's option, else the argument in the code, else environment, project, default."""
+    """
+    The store by the one order: the command line's option, else the argument in the code, else
+    environment, project, default.
+    """
     named = [
         ("option --url", option),
         ("argument in the code", argument),
@@ -81,10 +93,15 @@ def _url_of_project(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{path}: the engine's URL cannot be read from it ({error}); set LANEWAY_URL or mend the file") from error
+        raise UsageError(
+            f"{path}: the engine's URL cannot be read from it ({error}); set LANEWAY_URL or mend"
+            " the file"
+        ) from error
     url = project.get("tool", {}).get("laneway", {}).get("url")
     if url is not None and not isinstance(url, str):
-        raise UsageError(f"{path}: expected [tool.laneway] url to be text, got {type(url).__name__}")
+        raise UsageError(
+            f"{path}: expected [tool.laneway] url to be text, got {type(url).__name__}"
+        )
     return url
 
 
@@ -98,10 +115,15 @@ def settings(
     create: bool,
     default_tier: str | None = None,
 ) -> Settings:
-    """Check what `Laneway(…)` was given. Raises UsageError or BadPolicy, which name the option and what was expected."""
+    """
+    Check what `Laneway(…)` was given. Raises UsageError or BadPolicy, which name the option and
+    what was expected.
+    """
     check_namespace(namespace)
     if durability is not None and durability not in DURABILITIES:
-        raise UsageError(f"durability: expected one of {', '.join(DURABILITIES)}, got {durability!r}")
+        raise UsageError(
+            f"durability: expected one of {', '.join(DURABILITIES)}, got {durability!r}"
+        )
     if on_full not in ON_FULL:
         raise UsageError(f"on_full: expected one of {', '.join(ON_FULL)}, got {on_full!r}")
     count, size = _backlog(max_backlog)
@@ -122,7 +144,9 @@ def _tiers(tiers: Mapping[str, Tier | float | str] | None) -> dict[str, Tier] | 
     if tiers is None:
         return None
     if not isinstance(tiers, Mapping):
-        raise UsageError(f'Laneway: expected tiers to be a dict like {{"high": 6, "low": 1}}, got {tiers!r}')
+        raise UsageError(
+            f'Laneway: expected tiers to be a dict like {{"high": 6, "low": 1}}, got {tiers!r}'
+        )
     if not tiers:
         raise BadPolicy("tiers: expected at least one tier with its share")
     read = check_tiers(tiers)
@@ -136,7 +160,9 @@ def _default_tier(default: str | None, tiers: Mapping[str, Tier] | None) -> str 
     if default is None:
         return None
     if not isinstance(default, str):
-        raise UsageError(f"Laneway: expected default_tier to be the name of a tier, got {default!r:.80}")
+        raise UsageError(
+            f"Laneway: expected default_tier to be the name of a tier, got {default!r:.80}"
+        )
     if tiers is not None and default not in tiers:
         raise BadPolicy(unknown_default(default, tiers))
     return default
@@ -151,7 +177,9 @@ def _backlog(value: int | str | None) -> tuple[int | None, int | None]:
     except ValueError as error:
         raise UsageError(f"max_backlog: {error}") from error
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= units.MAX_BYTES:
-        raise UsageError(f'max_backlog: expected a count above 0 or a size like "10GB", got {value!r:.80}')
+        raise UsageError(
+            f'max_backlog: expected a count above 0 or a size like "10GB", got {value!r:.80}'
+        )
     return value, None
 
 

@@ -22,8 +22,8 @@ class Delivery:
     """
     One lease: settle it with `ack`, `retry`, `dead` or `release`, or prolong it with `extend`.
 
-    What is neither settled nor extended goes back by itself when the lease ends. Each raises LeaseLost when that has
-    happened already; nothing is changed then.
+    What is neither settled nor extended goes back by itself when the lease ends. Each raises
+    LeaseLost when that has happened already; nothing is changed then.
     """
 
     __slots__ = ("_engine", "_message", "lease", "threads")
@@ -36,7 +36,9 @@ class Delivery:
 
     @property
     def message(self) -> Message:
-        """The message, its body decoded. Raises BadMessage where the body is not what its headers say."""
+        """
+        The message, its body decoded. Raises BadMessage where the body is not what its headers say.
+        """
         if self._message is None:
             self._message = codec.message_of(self.lease)
         return self._message
@@ -63,7 +65,10 @@ class Delivery:
 
     @property
     def fence(self) -> int:
-        """The number of this hand-out: it grows with each, so a store can refuse what an older holder writes."""
+        """
+        The number of this hand-out: it grows with each, so a store can refuse what an older holder
+        writes.
+        """
         return self.lease.fence
 
     def ack(self, publish: Iterable[Message] = ()) -> None:
@@ -77,14 +82,18 @@ class Delivery:
 
     def retry(self, delay: Duration | None = None, error: str | None = None) -> None:
         """
-        Try again after the delay (default: the policy's backoff); counts an attempt, the last one makes a dead letter.
+        Try again after the delay (default: the policy's backoff); counts an attempt, the last one
+        makes a dead letter.
 
-        `error` is kept with the message, cut after 4,000 characters. Raises BadMessage for a delay that cannot be, and
-        UsageError where the topic delivers at most once: the message was finished when it was delivered.
+        `error` is kept with the message, cut after 4,000 characters. Raises BadMessage for a delay
+        that cannot be, and UsageError where the topic delivers at most once: the message was
+        finished when it was delivered.
         """
         delay_us = None if delay is None else _microseconds("retry", delay)
         _check_text("retry", "error", error)
-        self._settle(Settlement(self.lease.handle, self.lease.fence, "retry", delay_us=delay_us, error=error))
+        self._settle(
+            Settlement(self.lease.handle, self.lease.fence, "retry", delay_us=delay_us, error=error)
+        )
 
     def dead(self, reason: str = "rejected by the consumer") -> None:
         """Never try again: a dead letter with this reason, cut after 1,000 characters."""
@@ -92,12 +101,17 @@ class Delivery:
         self._settle(Settlement(self.lease.handle, self.lease.fence, "dead", reason=reason))
 
     def release(self, *, begun: bool = True) -> None:
-        """Give it back at once without counting an attempt; with `begun=False` the rate permit goes back too."""
+        """
+        Give it back at once without counting an attempt; with `begun=False` the rate permit goes
+        back too.
+        """
         self._settle(Settlement(self.lease.handle, self.lease.fence, "release", begun=begun))
 
     def extend(self, by: Duration) -> None:
         """Keep it for at least `by` from now."""
-        kept = self._engine.extend([(self.lease.handle, self.lease.fence)], _microseconds("extend", by))
+        kept = self._engine.extend(
+            [(self.lease.handle, self.lease.fence)], _microseconds("extend", by)
+        )
         if not kept[0]:
             raise lease_lost(self.lease, "lost")
 
@@ -108,24 +122,36 @@ class Delivery:
     aextend = async_variant(extend)
 
     def _settle(self, settlement: Settlement, publish: Sequence[Draft] = ()) -> None:
-        answer = self._engine.settle([codec.checked(settlement)], publish={0: publish} if publish else None)[0]
+        answer = self._engine.settle(
+            [codec.checked(settlement)], publish={0: publish} if publish else None
+        )[0]
         if answer in ("lost", "gone"):
             raise lease_lost(self.lease, answer)
         if settlement.action == "retry" and answer == "released":
             raise UsageError(
-                f"message {self.lease.id} in {self.lease.topic}: retry has no effect with at_most_once: the message was finished "
-                'when it was delivered; use delivery="at_least_once" for messages that may be retried'
+                f"message {self.lease.id} in {self.lease.topic}: retry has no effect with"
+                " at_most_once: the message was finished when it was delivered; use"
+                ' delivery="at_least_once" for messages that may be retried'
             )
 
     def __repr__(self) -> str:
-        return f"<Delivery of {self.id} in {self.topic}, attempt {self.attempt}, fence {self.fence}>"
+        return (
+            f"<Delivery of {self.id} in {self.topic}, attempt {self.attempt}, fence {self.fence}>"
+        )
 
 
 def lease_lost(lease: Lease, answer: str) -> LeaseLost:
     """What a settle that came too late is told."""
-    ended = "the lease has ended: it was settled already, or ran out and the message went back, or the store has lost its data"
+    ended = (
+        "the lease has ended: it was settled already, or ran out and the message went back, or the"
+        " store has lost its data"
+    )
     why = "its topic was deleted" if answer == "gone" else ended
-    return LeaseLost(f"message {lease.id} in {lease.topic}: {why} (fence {lease.fence}); nothing was changed", lease.id, lease.fence)
+    return LeaseLost(
+        f"message {lease.id} in {lease.topic}: {why} (fence {lease.fence}); nothing was changed",
+        lease.id,
+        lease.fence,
+    )
 
 
 def _messages(publish: Iterable[Message]) -> list[Message]:

@@ -42,7 +42,9 @@ class BadPolicy(UsageError):
 
 
 class BadMessage(UsageError):
-    """A message that cannot be published: its body, topic, key, priority or an option is at fault."""
+    """
+    A message that cannot be published: its body, topic, key, priority or an option is at fault.
+    """
 
 
 class UnknownHandler(UsageError):
@@ -109,7 +111,8 @@ class HandlerSignal(LanewayError):
 
 class Retry(HandlerSignal):
     """
-    Try this message again, after `delay` (seconds, `timedelta` or `"10m"`; default: the policy's backoff).
+    Try this message again, after `delay` (seconds, `timedelta` or `"10m"`; default: the policy's
+    backoff).
 
     Counts as an attempt. When the policy's retries are used up, the message becomes a dead letter.
     """
@@ -121,9 +124,14 @@ class Retry(HandlerSignal):
 
 
 class Reject(HandlerSignal):
-    """Never try this message again: it becomes a dead letter with this reason. `error`: what lies behind it, kept with the letter."""
+    """
+    Never try this message again: it becomes a dead letter with this reason. `error`: what lies
+    behind it, kept with the letter.
+    """
 
-    def __init__(self, reason: str = "rejected by the handler", *, error: str | None = None) -> None:
+    def __init__(
+        self, reason: str = "rejected by the handler", *, error: str | None = None
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.error = error
@@ -133,8 +141,9 @@ class DestinationUnavailable(HandlerSignal):
     """
     Not this message is at fault but where it goes: the whole topic rests, then probes again.
 
-    `retry_after` (seconds, `timedelta` or `"10m"`) is what the destination asked for; without it the rest is
-    one second, doubled at each failing probe up to five minutes. No message's retries are used.
+    `retry_after` (seconds, `timedelta` or `"10m"`) is what the destination asked for; without it
+    the rest is one second, doubled at each failing probe up to five minutes. No message's retries
+    are used.
     """
 
     def __init__(self, reason: str = "", *, retry_after: Duration | None = None) -> None:
@@ -144,7 +153,10 @@ class DestinationUnavailable(HandlerSignal):
 
 
 class JobFailed(LanewayError):
-    """A task ended without a result, and its own error cannot be raised here; its class and text are in the message."""
+    """
+    A task ended without a result, and its own error cannot be raised here; its class and text are
+    in the message.
+    """
 
 
 class JobCancelled(JobFailed):
@@ -156,11 +168,17 @@ class JobExpired(JobFailed):
 
 
 class JobDead(JobFailed):
-    """The task became a dead letter without an end of its own: nothing handled it, or the workers that ran it died."""
+    """
+    The task became a dead letter without an end of its own: nothing handled it, or the workers that
+    ran it died.
+    """
 
 
 class DependencyFailed(LanewayError):
-    """A job that this one depends on failed, so this one never began. `details`: what is told of the error of the other."""
+    """
+    A job that this one depends on failed, so this one never began. `details`: what is told of the
+    error of the other.
+    """
 
     def __init__(self, message: str, details: object = None) -> None:
         super().__init__(message)

@@ -1,9 +1,10 @@
 """
 The headers by which Laneway controls a message: their names, and how their values are read.
 
-Anybody who may publish can write them, by any program. So `check` refuses at publish what cannot be meant, and every
-reader goes through a function of this page: what cannot be read counts as absent, and numbers stay within their bounds.
-The scripts of the Valkey engine read `KEEPS`, `NEEDS` and `FLOW` too (`scripts/parts/keeping.lua`, `signals.lua`).
+Anybody who may publish can write them, by any program. So `check` refuses at publish what cannot be
+meant, and every reader goes through a function of this page: what cannot be read counts as absent,
+and numbers stay within their bounds. The scripts of the Valkey engine read `KEEPS`, `NEEDS` and
+`FLOW` too (`scripts/parts/keeping.lua`, `signals.lua`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ OWN_PREFIX = "laneway-"
 """What begins so belongs to Laneway."""
 
 KEEPS, NEEDS, FLOW, TASK = "laneway-keeps", "laneway-needs", "laneway-flow", "laneway-task"
-TIME_LIMIT, SOFT_TIME_LIMIT, RETRIES = "laneway-time-limit", "laneway-soft-time-limit", "laneway-retries"
+TIME_LIMIT, SOFT_TIME_LIMIT, RETRIES = (
+    "laneway-time-limit",
+    "laneway-soft-time-limit",
+    "laneway-retries",
+)
 RETRY_DELAY = "retry-delay"
 """Of a call of a function by its name: seconds, separated by commas."""
 
@@ -34,18 +39,29 @@ MAX_TEXT = 100
 """Characters of the value of a header that is checked."""
 
 MAX_DIGITS = 19
-"""Digits of a number in a header: longer ones are not even converted, which takes time in proportion to their square."""
+"""
+Digits of a number in a header: longer ones are not even converted, which takes time in proportion
+to their square.
+"""
 
 
 def whole(text: str | None) -> int | None:
     """A whole number of at least 0 as ASCII digits; None: there is none, or it cannot be read."""
-    if text is None or not 0 < len(text) <= MAX_DIGITS or not text.isascii() or not text.isdecimal():
+    if (
+        text is None
+        or not 0 < len(text) <= MAX_DIGITS
+        or not text.isascii()
+        or not text.isdecimal()
+    ):
         return None
     return int(text)
 
 
 def seconds(text: str | None) -> float | None:
-    """A duration above 0 and of at most 100 years, in seconds; None: there is none, or it cannot be read."""
+    """
+    A duration above 0 and of at most 100 years, in seconds; None: there is none, or it cannot be
+    read.
+    """
     if text is None or len(text) > 40:
         return None
     try:
@@ -56,7 +72,10 @@ def seconds(text: str | None) -> float | None:
 
 
 def keeps(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
-    """Seconds for which a message's outcome is kept, after an ack and after any other end; None: it is not kept."""
+    """
+    Seconds for which a message's outcome is kept, after an ack and after any other end; None: it is
+    not kept.
+    """
     said = headers.get(KEEPS) if headers is not None else None
     if said is None:
         return None
@@ -91,7 +110,9 @@ def retry_delays(headers: Mapping[str, str]) -> list[float] | None:
 
 
 def _is_keeps(text: str) -> bool:
-    return all(number is not None and number <= MAX_SECONDS for number in map(whole, text.split(",", 1)))
+    return all(
+        number is not None and number <= MAX_SECONDS for number in map(whole, text.split(",", 1))
+    )
 
 
 def _is_needs(text: str) -> bool:
@@ -118,11 +139,19 @@ CHECKED = {
 
 @functools.lru_cache(maxsize=1024)
 def is_meant(name: str, text: str) -> bool:
-    """Whether one of the headers that are checked can be meant. A program's calls say the same again and again."""
+    """
+    Whether one of the headers that are checked can be meant. A program's calls say the same again
+    and again.
+    """
     return CHECKED[name][0](text)
 
 
 def check(topic: str, name: str, text: str) -> None:
-    """Raises BadMessage for the value of one of the headers that are checked, if it cannot be meant."""
+    """
+    Raises BadMessage for the value of one of the headers that are checked, if it cannot be meant.
+    """
     if len(text) > MAX_TEXT or not is_meant(name, text):  # nothing of any size is remembered
-        raise BadMessage(f"message to {topic}: expected the header {name} to be {CHECKED[name][1]}, got {text!r:.40}")
+        raise BadMessage(
+            f"message to {topic}: expected the header {name} to be {CHECKED[name][1]}, got"
+            f" {text!r:.40}"
+        )

@@ -1,7 +1,9 @@
 """
-What a line of a handler is about, for logging of your own: the message, its topic, the attempt, the task.
+What a line of a handler is about, for logging of your own: the message, its topic, the attempt, the
+task.
 
-`laneway worker` adds it to every line by itself, unless the program has set up logging. Then use one of these.
+`laneway worker` adds it to every line by itself, unless the program has set up logging. Then use
+one of these.
 """
 
 from __future__ import annotations
@@ -18,8 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["AddFields", "add_fields", "fields"]
 
 
-def add_fields(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor for structlog: adds `message`, `topic`, `attempt` and `task`, also to Laneway's own lines in a `ProcessorFormatter`."""
+def add_fields(
+    _logger: Any, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """
+    A processor for structlog: adds `message`, `topic`, `attempt` and `task`, also to Laneway's own
+    lines in a `ProcessorFormatter`.
+    """
     said = getattr(event.get("_record"), FIELDS, None)
     for name, value in (said if isinstance(said, dict) else fields()).items():
         event.setdefault(name, value)
@@ -27,7 +34,10 @@ def add_fields(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> M
 
 
 class AddFields(logging.Filter):
-    """A filter for a handler of `logging`: sets `record.laneway` to a dict of `message`, `topic`, `attempt` and `task`."""
+    """
+    A filter for a handler of `logging`: sets `record.laneway` to a dict of `message`, `topic`,
+    `attempt` and `task`.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Lets every record through."""

@@ -10,22 +10,25 @@ import msgspec
 from laneway.units import Duration
 
 RAW = "application/octet-stream"
-"""The `content-type` header of a body that was published as bytes; without that header a body is JSON."""
+"""
+The `content-type` header of a body that was published as bytes; without that header a body is JSON.
+"""
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     A message, as it is published and as a handler gets it.
 
-    `topic`: any name, dotted by habit, at most 255 bytes, no control characters, no `*`.
-    `body`: anything that JSON can hold, or bytes, which travel as they are.
-    `key`: what messages about the same thing share (serial processing, partitions, merging).
-    `priority`: -100 … 100, larger first. `delay` (a duration) or `at` (an aware datetime or Unix seconds) say when it is due.
-    `ttl`: how long it may wait before it expires. `id`: your own, unique per topic; publishing it again
-    while it is pending is a no-op. `headers`: short text by name. `at_front`: before all others of its priority.
+    `topic`: any name, dotted by habit, at most 255 bytes, no control characters, no `*`. `body`:
+    anything that JSON can hold, or bytes, which travel as they are. `key`: what messages about the
+    same thing share (serial processing, partitions, merging). `priority`: -100 … 100, larger first.
+    `delay` (a duration) or `at` (an aware datetime or Unix seconds) say when it is due. `ttl`: how
+    long it may wait before it expires. `id`: your own, unique per topic; publishing it again while
+    it is pending is a no-op. `headers`: short text by name. `at_front`: before all others of its
+    priority.
 
-    What is known only on delivery: `attempt` (1 for the first), `deliveries` (hand-outs so far, this one included),
-    `published_at` (Unix seconds).
+    What is known only on delivery: `attempt` (1 for the first), `deliveries` (hand-outs so far,
+    this one included), `published_at` (Unix seconds).
     """
 
     topic: str
@@ -36,7 +39,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     at: datetime | float | None = None
     ttl: Duration | None = None
     if TYPE_CHECKING:
-        # A handler's message has an id, so that is what reading it gives; one that is yet to be published may have None.
+        # A handler's message has an id, so that is what reading it gives; one that is yet to be
+        # published may have None.
         id: str = ""
 
         def __init__(
@@ -55,6 +59,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
             deliveries: int = 0,
             published_at: float = 0.0,
         ) -> None: ...
+
     else:
         id: str | None = None
     headers: dict[str, str] | None = None
@@ -68,8 +73,9 @@ class Receipt(msgspec.Struct, frozen=True):
     """
     What became of a published message.
 
-    `outcome`: `"accepted"`; `"merged"`: it joined the waiting message `joined`; `"duplicate"`: its id is known already;
-    `"refused"`: the backlog limit named in `reason` is reached (only in the answer of `publish_many`).
+    `outcome`: `"accepted"`; `"merged"`: it joined the waiting message `joined`; `"duplicate"`: its
+    id is known already; `"refused"`: the backlog limit named in `reason` is reached (only in the
+    answer of `publish_many`).
     """
 
     id: str
@@ -95,9 +101,10 @@ class Draft(msgspec.Struct, gc=False):
     sticky: bool = False  # the id is kept 24 h after the finish, whatever `dedupe` says
     signal: int | None = None
     """
-    Not a message of its own, but for the one of this topic and id that waits for signals: its n-th, from 1 on, told once however often it comes.
-    Of the signal that ends the waiting, `delay_us`, `at_us` and `ttl_us` hold for that message too, its ttl from its publish.
-    0: wait no longer. The topic, the key and the id are those of the message that waits.
+    Not a message of its own, but for the one of this topic and id that waits for signals: its n-th,
+    from 1 on, told once however often it comes. Of the signal that ends the waiting, `delay_us`,
+    `at_us` and `ttl_us` hold for that message too, its ttl from its publish. 0: wait no longer. The
+    topic, the key and the id are those of the message that waits.
     """
     own: bool = False  # Laneway's: never refused, merged or expired
 
@@ -106,10 +113,10 @@ class Lease(msgspec.Struct, gc=False):
     """
     A delivery as an engine hands it out.
 
-    `handle` is the engine's own name of the message, `fence` the number of this hand-out; both are needed to settle.
-    `bodies` holds the collected bodies where the policy merges `"all"`. `attempt` counts from 1. `suspect`: an earlier
-    lease of it ran out, so its start has to be recorded (`Engine.start`) before it is run.
-    `limited`: the topic has a rate, a concurrency or a gate.
+    `handle` is the engine's own name of the message, `fence` the number of this hand-out; both are
+    needed to settle. `bodies` holds the collected bodies where the policy merges `"all"`. `attempt`
+    counts from 1. `suspect`: an earlier lease of it ran out, so its start has to be recorded
+    (`Engine.start`) before it is run. `limited`: the topic has a rate, a concurrency or a gate.
     """
 
     handle: int
@@ -134,20 +141,26 @@ class Batch(msgspec.Struct, gc=False):
 
     leases: list[Lease]
     now_us: int
-    next_wake_us: int | None = None  # engine time of the next known event, None: nothing until something is published
+    next_wake_us: int | None = (
+        None  # engine time of the next known event, None: nothing until something is published
+    )
     passed_over: bool = False  # lanes stand there that `only` excludes
-    goes_on: bool = False  # the lanes were not all looked at: the next call with the same `only` goes on
+    goes_on: bool = (
+        False  # the lanes were not all looked at: the next call with the same `only` goes on
+    )
 
 
 class Settlement(msgspec.Struct, gc=False):
     """
     How one lease is to end.
 
-    `action`: `"ack"`, `"retry"` (counts an attempt; `delay_us` or the policy's backoff), `"dead"` (with `reason`),
-    `"release"` (no attempt counted; `begun=False` also gives the rate permit back), `"rest"` (release, and the topic
-    rests for `delay_us`, or 1 s doubling to 5 min), `"unhandled"` (release with a delay of 5 s … 5 min; dead after the policy's `on_unhandled`).
-    `cost_us`: the handler's time, for tiers that are fair by time.
-    `outcome`: what is kept of the message under its id for `keep_us`, written in the same step, if this ends the message (acked, died).
+    `action`: `"ack"`, `"retry"` (counts an attempt; `delay_us` or the policy's backoff), `"dead"`
+    (with `reason`), `"release"` (no attempt counted; `begun=False` also gives the rate permit
+    back), `"rest"` (release, and the topic rests for `delay_us`, or 1 s doubling to 5 min),
+    `"unhandled"` (release with a delay of 5 s … 5 min; dead after the policy's `on_unhandled`).
+    `cost_us`: the handler's time, for tiers that are fair by time. `outcome`: what is kept of the
+    message under its id for `keep_us`, written in the same step, if this ends the message (acked,
+    died).
     """
 
     handle: int
@@ -165,9 +178,11 @@ class Settlement(msgspec.Struct, gc=False):
 
 class Note(msgspec.Struct, gc=False):
     """
-    Something to be kept of a message under its id for `keep_us`, beside its outcome: how far its handler is.
+    Something to be kept of a message under its id for `keep_us`, beside its outcome: how far its
+    handler is.
 
-    With `handle` and `fence` only as long as that lease is held; without them (from outside) whatever became of the message.
+    With `handle` and `fence` only as long as that lease is held; without them (from outside)
+    whatever became of the message.
     """
 
     id: str
@@ -186,4 +201,7 @@ class Kept(msgspec.Struct, gc=False):
 
 
 SETTLED = ("acked", "retried", "died", "released", "lost", "gone")
-"""The answers of `Engine.settle`: `lost`: a stale fence, nothing was changed; `gone`: the topic was deleted."""
+"""
+The answers of `Engine.settle`: `lost`: a stale fence, nothing was changed; `gone`: the topic was
+deleted.
+"""

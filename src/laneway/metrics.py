@@ -1,8 +1,9 @@
 """
 Metrics for Prometheus. Needs `pip install 'laneway[metrics]'`.
 
-`measure(app, port=9100)` counts what this process publishes and handles. What the store holds is the same for all
-processes: `laneway exporter` serves it once for a store, or one process does with `measure(app, store=True)`.
+`measure(app, port=9100)` counts what this process publishes and handles. What the store holds is
+the same for all processes: `laneway exporter` serves it once for a store, or one process does with
+`measure(app, store=True)`.
 """
 
 from __future__ import annotations
@@ -29,15 +30,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.worker")
 
 PORTS = 20
-"""So many ports are tried, from the one that was named: several workers on one machine take one each."""
+"""
+So many ports are tried, from the one that was named: several workers on one machine take one each.
+"""
 
 ADDRESS = "127.0.0.1"
 """Only this machine reaches the figures, unless another address is named."""
 
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
 
 KINDS = 500
-"""Most kinds of messages: producers choose names of tasks and topics, and each kind is a few series. The others are one kind."""
+"""
+Most kinds of messages: producers choose names of tasks and topics, and each kind is a few series.
+The others are one kind.
+"""
 
 FRESH = 1.0
 """Seconds for which the figures of a store are not read again, however many ask."""
@@ -53,27 +76,56 @@ def measure(
     workers_only: bool = False,
 ) -> int | None:
     """
-    Count and time everything that the application publishes and handles in this process; with `port`, serve it there. Returns the port.
+    Count and time everything that the application publishes and handles in this process; with
+    `port`, serve it there. Returns the port.
 
     - `laneway_published_total{kind, outcome}`: messages, by what became of them.
-    - `laneway_handled_total{kind, outcome}`: runs that ended: success, retry, dead, back_off (the destination was unavailable).
+    - `laneway_handled_total{kind, outcome}`: runs that ended: success, retry, dead, back_off (the
+      destination was unavailable).
     - `laneway_failures_total{kind, error}`: runs that raised, by the type of the error.
-    - `laneway_handler_seconds{kind}`: how long handlers take. `laneway_waited_seconds{kind}`: from publish to the start of the first run.
+    - `laneway_handler_seconds{kind}`: how long handlers take. `laneway_waited_seconds{kind}`: from
+      publish to the start of the first run.
     - `laneway_running{kind}`: handlers that run now.
 
-    `kind` is the task, or the pattern one above the topic: a million topics are not a million series. `address`: default is loopback; `"0.0.0.0"`
-    is reached from everywhere. If the port is taken, the next free one of the 20 behind it is used; the log says which. `workers_only`: the
-    port is opened when a worker starts in this process, and not in other programs that import the application; returns None.
-    `store`: serve the gauges of the store too, as `laneway exporter` does; in one process only. `registry`: default is prometheus_client's.
-    Raises UsageError where that is not installed, or no port is free.
+    `kind` is the task, or the pattern one above the topic: a million topics are not a million
+    series. `address`: default is loopback; `"0.0.0.0"` is reached from everywhere. If the port is
+    taken, the next free one of the 20 behind it is used; the log says which. `workers_only`: the
+    port is opened when a worker starts in this process, and not in other programs that import the
+    application; returns None. `store`: serve the gauges of the store too, as `laneway exporter`
+    does; in one process only. `registry`: default is prometheus_client's. Raises UsageError where
+    that is not installed, or no port is free.
     """
     prometheus = needed("measure")
     into = prometheus.REGISTRY if registry is None else registry
-    published = prometheus.Counter("laneway_published", "Messages published, by what became of them", ("kind", "outcome"), registry=into)
-    handled = prometheus.Counter("laneway_handled", "Runs of handlers, by how they ended", ("kind", "outcome"), registry=into)
-    failures = prometheus.Counter("laneway_failures", "Runs of handlers that raised, by the type of the error", ("kind", "error"), registry=into)
-    seconds = prometheus.Histogram("laneway_handler_seconds", "How long handlers take", ("kind",), buckets=BUCKETS, registry=into)
-    waited = prometheus.Histogram("laneway_waited_seconds", "From publish to the first run", ("kind",), buckets=BUCKETS, registry=into)
+    published = prometheus.Counter(
+        "laneway_published",
+        "Messages published, by what became of them",
+        ("kind", "outcome"),
+        registry=into,
+    )
+    handled = prometheus.Counter(
+        "laneway_handled", "Runs of handlers, by how they ended", ("kind", "outcome"), registry=into
+    )
+    failures = prometheus.Counter(
+        "laneway_failures",
+        "Runs of handlers that raised, by the type of the error",
+        ("kind", "error"),
+        registry=into,
+    )
+    seconds = prometheus.Histogram(
+        "laneway_handler_seconds",
+        "How long handlers take",
+        ("kind",),
+        buckets=BUCKETS,
+        registry=into,
+    )
+    waited = prometheus.Histogram(
+        "laneway_waited_seconds",
+        "From publish to the first run",
+        ("kind",),
+        buckets=BUCKETS,
+        registry=into,
+    )
     running = prometheus.Gauge("laneway_running", "Handlers that run now", ("kind",), registry=into)
     kinds = _Kinds()
 
@@ -102,8 +154,12 @@ def measure(
     app.on_success(lambda message: handled.labels(kinds.of(message), "success").inc())
     app.on_retry(lambda message, _: handled.labels(kinds.of(message), "retry").inc())
     app.on_dead(lambda message, _: handled.labels(kinds.of(message), "dead").inc())
-    app.on_failure(lambda message, error: failures.labels(kinds.of(message), type(error).__name__).inc())
-    app.handlers.middlewares.add_hook("back_off", lambda message, _: handled.labels(kinds.of(message), "back_off").inc())
+    app.on_failure(
+        lambda message, error: failures.labels(kinds.of(message), type(error).__name__).inc()
+    )
+    app.handlers.middlewares.add_hook(
+        "back_off", lambda message, _: handled.labels(kinds.of(message), "back_off").inc()
+    )
     if store:
         into.register(StoreCollector(app))
     if port is None:
@@ -130,8 +186,15 @@ def serve(port: int, address: str, registry: CollectorRegistry, *, ports: int = 
             continue
         log.info("metrics are served on http://%s:%d/metrics", address, tried)
         return tried
-    taken = f"the ports {port} to {port + ports - 1} are all taken" if ports > 1 else f"port {port} is taken"
-    raise UsageError(f"measure: {taken} at {address}, or the address is not one of this machine; name another one")
+    taken = (
+        f"the ports {port} to {port + ports - 1} are all taken"
+        if ports > 1
+        else f"port {port} is taken"
+    )
+    raise UsageError(
+        f"measure: {taken} at {address}, or the address is not one of this machine; name"
+        " another one"
+    )
 
 
 def needed(call: str) -> Any:
@@ -139,7 +202,9 @@ def needed(call: str) -> Any:
     try:
         import prometheus_client  # noqa: PLC0415  # an extra
     except ImportError as error:
-        raise UsageError(f"{call}: prometheus-client is not installed; pip install 'laneway[metrics]'") from error
+        raise UsageError(
+            f"{call}: prometheus-client is not installed; pip install 'laneway[metrics]'"
+        ) from error
     return prometheus_client
 
 
@@ -164,7 +229,10 @@ GAUGES = (
     ("leased", "Messages that are being handled"),
     ("dead", "Dead letters"),
     ("oldest_seconds", "Age of the oldest message that waits"),
-    ("throttled_seconds", "For how long rates have held ready messages back, of the topics that there are now"),
+    (
+        "throttled_seconds",
+        "For how long rates have held ready messages back, of the topics that there are now",
+    ),
 )
 """By namespace, pattern, tier and pool."""
 
@@ -173,7 +241,10 @@ TOTALS = ("published", "delivered", "done", "retried", "died", "merged", "expire
 
 
 class StoreCollector:
-    """Reads the figures of a store when Prometheus asks. A store that is away is `laneway_store_up 0`, and nothing else."""
+    """
+    Reads the figures of a store when Prometheus asks. A store that is away is `laneway_store_up 0`,
+    and nothing else.
+    """
 
     def __init__(self, app: Laneway) -> None:
         self._app = app
@@ -188,37 +259,63 @@ class StoreCollector:
 
     def collect(self) -> Iterator[Any]:
         """All series."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415  # an extra
+        from prometheus_client.core import (  # noqa: PLC0415
+            CounterMetricFamily,
+            GaugeMetricFamily,
+        )  # an extra
 
         figures, space = self._current(), self._app.namespace
-        up = GaugeMetricFamily("laneway_store_up", "Whether the store answers", labels=["namespace"])
+        up = GaugeMetricFamily(
+            "laneway_store_up", "Whether the store answers", labels=["namespace"]
+        )
         up.add_metric([space], 0.0 if figures is None else 1.0)
         yield up
         if figures is None:
             return
         overview = figures.overview
         for name, what, value in (
-            ("exact", "1: every topic was looked at; 0: the split between patterns is that of the last walk", float(figures.is_exact)),
-            ("topics", "Topics that have something waiting or leased, or limits not yet recovered", overview.topics),
+            (
+                "exact",
+                (
+                    "1: every topic was looked at; 0: the split between patterns is that of the"
+                    " last walk"
+                ),
+                float(figures.is_exact),
+            ),
+            (
+                "topics",
+                "Topics that have something waiting or leased, or limits not yet recovered",
+                overview.topics,
+            ),
             ("bytes", "Size of all bodies that wait", overview.bytes),
         ):
             gauge = GaugeMetricFamily(f"laneway_store_{name}", what, labels=["namespace"])
             gauge.add_metric([space], value)
             yield gauge
         for name in TOTALS:
-            counter = CounterMetricFamily(f"laneway_store_{name}", f"Messages {name}, of all topics", labels=["namespace"])
+            counter = CounterMetricFamily(
+                f"laneway_store_{name}", f"Messages {name}, of all topics", labels=["namespace"]
+            )
             counter.add_metric([space], getattr(overview, name))
             yield counter
         for name, what in GAUGES:
-            gauge = GaugeMetricFamily(f"laneway_store_{name}", what, labels=["namespace", "pattern", "tier", "pool"])
+            gauge = GaugeMetricFamily(
+                f"laneway_store_{name}", what, labels=["namespace", "pattern", "tier", "pool"]
+            )
             for group in figures.groups:
                 value = getattr(group, name.removesuffix("_seconds"))
                 if value is not None:
                     gauge.add_metric([space, group.pattern, group.tier, group.pool], value)
             yield gauge
-        delivered = CounterMetricFamily("laneway_store_tier_delivered", "Deliveries of a tier", labels=["namespace", "pool", "tier"])
+        delivered = CounterMetricFamily(
+            "laneway_store_tier_delivered",
+            "Deliveries of a tier",
+            labels=["namespace", "pool", "tier"],
+        )
         ready = GaugeMetricFamily(
-            "laneway_store_tier_ready_topics", "Topics that could deliver now (at most 1,000)", labels=["namespace", "pool", "tier"]
+            "laneway_store_tier_ready_topics",
+            "Topics that could deliver now (at most 1,000)",
+            labels=["namespace", "pool", "tier"],
         )
         for tier in overview.tiers:
             delivered.add_metric([space, tier.pool, tier.tier], tier.delivered)
@@ -232,7 +329,10 @@ class StoreCollector:
                 try:
                     self._figures = store_figures.read(self._app, self._walk)
                 except (LanewayError, OSError) as error:
-                    log.warning("metrics: the store cannot be read: %s", escaped(without_passwords(str(error))))
+                    log.warning(
+                        "metrics: the store cannot be read: %s",
+                        escaped(without_passwords(str(error))),
+                    )
                     self._figures = None
                 self._read_at = time.monotonic()
             return self._figures

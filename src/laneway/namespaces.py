@@ -32,15 +32,19 @@ def copy(here: FullEngine, there: FullEngine) -> int:
 
 def every_policy(engine: Admin) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """
-    (layer, pattern, fields) of all patterns, sorted, then of all topics with a policy of their own, page by page.
+    (layer, pattern, fields) of all patterns, sorted, then of all topics with a policy of their own,
+    page by page.
 
-    The layers are "operator", "code" (set at run time) and `program:NAME` (what the program declares).
+    The layers are "operator", "code" (set at run time) and `program:NAME` (what the program
+    declares).
     """
     yield from engine.policies().source_rows()
     after: str | None = ""
     while after is not None:
         page, after = engine.policy_own_list(after, PAGE)
-        yield from sorted(own_rows((topic, sources(layers)) for topic, layers in page), key=lambda row: row[0])
+        yield from sorted(
+            own_rows((topic, sources(layers)) for topic, layers in page), key=lambda row: row[0]
+        )
 
 
 def set_policies(engine: Admin, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> int:
@@ -86,11 +90,21 @@ def _in_force(engine: Admin) -> Iterator[tuple[str, str, dict[str, Any]]]:
 def compare(here: FullEngine, there: FullEngine) -> list[Difference]:
     """Where the gates and policies of two namespaces differ, sorted."""
     mine, theirs = _settings(here), _settings(there)
-    differing = [place for place in mine.keys() | theirs.keys() if mine.get(place) != theirs.get(place)]
+    differing = [
+        place for place in mine.keys() | theirs.keys() if mine.get(place) != theirs.get(place)
+    ]
     return [(*place, mine.get(place), theirs.get(place)) for place in sorted(differing)]
 
 
 def _settings(engine: FullEngine) -> dict[tuple[str, str, str], Any]:
-    fields = {(layer, pattern, name): value for layer, pattern, row in _in_force(engine) for name, value in row.items()}
-    gates = {("gate", gate["name"], name): gate[name] for gate in engine.gate_list() for name in ("rate", "burst", "concurrency")}
+    fields = {
+        (layer, pattern, name): value
+        for layer, pattern, row in _in_force(engine)
+        for name, value in row.items()
+    }
+    gates = {
+        ("gate", gate["name"], name): gate[name]
+        for gate in engine.gate_list()
+        for name in ("rate", "burst", "concurrency")
+    }
     return fields | gates

@@ -1,9 +1,10 @@
 """
 Policies: the only definition of each setting, how it is checked, and which pattern wins.
 
-A policy is kept as the fields that somebody set (`dict`, plain JSON values) by layer and pattern; `PolicyBook` resolves
-them for one topic, field by field: an operator's setting goes before the code's, and inside a layer the most specific
-pattern wins. `Resolved` is what engines work with: every field present, in the engines' units.
+A policy is kept as the fields that somebody set (`dict`, plain JSON values) by layer and pattern;
+`PolicyBook` resolves them for one topic, field by field: an operator's setting goes before the
+code's, and inside a layer the most specific pattern wins. `Resolved` is what engines work with:
+every field present, in the engines' units.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 class Backoff(msgspec.Struct, frozen=True):
     """
-    How long a message waits before its next attempt: `base` · `factor`^(attempt-1), at most `cap` (all seconds).
+    How long a message waits before its next attempt: `base` · `factor`^(attempt-1), at most `cap`
+    (all seconds).
 
-    With `jitter` the delay is drawn evenly between 0 and that ("full jitter"), so that failures spread out.
+    With `jitter` the delay is drawn evenly between 0 and that ("full jitter"), so that failures
+    spread out.
     """
 
     base: float = 1.0
@@ -52,7 +55,10 @@ class Backoff(msgspec.Struct, frozen=True):
     jitter: bool = True
 
     def delay_us(self, attempt: int, random: float) -> int:
-        """The delay after failure number `attempt` (from 1); `random` in 0 … 1 is used where there is jitter."""
+        """
+        The delay after failure number `attempt` (from 1); `random` in 0 … 1 is used where there is
+        jitter.
+        """
         exponent = min(attempt - 1, 200)
         try:
             delay = min(self.base * self.factor**exponent, self.cap)
@@ -71,7 +77,10 @@ def default_burst(rate: float) -> float:
 
 
 class Resolved(msgspec.Struct, frozen=True, gc=False):
-    """Everything that holds for one topic, in the engines' units. `rate` is per second, times are microseconds."""
+    """
+    Everything that holds for one topic, in the engines' units. `rate` is per second, times are
+    microseconds.
+    """
 
     rate: float | None = None
     burst: int | None = None
@@ -119,7 +128,10 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     lane_concurrency: int | None = None
     """The part of the concurrency that each lane has."""
     accepts_plainly: bool = False
-    """Whether a message without options only has to be appended to its topic's lane: nothing merges, expires, is spread or refused."""
+    """
+    Whether a message without options only has to be appended to its topic's lane: nothing merges,
+    expires, is spread or refused.
+    """
 
     @property
     def limits_backlog(self) -> bool:
@@ -128,7 +140,11 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         derive = msgspec.structs.force_setattr
-        derive(self, "limited", self.rate is not None or self.concurrency is not None or self.gate is not None)
+        derive(
+            self,
+            "limited",
+            self.rate is not None or self.concurrency is not None or self.gate is not None,
+        )
         if self.rate is not None:
             lane_rate = self.rate / self.partitions
             burst = default_burst(lane_rate) if self.burst is None else self.burst / self.partitions
@@ -137,7 +153,11 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
         if self.concurrency is not None:
             derive(self, "lane_concurrency", self.concurrency // self.partitions)
         is_one_lane = self.partitions == 1 and self.buckets is None
-        derive(self, "accepts_plainly", is_one_lane and self.merge is None and self.ttl is None and not self.limits_backlog)
+        derive(
+            self,
+            "accepts_plainly",
+            is_one_lane and self.merge is None and self.ttl is None and not self.limits_backlog,
+        )
 
 
 def _expected(what: str) -> Callable[[object], BadPolicy]:
@@ -169,7 +189,13 @@ def _flag(value: Any) -> bool:
 
 
 def _word(value: Any) -> str:
-    if not isinstance(value, str) or not value or len(value) > 100 or CONTROL.search(value) or not is_unicode(value):
+    if (
+        not isinstance(value, str)
+        or not value
+        or len(value) > 100
+        or CONTROL.search(value)
+        or not is_unicode(value)
+    ):
         raise _expected("a name of 1 to 100 characters without control characters")(value)
     return value
 
@@ -237,40 +263,82 @@ def _backoff(value: Any) -> Any:
     else:
         fixed = _duration(zero=True)(value)
         backoff = Backoff(base=fixed, factor=1.0, cap=max(fixed, 0.0), jitter=False)
-    if not (0 <= backoff.base <= units.MAX_SECONDS and 1 <= backoff.factor <= MAX_FACTOR and 0 <= backoff.cap <= units.MAX_SECONDS):  # nor NaN
-        raise _expected(f"base and cap from 0 to 100 years and a factor from 1 to {MAX_FACTOR:,}")(value)
+    if not (
+        0 <= backoff.base <= units.MAX_SECONDS
+        and 1 <= backoff.factor <= MAX_FACTOR
+        and 0 <= backoff.cap <= units.MAX_SECONDS
+    ):  # nor NaN
+        raise _expected(f"base and cap from 0 to 100 years and a factor from 1 to {MAX_FACTOR:,}")(
+            value
+        )
     return msgspec.to_builtins(backoff)
 
 
 FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "rate": (units.rate, 'deliveries per second: 50, "50/s", "600/m"'),
-    "burst": (_integer(1, 1_000_000), "deliveries at once after a pause; default: 1 + a twentieth of the rate"),
+    "burst": (
+        _integer(1, 1_000_000),
+        "deliveries at once after a pause; default: 1 + a twentieth of the rate",
+    ),
     "concurrency": (_integer(1, 1_000_000), "most leases at once"),
     "weight": (_weight, "share inside the tier; default 1"),
     "tier": (_word, "service class; default: the default tier"),
     "pool": (_word, "which workers serve the topic; default default"),
     "lease": (_duration(), "time to settle a delivery before it goes back; default 60 s"),
     "retries": (_integer(0, 1_000_000), "attempts after the first; default 16"),
-    "backoff": (_backoff, "delay between attempts: a Backoff, its fields, or a fixed duration; default 1 s … 1 h, jitter"),
+    "backoff": (
+        _backoff,
+        (
+            "delay between attempts: a Backoff, its fields, or a fixed duration; default 1 s … 1 h,"
+            " jitter"
+        ),
+    ),
     "ttl": (_duration(), "how long a message may wait; default for ever"),
     "on_expiry": (_choice("dead", "drop"), "what becomes of an expired message; default dead"),
-    "on_unhandled": (_duration(), "how long a message may wait for a handler before it is a dead letter; default: it waits"),
+    "on_unhandled": (
+        _duration(),
+        "how long a message may wait for a handler before it is a dead letter; default: it waits",
+    ),
     "dead_ttl": (_duration(), "how long dead letters are kept; default 14 days"),
     "serial": (_serial, 'one at a time per key, in order: "hold" (also true) or "yield"'),
     "gate": (_word, "the name of a limit that many topics share"),
-    "merge": (_choice("first", "last", "all"), "whose body survives when a message joins a waiting one of its key"),
+    "merge": (
+        _choice("first", "last", "all"),
+        "whose body survives when a message joins a waiting one of its key",
+    ),
     "merge_limit": (_integer(2, 100_000), 'most bodies that merge="all" collects; default 1,000'),
     "window": (_duration(), "merged messages are due so long after the first of their key"),
     "debounce": (_flag, "the window runs anew from the last of a key"),
-    "max_wait": (_duration(), "with debounce: at most so long after the first; default ten windows"),
-    "edge": (_choice("trailing", "leading"), "leading: the first at once, then at most one per window"),
+    "max_wait": (
+        _duration(),
+        "with debounce: at most so long after the first; default ten windows",
+    ),
+    "edge": (
+        _choice("trailing", "leading"),
+        "leading: the first at once, then at most one per window",
+    ),
     "max_body": (units.size, "largest body; default 1 MiB"),
-    "dedupe": (_dedupe, 'how long the ids of finished messages are refused as duplicates; "forever"'),
+    "dedupe": (
+        _dedupe,
+        'how long the ids of finished messages are refused as duplicates; "forever"',
+    ),
     "max_backlog": (_backlog, 'most that may wait: a count, or a size like "10GB"'),
-    "on_full": (_choice("refuse", "block", "drop_oldest"), "what happens at max_backlog; default refuse"),
-    "partitions": (_partitions, "lanes the topic is spread over by CRC32 of the key; a power of two; default 1"),
-    "buckets": (_integer(1, MAX_BUCKETS), "lanes that the topics of the pattern are folded into, by CRC32 of their name"),
-    "delivery": (_choice("at_least_once", "at_most_once"), "at_most_once: acked when it is delivered, never tried again; default at_least_once"),
+    "on_full": (
+        _choice("refuse", "block", "drop_oldest"),
+        "what happens at max_backlog; default refuse",
+    ),
+    "partitions": (
+        _partitions,
+        "lanes the topic is spread over by CRC32 of the key; a power of two; default 1",
+    ),
+    "buckets": (
+        _integer(1, MAX_BUCKETS),
+        "lanes that the topics of the pattern are folded into, by CRC32 of their name",
+    ),
+    "delivery": (
+        _choice("at_least_once", "at_most_once"),
+        "at_most_once: acked when it is delivered, never tried again; default at_least_once",
+    ),
     "paused": (_flag, "accepts, and delivers nothing"),
 }
 """Every setting: how it is read, and what it means."""
@@ -278,7 +346,8 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 class PolicyOptions(TypedDict, total=False):
     """
-    The settings as keyword arguments of `policy` and `@task`, for type checkers; the same as `FIELDS`, which explains them.
+    The settings as keyword arguments of `policy` and `@task`, for type checkers; the same as
+    `FIELDS`, which explains them.
 
     None removes a setting.
     """
@@ -322,27 +391,42 @@ def check_topic(name: str) -> str:
     if not isinstance(name, str) or not name:
         raise BadMessage(f"topic: expected a name, got {name!r}")
     if CONTROL.search(name):
-        raise BadMessage(f"topic {name!r:.80}: control characters are not allowed in a topic's name; remove them")
+        raise BadMessage(
+            f"topic {name!r:.80}: control characters are not allowed in a topic's name; remove them"
+        )
     if len(name) > MAX_TOPIC_BYTES or len(name.encode(errors="replace")) > MAX_TOPIC_BYTES:
-        raise BadMessage(f"topic {name[:40]!r}…: the name has {len(name)} characters, at most {MAX_TOPIC_BYTES} bytes are allowed")
+        raise BadMessage(
+            f"topic {name[:40]!r}…: the name has {len(name)} characters, at most {MAX_TOPIC_BYTES}"
+            " bytes are allowed"
+        )
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise BadMessage(f"topic {name!r}: the name is not valid Unicode ({error.reason})") from error
+        raise BadMessage(
+            f"topic {name!r}: the name is not valid Unicode ({error.reason})"
+        ) from error
     if name == "*" or name.endswith(".*"):
         raise BadMessage(f"topic {name!r}: this is a pattern; messages go to topics")
     if "*" in name:  # no policy could name it, so it could not be paused
-        raise BadMessage(f'topic {name!r}: "*" stands for many topics in patterns; a topic\'s own name has none')
+        raise BadMessage(
+            f'topic {name!r}: "*" stands for many topics in patterns; a topic\'s own name has none'
+        )
     return name
 
 
 def check_pattern(pattern: str) -> str:
-    """Return the pattern if it can be one: a topic's name, a dotted prefix with `*` at its end, or `*`."""
+    """
+    Return the pattern if it can be one: a topic's name, a dotted prefix with `*` at its end, or
+    `*`.
+    """
     if pattern == "*":
         return pattern
     stem = pattern[:-2] if isinstance(pattern, str) and pattern.endswith(".*") else pattern
     if isinstance(stem, str) and "*" in stem:
-        raise BadPolicy(f'policy {pattern!r:.80}: "*" may only stand alone or at the end of a dotted prefix, like "push.*"')
+        raise BadPolicy(
+            f'policy {pattern!r:.80}: "*" may only stand alone or at the end of a dotted prefix,'
+            ' like "push.*"'
+        )
     try:
         check_topic(stem)
     except BadMessage as error:
@@ -352,7 +436,8 @@ def check_pattern(pattern: str) -> str:
 
 def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Check a policy's fields and return them as plain JSON values; None is kept and means: no longer set.
+    Check a policy's fields and return them as plain JSON values; None is kept and means: no longer
+    set.
 
     Raises BadPolicy, which names the pattern, the field and what was expected.
     """
@@ -371,17 +456,25 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         except (ValueError, TypeError, OverflowError) as error:
             raise BadPolicy(f"policy {pattern}: {name}: {error}") from error
     if checked.get("buckets") is not None and not (pattern == "*" or pattern.endswith(".*")):
-        raise BadPolicy(f'policy {pattern}: buckets fold many topics together; set them on a pattern like "{pattern}.*"')
+        raise BadPolicy(
+            f"policy {pattern}: buckets fold many topics together; set them on a pattern like"
+            f' "{pattern}.*"'
+        )
     return checked
 
 
-def check_changes(changes: Iterable[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, dict[str, Any]]]:
+def check_changes(
+    changes: Iterable[tuple[str, Mapping[str, Any]]],
+) -> list[tuple[str, dict[str, Any]]]:
     """Check many policies' fields, equal ones once. Raises BadPolicy, as `check_fields` does."""
     checked: dict[Any, dict[str, Any]] = {}
     found = []
     for pattern, fields in changes:
         try:
-            key = (is_pattern(pattern), *((name, value, type(value)) for name, value in fields.items()))
+            key = (
+                is_pattern(pattern),
+                *((name, value, type(value)) for name, value in fields.items()),
+            )
             known = checked.get(key)
         except TypeError:  # a value that cannot be a key
             found.append((pattern, check_fields(pattern, fields)))
@@ -413,12 +506,16 @@ Layers = dict[str, dict[str, Any]]
 """
 What is set for one pattern or topic: fields by layer.
 
-"operator" and "code" are what counts. Where programs have declared policies, each has a layer of its own, `program:NAME`, and what was
-set at run time is in "run": "code" is then all of these together, and what was set at run time goes before what was declared.
+"operator" and "code" are what counts. Where programs have declared policies, each has a layer of
+its own, `program:NAME`, and what was set at run time is in "run": "code" is then all of these
+together, and what was set at run time goes before what was declared.
 """
 
 PROGRAM = "program:"
-"""What the layers of programs begin with; `program:` itself has what code set before programs had names."""
+"""
+What the layers of programs begin with; `program:` itself has what code set before programs had
+names.
+"""
 
 RUN = "run"
 
@@ -430,27 +527,38 @@ def is_pattern(name: str) -> bool:
 
 def change_layers(name: str, layers: Layers, layer: str, fields: Mapping[str, Any]) -> Layers:
     """
-    The layers of a pattern or topic after these checked fields were set in one of them; None removes a field.
+    The layers of a pattern or topic after these checked fields were set in one of them; None
+    removes a field.
 
-    `layer`: "operator", "code" (at run time) or `program:NAME`. Raises BadPolicy where another program declares another value.
+    `layer`: "operator", "code" (at run time) or `program:NAME`. Raises BadPolicy where another
+    program declares another value.
     """
     stood = sources(layers)
     if layer.startswith(PROGRAM):
         _refuse_another_program(name, stood, layer, fields)
-        stood[PROGRAM] = {field: value for field, value in stood.get(PROGRAM, {}).items() if field not in fields}
-    stood[layer] = {field: value for field, value in {**stood.get(layer, {}), **fields}.items() if value is not None}
+        stood[PROGRAM] = {
+            field: value for field, value in stood.get(PROGRAM, {}).items() if field not in fields
+        }
+    stood[layer] = {
+        field: value
+        for field, value in {**stood.get(layer, {}), **fields}.items()
+        if value is not None
+    }
     return with_code({where: values for where, values in stood.items() if values})
 
 
-def _refuse_another_program(name: str, layers: Layers, layer: str, fields: Mapping[str, Any]) -> None:
+def _refuse_another_program(
+    name: str, layers: Layers, layer: str, fields: Mapping[str, Any]
+) -> None:
     for other, theirs in layers.items() if layer != PROGRAM else ():
         if not other.startswith(PROGRAM) or other in (PROGRAM, layer):
             continue
         for field, value in fields.items():
             if value is not None and field in theirs and theirs[field] != value:
                 raise BadPolicy(
-                    f'policy {name}: {field}: the program "{other[len(PROGRAM) :]}" declares {theirs[field]!r}, '
-                    f'"{layer[len(PROGRAM) :]}" {value!r}; let one of them declare it, or both the same'
+                    f'policy {name}: {field}: the program "{other[len(PROGRAM) :]}" declares'
+                    f' {theirs[field]!r}, "{layer[len(PROGRAM) :]}" {value!r}; let one of them'
+                    " declare it, or both the same"
                 )
 
 
@@ -508,12 +616,14 @@ class PolicyBook:
     """
     The policies of a namespace's patterns, and what they come to for a topic.
 
-    Topics that are covered by the same patterns share one `Resolved`, so a million topics cost a few look-ups each
-    and no memory. The policy of one exact topic is kept elsewhere, by the engine: `own_of` looks it up.
-    A book may hold policies of exact topics too; it treats them alike.
+    Topics that are covered by the same patterns share one `Resolved`, so a million topics cost a
+    few look-ups each and no memory. The policy of one exact topic is kept elsewhere, by the engine:
+    `own_of` looks it up. A book may hold policies of exact topics too; it treats them alike.
     """
 
-    def __init__(self, tiers: Mapping[str, Tier] | None = None, own_of: Callable[[str], Layers] | None = None) -> None:
+    def __init__(
+        self, tiers: Mapping[str, Tier] | None = None, own_of: Callable[[str], Layers] | None = None
+    ) -> None:
         self.tiers = tiers if isinstance(tiers, Tiers) else Tiers(tiers) if tiers else Tiers.usual()
         self._layers: dict[str, Layers] = {}
         self._own_of = own_of
@@ -530,7 +640,9 @@ class PolicyBook:
         self._stems.clear()
 
     def put(self, layer: str, pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Set checked fields (None removes one); returns what the pattern now sets in that layer."""
+        """
+        Set checked fields (None removes one); returns what the pattern now sets in that layer.
+        """
         layers = change_layers(pattern, self._layers.get(pattern, {}), layer, fields)
         if layers:
             self._layers[pattern] = layers
@@ -559,12 +671,23 @@ class PolicyBook:
 
     def stored_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
         """The same with all layers, as stores keep them and `load` reads them."""
-        found = [(layer, pattern, dict(fields)) for pattern, layers in self._layers.items() for layer, fields in layers.items()]
+        found = [
+            (layer, pattern, dict(fields))
+            for pattern, layers in self._layers.items()
+            for layer, fields in layers.items()
+        ]
         return sorted(found, key=lambda row: row[:2])
 
     def source_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """The same as they were set: (layer, pattern, fields) with the programs' own layers, and "code" for what was set at run time."""
-        found = [(layer, pattern, fields) for pattern, layers in self._layers.items() for layer, fields in sources(layers).items()]
+        """
+        The same as they were set: (layer, pattern, fields) with the programs' own layers, and
+        "code" for what was set at run time.
+        """
+        found = [
+            (layer, pattern, fields)
+            for pattern, layers in self._layers.items()
+            for layer, fields in sources(layers).items()
+        ]
         return sorted(found, key=lambda row: row[:2])
 
     def layers(self, pattern: str) -> Layers:
@@ -584,15 +707,17 @@ class PolicyBook:
         if patterns is None:
             if len(self._stems) >= MOST_STEMS:
                 self._stems.clear()
-            patterns = self._stems[stem] = tuple(pattern for pattern in prefixes(topic)[1:] if pattern in self._layers)
+            patterns = self._stems[stem] = tuple(
+                pattern for pattern in prefixes(topic)[1:] if pattern in self._layers
+            )
         return (topic, *patterns) if topic in self._layers and topic not in patterns else patterns
 
     def resolve(self, topic: str) -> Resolved:
         """
         What holds for a topic.
 
-        Where a pattern's change left fields of an exact topic without what they need, these have no effect (see
-        `docs/behaviour.md`, "Changes"); a tier that does not exist is the default one.
+        Where a pattern's change left fields of an exact topic without what they need, these have no
+        effect (see `docs/behaviour.md`, "Changes"); a tier that does not exist is the default one.
         """
         own = self._own_of(topic) if self._own_of is not None else None
         if own:
@@ -607,15 +732,22 @@ class PolicyBook:
         found = self._resolved.get(covering)
         if found is None:
             own_name = bool(covering) and not is_pattern(covering[0])
-            found = self._resolved[covering] = self._build(self._merge(self._sets(covering)), own_name=own_name)
+            found = self._resolved[covering] = self._build(
+                self._merge(self._sets(covering)), own_name=own_name
+            )
         return found
 
     def resolve_own(self, topic: str, own: Layers) -> Resolved:
-        """What holds for a topic that has these settings of its own; the caller keeps the answer."""
+        """
+        What holds for a topic that has these settings of its own; the caller keeps the answer.
+        """
         return self._build(self._merge(self._sets_with(topic, own)), own_name=True)
 
     def check(self, name: str, own: Layers | None = None) -> Resolved:
-        """What holds for a pattern, or for a topic with these settings. Raises BadPolicy where its fields are impossible together."""
+        """
+        What holds for a pattern, or for a topic with these settings. Raises BadPolicy where its
+        fields are impossible together.
+        """
         sets = self._sets_with(name, own) if own else self._sets(self.covering(name))
         merged = self._merge(sets)
         own_name = bool(sets) and not is_pattern(sets[0][0])
@@ -630,14 +762,19 @@ class PolicyBook:
 
     def owner(self, pattern: str, field: str) -> str | None:
         """The program whose code declares the field of the pattern or topic; None: nobody's."""
-        layers = self._layers.get(pattern) or (self._own_of(pattern) if self._own_of is not None and not is_pattern(pattern) else {})
+        layers = self._layers.get(pattern) or (
+            self._own_of(pattern) if self._own_of is not None and not is_pattern(pattern) else {}
+        )
         return owner(layers, field)
 
     def _sets(self, covering: Iterable[str]) -> list[tuple[str, Layers]]:
         return [(pattern, self._layers[pattern]) for pattern in covering]
 
     def _sets_with(self, topic: str, own: Layers) -> list[tuple[str, Layers]]:
-        return [(topic, own), *self._sets(pattern for pattern in self.covering(topic) if pattern != topic)]
+        return [
+            (topic, own),
+            *self._sets(pattern for pattern in self.covering(topic) if pattern != topic),
+        ]
 
     @staticmethod
     def _merge(sets: list[tuple[str, Layers]]) -> dict[str, tuple[Any, str, str]]:
@@ -662,17 +799,31 @@ class PolicyBook:
             values["tier"] = self.tiers.default
         return Resolved(**values, names_tier=names_tier)
 
-    def _check_together(self, name: str, policy: Resolved, merged: dict[str, tuple[Any, str, str]], *, own_name: bool) -> None:
+    def _check_together(
+        self,
+        name: str,
+        policy: Resolved,
+        merged: dict[str, tuple[Any, str, str]],
+        *,
+        own_name: bool,
+    ) -> None:
         values = {field: value for field, (value, _, _) in merged.items()}
 
         def refuse(field: str, text: str) -> BadPolicy:
             return BadPolicy(f"policy {merged[field][2] if field in merged else name}: {text}")
 
         if "tier" in values and values["tier"] not in self.tiers:
-            raise refuse("tier", f'tier "{values["tier"]}" does not exist; the namespace has {", ".join(self.tiers)}')
+            raise refuse(
+                "tier",
+                f'tier "{values["tier"]}" does not exist; the namespace has'
+                f" {', '.join(self.tiers)}",
+            )
         if values.get("concurrency") is not None and values["concurrency"] < policy.partitions:
-            raise refuse("concurrency", f"concurrency {values['concurrency']} is less than partitions {policy.partitions}; "
-                         "each partition needs at least one")  # fmt: skip
+            raise refuse(
+                "concurrency",
+                f"concurrency {values['concurrency']} is less than partitions {policy.partitions}; "
+                "each partition needs at least one",
+            )
         if "buckets" in values and not own_name and policy.partitions > 1:
             raise refuse("buckets", "buckets and partitions cannot be combined; remove one of them")
         for field, needed in _NEEDS.items():
@@ -681,17 +832,30 @@ class PolicyBook:
         if values.get("edge") == "leading" and not values.get("window"):
             raise refuse("edge", '"edge" has no meaning without "window"; set both')
         if values.get("edge") == "leading" and values.get("debounce"):
-            raise refuse("edge", 'edge="leading" and debounce contradict each other; remove one of them')
+            raise refuse(
+                "edge", 'edge="leading" and debounce contradict each other; remove one of them'
+            )
         if values.get("delivery") == "at_most_once" and values.get("serial") == "yield":
-            raise refuse("serial", 'serial="yield" is about retries, and at_most_once has none; use "hold"')
+            raise refuse(
+                "serial", 'serial="yield" is about retries, and at_most_once has none; use "hold"'
+            )
 
 
-_NEEDS = {"window": "merge", "debounce": "window", "max_wait": "debounce", "merge_limit": "merge", "burst": "rate"}
+_NEEDS = {
+    "window": "merge",
+    "debounce": "window",
+    "max_wait": "debounce",
+    "merge_limit": "merge",
+    "burst": "rate",
+}
 """Fields that mean nothing without another."""
 
 
 def _drop_what_has_no_effect(values: dict[str, Any]) -> None:
-    """Make fields fit together that were set one after the other: each such set was possible when it was made."""
+    """
+    Make fields fit together that were set one after the other: each such set was possible when it
+    was made.
+    """
     for field, needed in _NEEDS.items():
         if field in values and not values.get(needed):
             del values[field]

@@ -1,11 +1,13 @@
 """
 The policies and gates that a program's code declares before it opens the store.
 
-They belong to the program and its version. A newer version replaces its program's set as a whole, an older one changes nothing, and
-a set that stands there already costs one look: its digest is compared. Several programs may declare the same value of a field, but not
-different ones. What a program sets at run time belongs to nobody, precedes what is declared, and stays until it is reset.
+They belong to the program and its version. A newer version replaces its program's set as a whole,
+an older one changes nothing, and a set that stands there already costs one look: its digest is
+compared. Several programs may declare the same value of a field, but not different ones. What a
+program sets at run time belongs to nobody, precedes what is declared, and stays until it is reset.
 
-Who replaces a set claims the program's record first, so that others wait or go on where it broke off.
+Who replaces a set claims the program's record first, so that others wait or go on where it broke
+off.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ _NAME = re.compile(r"[\w.@/+-]{1,100}")
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What the store keeps of a program. `claimed_until`: its set is being replaced by `claim`, or that broke off."""
+    """
+    What the store keeps of a program. `claimed_until`: its set is being replaced by `claim`, or
+    that broke off.
+    """
 
     version: str | None = None
     digest: str = ""
@@ -63,7 +68,9 @@ _decode = msgspec.json.Decoder(Record).decode
 def check_name(name: str) -> str:
     """The name of a program. Raises UsageError."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UsageError(f"program: expected a name of 1 to 100 letters, digits and ._-@/+, got {name!r:.60}")
+        raise UsageError(
+            f"program: expected a name of 1 to 100 letters, digits and ._-@/+, got {name!r:.60}"
+        )
     return name
 
 
@@ -72,15 +79,26 @@ def records(engine: FullEngine) -> dict[str, Record]:
     return {name: _decode(stored) for name, stored in sorted(engine.programs().items())}
 
 
-def declare(engine: FullEngine, name: str, version: str | None, policies: Policies, gates: Mapping[str, Gate]) -> None:
+def declare(
+    engine: FullEngine,
+    name: str,
+    version: str | None,
+    policies: Policies,
+    gates: Mapping[str, Gate],
+) -> None:
     """
     Make this the program's set, unless a newer version of it has declared one.
 
-    A program that says no version and declares nothing changes nothing: it may be a tool beside the program. Raises BadPolicy, TopicInUse.
+    A program that says no version and declares nothing changes nothing: it may be a tool beside the
+    program. Raises BadPolicy, TopicInUse.
     """
     if version is None and not policies and not gates:
         return
-    wanted = {pattern: set_ for pattern, fields in policies.items() if (set_ := {k: v for k, v in fields.items() if v is not None})}
+    wanted = {
+        pattern: set_
+        for pattern, fields in policies.items()
+        if (set_ := {k: v for k, v in fields.items() if v is not None})
+    }
     digest = _digest(wanted, gates)
     while True:
         stored = engine.programs().get(name)
@@ -91,22 +109,33 @@ def declare(engine: FullEngine, name: str, version: str | None, policies: Polici
             return
         if versions.is_older(version, before.version):
             log.warning(
-                "program %s %s: version %s has declared its policies already; what this older version declares is not used",
-                name, version, before.version,
-            )  # fmt: skip
+                "program %s %s: version %s has declared its policies already; what this older"
+                " version declares is not used",
+                name,
+                version,
+                before.version,
+            )
             return
         now = engine.overview().now_us
         if before.claim and before.claimed_until > now:
             time.sleep(LOOK_AGAIN)
             continue
-        claim = msgspec.structs.replace(before, version=version, digest="", claim=secrets.token_hex(8), claimed_until=now + CLAIM_US)
+        claim = msgspec.structs.replace(
+            before,
+            version=version,
+            digest="",
+            claim=secrets.token_hex(8),
+            claimed_until=now + CLAIM_US,
+        )
         if engine.program_swap(name, stored, _encode(claim)):
             _Replacement(engine, name, claim).run(before, wanted, gates, digest)
             return
 
 
 def _digest(policies: Policies, gates: Mapping[str, Gate]) -> str:
-    return hashlib.blake2b(msgspec.json.encode([policies, gates], order="deterministic"), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        msgspec.json.encode([policies, gates], order="deterministic"), digest_size=16
+    ).hexdigest()
 
 
 class _Replacement:
@@ -118,7 +147,9 @@ class _Replacement:
         self._claim = claim
         self._layer = PROGRAM + name
 
-    def run(self, before: Record, policies: Policies, gates: Mapping[str, Gate], digest: str) -> None:
+    def run(
+        self, before: Record, policies: Policies, gates: Mapping[str, Gate], digest: str
+    ) -> None:
         topics = {name: fields for name, fields in policies.items() if not is_pattern(name)}
         others = self._gates_of_others()
         try:
@@ -126,51 +157,89 @@ class _Replacement:
             for gate, limits in gates.items():
                 if before.gates.get(gate) != limits:
                     self._engine.gate_set(gate, limits, layer="code")
-            changes = self._of_patterns({name: fields for name, fields in policies.items() if is_pattern(name)})
+            changes = self._of_patterns(
+                {name: fields for name, fields in policies.items() if is_pattern(name)}
+            )
             if changes:
                 self._engine.policy_set_many(self._layer, changes)
             self._write_topics(topics, has_some=before.topics > 0 or bool(before.claim))
             for gate in before.gates.keys() - gates.keys() - others.keys():
-                self._engine.gate_set(gate, Gate(), layer="code")  # policies may name it still: it holds nothing back
+                self._engine.gate_set(
+                    gate, Gate(), layer="code"
+                )  # policies may name it still: it holds nothing back
         except BaseException:
             # Whoever comes next does all of it again.
-            self._end(msgspec.structs.replace(before, digest="", topics=max(before.topics, len(topics))))
+            self._end(
+                msgspec.structs.replace(before, digest="", topics=max(before.topics, len(topics)))
+            )
             raise
         declared = self._engine.overview().now_us
-        self._end(Record(version=self._claim.version, digest=digest, gates=dict(gates), topics=len(topics), declared_us=declared))
+        self._end(
+            Record(
+                version=self._claim.version,
+                digest=digest,
+                gates=dict(gates),
+                topics=len(topics),
+                declared_us=declared,
+            )
+        )
 
     def _end(self, record: Record) -> None:
-        self._engine.program_swap(self._name, _encode(self._claim), _encode(msgspec.structs.replace(record, claim="", claimed_until=0)))
+        self._engine.program_swap(
+            self._name,
+            _encode(self._claim),
+            _encode(msgspec.structs.replace(record, claim="", claimed_until=0)),
+        )
 
     def _renew(self) -> None:
-        """Raises UsageError where another process has taken over: this one has stood still for too long."""
+        """
+        Raises UsageError where another process has taken over: this one has stood still for too
+        long.
+        """
         now = self._engine.overview().now_us
         if self._claim.claimed_until - now > CLAIM_US // 2:
             return
         renewed = msgspec.structs.replace(self._claim, claimed_until=now + CLAIM_US)
         if not self._engine.program_swap(self._name, _encode(self._claim), _encode(renewed)):
-            raise UsageError(f"program {self._name}: another process has declared its policies meanwhile; start this one again")
+            raise UsageError(
+                f"program {self._name}: another process has declared its policies meanwhile; start"
+                " this one again"
+            )
         self._claim = renewed
 
     # Gates
 
     def _gates_of_others(self) -> dict[str, tuple[str, Gate]]:
-        return {gate: (name, limits) for name, each in records(self._engine).items() if name != self._name for gate, limits in each.gates.items()}
+        return {
+            gate: (name, limits)
+            for name, each in records(self._engine).items()
+            if name != self._name
+            for gate, limits in each.gates.items()
+        }
 
-    def _refuse_gates(self, gates: Mapping[str, Gate], others: Mapping[str, tuple[str, Gate]]) -> None:
+    def _refuse_gates(
+        self, gates: Mapping[str, Gate], others: Mapping[str, tuple[str, Gate]]
+    ) -> None:
         for gate, limits in gates.items():
             if gate in others and others[gate][1] != limits:
                 raise BadPolicy(
-                    f'gate {gate}: the program "{others[gate][0]}" declares other limits of it; let one of them declare it, or both the same'
+                    f'gate {gate}: the program "{others[gate][0]}" declares other limits of it; let'
+                    " one of them declare it, or both the same"
                 )
 
     # Policies
 
     def _of_patterns(self, wanted: Policies) -> list[Change]:
         book = self._engine.policies()
-        there = {pattern: fields for layer, pattern, fields in book.source_rows() if layer == self._layer}
+        there = {
+            pattern: fields for layer, pattern, fields in book.source_rows() if layer == self._layer
+        }
         names = [*wanted, *(pattern for pattern in there if pattern not in wanted)]
-        return [(name, _difference(there.get(name, {}), wanted.get(name, {}))) for name in names if there.get(name, {}) != wanted.get(name, {})]
+        return [
+            (name, _difference(there.get(name, {}), wanted.get(name, {})))
+            for name in names
+            if there.get(name, {}) != wanted.get(name, {})
+        ]
 
     def _write_topics(self, wanted: Policies, *, has_some: bool) -> None:
         seen: set[str] = set()

@@ -1,8 +1,9 @@
 """
 What people may see: URLs without their passwords, and text of strangers without control characters.
 
-Everything that prints, logs or raises goes through these functions: `redacted` for a URL, `without_passwords` for text
-in which a URL may stand, `escaped` for text that a stranger may have written (names, bodies, errors, headers).
+Everything that prints, logs or raises goes through these functions: `redacted` for a URL,
+`without_passwords` for text in which a URL may stand, `escaped` for text that a stranger may have
+written (names, bodies, errors, headers).
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ HIDDEN = "***"
 _OPTION = r"([?&;][\w.%+-]*(?:pass|pwd|secret|token|credential)[\w.%+-]*=)"
 _OPTION_OF_URL = re.compile(_OPTION + r"[^&]*", re.IGNORECASE)
 _OPTION_IN_TEXT = re.compile(_OPTION + r"""[^&;#\s"'<>]*""", re.IGNORECASE)
-_USER_IN_TEXT = re.compile(r"""([A-Za-z][A-Za-z0-9+.-]*://)(?!:PASSWORD@HOST(?![^\s,;]))[^\s"'<>]*@""")
+_USER_IN_TEXT = re.compile(
+    r"""([A-Za-z][A-Za-z0-9+.-]*://)(?!:PASSWORD@HOST(?![^\s,;]))[^\s"'<>]*@"""
+)
 """A user and a password, but in the advice how to write them."""
 _PORT = re.compile(r"\[[^\]]*\]|:(?!\d{1,5}(?:,|$))[^,\[\]]+")
 _PORT_OR_OPTIONS = re.compile(r"\[[^\]]*\]|:(?!\d{1,5}(?:,|$|\?[a-z_]+=))[^,\[\]]+")
-"""An address in brackets, or what stands where a port belongs and is none; where a user was named, options may follow the port."""
+"""
+An address in brackets, or what stands where a port belongs and is none; where a user was named,
+options may follow the port.
+"""
 
 _LINE_BREAKS = "\u2028\u2029"
 _BIDI = "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
@@ -30,10 +36,11 @@ _CONTROLS_IN_JSON = re.compile(rf"[\x7f-\x9f{_BIDI}{_LINE_BREAKS}{_SURROGATES}]"
 
 def redacted(url: str) -> str:
     """
-    A URL as it may be shown: without user and password, and without the passwords among its options.
+    A URL as it may be shown: without user and password, and without the passwords among its
+    options.
 
-    All that stands before the last `@` is hidden, so that a password with `/`, `?` or `@` in it, one host after the
-    other, and a URL without a scheme are safe too.
+    All that stands before the last `@` is hidden, so that a password with `/`, `?` or `@` in it,
+    one host after the other, and a URL without a scheme are safe too.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -45,7 +52,9 @@ def redacted(url: str) -> str:
     _, at, behind = rest.rpartition("@")
     hosts, slash, path = behind.partition("/")
     if separator:  # `valkey://:PASSWORD`, where the host was forgotten
-        hosts = (_PORT_OR_OPTIONS if at else _PORT).sub(lambda found: found[0] if found[0][0] == "[" else f":{HIDDEN}", hosts)
+        hosts = (_PORT_OR_OPTIONS if at else _PORT).sub(
+            lambda found: found[0] if found[0][0] == "[" else f":{HIDDEN}", hosts
+        )
     return f"{scheme}{separator}{HIDDEN if at else ''}{at}{hosts}{slash}{path}"
 
 
@@ -60,12 +69,15 @@ def escaped(text: str, *, lines: bool = False) -> str:
     r"""
     Text that a terminal shows and does not obey: control characters as `\x1b` or `\u202e`.
 
-    Those are C0, DEL, C1 (U+009B begins a control sequence as ESC [ does), what turns the direction of writing, Unicode's
-    line breaks, and lone surrogates. `lines`: the text has several lines, and tabs.
+    Those are C0, DEL, C1 (U+009B begins a control sequence as ESC [ does), what turns the
+    direction of writing, Unicode's line breaks, and lone surrogates. `lines`: the text has several
+    lines, and tabs.
     """
     if not lines:
         return _CONTROLS.sub(_escape, text)
-    return "\n".join(_CONTROLS.sub(_escape, line.replace("\t", "    ")) for line in text.split("\n"))
+    return "\n".join(
+        _CONTROLS.sub(_escape, line.replace("\t", "    ")) for line in text.split("\n")
+    )
 
 
 def escaped_json(document: str) -> str:

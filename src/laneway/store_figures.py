@@ -1,10 +1,11 @@
 """
 Figures of a store for monitoring, by policy pattern and tier, never by topic.
 
-Their cost does not grow with the number of topics. Up to `TOPICS` topics are looked at: all of them while there are no
-more, and every figure is exact. Among more, the topics with the largest backlogs, the oldest messages and the longest
-throttling are looked at, and the rest of the exact totals is split as a `Walk` last found it: that visits all topics, a
-few at a time. Without a walk the pattern `(other)` holds the rest.
+Their cost does not grow with the number of topics. Up to `TOPICS` topics are looked at: all of them
+while there are no more, and every figure is exact. Among more, the topics with the largest
+backlogs, the oldest messages and the longest throttling are looked at, and the rest of the exact
+totals is split as a `Walk` last found it: that visits all topics, a few at a time. Without a walk
+the pattern `(other)` holds the rest.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ PAGE, PAUSE = 100, 0.1
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """What the topics of one pattern, tier and pool hold together. `oldest`: seconds; None: nothing waits, or it is not known."""
+    """
+    What the topics of one pattern, tier and pool hold together. `oldest`: seconds; None: nothing
+    waits, or it is not known.
+    """
 
     pattern: str
     tier: str
@@ -85,22 +89,38 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def read(app: Laneway, walk: Walk | None = None) -> Figures:
-    """Read the figures; a walk goes on where there are too many topics. Raises EngineUnavailable."""
+    """
+    Read the figures; a walk goes on where there are too many topics. Raises EngineUnavailable.
+    """
     engine = app.engine
     found, is_exact = _topics(app)
     overview = engine.overview()
     groups = _grouped(found, engine.policies(), overview.now_us)
-    rest = {} if is_exact else {field: max(0, getattr(overview, field) - sum(getattr(each, field) for each in groups.values())) for field in COUNTED}
+    rest = (
+        {}
+        if is_exact
+        else {
+            field: max(
+                0, getattr(overview, field) - sum(getattr(each, field) for each in groups.values())
+            )
+            for field in COUNTED
+        }
+    )
     if walk is not None and not is_exact:
         walk.go_on(engine)
         rest = _split(rest, groups, walk.groups)
-    largest = sorted(groups.values(), key=lambda group: (-group.waiting, -(group.oldest or 0), -group.dead, group.pattern))
+    largest = sorted(
+        groups.values(),
+        key=lambda group: (-group.waiting, -(group.oldest or 0), -group.dead, group.pattern),
+    )
     kept, other = largest[:GROUPS], Group(pattern=OTHER, tier="", pool="")
     for group in largest[GROUPS:]:
         other.join(group)
     for field, number in rest.items():
         setattr(other, field, getattr(other, field) + number)
-    return Figures(overview, [*kept, other] if other.waiting or other.leased or other.dead else kept, is_exact)
+    return Figures(
+        overview, [*kept, other] if other.waiting or other.leased or other.dead else kept, is_exact
+    )
 
 
 def _topics(app: Laneway) -> tuple[list[TopicStats], bool]:
@@ -108,7 +128,11 @@ def _topics(app: Laneway) -> tuple[list[TopicStats], bool]:
     by_name = engine.topic_list(order="name", pattern="*", limit=TOPICS + 1, after=None)
     if len(by_name) <= TOPICS:
         return by_name, True
-    found = {stats.topic: stats for order in ("backlog", "age", "throttled") for stats in engine.topic_list(order=order, pattern="*", limit=TOPICS)}
+    found = {
+        stats.topic: stats
+        for order in ("backlog", "age", "throttled")
+        for stats in engine.topic_list(order=order, pattern="*", limit=TOPICS)
+    }
     return list(found.values()), False
 
 
@@ -125,10 +149,18 @@ def _grouped(topics: Iterable[TopicStats], book: PolicyBook, now_us: int) -> Gro
 
 
 def _split(rest: dict[str, int], groups: Groups, walked: Groups) -> dict[str, int]:
-    """Give what is not attributed to the groups in which the walk found more than was looked at; returns what nobody gets."""
+    """
+    Give what is not attributed to the groups in which the walk found more than was looked at;
+    returns what nobody gets.
+    """
     left = dict(rest)
     for field, number in rest.items():
-        missing = {key: max(0, getattr(group, field) - (getattr(groups[key], field) if key in groups else 0)) for key, group in walked.items()}
+        missing = {
+            key: max(
+                0, getattr(group, field) - (getattr(groups[key], field) if key in groups else 0)
+            )
+            for key, group in walked.items()
+        }
         missing = {key: count for key, count in missing.items() if count}
         total = sum(missing.values())
         for key, count in missing.items():
@@ -145,7 +177,8 @@ def _split(rest: dict[str, int], groups: Groups, walked: Groups) -> dict[str, in
 
 class Walk(threading.Thread):
     """
-    Visits all topics by name, `PAGE` at a time with a pause, over and over: so much work a second, however many there are.
+    Visits all topics by name, `PAGE` at a time with a pause, over and over: so much work a second,
+    however many there are.
 
     `groups` is what the last whole walk found; it is as old as that walk took.
     """
@@ -159,7 +192,10 @@ class Walk(threading.Thread):
         self._begun = threading.Lock()
 
     def go_on(self, engine: FullEngine) -> None:
-        """Walk through this engine; the first call starts the thread. It rests when the engine is away or closed, until the next call."""
+        """
+        Walk through this engine; the first call starts the thread. It rests when the engine is away
+        or closed, until the next call.
+        """
         self._engine = engine
         self._wanted.set()
         if self._begun.acquire(blocking=False):

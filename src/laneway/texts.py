@@ -1,8 +1,10 @@
 """
-Text of unknown origin on its way into a store, a log or an answer: made encodable, and cut to a bound.
+Text of unknown origin on its way into a store, a log or an answer: made encodable, and cut to a
+bound.
 
-Error texts, reasons and reprs come from code that other people wrote. They may hold lone surrogates (any file name that is
-not UTF-8 gives some), be of any length, or raise when they are asked for. Nothing here raises.
+Error texts, reasons and reprs come from code that other people wrote. They may hold lone surrogates
+(any file name that is not UTF-8 gives some), be of any length, or raise when they are asked for.
+Nothing here raises.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ _module = type.__dict__["__module__"].__get__
 
 
 def clean(text: object, most: int = MAX_ERROR) -> str:
-    """The text, of at most `most` characters and with lone surrogates escaped; its end says what was changed."""
+    """
+    The text, of at most `most` characters and with lone surrogates escaped; its end says what was
+    changed.
+    """
     if not issubclass(type(text), str):
         return of(text, most)
     own = cast("str", text)

@@ -34,8 +34,9 @@ class Tier(msgspec.Struct, frozen=True):
     """
     A service class of topics.
 
-    `share`: its part of the deliveries against the other tiers' shares, or `"strict"`: served before all others.
-    `fair_by`: `"messages"`, or `"time"`: topics share the workers' time instead of the number of messages.
+    `share`: its part of the deliveries against the other tiers' shares, or `"strict"`: served
+    before all others. `fair_by`: `"messages"`, or `"time"`: topics share the workers' time instead
+    of the number of messages.
     """
 
     share: float | Literal["strict"] = 1
@@ -46,17 +47,24 @@ class Tier(msgspec.Struct, frozen=True):
         """Read a tier as the application writes it: a `Tier`, a share, or `"strict"`."""
         tier = value if isinstance(value, Tier) else Tier(value)  # type: ignore[arg-type]  # checked in the next lines
         share_is_right = tier.share == "strict" or (
-            isinstance(tier.share, (int, float)) and not isinstance(tier.share, bool) and 0 < tier.share <= 1_000_000
+            isinstance(tier.share, (int, float))
+            and not isinstance(tier.share, bool)
+            and 0 < tier.share <= 1_000_000
         )
         if not share_is_right:
             raise BadPolicy(f'tier: expected a share above 0 or "strict", got {tier.share!r}')
         if tier.fair_by not in ("messages", "time"):
-            raise BadPolicy(f'tier: expected fair_by to be "messages" or "time", got {tier.fair_by!r}')
+            raise BadPolicy(
+                f'tier: expected fair_by to be "messages" or "time", got {tier.fair_by!r}'
+            )
         return tier
 
 
 class Tiers(dict[str, Tier]):
-    """The tiers in force, in the order of their declaration; `default`: that of topics whose policy names none."""
+    """
+    The tiers in force, in the order of their declaration; `default`: that of topics whose policy
+    names none.
+    """
 
     def __init__(self, tiers: Mapping[str, Tier], default: str | None = None) -> None:
         super().__init__(tiers)
@@ -77,12 +85,17 @@ def usual_default(names: Iterable[str]) -> str:
 def check_tier_name(name: object) -> str:
     """Return the name if a tier can have it; raises BadPolicy."""
     if not isinstance(name, str) or not name or len(name) > 100 or _CONTROL.search(name):
-        raise BadPolicy(f"tier {name!r:.80}: expected a name of 1 to 100 characters without control characters")
+        raise BadPolicy(
+            f"tier {name!r:.80}: expected a name of 1 to 100 characters without control characters"
+        )
     return name
 
 
 def check_tiers(tiers: Mapping[str, Any]) -> dict[str, Tier | None]:
-    """Read tiers as the application writes them; None stays: no such tier. Raises BadPolicy, which names the tier."""
+    """
+    Read tiers as the application writes them; None stays: no such tier. Raises BadPolicy, which
+    names the tier.
+    """
     read: dict[str, Tier | None] = {}
     for name, value in tiers.items():
         check_tier_name(name)
@@ -101,9 +114,9 @@ class TierLayers(msgspec.Struct, kw_only=True):
     """
     What a namespace stores of its tiers.
 
-    `code`: the tiers as programs say; `default`: the tier of topics whose policy names none; `operator`: what an
-    operator set, None: no such tier; `declared`, `declared_default`: what the last program declared when it opened
-    the store. `version` grows with every change.
+    `code`: the tiers as programs say; `default`: the tier of topics whose policy names none;
+    `operator`: what an operator set, None: no such tier; `declared`, `declared_default`: what the
+    last program declared when it opened the store. `version` grows with every change.
     """
 
     code: dict[str, Tier]
@@ -119,7 +132,12 @@ class TierLayers(msgspec.Struct, kw_only=True):
         code = Tiers(tiers) if tiers else Tiers.usual()
         if default is not None and default not in code:
             raise BadPolicy(unknown_default(default, code))
-        return TierLayers(code=dict(code), default=default or code.default, declared=dict(tiers) if tiers else None, declared_default=default)
+        return TierLayers(
+            code=dict(code),
+            default=default or code.default,
+            declared=dict(tiers) if tiers else None,
+            declared_default=default,
+        )
 
     @staticmethod
     def read(stored: bytes | str) -> TierLayers:
@@ -139,24 +157,35 @@ class TierLayers(msgspec.Struct, kw_only=True):
         both = {**self.code, **self.operator}
         return Tiers({name: tier for name, tier in both.items() if tier is not None}, self.default)
 
-    def declare(self, tiers: Mapping[str, Tier] | None, default: str | None, named_by: NamedBy) -> TierLayers:
+    def declare(
+        self, tiers: Mapping[str, Tier] | None, default: str | None, named_by: NamedBy
+    ) -> TierLayers:
         """
-        A program opened the store with these tiers: the last to declare other ones sets the code's layer.
+        A program opened the store with these tiers: the last to declare other ones sets the code's
+        layer.
 
-        The same declaration as before changes nothing, so that changes made since then stay. A tier that goes
-        missing is kept as long as a policy names it.
+        The same declaration as before changes nothing, so that changes made since then stay. A tier
+        that goes missing is kept as long as a policy names it.
         """
         if tiers is None and default is None:
             return self
-        same_tiers = tiers is None or (self.declared is not None and list(tiers.items()) == list(self.declared.items()))
+        same_tiers = tiers is None or (
+            self.declared is not None and list(tiers.items()) == list(self.declared.items())
+        )
         if same_tiers and default == self.declared_default:
             return self
-        after = msgspec.structs.replace(self, version=self._next_version(), declared_default=default)
+        after = msgspec.structs.replace(
+            self, version=self._next_version(), declared_default=default
+        )
         if tiers is not None and not same_tiers:
             after.declared, after.code = dict(tiers), dict(tiers)
             for name, tier in self.in_force().items():
                 if name not in tiers and name not in self.operator and named_by(name) is not None:
-                    log.warning('tier "%s" is not declared any more and stays, because policy %s names it', name, named_by(name))
+                    log.warning(
+                        'tier "%s" is not declared any more and stays, because policy %s names it',
+                        name,
+                        named_by(name),
+                    )
                     after.code[name] = tier
         found = after.in_force()
         if default is not None and default not in found:
@@ -168,8 +197,13 @@ class TierLayers(msgspec.Struct, kw_only=True):
             after.default = stated if stated in found else usual_default(found)
         return after
 
-    def change(self, layer: str, changes: Mapping[str, Tier | None], named_by: NamedBy) -> TierLayers:
-        """Add and change tiers of a layer; None removes one. Raises BadPolicy where one that is used would go."""
+    def change(
+        self, layer: str, changes: Mapping[str, Tier | None], named_by: NamedBy
+    ) -> TierLayers:
+        """
+        Add and change tiers of a layer; None removes one. Raises BadPolicy where one that is used
+        would go.
+        """
         after = msgspec.structs.replace(self, code=dict(self.code), operator=dict(self.operator))
         for name, tier in changes.items():
             if tier is not None:
@@ -184,7 +218,9 @@ class TierLayers(msgspec.Struct, kw_only=True):
 
     def reset(self, name: str | None, named_by: NamedBy) -> TierLayers:
         """Remove what the operator set, for one tier or for all: the code's layer holds again."""
-        kept = {each: tier for each, tier in self.operator.items() if name is not None and each != name}
+        kept = {
+            each: tier for each, tier in self.operator.items() if name is not None and each != name
+        }
         return self._changed(msgspec.structs.replace(self, operator=kept), named_by)
 
     def _changed(self, after: TierLayers, named_by: NamedBy) -> TierLayers:
@@ -195,10 +231,16 @@ class TierLayers(msgspec.Struct, kw_only=True):
             if name in left:
                 continue
             if name == self.default:
-                raise BadPolicy(f'tier "{name}" cannot be removed: it is the default, that of topics whose policy names no tier')
+                raise BadPolicy(
+                    f'tier "{name}" cannot be removed: it is the default, that of topics whose'
+                    " policy names no tier"
+                )
             pattern = named_by(name)
             if pattern is not None:
-                raise BadPolicy(f'tier "{name}" cannot be removed: policy {pattern} names it; change that policy first')
+                raise BadPolicy(
+                    f'tier "{name}" cannot be removed: policy {pattern} names it; change that'
+                    " policy first"
+                )
         after.version = self._next_version()
         return after
 

@@ -27,24 +27,36 @@ if TYPE_CHECKING:
     from laneway.units import Duration
 
 WATCH = 60.0
-"""Seconds for which a wait has the engine notify of the topic's changes; it asks again before they are over."""
+"""
+Seconds for which a wait has the engine notify of the topic's changes; it asks again before they are
+over.
+"""
 
 COALESCE = 0.02
-"""Seconds between two looks at the cursors of a busy topic: each look covers all notifications of that time."""
+"""
+Seconds between two looks at the cursors of a busy topic: each look covers all notifications of that
+time.
+"""
 
 REDRIVE_AT_ONCE = 1_000
 """Dead letters that one transaction puts back, where no rate spreads them."""
 
 
 class Stats(TopicStats):
-    """A topic's numbers; times are seconds. `oldest_age`: how long the message that is next by age has waited."""
+    """
+    A topic's numbers; times are seconds. `oldest_age`: how long the message that is next by age has
+    waited.
+    """
 
     oldest_age: float | None = None
     now: float = 0.0
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that used up its retries or was refused: why, the last error, and what happened to it (the last 20)."""
+    """
+    A message that used up its retries or was refused: why, the last error, and what happened to it
+    (the last 20).
+    """
 
     number: int
     message: Message
@@ -85,7 +97,9 @@ def message_of(view: MessageView) -> Message:
 def dead_letter_of(number: int, view: MessageView) -> DeadLetter:
     """A dead letter as users read it."""
     died_at = (view.died_us or 0) / units.SECOND
-    return DeadLetter(number, message_of(view), view.reason or "", view.error, died_at, view.history)
+    return DeadLetter(
+        number, message_of(view), view.reason or "", view.error, died_at, view.history
+    )
 
 
 class Topic:
@@ -102,7 +116,13 @@ class Topic:
         """Where blocking calls of coroutines run."""
         return self._app.threads
 
-    def publish(self, body: Any = None, *, timeout: Duration | None = None, **options: Unpack[PublishOptions]) -> Receipt:
+    def publish(
+        self,
+        body: Any = None,
+        *,
+        timeout: Duration | None = None,
+        **options: Unpack[PublishOptions],
+    ) -> Receipt:
         """As `app.publish`, to this topic."""
         return self._app.publish(self.name, body, timeout=timeout, **options)
 
@@ -123,16 +143,24 @@ class Topic:
 
     def policy(self, /, **fields: Unpack[PolicyOptions]) -> dict[str, Any]:
         """
-        Set the policy of exactly this topic. Returns what now holds for it and was set by somebody, by field.
+        Set the policy of exactly this topic. Returns what now holds for it and was set by somebody,
+        by field.
 
-        Raises BadPolicy; TopicInUse where `partitions` or `buckets` of a topic that is not empty would change.
+        Raises BadPolicy; TopicInUse where `partitions` or `buckets` of a topic that is not empty
+        would change.
         """
         if fields:
             self._app.policy(self.name, **fields)
-        return {field: value for field, (value, _, _) in self._app.engine.policies().why(self.name).items()}
+        return {
+            field: value
+            for field, (value, _, _) in self._app.engine.policies().why(self.name).items()
+        }
 
     def pause(self) -> None:
-        """Accept, and deliver nothing, until `resume`. An operator's act: it stands above the code's policies."""
+        """
+        Accept, and deliver nothing, until `resume`. An operator's act: it stands above the code's
+        policies.
+        """
         self._app.engine.policy_set("operator", self.name, {"paused": True})
 
     def resume(self) -> None:
@@ -147,12 +175,20 @@ class Topic:
         return self._app.engine.topic_purge(self.name)
 
     def delete(self) -> int:
-        """Remove everything: waiting, leased, dead letters, known ids, counters. Returns how many messages were removed."""
+        """
+        Remove everything: waiting, leased, dead letters, known ids, counters. Returns how many
+        messages were removed.
+        """
         return self._app.engine.topic_delete(self.name)
 
     def peek(self, limit: int = 10) -> list[Message]:
         """The messages that would be handed out next, in order; nothing is changed."""
-        return [message_of(view) for view in self._app.engine.topic_peek(self.name, limit=arguments.whole("peek", "limit", limit))]
+        return [
+            message_of(view)
+            for view in self._app.engine.topic_peek(
+                self.name, limit=arguments.whole("peek", "limit", limit)
+            )
+        ]
 
     def lookup(self, ids: Iterable[str]) -> dict[str, str]:
         """`"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"` for each id."""
@@ -160,7 +196,8 @@ class Topic:
 
     def wait_done(self, timeout: Duration | None = None) -> bool:
         """
-        Wait until everything that was published to the topic before this call is finished: acked, dead, expired or removed.
+        Wait until everything that was published to the topic before this call is finished: acked,
+        dead, expired or removed.
 
         False when the timeout is over first.
         """
@@ -182,12 +219,26 @@ class Topic:
         """Its dead letters, oldest first; `after` (a letter's number) pages on."""
         return self._app.dead_letters(self.name, limit=limit, after=after)
 
-    def redrive(self, ids: Sequence[str] | None = None, *, rate: float | str | None = None, limit: int | None = None) -> int:
-        """Put dead letters back, all or those named, at once or at a rate (`"10/s"`), the oldest first and at most `limit`; returns how many."""
+    def redrive(
+        self,
+        ids: Sequence[str] | None = None,
+        *,
+        rate: float | str | None = None,
+        limit: int | None = None,
+    ) -> int:
+        """
+        Put dead letters back, all or those named, at once or at a rate (`"10/s"`), the oldest first
+        and at most `limit`; returns how many.
+        """
         return self._app.redrive(self.name, ids, rate=rate, limit=limit)
 
-    def drop_dead_letters(self, ids: Sequence[str] | None = None, *, limit: int | None = None) -> int:
-        """Forget dead letters, all or those named, the oldest first and at most `limit`; returns how many."""
+    def drop_dead_letters(
+        self, ids: Sequence[str] | None = None, *, limit: int | None = None
+    ) -> int:
+        """
+        Forget dead letters, all or those named, the oldest first and at most `limit`; returns how
+        many.
+        """
         return self._app.drop_dead_letters(self.name, ids, limit=limit)
 
     astats = async_variant(stats)
@@ -222,7 +273,10 @@ class _DoneWait:
         if self._is_done(last):
             return True
         if not getattr(self._engine, "runs_by_itself", True):
-            raise UsageError(f"wait_done {self._topic}: nothing runs by itself in a virtual world; call world.run() first")
+            raise UsageError(
+                f"wait_done {self._topic}: nothing runs by itself in a virtual world; call"
+                " world.run() first"
+            )
         self._listener = self._engine.result_listener()
         try:
             return self._poll(self._listener, last, deadline)

@@ -1,7 +1,9 @@
 """
-Traces of OpenTelemetry, from whoever publishes to the worker that handles: `trace(app)`. Needs `pip install 'laneway[otel]'`.
+Traces of OpenTelemetry, from whoever publishes to the worker that handles: `trace(app)`. Needs `pip
+install 'laneway[otel]'`.
 
-What is published carries its context as W3C trace context in the headers; the handler's span is its child, also after retries and in another process.
+What is published carries its context as W3C trace context in the headers; the handler's span is its
+child, also after retries and in another process.
 """
 
 from __future__ import annotations
@@ -27,29 +29,42 @@ def trace(app: Laneway, provider: TracerProvider | None = None) -> None:
     """
     Make a span of everything that the application publishes and handles.
 
-    `provider`: default is the program's (`opentelemetry.trace.set_tracer_provider`). A span is named after the task, or the pattern one above the
-    topic, so that a million topics are not a million names; the topic is an attribute. A batch handler's span links to those of its messages.
+    `provider`: default is the program's (`opentelemetry.trace.set_tracer_provider`). A span is
+    named after the task, or the pattern one above the topic, so that a million topics are not a
+    million names; the topic is an attribute. A batch handler's span links to those of its messages.
     Raises UsageError where OpenTelemetry is not installed.
     """
     try:
         from opentelemetry import propagate  # noqa: PLC0415  # an extra
         from opentelemetry import trace as otel  # noqa: PLC0415
     except ImportError as error:
-        raise UsageError("trace: OpenTelemetry is not installed; pip install 'laneway[otel]'") from error
+        raise UsageError(
+            "trace: OpenTelemetry is not installed; pip install 'laneway[otel]'"
+        ) from error
     tracer = otel.get_tracer("laneway", version("laneway"), provider)
 
     def about(message: Message, operation: str) -> dict[str, Any]:
-        return {"messaging.system": "laneway", "messaging.operation.type": operation, "messaging.destination.name": message.topic}
+        return {
+            "messaging.system": "laneway",
+            "messaging.operation.type": operation,
+            "messaging.destination.name": message.topic,
+        }
 
     @app.around_publish
     def publishing(message: Message) -> Generator[Message, Receipt, None]:
         # Never the current one: of a stream many are open at once, and end in another order.
-        span = tracer.start_span(f"publish {kind_of(message)}", kind=otel.SpanKind.PRODUCER, attributes=about(message, "send"))
+        span = tracer.start_span(
+            f"publish {kind_of(message)}",
+            kind=otel.SpanKind.PRODUCER,
+            attributes=about(message, "send"),
+        )
         headers = dict(message.headers or {})
         propagate.inject(headers, otel.set_span_in_context(span))
         try:
             receipt = yield msgspec.structs.replace(message, headers=headers)
-            span.set_attributes({"messaging.message.id": receipt.id, "laneway.outcome": receipt.outcome})
+            span.set_attributes(
+                {"messaging.message.id": receipt.id, "laneway.outcome": receipt.outcome}
+            )
         except BaseException as error:
             span.record_exception(error)
             span.set_status(otel.StatusCode.ERROR, str(error))
@@ -62,12 +77,21 @@ def trace(app: Laneway, provider: TracerProvider | None = None) -> None:
         messages = subject if isinstance(subject, list) else [subject]
         first = messages[0]
         contexts = [propagate.extract(message.headers or {}) for message in messages]
-        attributes = about(first, "process") | {"messaging.message.id": first.id or "", "laneway.attempt": first.attempt}
+        attributes = about(first, "process") | {
+            "messaging.message.id": first.id or "",
+            "laneway.attempt": first.attempt,
+        }
         links = []
         if isinstance(subject, list):
             attributes["messaging.batch.message_count"] = len(messages)
-            links = [otel.Link(otel.get_current_span(context).get_span_context()) for context in contexts]
+            links = [
+                otel.Link(otel.get_current_span(context).get_span_context()) for context in contexts
+            ]
         with tracer.start_as_current_span(
-            f"process {kind_of(first)}", None if links else contexts[0], otel.SpanKind.CONSUMER, attributes=attributes, links=links
+            f"process {kind_of(first)}",
+            None if links else contexts[0],
+            otel.SpanKind.CONSUMER,
+            attributes=attributes,
+            links=links,
         ):
             yield

@@ -13,7 +13,10 @@ FOREVER = 1 << 62
 """A time that never comes."""
 
 MAX_SECONDS = 100 * 365 * 86_400
-"""Longest duration that anything may have: 100 years. What is larger is a mistake, and would overflow where it is stored."""
+"""
+Longest duration that anything may have: 100 years. What is larger is a mistake, and would overflow
+where it is stored.
+"""
 
 MAX_MOMENT = 253_402_300_799
 """Largest Unix time in seconds: the end of the year 9999."""
@@ -23,12 +26,34 @@ MAX_TEXT = 100
 """Characters of a duration, rate or size that is written as text."""
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_WORDS = {"ms": "ms|milliseconds?", "s": "s|secs?|seconds?", "m": "m|mins?|minutes?",
-          "h": "h|hours?", "d": "d|days?", "w": "w|weeks?"}  # fmt: skip
-_SIZES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-          "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(?:" + "|".join(f"(?P<{unit}>{words})" for unit, words in _WORDS.items()) + r")(?![a-z])")
-_RATE = re.compile(r"^(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)?\s*(s|sec|second|m|min|minute|h|hour|d|day)$")
+_WORDS = {
+    "ms": "ms|milliseconds?",
+    "s": "s|secs?|seconds?",
+    "m": "m|mins?|minutes?",
+    "h": "h|hours?",
+    "d": "d|days?",
+    "w": "w|weeks?",
+}
+_SIZES = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_DURATION = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(?:"
+    + "|".join(f"(?P<{unit}>{words})" for unit, words in _WORDS.items())
+    + r")(?![a-z])"
+)
+_RATE = re.compile(
+    r"^(\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)?\s*(s|sec|second|m|min|minute|h|hour|d|day)$"
+)
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgt]?i?b)$", re.IGNORECASE)
 
 Duration = float | int | str | timedelta
@@ -64,7 +89,9 @@ def _read_duration(value: str) -> float:
 
 
 def _bad_duration(value: object) -> ValueError:
-    return ValueError(f'expected seconds, a timedelta or text like "10m" or "1h30m", got {value!r:.80}')
+    return ValueError(
+        f'expected seconds, a timedelta or text like "10m" or "1h30m", got {value!r:.80}'
+    )
 
 
 def microseconds(value: Duration) -> int:
@@ -73,14 +100,18 @@ def microseconds(value: Duration) -> int:
 
 
 def moment(value: datetime | float | int) -> int:
-    """A point in time, from an aware `datetime` or a Unix time in seconds, in microseconds since 1970."""
+    """
+    A point in time, from an aware `datetime` or a Unix time in seconds, in microseconds since 1970.
+    """
     if isinstance(value, datetime):
         if value.tzinfo is None:
             raise ValueError(f"expected a datetime with a time zone, got {value!r}")
         return round(value.timestamp() * SECOND)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if not -MAX_MOMENT <= value <= MAX_MOMENT:  # nor NaN
-            raise ValueError(f"expected a Unix time in seconds before the year 10000, got {value!r:.80}")
+            raise ValueError(
+                f"expected a Unix time in seconds before the year 10000, got {value!r:.80}"
+            )
         return round(value * SECOND)
     raise ValueError(f"expected an aware datetime or a Unix time in seconds, got {value!r:.80}")
 
@@ -90,8 +121,15 @@ def rate(value: float | int | str) -> float:
     number = value
     if isinstance(value, str):
         number = _read_rate(value.strip().lower()) if len(value) <= MAX_TEXT else -1.0
-    if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= 1_000_000:
-        raise ValueError(f'expected a number above 0 (at most 1,000,000) or text like "50/s" or "600/m", got {value!r:.80}')
+    if (
+        isinstance(number, bool)
+        or not isinstance(number, (int, float))
+        or not 0 < number <= 1_000_000
+    ):
+        raise ValueError(
+            'expected a number above 0 (at most 1,000,000) or text like "50/s" or "600/m", got'
+            f" {value!r:.80}"
+        )
     return float(number)
 
 
@@ -111,10 +149,14 @@ def size(value: int | str) -> int:
     """Bytes, from an integer or text like `"10GB"` or `"1MiB"`."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_BYTES:
         return value
-    match = _SIZE.match(value.strip()) if isinstance(value, str) and len(value) <= MAX_TEXT else None
+    match = (
+        _SIZE.match(value.strip()) if isinstance(value, str) and len(value) <= MAX_TEXT else None
+    )
     number = float(match[1]) * _SIZES[match[2].lower()] if match is not None else 0.0
     if not 1 <= number <= MAX_BYTES:
-        raise ValueError(f'expected a number of bytes above 0 or text like "10GB", got {value!r:.80}')
+        raise ValueError(
+            f'expected a number of bytes above 0 or text like "10GB", got {value!r:.80}'
+        )
     return int(number)
 
 

@@ -1,10 +1,10 @@
 """
 Versions of programs, and which of two is the older one.
 
-A version is numbers with separators between them, with a mark of a release that comes before or after:
-`7`, `"1.10.2"`, `"v2.0rc1"`, `"2026-11-21"`, `"2026.11.21+3"`, `"1.0.post1"`, and what `git describe` says.
-Numbers are compared as numbers, a missing one is 0; `dev`, `a`, `b`, `rc` stand before the release and `post`
-behind it. Other words and hashes have no order, so they are refused.
+A version is numbers with separators between them, with a mark of a release that comes before or
+after: `7`, `"1.10.2"`, `"v2.0rc1"`, `"2026-11-21"`, `"2026.11.21+3"`, `"1.0.post1"`, and what `git
+describe` says. Numbers are compared as numbers, a missing one is 0; `dev`, `a`, `b`, `rc` stand
+before the release and `post` behind it. Other words and hashes have no order, so they are refused.
 """
 
 from __future__ import annotations
@@ -14,9 +14,22 @@ import re
 from laneway.errors import UsageError
 
 MARKS = {
-    "dev": -4, "a": -3, "alpha": -3, "b": -2, "beta": -2, "rc": -1, "c": -1, "pre": -1, "preview": -1,
-    "": 0, "post": 1, "rev": 1, "r": 1, "t": 0, "z": 0,
-}  # fmt: skip
+    "dev": -4,
+    "a": -3,
+    "alpha": -3,
+    "b": -2,
+    "beta": -2,
+    "rc": -1,
+    "c": -1,
+    "pre": -1,
+    "preview": -1,
+    "": 0,
+    "post": 1,
+    "rev": 1,
+    "r": 1,
+    "t": 0,
+    "z": 0,
+}
 """What stands before a number; `t` and `z` are of times, as in 2026-11-21T10:00Z."""
 
 MOST = 100
@@ -36,8 +49,8 @@ def check(version: str | int | None) -> str | None:
     text = str(version) if isinstance(version, int) and not isinstance(version, bool) else version
     if not isinstance(text, str) or not text or len(text) > MOST or _key(text) is None:
         raise UsageError(
-            f'version: expected numbers like "1.4.2", a date like "2026-11-21" or an integer, got {version!r:.60}; '
-            "leave it out where versions have no order"
+            'version: expected numbers like "1.4.2", a date like "2026-11-21" or an integer, got'
+            f" {version!r:.60}; leave it out where versions have no order"
         )
     return text
 

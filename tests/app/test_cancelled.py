@@ -1,4 +1,7 @@
-"""A coroutine that is cancelled while it waits holds nothing up: not the process, not `close`, not other waiters."""
+"""
+A coroutine that is cancelled while it waits holds nothing up: not the process, not `close`, not
+other waiters.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("end", ["close", "leave"])
 def test_the_process_ends_at_once(url: str, end: str) -> None:
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", CONSUMER, url, end], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CONSUMER, url, end],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.stdout, done.stderr, done.returncode) == ("over\n", "", 0)
     assert time.monotonic() - began < 40, "not the ten minutes of the wait"
 
@@ -76,7 +85,13 @@ def test_other_waiters_go_on(url: str) -> None:
 
     async def waiting(count: int) -> None:
         async with asyncio.timeout(30):
-            while sum(thread.name.startswith("laneway_") and is_waiting(thread) for thread in threading.enumerate()) != count:  # noqa: ASYNC110
+            while (  # noqa: ASYNC110
+                sum(
+                    thread.name.startswith("laneway_") and is_waiting(thread)
+                    for thread in threading.enumerate()
+                )
+                != count
+            ):
                 await asyncio.sleep(0.01)
 
     with Laneway(url) as app:

@@ -1,4 +1,7 @@
-"""A database that was damaged while nobody looked: each call says which file, none does as if nothing were wrong."""
+"""
+A database that was damaged while nobody looked: each call says which file, none does as if nothing
+were wrong.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,13 @@ def cut_it_off(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [overwrite_the_middle, cut_it_off])
 @pytest.mark.parametrize(
-    "call", [lambda app: app.publish("a"), lambda app: app.lease(), lambda app: app.run_worker(burst=True)], ids=["publish", "lease", "run_worker"]
+    "call",
+    [lambda app: app.publish("a"), lambda app: app.lease(), lambda app: app.run_worker(burst=True)],
+    ids=["publish", "lease", "run_worker"],
 )
-def test_a_damaged_file_is_told(tmp_path: Path, damage: Callable[[Path], None], call: Callable[[Laneway], object]) -> None:
+def test_a_damaged_file_is_told(
+    tmp_path: Path, damage: Callable[[Path], None], call: Callable[[Laneway], object]
+) -> None:
     """At the next call; a worker ends instead of trying for ever."""
     file = tmp_path / "kept.db"
     with Laneway(f"sqlite:///{file}") as app:

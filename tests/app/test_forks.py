@@ -1,4 +1,7 @@
-"""A forked child uses an application that its parent has used: gunicorn's --preload, multiprocessing's fork."""
+"""
+A forked child uses an application that its parent has used: gunicorn's --preload, multiprocessing's
+fork.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +113,9 @@ def test_a_child_uses_what_its_parent_has_used(app: Laneway) -> None:
 
 
 def test_children_while_the_parents_threads_publish(app: Laneway) -> None:
-    """A fork in the middle of the parent's publishing leaves neither side waiting, and loses nothing."""
+    """
+    A fork in the middle of the parent's publishing leaves neither side waiting, and loses nothing.
+    """
     stop = threading.Event()
     published = [0, 0, 0, 0]
 
@@ -143,7 +148,10 @@ def test_children_while_the_parents_threads_publish(app: Laneway) -> None:
 
 
 def test_the_parent_may_close_while_children_go_on(app: Laneway) -> None:
-    """What a child publishes after its parent let go of the store is there: it has locks of its own on the file."""
+    """
+    What a child publishes after its parent let go of the store is there: it has locks of its own on
+    the file.
+    """
     app.publish("before")
     reading, writing = os.pipe()
 

@@ -1,4 +1,6 @@
-"""Middlewares around publishing: what passes them, in which order, and what they may change or refuse."""
+"""
+Middlewares around publishing: what passes them, in which order, and what they may change or refuse.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,16 @@ def by_apublish_many(app: Laneway) -> None:
     asyncio.run(app.apublish_many([Message("t", 1)]))
 
 
-@pytest.mark.parametrize("publish", [by_publish, by_topic, by_coroutine, by_publish_many, by_apublish_many])
-def test_every_way_of_publishing_passes_them(app: Laneway, publish: Callable[[Laneway], None]) -> None:
-    """The first that was registered is the outermost; each may change the message and gets the receipt."""
+@pytest.mark.parametrize(
+    "publish", [by_publish, by_topic, by_coroutine, by_publish_many, by_apublish_many]
+)
+def test_every_way_of_publishing_passes_them(
+    app: Laneway, publish: Callable[[Laneway], None]
+) -> None:
+    """
+    The first that was registered is the outermost; each may change the message and gets the
+    receipt.
+    """
     seen: list[Any] = []
     noting(app, "outer", seen)
     noting(app, "inner", seen)
@@ -82,7 +91,10 @@ def test_tasks_pass_them_too(app: Laneway) -> None:
 
 @pytest.mark.parametrize("publish", [by_publish, by_coroutine, by_publish_many])
 def test_one_may_refuse(app: Laneway, publish: Callable[[Laneway], None]) -> None:
-    """What a middleware raises before its yield is the caller's error; nothing is published, and those outside learn it."""
+    """
+    What a middleware raises before its yield is the caller's error; nothing is published, and those
+    outside learn it.
+    """
     seen: list[Any] = []
     noting(app, "outer", seen)
 
@@ -124,7 +136,10 @@ def test_what_publishing_raises_is_raised_at_the_yield(app: Laneway) -> None:
 
 
 def test_many_in_batches(app: Laneway) -> None:
-    """Each message of a stream gets its own receipt, also those that are refused, or that wait for room."""
+    """
+    Each message of a stream gets its own receipt, also those that are refused, or that wait for
+    room.
+    """
     app.policy("full", max_backlog=1)
     app.policy("waits", max_backlog=1, on_full="block")
     seen: list[tuple[Any, str]] = []
@@ -134,10 +149,14 @@ def test_many_in_batches(app: Laneway) -> None:
         receipt = yield message
         seen.append((message.body, receipt.outcome))
 
-    app.publish_many([*(Message("t", n) for n in range(2500)), Message("full", "a"), Message("full", "b")])
+    app.publish_many(
+        [*(Message("t", n) for n in range(2500)), Message("full", "a"), Message("full", "b")]
+    )
     assert seen == [*((n, "accepted") for n in range(2500)), ("a", "accepted"), ("b", "refused")]
     seen.clear()
-    app.publish_many([Message("waits", "a"), Message("waits", "b"), Message("t", "c")], timeout=0.05)
+    app.publish_many(
+        [Message("waits", "a"), Message("waits", "b"), Message("t", "c")], timeout=0.05
+    )
     assert sorted(seen) == [("a", "accepted"), ("b", "refused"), ("c", "accepted")]
 
 

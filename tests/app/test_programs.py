@@ -39,8 +39,17 @@ def namespace() -> str:
     return uuid.uuid4().hex
 
 
-def program(url: str, namespace: str, name: str, version: str | int | None = None, **policies: dict[str, object]) -> None:
-    """A program starts, declares these policies (`__` in a name is a dot, `_all` at its end the pattern), and ends."""
+def program(
+    url: str,
+    namespace: str,
+    name: str,
+    version: str | int | None = None,
+    **policies: dict[str, object],
+) -> None:
+    """
+    A program starts, declares these policies (`__` in a name is a dot, `_all` at its end the
+    pattern), and ends.
+    """
     with Laneway(url, namespace=namespace, program=name, version=version) as app:
         for pattern, fields in policies.items():
             app.policy(pattern.replace("_all", ".*").replace("__", "."), **fields)  # type: ignore[arg-type]
@@ -54,7 +63,15 @@ def holds(url: str, namespace: str, topic: str) -> dict[str, object]:
 
 def test_a_newer_version_replaces_the_whole_set(url: str, namespace: str) -> None:
     """What was deleted from the code goes, of patterns and of topics; other programs' stays."""
-    program(url, namespace, "shop", "1.9", push_all={"rate": 5, "retries": 2}, push__acme={"weight": 2}, mail_all={"rate": 1})
+    program(
+        url,
+        namespace,
+        "shop",
+        "1.9",
+        push_all={"rate": 5, "retries": 2},
+        push__acme={"weight": 2},
+        mail_all={"rate": 1},
+    )
     program(url, namespace, "billing", "7", bills_all={"rate": 9}, push__acme={"retries": 2})
     program(url, namespace, "shop", "1.10", push_all={"rate": 6}, push__zoo={"weight": 3})
     assert holds(url, namespace, "push.acme") == {"rate": 6.0, "retries": 2}
@@ -63,17 +80,25 @@ def test_a_newer_version_replaces_the_whole_set(url: str, namespace: str) -> Non
     assert holds(url, namespace, "bills.a") == {"rate": 9.0}
 
 
-def test_an_older_version_changes_nothing_and_says_so(url: str, namespace: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_version_changes_nothing_and_says_so(
+    url: str, namespace: str, caplog: pytest.LogCaptureFixture
+) -> None:
     program(url, namespace, "shop", "2026-11-21", push_all={"rate": 6})
     with caplog.at_level(logging.WARNING, logger="laneway"):
         program(url, namespace, "shop", "2026-11-20", push_all={"rate": 5}, mail_all={"rate": 1})
-    assert "program shop 2026-11-20: version 2026-11-21 has declared its policies already" in caplog.text
+    assert (
+        "program shop 2026-11-20: version 2026-11-21 has declared its policies already"
+        in caplog.text
+    )
     assert holds(url, namespace, "push.a") == {"rate": 6.0}
     assert holds(url, namespace, "mail.a") == {}
 
 
 def test_the_same_version_and_none_replace_too(url: str, namespace: str) -> None:
-    """Code is changed and started again; one that declares nothing is a tool, unless it says its version."""
+    """
+    Code is changed and started again; one that declares nothing is a tool, unless it says its
+    version.
+    """
     program(url, namespace, "shop", "1", a={"rate": 5})
     program(url, namespace, "shop", "1", b={"rate": 5})
     assert (holds(url, namespace, "a"), holds(url, namespace, "b")) == ({}, {"rate": 5.0})
@@ -86,11 +111,22 @@ def test_the_same_version_and_none_replace_too(url: str, namespace: str) -> None
 
 
 def test_programs_do_not_overwrite_each_other(url: str, namespace: str) -> None:
-    """The error names the owner; the same value, or another field, is fine; what was there stays."""
+    """
+    The error names the owner; the same value, or another field, is fine; what was there stays.
+    """
     program(url, namespace, "shop", "1", push_all={"rate": 5}, push__acme={"weight": 2})
-    program(url, namespace, "billing", "1", push_all={"rate": "300/m", "retries": 1}, push__acme={"weight": 2, "retries": 3})
+    program(
+        url,
+        namespace,
+        "billing",
+        "1",
+        push_all={"rate": "300/m", "retries": 1},
+        push__acme={"weight": 2, "retries": 3},
+    )
     for policies in ({"push_all": {"rate": 6}}, {"push__acme": {"weight": 3}}):
-        third: dict[str, dict[str, object]] = {pattern: {**fields} for pattern, fields in policies.items()}
+        third: dict[str, dict[str, object]] = {
+            pattern: {**fields} for pattern, fields in policies.items()
+        }
         with pytest.raises(BadPolicy, match=r'the program "(shop|billing)" declares'):
             program(url, namespace, "third", "1", **third)
     assert holds(url, namespace, "push.acme") == {"rate": 5.0, "weight": 2.0, "retries": 3}
@@ -109,7 +145,9 @@ def test_what_is_set_at_run_time_stays_until_it_is_reset(url: str, namespace: st
         app.policy("push.*", rate=7)
         app.policy("push.acme", weight=4)
         app.policy("later", rate=1)
-    program(url, namespace, "shop", "2", push_all={"rate": 6, "retries": 3}, push__acme={"weight": 3})
+    program(
+        url, namespace, "shop", "2", push_all={"rate": 6, "retries": 3}, push__acme={"weight": 3}
+    )
     assert holds(url, namespace, "push.acme") == {"rate": 7.0, "retries": 3, "weight": 4.0}
     assert holds(url, namespace, "later") == {"rate": 1.0}
     with Laneway(url, namespace=namespace) as app:
@@ -150,7 +188,9 @@ def test_gates_belong_to_programs_too(url: str, namespace: str) -> None:
     assert limits() == {"card": 6, "mail": None}
 
 
-def test_a_set_that_cannot_be_is_refused_as_a_whole_and_can_be_mended(url: str, namespace: str) -> None:
+def test_a_set_that_cannot_be_is_refused_as_a_whole_and_can_be_mended(
+    url: str, namespace: str
+) -> None:
     """Patterns are looked at together: their order in the code does not matter."""
     program(url, namespace, "shop", "1", a__b_all={"window": 5}, a_all={"merge": "last"})
     with pytest.raises(BadPolicy, match="window"):
@@ -187,24 +227,35 @@ def test_many_topics_are_declared_and_replaced(url: str, namespace: str) -> None
         app.policy_many((f"push.{n}", {"rate": 5}) for n in range(2500))
         app.engine.overview()
     with Laneway(url, namespace=namespace, program="shop", version=2) as app:
-        app.policy_many((f"push.{n}", {"rate": 5 if n % 2 else 6, "weight": 2}) for n in range(2000))
+        app.policy_many(
+            (f"push.{n}", {"rate": 5 if n % 2 else 6, "weight": 2}) for n in range(2000)
+        )
         app.engine.overview()
         found: dict[str, object] = {}
         after: str | None = ""
         while after is not None:
             page, after = app.engine.policy_own_list(after, 1000)
             found |= {topic: layers[f"{PROGRAM}shop"] for topic, layers in page}
-    assert found == {f"push.{n}": {"rate": 5.0 if n % 2 else 6.0, "weight": 2.0} for n in range(2000)}
+    assert found == {
+        f"push.{n}": {"rate": 5.0 if n % 2 else 6.0, "weight": 2.0} for n in range(2000)
+    }
 
 
-def test_a_process_that_ended_in_the_middle_is_followed_by_the_next(url: str, namespace: str) -> None:
+def test_a_process_that_ended_in_the_middle_is_followed_by_the_next(
+    url: str, namespace: str
+) -> None:
     """Its claim runs out; until then others wait."""
     program(url, namespace, "shop", "1", a={"rate": 5})
     with Laneway(url, namespace=namespace, program="looker") as app:
         (name, stored), *_ = app.engine.programs().items()
         record = registry.records(app.engine)["shop"]
         now = app.engine.overview().now_us
-        record.version, record.digest, record.claim, record.claimed_until = "2", "", "somebody", now + 300_000
+        record.version, record.digest, record.claim, record.claimed_until = (
+            "2",
+            "",
+            "somebody",
+            now + 300_000,
+        )
         assert app.engine.program_swap(name, stored, registry._encode(record))
         assert not app.engine.program_swap(name, stored, None)
     program(url, namespace, "shop", "2", b={"rate": 5})
@@ -225,10 +276,17 @@ for _ in range(5):
 
 
 def test_old_and_new_start_at_once(url: str, namespace: str) -> None:
-    """A rolling deploy, and one rolled back: processes of both versions start again and again; the newer one's set holds, whole."""
+    """
+    A rolling deploy, and one rolled back: processes of both versions start again and again; the
+    newer one's set holds, whole.
+    """
     for versions in (("1.0", "1.1"), ("1.1", "1.2", "1.0")):
         started = [
-            subprocess.Popen([sys.executable, "-c", STARTED, url, namespace, version, version.replace(".", "")], stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [sys.executable, "-c", STARTED, url, namespace, version, version.replace(".", "")],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
             for version in versions
             for _ in range(2)
         ]
@@ -240,19 +298,29 @@ def test_old_and_new_start_at_once(url: str, namespace: str) -> None:
             for topic in ("push.1", "push.299", "push.other"):
                 assert app.topic(topic).policy() == {"rate": float(newest.replace(".", ""))}
             for version in versions:
-                assert app.topic(f"only-in-{version}").policy() == ({"weight": 2.0} if version == newest else {})
+                assert app.topic(f"only-in-{version}").policy() == (
+                    {"weight": 2.0} if version == newest else {}
+                )
             assert [check for check in app.engine.doctor() if not check.ok] == []
 
 
 def test_the_default_program_is_the_module_that_makes_the_application(tmp_path: Path) -> None:
     """The same for a script, a module that is run, and one that a worker imports."""
     assert Laneway("sqlite://").program == "tests.app.test_programs"
-    (tmp_path / "shop.py").write_text("from laneway import Laneway\napp = Laneway('sqlite://')\nif __name__ == '__main__':\n    print(app.program)\n")
+    (tmp_path / "shop.py").write_text(
+        "from laneway import Laneway\napp = Laneway('sqlite://')\nif __name__ == '__main__':\n   "
+        " print(app.program)\n"
+    )
     for arguments in (["shop.py"], ["-m", "shop"], ["-c", "import shop; print(shop.app.program)"]):
-        said = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
         assert said == "shop\n"
     said = subprocess.run(
-        [sys.executable, "-c", "from laneway import Laneway; print(Laneway('sqlite://').program)"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", "from laneway import Laneway; print(Laneway('sqlite://').program)"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     assert said == "default\n"
 

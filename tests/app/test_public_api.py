@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 import laneway
-from laneway import BadMessage, BadPolicy, EngineCorrupt, EngineUnavailable, Laneway, LeaseLost, Message, UnknownHandler, UsageError
+from laneway import (
+    BadMessage,
+    BadPolicy,
+    EngineCorrupt,
+    EngineUnavailable,
+    Laneway,
+    LeaseLost,
+    Message,
+    UnknownHandler,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +91,10 @@ def test_bad_urls(url: str) -> None:
 
 
 def test_bad_files(tmp_path: Path) -> None:
-    """A missing folder, a folder, a file that is no database, a missing file that must be there: one clear error each."""
+    """
+    A missing folder, a folder, a file that is no database, a missing file that must be there: one
+    clear error each.
+    """
     with pytest.raises(EngineUnavailable, match="does not exist"):
         Laneway(f"sqlite:///{tmp_path}/no/such/folder/x.db").publish("x")
     with pytest.raises(EngineUnavailable, match="folder"):
@@ -108,7 +121,12 @@ def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "told"),
-    [({"rate": -1}, "rate"), ({"partitions": 3}, "power of two"), ({"rats": 5}, 'did you mean "rate"'), ({"rate": "fast"}, "fast")],
+    [
+        ({"rate": -1}, "rate"),
+        ({"partitions": 3}, "power of two"),
+        ({"rats": 5}, 'did you mean "rate"'),
+        ({"rate": "fast"}, "fast"),
+    ],
 )
 def test_bad_policies(app: Laneway, fields: dict[str, object], told: str) -> None:
     """An impossible policy is refused at the call, also before the engine is open."""
@@ -125,9 +143,15 @@ WRONG_CALLS: list[tuple[Callable[[Laneway], object], str]] = [
     (lambda app: app.lease(wait=-1), "lease: expected wait to be at least 0"),
     (lambda app: app.lease(topics="push.acme"), "lease: expected topics to be a list"),
     (lambda app: app.lease(topics=[]), "lease: expected topics to name at least one"),
-    (lambda app: app.lease(topics=["push.*"]), "lease: expected topics to be names, got the pattern"),
+    (
+        lambda app: app.lease(topics=["push.*"]),
+        "lease: expected topics to be names, got the pattern",
+    ),
     (lambda app: app.lease(pool=""), "lease: expected pool"),
-    (lambda app: app.publish_many(Message("a")), "publish_many: expected messages one after the other"),  # type: ignore[arg-type]
+    (
+        lambda app: app.publish_many(Message("a")),  # type: ignore[arg-type]
+        "publish_many: expected messages one after the other",
+    ),
     (lambda app: app.publish_many(5), "publish_many: expected messages"),  # type: ignore[arg-type]
     (lambda app: app.publish_many([], timeout="soon"), "publish_many: timeout"),
     (lambda app: app.topic("a").wait_done("soon"), "wait_done: timeout"),
@@ -135,9 +159,15 @@ WRONG_CALLS: list[tuple[Callable[[Laneway], object], str]] = [
     (lambda app: app.topics(limit=0), "topics: expected limit"),
     (lambda app: app.dead_letters(limit=-1), "dead_letters: expected limit"),
     (lambda app: app.dead_letters("push.*"), "this is a pattern"),
-    (lambda app: app.redrive("a", "an-id"), "redrive: expected ids to be a list of text, got 'an-id'"),
+    (
+        lambda app: app.redrive("a", "an-id"),
+        "redrive: expected ids to be a list of text, got 'an-id'",
+    ),
     (lambda app: app.redrive(limit=-1), "redrive: expected limit"),
-    (lambda app: app.drop_dead_letters(ids=[3]), "drop_dead_letters: expected ids to be a list of text, in it is 3"),  # type: ignore[list-item]
+    (
+        lambda app: app.drop_dead_letters(ids=[3]),  # type: ignore[list-item]
+        "drop_dead_letters: expected ids to be a list of text, in it is 3",
+    ),
     (lambda app: app.lookup("a", "an-id"), "lookup: expected ids"),
     (lambda app: app.explain(3), "explain: expected the id to be text"),  # type: ignore[arg-type]
     (lambda app: app.copy_policies("online"), "copy_policies: expected a Laneway application"),  # type: ignore[arg-type]
@@ -149,8 +179,13 @@ WRONG_CALLS: list[tuple[Callable[[Laneway], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "told"), WRONG_CALLS, ids=[told for _, told in WRONG_CALLS])
-def test_wrong_calls_name_what_is_wrong(app: Laneway, call: Callable[[Laneway], object], told: str) -> None:
-    """What cannot be is a UsageError that names the call and the option; nothing is guessed, no engine's error comes through."""
+def test_wrong_calls_name_what_is_wrong(
+    app: Laneway, call: Callable[[Laneway], object], told: str
+) -> None:
+    """
+    What cannot be is a UsageError that names the call and the option; nothing is guessed, no
+    engine's error comes through.
+    """
     with pytest.raises(UsageError) as caught:
         call(app)
     assert told in str(caught.value)
@@ -165,16 +200,29 @@ def test_durations_wherever_time_is_given(app: Laneway) -> None:
 
 
 def test_a_delivery_is_settled_once(app: Laneway) -> None:
-    """Settling again, or after the topic was deleted, raises LeaseLost with id and fence, and changes nothing."""
+    """
+    Settling again, or after the topic was deleted, raises LeaseLost with id and fence, and changes
+    nothing.
+    """
     app.publish("t", {"order": 42}, id="mine")
     (delivery,) = app.lease(1)
-    assert (delivery.topic, delivery.id, delivery.body, delivery.attempt) == ("t", "mine", {"order": 42}, 1)
+    assert (delivery.topic, delivery.id, delivery.body, delivery.attempt) == (
+        "t",
+        "mine",
+        {"order": 42},
+        1,
+    )
     delivery.extend("1m")
     delivery.ack()
     with pytest.raises(LeaseLost, match="mine") as caught:
         delivery.ack()
     assert (caught.value.message_id, caught.value.fence) == ("mine", delivery.fence)
-    calls: list[Callable[[], None]] = [delivery.retry, delivery.dead, delivery.release, lambda: delivery.extend(5)]
+    calls: list[Callable[[], None]] = [
+        delivery.retry,
+        delivery.dead,
+        delivery.release,
+        lambda: delivery.extend(5),
+    ]
     for call in calls:
         with pytest.raises(LeaseLost):
             call()
@@ -247,10 +295,16 @@ def test_a_topic_as_a_handle(app: Laneway) -> None:
     assert acme.lookup(["a", "b"]) == {"a": "waiting", "b": "unknown"}
     for delivery in app.lease(5):
         delivery.dead("no")
-    assert [(dead.message.body, dead.reason) for dead in acme.dead_letters()] == [(2, "no"), (1, "no")]
+    assert [(dead.message.body, dead.reason) for dead in acme.dead_letters()] == [
+        (2, "no"),
+        (1, "no"),
+    ]
     assert acme.redrive() == 2
     assert acme.purge() == 2
-    assert [one.topic for one in app.topics(order="backlog", pattern="push.*")] in ([], ["push.acme"])
+    assert [one.topic for one in app.topics(order="backlog", pattern="push.*")] in (
+        [],
+        ["push.acme"],
+    )
     with pytest.raises(UsageError, match="order"):
         app.topics(order="size")
     with pytest.raises(BadMessage):
@@ -281,7 +335,10 @@ def test_redrive_and_drop_all(app: Laneway) -> None:
 
 
 def test_more_dead_letters_by_id_than_one_transaction_takes(app: Laneway) -> None:
-    """Any number of ids: all of them go back, or are forgotten. A limit above one transaction's holds exactly."""
+    """
+    Any number of ids: all of them go back, or are forgotten. A limit above one transaction's holds
+    exactly.
+    """
     ids = [receipt.id for receipt in app.publish_many(Message("t", n) for n in range(2500))]
     while deliveries := app.lease(500):
         for delivery in deliveries:
@@ -307,7 +364,10 @@ def test_redrive_at_a_rate_goes_by_pages(app: Laneway, by_id: bool) -> None:
 
 
 def test_wait_done(app: Laneway) -> None:
-    """Waits for all that was published before the call, whatever its priority, and not for what comes later."""
+    """
+    Waits for all that was published before the call, whatever its priority, and not for what comes
+    later.
+    """
     topic = app.topic("w")
     assert topic.wait_done(timeout=1)
     app.publish_many(Message("w", n, priority=n % 3) for n in range(9))
@@ -384,12 +444,20 @@ def test_explain(app: Laneway) -> None:
 
 
 def test_policies_of_many_topics(tmp_path: Path) -> None:
-    """Before the store is opened and after, of a generator; a bad one is named, with how many were set before it."""
+    """
+    Before the store is opened and after, of a generator; a bad one is named, with how many were set
+    before it.
+    """
     with Laneway(f"sqlite:///{tmp_path}/q.db") as app:
         assert app.policy_many((f"push.{n}", {"rate": 5}) for n in range(1500)) == 1500
         app.publish("push.7", 1)
         assert app.topic("push.1499").policy() == {"rate": 5.0}
-        assert app.policy_many([("push.7", {"rate": "600/m", "weight": 2}), ("push.*", {"retries": 1})]) == 2
+        assert (
+            app.policy_many(
+                [("push.7", {"rate": "600/m", "weight": 2}), ("push.*", {"retries": 1})]
+            )
+            == 2
+        )
         assert app.topic("push.7").policy() == {"rate": 10.0, "weight": 2.0, "retries": 1}
         with pytest.raises(BadPolicy, match=r"policy push\.1200: rate") as refused:
             app.policy_many((f"push.{n}", {"rate": -1 if n == 1200 else 6}) for n in range(1500))
@@ -464,7 +532,10 @@ def test_a_handler_without_its_pattern(app: Laneway) -> None:
 
 
 def test_wrong_calls_fail_at_the_call(app: Laneway) -> None:
-    """Arguments are checked by the function's signature, and that JSON can hold them, before anything is published."""
+    """
+    Arguments are checked by the function's signature, and that JSON can hold them, before anything
+    is published.
+    """
 
     @app.task(topic="mail.{customer}")
     def mail(customer: str, template: object) -> None: ...
@@ -480,7 +551,10 @@ def test_wrong_calls_fail_at_the_call(app: Laneway) -> None:
 
 
 def test_bad_tasks(app: Laneway) -> None:
-    """A template that names no argument, an unknown option, a name that is taken: errors at the definition."""
+    """
+    A template that names no argument, an unknown option, a name that is taken: errors at the
+    definition.
+    """
 
     def mail(customer: str) -> None: ...
 
@@ -524,7 +598,13 @@ def test_settling_twice_and_publishing_nonsense_with_an_ack_are_told(tmp_path: P
 
 
 def test_a_url_without_its_path_and_tiers_that_are_no_dict_are_told() -> None:
-    with pytest.raises(UsageError, match=r'the path is missing; write "sqlite:///laneway.db" for a file, "sqlite://" for one in memory'):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r'the path is missing; write "sqlite:///laneway.db" for a file, "sqlite://" for one in'
+            r" memory"
+        ),
+    ):
         Laneway("sqlite:///").publish("a")
     with pytest.raises(UsageError, match=r'expected tiers to be a dict like {"high": 6, "low": 1}'):
         Laneway("sqlite://", tiers=[1, 2])  # type: ignore[arg-type]

@@ -55,7 +55,10 @@ def test_bodies(app: Laneway, body: Any, comes_as: Any) -> None:
     ("body", "told"),
     [
         (object(), "body is of type object"),
-        ({"order": {"lines": [1, {"price": 2j}]}}, r"body\['order'\]\['lines'\]\[1\]\['price'\] is of type complex"),
+        (
+            {"order": {"lines": [1, {"price": 2j}]}},
+            r"body\['order'\]\['lines'\]\[1\]\['price'\] is of type complex",
+        ),
         ({"x": float("nan")}, r"body\['x'\] is nan"),
         ([1.0, float("inf")], r"body\[1\] is inf"),
         ("\ud800", "body is of type str"),
@@ -111,7 +114,10 @@ def test_the_limit_of_a_body(app: Laneway) -> None:
         ({"id": "x" * 256}, "255"),
         ({"headers": {"a": 1}}, "header 'a'"),
         ({"headers": ["a"]}, "headers"),
-        ({"headers": {"a": "x" * 40_000}}, "its headers have 40,001 bytes, at most 32,768 are allowed"),
+        (
+            {"headers": {"a": "x" * 40_000}},
+            "its headers have 40,001 bytes, at most 32,768 are allowed",
+        ),
         ({"headers": {"a": "é" * 20_000}}, "its headers have 40,001 bytes"),
         ({"headers": {"content-type": "application/octet-stream"}}, "not bytes"),
     ],
@@ -161,7 +167,9 @@ def test_a_full_backlog_blocks(app: Laneway) -> None:
     app.publish("f", 1)
     with pytest.raises(BacklogFull):
         app.publish("f", 2, timeout=0.05)
-    assert [receipt.outcome for receipt in app.publish_many([Message("f", 2)], timeout=0.05)] == ["refused"]
+    assert [receipt.outcome for receipt in app.publish_many([Message("f", 2)], timeout=0.05)] == [
+        "refused"
+    ]
     published = threading.Thread(target=app.publish, args=("f", 3), kwargs={"timeout": 10})
     published.start()
     app.lease(1)[0].ack()
@@ -193,7 +201,9 @@ def test_publish_many_names_what_was_accepted(app: Laneway) -> None:
     assert app.topic("m").stats().waiting == 1000
 
 
-def test_progress_is_shown_on_request(app: Laneway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_shown_on_request(
+    app: Laneway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A long publish_many tells how far it is, and only on a terminal or when asked."""
     monkeypatch.setattr("laneway.producing.bulk.SHOW_AFTER", 0)
     monkeypatch.setattr("laneway.producing.bulk.SHOW_EVERY", 0)
@@ -222,7 +232,10 @@ def test_async_twins(app: Laneway) -> None:
 
 
 def test_an_async_stream_is_published(app: Laneway) -> None:
-    """`apublish_many` takes what is produced by a coroutine, in batches while it is read; answers in its order."""
+    """
+    `apublish_many` takes what is produced by a coroutine, in batches while it is read; answers in
+    its order.
+    """
     seen: list[int] = []
 
     async def produce(last: object) -> AsyncIterator[Message]:
@@ -249,7 +262,9 @@ def test_a_cancelled_lease_gives_back_what_arrives(app: Laneway) -> None:
 
     async def main() -> None:
         leasing = asyncio.ensure_future(app.alease(1, wait=5))
-        await asyncio.sleep(0.05)  # most likely it waits by then; cancelled sooner, it has to hold too
+        await asyncio.sleep(
+            0.05
+        )  # most likely it waits by then; cancelled sooner, it has to hold too
         leasing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leasing

@@ -44,7 +44,9 @@ def fill(app: Laneway, topics: int) -> None:
 def gauges(app: Laneway) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(StoreCollector(app))
-    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    lines = [
+        line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")
+    ]
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
@@ -54,18 +56,37 @@ def test_gauges_are_by_pattern_and_tier(app: Laneway) -> None:
     found = gauges(app)
 
     def of(name: str, pattern: str, tier: str) -> float:
-        return found[f'laneway_store_{name}{{namespace="default",pattern="{pattern}",pool="default",tier="{tier}"}}']
+        return found[
+            f'laneway_store_{name}{{namespace="default",pattern="{pattern}",pool="default",tier="{tier}"}}'
+        ]
 
-    assert found['laneway_store_up{namespace="default"}'] == found['laneway_store_exact{namespace="default"}'] == 1
-    assert (of("waiting", "push.*", "high"), of("waiting", "push.vip.*", "high"), of("waiting", "*", "mid")) == (20, 20, 18)
-    assert (of("leased", "push.*", "high"), of("leased", "*", "mid"), of("dead", "*", "mid")) == (1, 1, 1)
+    assert (
+        found['laneway_store_up{namespace="default"}']
+        == found['laneway_store_exact{namespace="default"}']
+        == 1
+    )
+    assert (
+        of("waiting", "push.*", "high"),
+        of("waiting", "push.vip.*", "high"),
+        of("waiting", "*", "mid"),
+    ) == (20, 20, 18)
+    assert (of("leased", "push.*", "high"), of("leased", "*", "mid"), of("dead", "*", "mid")) == (
+        1,
+        1,
+        1,
+    )
     assert 0 <= of("oldest_seconds", "push.*", "high") < 60
     assert found['laneway_store_published_total{namespace="default"}'] == 61
-    assert found['laneway_store_tier_delivered_total{namespace="default",pool="default",tier="mid"}'] == 2
+    assert (
+        found['laneway_store_tier_delivered_total{namespace="default",pool="default",tier="mid"}']
+        == 2
+    )
     assert not any("push.own" in name or "push.1" in name for name in found)
 
 
-def test_many_topics_are_not_many_series_nor_much_work(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_topics_are_not_many_series_nor_much_work(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beyond a bound the sums stay those of the store, and the rest is under (other)."""
     monkeypatch.setattr(store_figures, "TOPICS", 10)
     fill(app, 40)
@@ -75,13 +96,17 @@ def test_many_topics_are_not_many_series_nor_much_work(app: Laneway, monkeypatch
     assert sum(group.waiting for group in figures.groups) == figures.overview.waiting
     assert sum(group.leased for group in figures.groups) == 2
     assert sum(group.dead for group in figures.groups) == 1
-    assert next(group for group in figures.groups if group.pattern == "push.vip.*").waiting > 500, "the largest is attributed"
+    assert next(group for group in figures.groups if group.pattern == "push.vip.*").waiting > 500, (
+        "the largest is attributed"
+    )
     monkeypatch.setattr(store_figures, "GROUPS", 1)
     assert [group.pattern for group in store_figures.read(app).groups] == ["push.vip.*", "(other)"]
 
 
 def test_a_walk_attributes_the_rest(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It visits all topics, a few at a time; then the sums are split as it found them, and stay exact."""
+    """
+    It visits all topics, a few at a time; then the sums are split as it found them, and stay exact.
+    """
     monkeypatch.setattr(store_figures, "TOPICS", 10)
     monkeypatch.setattr(store_figures, "PAGE", 7)
     monkeypatch.setattr(store_figures, "PAUSE", 0.001)
@@ -101,7 +126,11 @@ def test_a_walk_attributes_the_rest(app: Laneway, monkeypatch: pytest.MonkeyPatc
     walks = walk.walks
     until(lambda: walk.walks > walks + 1, "the walk after that")
     figures = store_figures.read(app, walk)
-    assert {group.pattern: group.waiting for group in figures.groups} == {"push.*": 40, "push.vip.*": 40, "*": 78}
+    assert {group.pattern: group.waiting for group in figures.groups} == {
+        "push.*": 40,
+        "push.vip.*": 40,
+        "*": 78,
+    }
 
 
 def test_a_store_that_is_away_is_down(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +149,19 @@ def test_it_is_read_once_a_second(app: Laneway, monkeypatch: pytest.MonkeyPatch)
     collector = StoreCollector(app)
     list(collector.collect())
     app.publish("a", 1)
-    assert [sample.value for family in collector.collect() for sample in family.samples if sample.name == "laneway_store_waiting"] == [1]
+    assert [
+        sample.value
+        for family in collector.collect()
+        for sample in family.samples
+        if sample.name == "laneway_store_waiting"
+    ] == [1]
     monkeypatch.setattr(metrics, "FRESH", 0)
-    assert [sample.value for family in collector.collect() for sample in family.samples if sample.name == "laneway_store_waiting"] == [2]
+    assert [
+        sample.value
+        for family in collector.collect()
+        for sample in family.samples
+        if sample.name == "laneway_store_waiting"
+    ] == [2]
 
 
 def free_port() -> int:
@@ -143,14 +182,21 @@ def test_the_exporter(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         assert f"http://127.0.0.1:{port}/metrics" in process.stdout.readline()
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read().decode()
-        assert 'laneway_store_waiting{namespace="default",pattern="*",pool="default",tier="mid"} 1.0' in text
+        text = (
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20).read().decode()
+        )
+        assert (
+            'laneway_store_waiting{namespace="default",pattern="*",pool="default",tier="mid"} 1.0'
+            in text
+        )
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
     finally:
         process.kill()
         process.communicate()
-    once = subprocess.run([*command, "--once"], capture_output=True, text=True, timeout=60, check=True).stdout
+    once = subprocess.run(
+        [*command, "--once"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
     assert "laneway_store_up" in once
 
 
@@ -166,7 +212,12 @@ def test_back_offs_are_counted(app: Laneway) -> None:
 
     app.publish("push.a", 1)
     app.run_worker(burst=True)
-    assert registry.get_sample_value("laneway_handled_total", {"kind": "push.*", "outcome": "back_off"}) == 1
+    assert (
+        registry.get_sample_value(
+            "laneway_handled_total", {"kind": "push.*", "outcome": "back_off"}
+        )
+        == 1
+    )
 
 
 def test_kinds_are_bounded(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,9 +227,16 @@ def test_kinds_are_bounded(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> Non
     measure(app, registry=registry)
     for n in range(20):
         app.publish(f"stem{n}.a", 1)
-    kinds = set(re.findall(r'laneway_published_total\{kind="([^"]+)"', generate_latest(registry).decode()))
+    kinds = set(
+        re.findall(r'laneway_published_total\{kind="([^"]+)"', generate_latest(registry).decode())
+    )
     assert len(kinds) == 6
-    assert registry.get_sample_value("laneway_published_total", {"kind": "(other)", "outcome": "accepted"}) == 15
+    assert (
+        registry.get_sample_value(
+            "laneway_published_total", {"kind": "(other)", "outcome": "accepted"}
+        )
+        == 15
+    )
 
 
 def test_loopback_and_workers_only(app: Laneway) -> None:

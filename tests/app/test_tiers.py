@@ -54,9 +54,18 @@ def test_another_process_obeys_at_its_next_lease(url: str, namespace: str) -> No
     engine = open_engine(url, Settings(namespace=namespace, durability="memory"))
     for tier in ("high", "mid", "low"):
         engine.policy_set("code", f"{tier}.*", {"tier": tier})
-    engine.put([Draft(f"{tier}.{n}", b"x") for tier in ("high", "mid", "low") for n in range(30) for _ in range(60)])
+    engine.put(
+        [
+            Draft(f"{tier}.{n}", b"x")
+            for tier in ("high", "mid", "low")
+            for n in range(30)
+            for _ in range(60)
+        ]
+    )
     command = [sys.executable, "-c", OTHER, url, namespace]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdin is not None
         assert other.stdout is not None
 
@@ -75,7 +84,10 @@ def test_another_process_obeys_at_its_next_lease(url: str, namespace: str) -> No
 
 
 def test_a_shard_that_was_not_told_of_a_change_learns_of_it(namespace: str) -> None:
-    """Whoever changed the tiers may end in the middle: a lease brings what its process knows, which looks once a second."""
+    """
+    Whoever changed the tiers may end in the middle: a lease brings what its process knows, which
+    looks once a second.
+    """
     url = f"{server().url}?shards=4"
     one = open_engine(url, Settings(namespace=namespace, durability="memory"))
     other = open_engine(url, Settings(namespace=namespace, durability="memory"))
@@ -96,9 +108,16 @@ def test_a_shard_that_was_not_told_of_a_change_learns_of_it(namespace: str) -> N
         engine.close()
 
 
-def test_a_process_sets_a_policy_with_a_tier_that_another_has_added(url: str, namespace: str) -> None:
-    """Also of one exact topic, of which no other process is told; the tier cannot go then, whoever asks."""
-    one, other = (open_engine(url, Settings(namespace=namespace, durability="memory")) for _ in range(2))
+def test_a_process_sets_a_policy_with_a_tier_that_another_has_added(
+    url: str, namespace: str
+) -> None:
+    """
+    Also of one exact topic, of which no other process is told; the tier cannot go then, whoever
+    asks.
+    """
+    one, other = (
+        open_engine(url, Settings(namespace=namespace, durability="memory")) for _ in range(2)
+    )
     one.tier_set("code", {"gold": Tier(2)})
     other.policy_set("code", "push.acme", {"tier": "gold"})
     for engine in (one, other):
@@ -119,7 +138,12 @@ def test_an_application_changes_its_tiers(url: str, namespace: str) -> None:
     app.policy("gold.*", tier="gold")
     app.publish("gold.x", 1)
     app.tiers({"very low": Tier(0.5, fair_by="time")}, vip="strict")
-    expected = {"vip": Tier("strict"), "rest": Tier(1), "gold": Tier(3), "very low": Tier(0.5, fair_by="time")}
+    expected = {
+        "vip": Tier("strict"),
+        "rest": Tier(1),
+        "gold": Tier(3),
+        "very low": Tier(0.5, fair_by="time"),
+    }
     assert app.engine.tier_layers().in_force() == expected
     asyncio.run(app.atiers({"very low": None}))
     app.close()

@@ -1,4 +1,7 @@
-"""What tests of programs are written with: a world in memory under its own clock, and tasks that run where they are called."""
+"""
+What tests of programs are written with: a world in memory under its own clock, and tasks that run
+where they are called.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +140,10 @@ def test_threads_work_there_too(app: Laneway) -> None:
 
 
 def test_run_all_ends_with_what_the_test_published(app: Laneway) -> None:
-    """Schedules fire only when asked, the clock does not go on for them, and results outlive their ttl."""
+    """
+    Schedules fire only when asked, the clock does not go on for them, and results outlive their
+    ttl.
+    """
     fired: list[int] = []
 
     @app.task

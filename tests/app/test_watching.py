@@ -42,7 +42,9 @@ def spans() -> Iterator[tuple[TracerProvider, InMemorySpanExporter]]:
     provider.shutdown()
 
 
-def test_a_trace_goes_from_the_publisher_through_all_runs(app: Laneway, spans: tuple[TracerProvider, InMemorySpanExporter]) -> None:
+def test_a_trace_goes_from_the_publisher_through_all_runs(
+    app: Laneway, spans: tuple[TracerProvider, InMemorySpanExporter]
+) -> None:
     provider, exporter = spans
     trace(app, provider)
 
@@ -61,24 +63,41 @@ def test_a_trace_goes_from_the_publisher_through_all_runs(app: Laneway, spans: t
     app.run_worker(burst=True)
     found = {span.name: span for span in exporter.get_finished_spans()}
     assert sorted(span.name for span in exporter.get_finished_spans()) == [
-        "process first", "process first", "process second", "publish first", "publish second", "request",
-    ]  # fmt: skip
-    assert {span.context.trace_id for span in found.values() if span.context} == {request.get_span_context().trace_id}
+        "process first",
+        "process first",
+        "process second",
+        "publish first",
+        "publish second",
+        "request",
+    ]
+    assert {span.context.trace_id for span in found.values() if span.context} == {
+        request.get_span_context().trace_id
+    }
     assert found["publish first"].kind is SpanKind.PRODUCER
     assert found["process first"].kind is SpanKind.CONSUMER
     assert dict(found["publish first"].attributes or {}) == {
-        "messaging.system": "laneway", "messaging.operation.type": "send", "messaging.destination.name": "task.first",
-        "messaging.message.id": receipt.id, "laneway.outcome": "accepted",
-    }  # fmt: skip
+        "messaging.system": "laneway",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "task.first",
+        "messaging.message.id": receipt.id,
+        "laneway.outcome": "accepted",
+    }
     attempts = [span for span in exporter.get_finished_spans() if span.name == "process first"]
     assert [(span.attributes or {})["laneway.attempt"] for span in attempts] == [1, 2]
     assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
-    assert all(span.parent is not None and span.parent.span_id == found["publish first"].context.span_id for span in attempts)
+    assert all(
+        span.parent is not None and span.parent.span_id == found["publish first"].context.span_id
+        for span in attempts
+    )
     assert found["publish second"].parent is not None
     assert found["publish second"].parent.span_id == attempts[1].context.span_id
 
 
-def test_streams_and_batches(app: Laneway, spans: tuple[TracerProvider, InMemorySpanExporter], caplog: pytest.LogCaptureFixture) -> None:
+def test_streams_and_batches(
+    app: Laneway,
+    spans: tuple[TracerProvider, InMemorySpanExporter],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     provider, exporter = spans
     trace(app, provider)
 
@@ -91,11 +110,15 @@ def test_streams_and_batches(app: Laneway, spans: tuple[TracerProvider, InMemory
     handled = [span for span in exporter.get_finished_spans() if span.name == "process push.*"]
     assert len(published) == 10
     assert sum((span.attributes or {})["messaging.batch.message_count"] for span in handled) == 10  # type: ignore[misc]
-    assert {link.context.span_id for span in handled for link in span.links} == {span.context.span_id for span in published if span.context}
+    assert {link.context.span_id for span in handled for link in span.links} == {
+        span.context.span_id for span in published if span.context
+    }
     assert "detach" not in caplog.text
 
 
-def test_what_is_not_published_is_a_failed_span(app: Laneway, spans: tuple[TracerProvider, InMemorySpanExporter]) -> None:
+def test_what_is_not_published_is_a_failed_span(
+    app: Laneway, spans: tuple[TracerProvider, InMemorySpanExporter]
+) -> None:
     provider, exporter = spans
     trace(app, provider)
     with pytest.raises(ValueError, match="JSON"):
@@ -129,7 +152,10 @@ def test_what_a_task_logs_says_which_it_is(app: Laneway, kind: str) -> None:
     own.removeHandler(handler)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert "task" not in lines.pop()
-    told = sorted((line["event"], line["task"], line["message"], line["topic"], line["attempt"]) for line in lines)
+    told = sorted(
+        (line["event"], line["task"], line["message"], line["topic"], line["attempt"])
+        for line in lines
+    )
     assert told == sorted((f"at {n}", "mail", receipts[n].id, f"mail.{n}", 1) for n in range(20))
 
 
@@ -182,13 +208,20 @@ def test_it_is_served(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
         assert port is not None
         assert port > taken.getsockname()[1]
         app.publish("t.1")
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        text = (
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        )
         assert 'laneway_published_total{kind="t.*",outcome="accepted"} 1.0' in text
         assert f"metrics are served on http://127.0.0.1:{port}/metrics" in caplog.text
 
 
-@pytest.mark.parametrize(("call", "module", "extra"), [(trace, "opentelemetry", "otel"), (measure, "prometheus_client", "metrics")])
-def test_extras_that_are_not_installed(app: Laneway, monkeypatch: pytest.MonkeyPatch, call: Any, module: str, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "module", "extra"),
+    [(trace, "opentelemetry", "otel"), (measure, "prometheus_client", "metrics")],
+)
+def test_extras_that_are_not_installed(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch, call: Any, module: str, extra: str
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(UsageError, match=rf"pip install 'laneway\[{extra}\]'"):
         call(app)

@@ -25,7 +25,9 @@ class Command:
     def __call__(self, *arguments: str, code: int = 0, stdin: str | None = None) -> Result:
         """Run it and insist on the exit code."""
         result = CliRunner().invoke(main, ["--url", self.url, *arguments], input=stdin)
-        assert result.exit_code == code, f"{arguments}: exit code {result.exit_code}: {result.output}"
+        assert result.exit_code == code, (
+            f"{arguments}: exit code {result.exit_code}: {result.output}"
+        )
         return result
 
     def json(self, *arguments: str, code: int = 0, stdin: str | None = None) -> Any:

@@ -24,8 +24,11 @@ class InTerminal:
         self.before = self.attributes()
         self._process = subprocess.Popen(
             [sys.executable, "-c", run, *arguments],
-            stdin=self._slave, stdout=self._slave, stderr=self._slave, env={**os.environ, "TERM": "xterm-256color"},
-        )  # fmt: skip
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+            env={**os.environ, "TERM": "xterm-256color"},
+        )
         self.output = ""
 
     def attributes(self) -> list[Any]:

@@ -28,9 +28,23 @@ WAITING = r"p50 [\d.,]+ ms, p99 [\d.,]+ ms \([\d,]+ messages\)"
 
 
 def test_it_ends_by_itself_and_prints_plainly() -> None:
-    """Without a terminal: plain lines, every phase with its figures, in little more than the seconds asked for."""
+    """
+    Without a terminal: plain lines, every phase with its figures, in little more than the seconds
+    asked for.
+    """
     began = time.monotonic()
-    command = [sys.executable, "-m", "laneway", "demo", "--seconds", "6", "--merchants", "50", "--flood", "3000"]
+    command = [
+        sys.executable,
+        "-m",
+        "laneway",
+        "demo",
+        "--seconds",
+        "6",
+        "--merchants",
+        "50",
+        "--flood",
+        "3000",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert time.monotonic() - began < 60
     text = ended.stdout
@@ -40,12 +54,22 @@ def test_it_ends_by_itself_and_prints_plainly() -> None:
         assert re.search(rf"^  {phase} +{WAITING}$", text, re.MULTILINE), text
         assert re.search(rf"^  {phase} +[\d,]+/s$", text, re.MULTILINE), text
     published = re.search(r"published +([\d,]+)$", text, re.MULTILINE)
-    parts = re.search(r"= done \+ waiting \+ leased \+ dead +([\d,]+) \+ ([\d,]+) \+ ([\d,]+) \+ ([\d,]+)$", text, re.MULTILINE)
+    parts = re.search(
+        r"= done \+ waiting \+ leased \+ dead +([\d,]+) \+ ([\d,]+) \+ ([\d,]+) \+ ([\d,]+)$",
+        text,
+        re.MULTILINE,
+    )
     assert published is not None
     assert parts is not None
     assert number(published[1]) == sum(map(number, parts.groups()))
-    assert re.search(r"^While one merchant published about [\d,]+, the other [\d,]+ waited [\d.,]+ ms instead of [\d.,]+", text, re.MULTILINE)
-    # Six seconds are few for a share to within 1 %: whether that one held is the machine's luck, the exit code tells it.
+    assert re.search(
+        r"^While one merchant published about [\d,]+, the other [\d,]+ waited [\d.,]+ ms instead of"
+        r" [\d.,]+",
+        text,
+        re.MULTILINE,
+    )
+    # Six seconds are few for a share to within 1 %: whether that one held is the machine's luck,
+    # the exit code tells it.
     assert ended.returncode == (1 if "A promise was broken" in text else 0)
 
 
@@ -62,20 +86,34 @@ NAMES = ("before the flood", "during the flood", "after the flood", "while all t
 
 
 def seen(during: float, late: float = 0.0001) -> Seen:
-    """A run in which the quiet merchants waited so long during the flood, and an idle process was woken so late."""
+    """
+    A run in which the quiet merchants waited so long during the flood, and an idle process was
+    woken so late.
+    """
     start, end = overview(0, high=0, mid=0, low=0), overview(1000, high=600, mid=300, low=100)
     phases = {name: Phase(n * 10.0, n * 10.0 + 10.0, start, end) for n, name in enumerate(NAMES)}
-    handled = [Handled("push.mid.m1", at, at + wait, at + wait + 0.01) for at, wait in ((1, 0.02), (2, 0.02), (11, during), (21, 0.002))]
+    handled = [
+        Handled("push.mid.m1", at, at + wait, at + wait + 0.01)
+        for at, wait in ((1, 0.02), (2, 0.02), (11, during), (21, 0.002))
+    ]
     handled += [Handled(FLOOD, 11, 19, 19.1)] * 50
     handled += [Handled(BEST_SELLER, 0, 5 + n / 100, 5 + n / 100) for n in range(10)]
     return Seen(phases, handled, [(5.0, 0.0001), (15.0, late)])
 
 
-ENGINE = cast("Any", SimpleNamespace(overview=lambda: overview(1000), topic_stats=lambda topic: TopicStats(topic, dead=100)))
+ENGINE = cast(
+    "Any",
+    SimpleNamespace(
+        overview=lambda: overview(1000), topic_stats=lambda topic: TopicStats(topic, dead=100)
+    ),
+)
 
 
 def test_the_report_tells_the_phases_apart() -> None:
-    """Each wait belongs to the phase in which its message was published; the flood's own waits are not the quiet ones'."""
+    """
+    Each wait belongs to the phase in which its message was published; the flood's own waits are not
+    the quiet ones'.
+    """
     found = report(ENGINE, seen(0.03), 40.0)
     waiting = found["waiting time of the quiet merchants"]
     assert waiting["before the flood"] == "p50 20.0 ms, p99 20.0 ms (2 messages)"
@@ -83,7 +121,10 @@ def test_the_report_tells_the_phases_apart() -> None:
     assert waiting["after the flood"] == "p50 2.0 ms, p99 2.0 ms (1 messages)"
     assert found["throughput"]["during the flood"] == "100/s"
     assert found["shares of the tiers, while all had work"]["high"] == "60.0% of 1,000 (target 60%)"
-    assert re.match(r"10 \(rate 50/s, burst [\d.]+, slack 2: ", found["limits"][f"{BEST_SELLER}: most starts in one second"])
+    assert re.match(
+        r"10 \(rate 50/s, burst [\d.]+, slack 2: ",
+        found["limits"][f"{BEST_SELLER}: most starts in one second"],
+    )
     assert found["promises held"]
     too_many = seen(0.03)
     too_many.handled += [Handled(BEST_SELLER, 0, 5 + n / 1000, 5 + n / 1000) for n in range(100)]
@@ -91,14 +132,19 @@ def test_the_report_tells_the_phases_apart() -> None:
 
 
 def test_the_others_must_not_notice_the_flood() -> None:
-    """More than twice the p99 breaks the promise, unless an idle process shows that the machine was too busy to tell."""
+    """
+    More than twice the p99 breaks the promise, unless an idle process shows that the machine was
+    too busy to tell.
+    """
     assert states(seen(0.039))["the others"] == "held"
     assert states(seen(0.05))["the others"] == "broken"
     assert not report(ENGINE, seen(0.05), 40.0)["promises held"]
     beside_others = seen(0.05)
     beside_others.phases[NAMES[1]].others = 0.4
     assert states(beside_others)["the others"] == "not judged"
-    assert "other programs used 40% of its processors" in str(report(ENGINE, beside_others, 40.0)["promises"])
+    assert "other programs used 40% of its processors" in str(
+        report(ENGINE, beside_others, 40.0)["promises"]
+    )
     busy = report(ENGINE, seen(0.05, late=0.03), 40.0)
     assert states(seen(0.05, late=0.03))["the others"] == "not judged"
     assert busy["promises held"]
@@ -110,25 +156,51 @@ def test_the_others_must_not_notice_the_flood() -> None:
 
 
 def states(run: Seen) -> dict[str, str]:
-    return {" ".join(promise.name.split()[:2]): promise.state for promise in promises(ENGINE, run, is_over=True)}
+    return {
+        " ".join(promise.name.split()[:2]): promise.state
+        for promise in promises(ENGINE, run, is_over=True)
+    }
 
 
 def test_promises_turn_one_after_the_other() -> None:
     """A promise is judged when its part of the demo is over, the accounts at the end."""
     run = seen(0.03)
     run.phases = {}
-    assert {promise.state for promise in promises(ENGINE, run) if "dead letter" not in promise.name} == {"pending"}
+    assert {
+        promise.state for promise in promises(ENGINE, run) if "dead letter" not in promise.name
+    } == {"pending"}
     run.phases = {name: seen(0.03).phases[name] for name in NAMES[:2]}
-    assert [promise.state for promise in promises(ENGINE, run)] == ["held", "held", "held", "held", "pending", "pending"]
+    assert [promise.state for promise in promises(ENGINE, run)] == [
+        "held",
+        "held",
+        "held",
+        "held",
+        "pending",
+        "pending",
+    ]
 
 
 @pytest.mark.parametrize(("width", "rows"), [(80, 24), (120, 40)])
 def test_the_screen_fits(width: int, rows: int) -> None:
-    """The waits beside the backlog, bars with their targets' marks, and the promises, on small and on large terminals."""
+    """
+    The waits beside the backlog, bars with their targets' marks, and the promises, on small and on
+    large terminals.
+    """
     states: tuple[State, ...] = ("pending", "held", "broken", "not judged", "held", "held")
-    long = [Promise(f"promise {n} " + "x" * 60, state, "detail " * 20) for n, state in enumerate(states)]
-    scene = Scene(996, "one merchant publishes " * 9, 7.0, rate=9870.0, done=1_234_567, shares={"high": 0.6, "mid": 0.3, "low": 0.1},
-                  shares_count=True, promises=long, sentence="While one published, the other 996 waited 3.6 ms.")  # fmt: skip
+    long = [
+        Promise(f"promise {n} " + "x" * 60, state, "detail " * 20) for n, state in enumerate(states)
+    ]
+    scene = Scene(
+        996,
+        "one merchant publishes " * 9,
+        7.0,
+        rate=9870.0,
+        done=1_234_567,
+        shares={"high": 0.6, "mid": 0.3, "low": 0.1},
+        shares_count=True,
+        promises=long,
+        sentence="While one published, the other 996 waited 3.6 ms.",
+    )
     for n in range(200):
         scene.look([0.002, 0.003], n * 1000)
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)

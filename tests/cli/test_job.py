@@ -22,13 +22,21 @@ def test_show_watch_cancel_requeue(laneway: Command) -> None:
         def fail() -> None:
             raise ValueError("as it stands")
 
-        done, failed, waiting = count.delay(3), fail.delay(), count.using(delay="1h", id="mine").enqueue(1)
+        done, failed, waiting = (
+            count.delay(3),
+            fail.delay(),
+            count.using(delay="1h", id="mine").enqueue(1),
+        )
         assert laneway("job", "show", done.id).stdout == "pending in task.count\n"
         app.run_worker(burst=True)
     shown = laneway("job", "show", done.id).stdout
-    assert shown.startswith('success in task.count\n  result: [3]\n  said: {"current":3,"total":3}\n  ended: 20')
+    assert shown.startswith(
+        'success in task.count\n  result: [3]\n  said: {"current":3,"total":3}\n  ended: 20'
+    )
     assert laneway.json("job", "show", done.id)["result"] == [3]
-    assert "[##############################] 100%  success" in laneway("job", "watch", done.id).stdout
+    assert (
+        "[##############################] 100%  success" in laneway("job", "watch", done.id).stdout
+    )
     wrong = laneway("job", "show", failed.id).stdout
     assert wrong.startswith("failure in task.fail\n")
     assert "error: ValueError: as it stands" in wrong
@@ -36,7 +44,15 @@ def test_show_watch_cancel_requeue(laneway: Command) -> None:
     laneway("job", "watch", failed.id, code=1)
     assert "waits again" in laneway("job", "requeue", failed.id).stdout
     assert "is no dead letter: pending" in laneway("job", "requeue", failed.id, code=1).stderr
-    assert "not over within 0.1 s; it is delayed" in laneway("job", "watch", waiting.id, "--topic", "task.count", "--timeout", "0.1s", code=1).stderr
+    assert (
+        "not over within 0.1 s; it is delayed"
+        in laneway(
+            "job", "watch", waiting.id, "--topic", "task.count", "--timeout", "0.1s", code=1
+        ).stderr
+    )
     assert laneway("job", "cancel", "mine", "--topic", "task.count").stdout == "mine is cancelled\n"
-    assert "has ended already: cancelled" in laneway("job", "cancel", "mine", "--topic", "task.count", code=1).stderr
+    assert (
+        "has ended already: cancelled"
+        in laneway("job", "cancel", "mine", "--topic", "task.count", code=1).stderr
+    )
     assert "nobody knows a job nothing" in laneway("job", "show", "nothing", code=1).stderr

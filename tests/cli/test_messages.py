@@ -23,10 +23,25 @@ def kill(laneway: Command, topic: str) -> None:
 
 def test_publish_and_peek(laneway: Command) -> None:
     """What was published is what peek shows."""
-    receipt = laneway.json("publish", "push.acme", '{"order": 42}', "--priority", "5", "--key", "order-42", "-H", "trace=abc")
+    receipt = laneway.json(
+        "publish",
+        "push.acme",
+        '{"order": 42}',
+        "--priority",
+        "5",
+        "--key",
+        "order-42",
+        "-H",
+        "trace=abc",
+    )
     assert receipt["outcome"] == "accepted"
     [seen] = laneway.json("peek", "push.acme")
-    assert (seen["id"], seen["priority"], seen["key"], seen["headers"]) == (receipt["id"], 5, "order-42", {"trace": "abc"})
+    assert (seen["id"], seen["priority"], seen["key"], seen["headers"]) == (
+        receipt["id"],
+        5,
+        "order-42",
+        {"trace": "abc"},
+    )
     assert seen["body"] == {"order": 42}
 
 
@@ -104,10 +119,19 @@ def test_topics_by_order(laneway: Command) -> None:
     laneway("publish", "push.few", "--lines", stdin="1\n")
     laneway("publish", "push.many", "--lines", stdin="1\n" * 50)
     laneway("publish", "mail.other", "1")
-    assert [topic["topic"] for topic in laneway.json("topics", "push.*", "--order", "backlog")] == ["push.many", "push.few"]
-    assert [topic["topic"] for topic in laneway.json("topics", "--order", "name", "--after", "mail.other")] == ["push.few", "push.many"]
+    assert [topic["topic"] for topic in laneway.json("topics", "push.*", "--order", "backlog")] == [
+        "push.many",
+        "push.few",
+    ]
+    assert [
+        topic["topic"]
+        for topic in laneway.json("topics", "--order", "name", "--after", "mail.other")
+    ] == ["push.few", "push.many"]
     assert "push.many" in laneway("topics").stdout
-    assert "by rate; --order name lists all topics" in laneway("topics", "none.*", "--order", "rate").stdout
+    assert (
+        "by rate; --order name lists all topics"
+        in laneway("topics", "none.*", "--order", "rate").stdout
+    )
     assert "push.many" in laneway("top", "--once", "--every", "0.1").stdout
 
 
@@ -156,7 +180,9 @@ def test_a_few_dead_letters(laneway: Command) -> None:
     """--limit takes the oldest only."""
     laneway("publish", "a", "--lines", stdin="1\n2\n3\n")
     kill(laneway, "a")
-    assert "1 redriven" in laneway("dead", "redrive", "--all", "--limit", "1", "--rate", "10/s").stdout
+    assert (
+        "1 redriven" in laneway("dead", "redrive", "--all", "--limit", "1", "--rate", "10/s").stdout
+    )
     assert "1 dropped" in laneway("dead", "drop", "--all", "--yes", "--limit", "1").stdout
     assert [each["message"]["body"] for each in laneway.json("dead", "list")] == [3]
 
@@ -202,10 +228,16 @@ LONE = "\udcff"
         ("schedules", "show", LONE),
     ],
 )
-def test_arguments_that_cannot_be_are_clear_errors(laneway: Command, arguments: tuple[str, ...]) -> None:
-    """One line, no traceback, and an exit code that says that the call was at fault or found nothing."""
+def test_arguments_that_cannot_be_are_clear_errors(
+    laneway: Command, arguments: tuple[str, ...]
+) -> None:
+    """
+    One line, no traceback, and an exit code that says that the call was at fault or found nothing.
+    """
     laneway("publish", "t", "1")
     result = CliRunner().invoke(main, ["--url", laneway.url, *arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(
+        result.exception
+    )
     assert result.exit_code in (1, 2), result.output
     assert "Traceback" not in result.output

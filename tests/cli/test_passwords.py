@@ -25,7 +25,8 @@ from laneway.working.logs import JsonLines, TextLines
 from laneway.working.options import Options
 from tests.cli.every import calls
 
-pytestmark = [  # a command's process ends with its sockets; here they are left to the garbage collector
+# a command's process ends with its sockets; here they are left to the garbage collector
+pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
@@ -53,14 +54,20 @@ def handle(message):
 """
 
 
-def run(monkeypatch: pytest.MonkeyPatch, url: str, call: list[str], *, environment: bool = False) -> str:
+def run(
+    monkeypatch: pytest.MonkeyPatch, url: str, call: list[str], *, environment: bool = False
+) -> str:
     """All that a call shows."""
     arguments = call if environment else ["--url", url, *call]
     monkeypatch.setenv("LANEWAY_URL", url if environment else "")
     monkeypatch.setattr(sys, "argv", ["laneway", *arguments])
     result = CliRunner().invoke(main, arguments)
     raised = result.exc_info[1] if result.exc_info else None
-    told = "".join(traceback.format_exception(raised)) if raised is not None and not isinstance(raised, SystemExit) else ""
+    told = (
+        "".join(traceback.format_exception(raised))
+        if raised is not None and not isinstance(raised, SystemExit)
+        else ""
+    )
     return result.output + (result.stderr if result.stderr_bytes else "") + told
 
 
@@ -72,9 +79,16 @@ def guarded():
 
 @pytest.mark.parametrize("case", ["right", "wrong", "dead", "environment"])
 def test_no_output_of_any_command_has_the_password(
-    case: str, guarded: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    case: str,
+    guarded: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Standard output, standard error, exceptions, log lines: with the right password, a wrong one, and a dead server."""
+    """
+    Standard output, standard error, exceptions, log lines: with the right password, a wrong one,
+    and a dead server.
+    """
     monkeypatch.setattr(connection, "PATIENCE_AT_START", 0.01)
     password = WRONG if case == "wrong" else PASSWORD
     port = free_port() if case == "dead" else guarded.port
@@ -91,9 +105,15 @@ def test_no_output_of_any_command_has_the_password(
     monkeypatch.delitem(sys.modules, "guarded_program", raising=False)
     elsewhere = f"valkey://user:{password}@127.0.0.1:{free_port()}/1"
     words = {
-        "url": url, "elsewhere": elsewhere, "topic": "push.a", "dead": dead, "id": message, "hostile": url, "name": "x",
+        "url": url,
+        "elsewhere": elsewhere,
+        "topic": "push.a",
+        "dead": dead,
+        "id": message,
+        "hostile": url,
+        "name": "x",
         "program": "guarded_program:app",
-    }  # fmt: skip
+    }
     for call in calls(**words):
         if "--processes" in call:
             continue  # tested in tests/working: its processes write to the real standard error
@@ -105,15 +125,34 @@ def test_no_output_of_any_command_has_the_password(
 @pytest.mark.parametrize(
     "url",
     [
-        "valkey://:s3/cr3t@localhost", "valkey://:s3?cr3t@localhost", "valkey://:s3#cr3t@localhost", "valkey://:s3@cr3t@localhost:x",
-        "valkey://u:s3@cr3t/w@localhost/0", "valkey://:cr3t", "valkey://u:cr3t@", ":cr3t@localhost", "valky://:cr3t@h",
-        "valkey+sentinel://:cr3t@a:1,b:2/", "valkey+sentinel://a:1,b:2/m?sentinel_password=cr3t&x=1", "valkey://h?sentinel_password=a@cr3t&timeout=x",
-        "valkey+cluster://:cr3t@a:b,c:d", "unix://:cr3t@", "sqlite://:cr3t@x", "valkey://:[cr3t@h", "valkey://:a b'cr3t@h:x", "redis://cr3t@h:0",
+        "valkey://:s3/cr3t@localhost",
+        "valkey://:s3?cr3t@localhost",
+        "valkey://:s3#cr3t@localhost",
+        "valkey://:s3@cr3t@localhost:x",
+        "valkey://u:s3@cr3t/w@localhost/0",
+        "valkey://:cr3t",
+        "valkey://u:cr3t@",
+        ":cr3t@localhost",
+        "valky://:cr3t@h",
+        "valkey+sentinel://:cr3t@a:1,b:2/",
+        "valkey+sentinel://a:1,b:2/m?sentinel_password=cr3t&x=1",
+        "valkey://h?sentinel_password=a@cr3t&timeout=x",
+        "valkey+cluster://:cr3t@a:b,c:d",
+        "unix://:cr3t@",
+        "sqlite://:cr3t@x",
+        "valkey://:[cr3t@h",
+        "valkey://:a b'cr3t@h:x",
+        "redis://cr3t@h:0",
         "valkey://:%63cr3t@h:port",
     ],
-)  # fmt: skip
-def test_what_cannot_be_read_is_not_repeated(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A URL with a password that is not written as it has to be: no error, also none beneath it, has a part of it."""
+)
+def test_what_cannot_be_read_is_not_repeated(
+    url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    A URL with a password that is not written as it has to be: no error, also none beneath it, has a
+    part of it.
+    """
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LanewayError) as caught:
         Laneway(url).publish("a", 1)
@@ -121,7 +160,14 @@ def test_what_cannot_be_read_is_not_repeated(url: str, monkeypatch: pytest.Monke
     with contextlib.suppress(LanewayError):
         assert "cr3t" not in repr(parse(url))
     assert "cr3t" not in repr(Laneway(url))
-    for call in (["top"], ["doctor"], ["publish", "a", "1"], ["doctor", url], ["migrate", url, "sqlite:///x.db"], [url]):
+    for call in (
+        ["top"],
+        ["doctor"],
+        ["publish", "a", "1"],
+        ["doctor", url],
+        ["migrate", url, "sqlite:///x.db"],
+        [url],
+    ):
         assert "cr3t" not in run(monkeypatch, url, call), call
 
 
@@ -131,7 +177,15 @@ def test_no_repr_has_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Laneway(url)
     app.use_store(f"valkey://:{PASSWORD}@127.0.0.1:2", "apart")
     request = Request(id="1", task="t", topic="t", args=(), kwargs={}, store=(url, "default"))
-    for each in (app, app.store, request, Options(store=app.store_options), Session(url, "default"), parse(url), app.topic("a")):
+    for each in (
+        app,
+        app.store,
+        request,
+        Options(store=app.store_options),
+        Session(url, "default"),
+        parse(url),
+        app.topic("a"),
+    ):
         assert PASSWORD not in repr(each)
         assert PASSWORD not in str(each)
 
@@ -141,7 +195,9 @@ def test_log_lines_have_no_password() -> None:
     try:
         raise ConnectionError(f"cannot reach valkey://u:{PASSWORD}@host")
     except ConnectionError:
-        record = logging.LogRecord("laneway", 20, "", 1, "away: %s", (f"redis://:{PASSWORD}@host",), sys.exc_info())
+        record = logging.LogRecord(
+            "laneway", 20, "", 1, "away: %s", (f"redis://:{PASSWORD}@host",), sys.exc_info()
+        )
     for style in (JsonLines(), TextLines("%(message)s")):
         line = style.format(record)
         assert PASSWORD not in line

@@ -16,16 +16,53 @@ if TYPE_CHECKING:
 
 def test_add_list_pause_resume_remove(laneway: Command) -> None:
     told = laneway(
-        "schedules", "add", "report", "--cron", "0 9 * * MON", "--timezone", "Europe/Berlin", "--task", "report", "--args", '["week"]'
+        "schedules",
+        "add",
+        "report",
+        "--cron",
+        "0 9 * * MON",
+        "--timezone",
+        "Europe/Berlin",
+        "--task",
+        "report",
+        "--args",
+        '["week"]',
     ).stdout
     assert told.startswith("report is scheduled: cron 0 9 * * MON (Europe/Berlin), next at 20")
-    again = laneway("schedules", "add", "report", "--cron", "0 9 * * MON", "--timezone", "Europe/Berlin", "--task", "report", "--args", '["week"]')
+    again = laneway(
+        "schedules",
+        "add",
+        "report",
+        "--cron",
+        "0 9 * * MON",
+        "--timezone",
+        "Europe/Berlin",
+        "--task",
+        "report",
+        "--args",
+        '["week"]',
+    )
     assert again.stdout.startswith("report stands like that already")
-    laneway("schedules", "add", "sun", "--sun", "sunrise,52.5,13.4", "--topic", "lights", "--body", '{"on": false}', "--missed", "skip")
+    laneway(
+        "schedules",
+        "add",
+        "sun",
+        "--sun",
+        "sunrise,52.5,13.4",
+        "--topic",
+        "lights",
+        "--body",
+        '{"on": false}',
+        "--missed",
+        "skip",
+    )
     listed = laneway.json("schedules", "list")
-    assert [(each["name"], each["topic"], each["missed"], each["is_paused"]) for each in listed] == [
-        ("report", "task.report", "one", False), ("sun", "lights", "skip", False),
-    ]  # fmt: skip
+    assert [
+        (each["name"], each["topic"], each["missed"], each["is_paused"]) for each in listed
+    ] == [
+        ("report", "task.report", "one", False),
+        ("sun", "lights", "skip", False),
+    ]
     assert datetime.fromisoformat(listed[0]["next_at"]) > datetime.now(UTC)
     laneway("schedules", "pause", "report")
     assert "paused" in laneway("schedules", "list").stdout
@@ -33,12 +70,25 @@ def test_add_list_pause_resume_remove(laneway: Command) -> None:
     assert not laneway.json("schedules", "list")[0]["is_paused"]
     laneway("schedules", "remove", "report")
     assert [each["name"] for each in laneway.json("schedules", "list")] == ["sun"]
-    assert 'there is no schedule "report"; there are: sun' in laneway("schedules", "remove", "report", code=2).stderr
+    assert (
+        'there is no schedule "report"; there are: sun'
+        in laneway("schedules", "remove", "report", code=2).stderr
+    )
 
 
 def test_what_was_added_is_called_by_any_worker(laneway: Command) -> None:
     seen: list[str] = []
-    laneway("schedules", "add", "fast", "--every", "0.1s", "--task", "note", "--kwargs", '{"text": "tick"}')
+    laneway(
+        "schedules",
+        "add",
+        "fast",
+        "--every",
+        "0.1s",
+        "--task",
+        "note",
+        "--kwargs",
+        '{"text": "tick"}',
+    )
     with Laneway(laneway.url) as app:
 
         @app.task(name="note")
@@ -58,13 +108,22 @@ def test_what_was_added_is_called_by_any_worker(laneway: Command) -> None:
     [
         (("--every", "10m"), "say what is published: --task NAME, or --topic TOPIC"),
         (("--task", "x"), "by one of every, cron, sun and at; 0 are given"),
-        (("--cron", "61 * * * *", "--task", "x"), "the minute of the cron line '61 * * * *' cannot be '61'; expected 0-59"),
+        (
+            ("--cron", "61 * * * *", "--task", "x"),
+            "the minute of the cron line '61 * * * *' cannot be '61'; expected 0-59",
+        ),
         (("--every", "10m", "--task", "x", "--args", "[1"), "--args: '[1' is not JSON"),
         (("--every", "10m", "--task", "x", "--args", "{}"), "expected a JSON list, got {}"),
         (("--sun", "sunrise", "--task", "x"), "--sun: expected an event and a place"),
         (("--at", "tomorrow", "--task", "x"), "--at: expected a moment like"),
-        (("--at", "2020-01-01T00:00:00+00:00", "--task", "x"), "x never fires: once at 2020-01-01T00:00:00+00:00 is past"),
-        (("--cron", "* * * * *", "--timezone", "Mars/Olympus", "--task", "x"), "there is no time zone 'Mars/Olympus'"),
+        (
+            ("--at", "2020-01-01T00:00:00+00:00", "--task", "x"),
+            "x never fires: once at 2020-01-01T00:00:00+00:00 is past",
+        ),
+        (
+            ("--cron", "* * * * *", "--timezone", "Mars/Olympus", "--task", "x"),
+            "there is no time zone 'Mars/Olympus'",
+        ),
     ],
 )
 def test_what_cannot_be(laneway: Command, arguments: tuple[str, ...], told: str) -> None:

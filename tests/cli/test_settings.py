@@ -47,11 +47,18 @@ def test_policies_are_listed_by_pattern_and_number(laneway: Command) -> None:
     assert listed[0] == {**by, "pattern": "push.*", "fields": {"rate": 10.0}}
     assert len(listed) == 3
     assert "there are more than 3" in laneway("policy", "list", "--limit", "3").stdout
-    assert {row["pattern"] for row in laneway.json("policy", "list")} == {"push.*", "mail", *(f"push.{n}" for n in range(20))}
+    assert {row["pattern"] for row in laneway.json("policy", "list")} == {
+        "push.*",
+        "mail",
+        *(f"push.{n}" for n in range(20)),
+    }
 
 
 def test_policies_name_their_owners(laneway: Command) -> None:
-    """In the list, which picks by owner, and in what holds for a topic; what was set at run time can be reset."""
+    """
+    In the list, which picks by owner, and in what holds for a topic; what was set at run time can
+    be reset.
+    """
     with Laneway(laneway.url, program="shop", version="1.2") as app:
         app.policy("push.*", rate=10, retries=2)
         app.policy("push.acme", weight=2)
@@ -64,17 +71,25 @@ def test_policies_name_their_owners(laneway: Command) -> None:
     laneway("policy", "set", "push.acme", "--concurrency", "3")
     shop = {"layer": "code", "program": "shop", "version": "1.2"}
     assert laneway.json("policy", "list", "--owner", "shop") == [
-        {**shop, "pattern": "push.*", "fields": {"rate": 10.0, "retries": 2}}, {**shop, "pattern": "push.acme", "fields": {"weight": 2.0}},
-    ]  # fmt: skip
-    assert laneway.json("policy", "list", "--owner", "code") == [{"layer": "code", "pattern": "push.*", "fields": {"rate": 7.0}}]
-    assert laneway.json("policy", "list", "--owner", "operator") == [{"layer": "operator", "pattern": "push.acme", "fields": {"concurrency": 3}}]
+        {**shop, "pattern": "push.*", "fields": {"rate": 10.0, "retries": 2}},
+        {**shop, "pattern": "push.acme", "fields": {"weight": 2.0}},
+    ]
+    assert laneway.json("policy", "list", "--owner", "code") == [
+        {"layer": "code", "pattern": "push.*", "fields": {"rate": 7.0}}
+    ]
+    assert laneway.json("policy", "list", "--owner", "operator") == [
+        {"layer": "operator", "pattern": "push.acme", "fields": {"concurrency": 3}}
+    ]
     assert {row.get("program") for row in laneway.json("policy", "list", "bills")} == {"billing"}
     why = laneway.json("policy", "show", "push.acme")["why"]
     assert why["rate"] == {"layer": "code", "pattern": "push.*"}
     assert why["weight"] == {**shop, "pattern": "push.acme"}
     assert why["concurrency"] == {"layer": "operator", "pattern": "push.acme"}
     listed = laneway("policy", "list").stdout
-    assert all(each in listed for each in ("code (shop 1.2)", "code (billing 3)", "code, at run time", "operator"))
+    assert all(
+        each in listed
+        for each in ("code (shop 1.2)", "code (billing 3)", "code, at run time", "operator")
+    )
     shown = laneway("policy", "show", "push.acme", "--set").stdout
     assert "code push.acme (shop 1.2)" in shown
     assert "code push.*, at run time" in shown
@@ -83,7 +98,9 @@ def test_policies_name_their_owners(laneway: Command) -> None:
     laneway("policy", "reset", "push.*", "--layer", "code", code=1)
 
 
-@pytest.mark.parametrize("arguments", [("--rate", "-1"), ("--partitions", "3"), ("--concurrency", "many"), ()])
+@pytest.mark.parametrize(
+    "arguments", [("--rate", "-1"), ("--partitions", "3"), ("--concurrency", "many"), ()]
+)
 def test_an_impossible_policy(laneway: Command, arguments: tuple[str, ...]) -> None:
     """A policy that cannot be is a wrong call, told in one line."""
     result = laneway("policy", "set", "push.*", *arguments, code=2)
@@ -92,33 +109,68 @@ def test_an_impossible_policy(laneway: Command, arguments: tuple[str, ...]) -> N
 
 
 def test_show_speaks_of_units_and_of_who_set_what(laneway: Command) -> None:
-    """Durations, rates and sizes as people write them, the layer and pattern of each; JSON has seconds."""
+    """
+    Durations, rates and sizes as people write them, the layer and pattern of each; JSON has
+    seconds.
+    """
     with Laneway(laneway.url, program="shop") as app:
-        app.policy("push.*", rate="30/m", lease="90s", backoff="5s", max_backlog="10GB", dead_ttl="14d")
+        app.policy(
+            "push.*", rate="30/m", lease="90s", backoff="5s", max_backlog="10GB", dead_ttl="14d"
+        )
         app.publish("push.acme", 1)
-    laneway("policy", "set", "push.acme", "--serial", "hold", "--paused", "no", "--merge", "all", "--merge-limit", "5000", "--dedupe", "1h30m")
+    laneway(
+        "policy",
+        "set",
+        "push.acme",
+        "--serial",
+        "hold",
+        "--paused",
+        "no",
+        "--merge",
+        "all",
+        "--merge-limit",
+        "5000",
+        "--dedupe",
+        "1h30m",
+    )
     code = "code push.* (shop)"
-    shown = {line.split("  ")[0]: line for line in laneway("policy", "show", "push.acme").stdout.splitlines()}
+    shown = {
+        line.split("  ")[0]: line
+        for line in laneway("policy", "show", "push.acme").stdout.splitlines()
+    }
     for name, value, source in (
-        ("rate", "30/min", code), ("lease", "1 min 30 s", code), ("backoff", "5 s", code),
-        ("max_backlog", "10 GB", code), ("dead_ttl", "14 d", code), ("serial", "hold", "operator push.acme"),
-        ("paused", "no", "operator push.acme"), ("merge_limit", "5,000", "operator push.acme"), ("dedupe", "1 h 30 min", "operator push.acme"),
-        ("retries", "16", "default"), ("max_body", "1 MiB", "default"),
-    ):  # fmt: skip
+        ("rate", "30/min", code),
+        ("lease", "1 min 30 s", code),
+        ("backoff", "5 s", code),
+        ("max_backlog", "10 GB", code),
+        ("dead_ttl", "14 d", code),
+        ("serial", "hold", "operator push.acme"),
+        ("paused", "no", "operator push.acme"),
+        ("merge_limit", "5,000", "operator push.acme"),
+        ("dedupe", "1 h 30 min", "operator push.acme"),
+        ("retries", "16", "default"),
+        ("max_body", "1 MiB", "default"),
+    ):
         assert [part.strip() for part in shown[name].split("  ") if part] == [name, value, source]
     assert "retries" not in laneway("policy", "show", "push.acme", "--set").stdout
     only_set = laneway.json("policy", "show", "push.acme", "--set")["policy"]
     assert only_set["rate"] == 0.5
     assert "retries" not in only_set
     policy = laneway.json("policy", "show", "push.acme")["policy"]
-    assert (policy["lease"], policy["dead_ttl"], policy["dedupe"], policy["rate"]) == (90, 14 * 86_400, 5400, 0.5)
+    assert (policy["lease"], policy["dead_ttl"], policy["dedupe"], policy["rate"]) == (
+        90,
+        14 * 86_400,
+        5400,
+        0.5,
+    )
     assert "lease 1 min 30 s" in laneway("policy", "list").stdout
 
 
 def test_backoff_in_words() -> None:
     """What a default and a mapping mean."""
-    assert words("backoff", {"base": 1.0, "factor": 2.0, "cap": 3600.0, "jitter": True}) == (
-        "1 s, times 2 at each attempt, at most 1 h; drawn between 0 and that"
+    assert (
+        words("backoff", {"base": 1.0, "factor": 2.0, "cap": 3600.0, "jitter": True})
+        == "1 s, times 2 at each attempt, at most 1 h; drawn between 0 and that"
     )
     assert words("backoff", {"base": 5.0, "factor": 1.0, "cap": 5.0, "jitter": False}) == "5 s"
     assert [span(each) for each in (0, 0.25, 1, 90, 3600, 1209600, 90061.5)] == [
@@ -151,7 +203,9 @@ def test_set_knows_the_choices(name: str) -> None:
 
 def test_a_wrong_choice_is_told(laneway: Command) -> None:
     """Before anything is asked of the store, with the choices."""
-    assert "'first', 'last', 'all'" in laneway("policy", "set", "a", "--merge", "lst", code=2).stderr
+    assert (
+        "'first', 'last', 'all'" in laneway("policy", "set", "a", "--merge", "lst", code=2).stderr
+    )
     assert "expected yes or no" in laneway("policy", "set", "a", "--paused", "maybe", code=2).stderr
 
 
@@ -228,20 +282,30 @@ def test_a_store_that_cannot_be_used(laneway: Command, tmp_path: Path) -> None:
 
 def test_bench_measures(laneway: Command) -> None:
     """The small benchmark measures each operation."""
-    figures = laneway.json("bench", "--messages", "1000", "--topics", "10", "--durability", "memory")["per_second"]
+    figures = laneway.json(
+        "bench", "--messages", "1000", "--topics", "10", "--durability", "memory"
+    )["per_second"]
     assert set(figures) == {"put", "lease", "settle", "lease + settle"}
     assert all(figure > 0 for figure in figures.values())
 
 
 def test_bench_of_the_repository(laneway: Command) -> None:
-    """In the repository a benchmark can be named; what is not there, or belongs to the small one, is told."""
+    """
+    In the repository a benchmark can be named; what is not there, or belongs to the small one, is
+    told.
+    """
     assert "there are: " in laneway("bench", "nothing", code=2).stderr
     assert "rates" in laneway("bench", "nothing", code=2).stderr
     assert "small" in laneway("bench", "rates", "--messages", "1000", code=2).stderr
 
 
-def test_bench_runs_what_the_repository_has(laneway: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without names all of it, else those named, in the size asked for; the worst exit code is the command's."""
+def test_bench_runs_what_the_repository_has(
+    laneway: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Without names all of it, else those named, in the size asked for; the worst exit code is the
+    command's.
+    """
     calls: list[tuple[list[str], object]] = []
 
     def run(command: list[str], *, cwd: object, check: bool) -> object:
@@ -251,6 +315,10 @@ def test_bench_runs_what_the_repository_has(laneway: Command, monkeypatch: pytes
     monkeypatch.setattr("subprocess.run", run)
     laneway("bench")
     laneway("bench", "rates", "limited", "--size", "full", code=2)
-    assert [command for command, _ in calls] == [["-m", "bench.all", "--quick"], ["-m", "bench.rates"], ["-m", "bench.limited"]]
+    assert [command for command, _ in calls] == [
+        ["-m", "bench.all", "--quick"],
+        ["-m", "bench.rates"],
+        ["-m", "bench.limited"],
+    ]
     monkeypatch.setattr("laneway.cli.bench._repository", lambda: None)
     assert "repository" in laneway("bench", "rates", code=2).stderr

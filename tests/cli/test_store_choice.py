@@ -35,7 +35,9 @@ def call(*arguments: str, code: int = 0) -> str:
 
 @pytest.mark.parametrize("short", [True, False])
 def test_options_before_and_after_the_command(short: bool) -> None:
-    """-u and -n mean the same before a command, after it, and after a subcommand; the last one counts."""
+    """
+    -u and -n mean the same before a command, after it, and after a subcommand; the last one counts.
+    """
     url, namespace = ("-u", "-n") if short else ("--url", "--namespace")
     store = [url, "sqlite:///s.db", namespace, "apart"]
     call("publish", "push.a", "1", *store)
@@ -57,12 +59,17 @@ def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Laneway().url == "sqlite:///project.db"
     monkeypatch.setenv("LANEWAY_URL", "valkey://:secret@host")
     app = Laneway("sqlite:///code.db")
-    assert str(app.store) == (
-        "sqlite:///code.db (argument in the code); passed over: valkey://***@host (environment LANEWAY_URL), "
-        "sqlite:///project.db (pyproject.toml [tool.laneway] url)"
+    assert (
+        str(app.store)
+        == "sqlite:///code.db (argument in the code); passed over: valkey://***@host (environment"
+        " LANEWAY_URL), sqlite:///project.db (pyproject.toml [tool.laneway] url)"
     )
     app.use_store("sqlite:///option.db", "apart")
-    assert (app.url, app.namespace, app.store.source) == ("sqlite:///option.db", "apart", "option --url")
+    assert (app.url, app.namespace, app.store.source) == (
+        "sqlite:///option.db",
+        "apart",
+        "option --url",
+    )
     assert len(app.store.passed_over) == 3
     assert Laneway().url == "valkey://:secret@host"
     text = call("config", "show")
@@ -72,24 +79,49 @@ def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_the_option_stands_above_the_code(tmp_path: Path, processes: str) -> None:
-    """A worker serves the store and namespace that the command line names, in all its processes, and says what it passes over."""
+    """
+    A worker serves the store and namespace that the command line names, in all its processes, and
+    says what it passes over.
+    """
     (tmp_path / "shop.py").write_text(PROGRAM.format(argument="'sqlite:///code.db'"))
     call("publish", "push.a", "17", "-u", "sqlite:///option.db", "-n", "apart")
-    done = run_apart(tmp_path, "worker", "shop:app", "--burst", "--processes", processes, "-u", "sqlite:///option.db", "-n", "apart")
+    done = run_apart(
+        tmp_path,
+        "worker",
+        "shop:app",
+        "--burst",
+        "--processes",
+        processes,
+        "-u",
+        "sqlite:///option.db",
+        "-n",
+        "apart",
+    )
     assert done.returncode == 0, done.stderr
     assert "handled 17" in done.stdout
-    assert "store sqlite:///option.db (option --url); passed over: sqlite:///code.db (argument in the code)" in done.stderr
+    assert (
+        "store sqlite:///option.db (option --url); passed over: sqlite:///code.db (argument in the"
+        " code)" in done.stderr
+    )
     assert "namespace: apart (option --namespace); passed over: default" in done.stderr
 
 
-def test_the_environment_does_not_end_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the code names a store, the environment's is passed over with a warning that hides its password."""
+def test_the_environment_does_not_end_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Where the code names a store, the environment's is passed over with a warning that hides its
+    password.
+    """
     (tmp_path / "pyproject.toml").write_text('[tool.laneway]\nurl = "valkey://:secret@host"\n')
     (tmp_path / "shop.py").write_text(PROGRAM.format(argument="'sqlite:///code.db'"))
     call("publish", "push.a", "17", "-u", "sqlite:///code.db")
     done = run_apart(tmp_path, "worker", "shop", "--burst")
     assert "handled 17" in done.stdout
-    assert "store sqlite:///code.db (argument in the code); passed over: valkey://***@host (pyproject.toml" in done.stderr
+    assert (
+        "store sqlite:///code.db (argument in the code); passed over: valkey://***@host"
+        " (pyproject.toml" in done.stderr
+    )
 
 
 def test_the_readme_program_and_the_commands_share_a_store(tmp_path: Path) -> None:

@@ -21,9 +21,14 @@ HOSTILE = "\x1b]0;owned\x07[bold]\x9b2J\u202egnp\u2066\u2028x\x7f\x85\r\ny"
 """Sets the title, clears the screen, turns the writing around, begins a line of its own."""
 
 OURS = re.compile(r"\x1b\[[0-9;]*m|\r\n|\r(?=[wd]1?\\x1b)")
-"""Colors, line ends, and a line of progress that is written over: all that the command itself sends, but for live views."""
+"""
+Colors, line ends, and a line of progress that is written over: all that the command itself sends,
+but for live views.
+"""
 
-BAD = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]")
+BAD = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\u2028\u2029]"
+)
 
 PROGRAM = """
 from laneway import Laneway
@@ -52,15 +57,33 @@ print("the end")
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> tuple[str, str]:
-    """A store that a stranger has filled, past all checks of what he may publish; and the id of a message that waits."""
+    """
+    A store that a stranger has filled, past all checks of what he may publish; and the id of a
+    message that waits.
+    """
     url = f"sqlite:///{tmp_path}/laneway.db"
     with contextlib.closing(open_engine(url, Settings())) as engine:
         body = json.dumps({"text": HOSTILE}, ensure_ascii=False).encode()
         topic = f"push.{HOSTILE}"
         engine.put([Draft(topic, body, id=f"d{HOSTILE}", key=HOSTILE, headers={HOSTILE: HOSTILE})])
         lease = engine.lease(1).leases[0]
-        engine.settle([Settlement(lease.handle, lease.fence, "dead", reason=HOSTILE, error=f"Traceback\n  {HOSTILE}")])
-        engine.put([Draft(topic, body, id=f"w{n}{HOSTILE}", key=HOSTILE, headers={HOSTILE: HOSTILE}) for n in range(3)])
+        engine.settle(
+            [
+                Settlement(
+                    lease.handle,
+                    lease.fence,
+                    "dead",
+                    reason=HOSTILE,
+                    error=f"Traceback\n  {HOSTILE}",
+                )
+            ]
+        )
+        engine.put(
+            [
+                Draft(topic, body, id=f"w{n}{HOSTILE}", key=HOSTILE, headers={HOSTILE: HOSTILE})
+                for n in range(3)
+            ]
+        )
         engine.put([Draft(topic, HOSTILE.encode(), headers={"content-type": RAW})])
     return url, topic
 
@@ -68,17 +91,31 @@ def hostile(tmp_path: Path) -> tuple[str, str]:
 def words(url: str, topic: str, folder: Path) -> dict[str, str]:
     (folder / "hostile_program.py").write_text(PROGRAM.format(url=url, text=HOSTILE))
     return {
-        "url": url, "elsewhere": f"sqlite:///{folder}/other.db", "topic": topic, "dead": f"d{HOSTILE}", "id": f"w1{HOSTILE}", "hostile": HOSTILE,
-        "name": "x", "program": "hostile_program:app",
-    }  # fmt: skip
+        "url": url,
+        "elsewhere": f"sqlite:///{folder}/other.db",
+        "topic": topic,
+        "dead": f"d{HOSTILE}",
+        "id": f"w1{HOSTILE}",
+        "hostile": HOSTILE,
+        "name": "x",
+        "program": "hostile_program:app",
+    }
 
 
-def test_no_command_sends_what_strangers_wrote(hostile: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a terminal every command, with names, ids, keys, bodies, headers, reasons, errors and arguments that are hostile."""
+def test_no_command_sends_what_strangers_wrote(
+    hostile: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    In a terminal every command, with names, ids, keys, bodies, headers, reasons, errors and
+    arguments that are hostile.
+    """
     monkeypatch.chdir(tmp_path)
     every = [["--url", hostile[0], *call] for call in calls(**words(*hostile, tmp_path))]
     every.sort(key=lambda call: "migrate" in call)  # that empties the store
-    every += [["--url", hostile[0], "dead", "list"], ["--url", hostile[0], "explain", "\udcff\udc9b"]]
+    every += [
+        ["--url", hostile[0], "dead", "list"],
+        ["--url", hostile[0], "explain", "\udcff\udc9b"],
+    ]
     (tmp_path / "calls.json").write_text(json.dumps(every))
     with InTerminal(str(tmp_path / "calls.json"), run=DRIVER) as terminal:
         terminal.read_until("the end", 100)
@@ -101,7 +138,10 @@ def test_the_live_view_does_not_either(hostile: tuple[str, str]) -> None:
 
 
 def test_json_stays_json(hostile: tuple[str, str]) -> None:
-    """Escaped as JSON does it, so that it means the same; also infinite numbers and bodies that are no JSON."""
+    """
+    Escaped as JSON does it, so that it means the same; also infinite numbers and bodies that are no
+    JSON.
+    """
     command = Command(hostile[0])
     for call in (("topics",), ("dead", "list"), ("top", "--every", "0.1")):
         text = command(*call, "--json").stdout

@@ -30,7 +30,13 @@ def test_json_is_one_snapshot(filled: Command) -> None:
     assert [topic["topic"] for topic in found["topics"]] == ["push.acme", "push.few"]
     assert found["overview"]["waiting"] == 51
     assert [(tier["tier"], tier["runnable"]) for tier in found["overview"]["tiers"]] == [("mid", 2)]
-    assert found["per_second"] == {"published": 0.0, "delivered": 0.0, "done": 0.0, "retried": 0.0, "died": 0.0}
+    assert found["per_second"] == {
+        "published": 0.0,
+        "delivered": 0.0,
+        "done": 0.0,
+        "retried": 0.0,
+        "died": 0.0,
+    }
     assert filled.json("top", "--every", "0.1", "--limit", "1")["topics"][0]["waiting"] == 50
 
 
@@ -45,7 +51,10 @@ def test_a_pipe_gets_it_once_and_whole(filled: Command) -> None:
 
 @pytest.mark.parametrize("ending", ["q", "\x03", "\x04"])
 def test_q_ends_it_at_once_and_the_terminal_is_as_before(filled: Command, ending: str) -> None:
-    """Keys act without Enter, whatever the time between looks; other keys do not end it. Ctrl-C and Ctrl-D are as good."""
+    """
+    Keys act without Enter, whatever the time between looks; other keys do not end it. Ctrl-C and
+    Ctrl-D are as good.
+    """
     with InTerminal("--url", filled.url, "top", "--every", "600") as terminal:
         terminal.read_until("push.acme")
         assert not terminal.attributes()[3] & termios.ICANON
@@ -57,7 +66,9 @@ def test_q_ends_it_at_once_and_the_terminal_is_as_before(filled: Command, ending
 
 
 def test_a_new_size_is_drawn_at_once(filled: Command) -> None:
-    """A resized terminal is drawn anew without waiting for the next look, also when it becomes tiny."""
+    """
+    A resized terminal is drawn anew without waiting for the next look, also when it becomes tiny.
+    """
     with InTerminal("--url", filled.url, "top", "--every", "600") as terminal:
         terminal.read_until("push.acme")
         terminal.resize(24, 80)
@@ -83,7 +94,9 @@ def test_what_happens_is_shown(filled: Command) -> None:
 
 
 def test_sigterm_restores_the_terminal(filled: Command) -> None:
-    """Ended from outside it leaves the terminal in order too, and says by its exit code what ended it."""
+    """
+    Ended from outside it leaves the terminal in order too, and says by its exit code what ended it.
+    """
     with InTerminal("--url", filled.url, "top") as terminal:
         terminal.read_until("push.acme")
         terminal.signal(signal.SIGTERM)

@@ -24,11 +24,22 @@ def push(message):
 """
 
 
-def run(folder: Path, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, *arguments: str, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
     """The command in the folder, its output caught."""
     environment = {name: value for name, value in os.environ.items() if name != "LANEWAY_URL"}
     command = [sys.executable, "-m", "laneway", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("target", ["shop:app", "shop.app", "shop"])
@@ -59,21 +70,28 @@ def test_what_was_not_found(tmp_path: Path, target: str, told: str) -> None:
     """An application that cannot be found is one line that names it, and exit code 2."""
     (tmp_path / "shop.py").write_text(APP)
     (tmp_path / "broken.py").write_text("import absent_library\n")
-    (tmp_path / "policy.py").write_text("from laneway import Laneway\napp = Laneway()\napp.policy('a', rate=-1)\n")
+    (tmp_path / "policy.py").write_text(
+        "from laneway import Laneway\napp = Laneway()\napp.policy('a', rate=-1)\n"
+    )
     result = run(tmp_path, "worker", target)
     assert result.returncode == 2
     assert told in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("source", "told"), [("def x(:\n", "SyntaxError"), ("import helper\n", "ZeroDivisionError: division by zero")])
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [("def x(:\n", "SyntaxError"), ("import helper\n", "ZeroDivisionError: division by zero")],
+)
 def test_a_module_that_fails_shows_where(tmp_path: Path, source: str, told: str) -> None:
     """The user's own lines and nothing of ours, then one line, and exit code 2."""
     (tmp_path / "shop.py").write_text(source)
     (tmp_path / "helper.py").write_text("1 / 0\n")
     result = run(tmp_path, "worker", "shop:app")
     assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].startswith(f"laneway: shop:app: importing shop failed: {told}")
+    assert result.stderr.splitlines()[-1].startswith(
+        f"laneway: shop:app: importing shop failed: {told}"
+    )
     assert "shop.py" in result.stderr
     assert ("helper.py" in result.stderr) == (told != "SyntaxError")
     assert "click" not in result.stderr
@@ -81,10 +99,17 @@ def test_a_module_that_fails_shows_where(tmp_path: Path, source: str, told: str)
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-@pytest.mark.parametrize(("source", "told", "code"), [("", "no handlers", 2), ('app.handler("*")(print)\n', "no/such does not exist", 3)])
-def test_what_cannot_be_served_is_told_once(tmp_path: Path, processes: str, source: str, told: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("source", "told", "code"),
+    [("", "no handlers", 2), ('app.handler("*")(print)\n', "no/such does not exist", 3)],
+)
+def test_what_cannot_be_served_is_told_once(
+    tmp_path: Path, processes: str, source: str, told: str, code: int
+) -> None:
     """One line and its exit code, however many processes were asked for."""
-    (tmp_path / "shop.py").write_text(f'from laneway import Laneway\napp = Laneway("sqlite:///no/such/work.db")\n{source}')
+    (tmp_path / "shop.py").write_text(
+        f'from laneway import Laneway\napp = Laneway("sqlite:///no/such/work.db")\n{source}'
+    )
     result = run(tmp_path, "worker", "shop:app", "--processes", processes)
     assert result.returncode == code, result.stderr
     assert told in result.stderr
@@ -127,7 +152,16 @@ def work(message):
 def worked(folder: Path, *arguments: str) -> list[str]:
     """The log of a burst over one message that fails, one that is refused and one that is fine."""
     (folder / "shop.py").write_text(FAILING)
-    published = run(folder, "--url", "sqlite:///work.db", "publish", "push.acme", "--lines", "--json", stdin='"raise"\n"reject"\n"fine"\n')
+    published = run(
+        folder,
+        "--url",
+        "sqlite:///work.db",
+        "publish",
+        "push.acme",
+        "--lines",
+        "--json",
+        stdin='"raise"\n"reject"\n"fine"\n',
+    )
     assert published.returncode == 0, published.stderr
     ended = run(folder, "worker", "shop:app", "--burst", *arguments)
     assert ended.returncode == 0, ended.stderr
@@ -137,9 +171,14 @@ def worked(folder: Path, *arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_failures_are_logged_as_one_line_each(tmp_path: Path, processes: str) -> None:
-    """What failed, where, and why; only that at --log-level warning, in every process of the worker. A dead letter's traceback follows."""
+    """
+    What failed, where, and why; only that at --log-level warning, in every process of the worker. A
+    dead letter's traceback follows.
+    """
     lines = worked(tmp_path, "--log-level", "warning", "--processes", processes)
-    failed, rejected = sorted((line for line in lines if not line.startswith(" ")), key=lambda line: "rejected" in line)
+    failed, rejected = sorted(
+        (line for line in lines if not line.startswith(" ")), key=lambda line: "rejected" in line
+    )
     assert "in push.acme: attempt 1 failed: LookupError: order 42 is unknown (" in failed
     assert "shop.py:10); it is a dead letter now" in failed
     assert "ERROR" in failed
@@ -151,10 +190,18 @@ def test_failures_are_logged_as_one_line_each(tmp_path: Path, processes: str) ->
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_log_for_machines(tmp_path: Path, processes: str) -> None:
     """With --log-json each line is an object that says what it is about, field by field."""
-    lines = [json.loads(line) for line in worked(tmp_path, "--log-json", "--log-level", "debug", "--processes", processes)]
+    lines = [
+        json.loads(line)
+        for line in worked(tmp_path, "--log-json", "--log-level", "debug", "--processes", processes)
+    ]
     told = {line["event"].partition(": ")[2]: line for line in lines if "message" in line}
     assert sorted(text.split()[0] for text in told) == ["attempt", "rejected:", "succeeded"]
     (failed,) = (line for line in lines if line.get("error") == "LookupError")
-    assert (failed["level"], failed["topic"], failed["attempt"], failed["logger"]) == ("error", "push.acme", 1, "laneway.worker")
+    assert (failed["level"], failed["topic"], failed["attempt"], failed["logger"]) == (
+        "error",
+        "push.acme",
+        1,
+        "laneway.worker",
+    )
     assert "order 42 is unknown" in failed["traceback"]
     assert all(line["time"].endswith("+00:00") for line in lines)

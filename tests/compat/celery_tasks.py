@@ -6,15 +6,37 @@ import os
 import time
 from typing import Any
 
-from laneway.compat.celery import Celery, Ignore, Reject, Task, crontab, get_task_logger, shared_task
+from laneway.compat.celery import (
+    Celery,
+    Ignore,
+    Reject,
+    Task,
+    crontab,
+    get_task_logger,
+    shared_task,
+)
 
 logger = get_task_logger(__name__)
 
-app = Celery("tasks", broker=os.environ.get("BROKER", "memory://"), backend=os.environ.get("BROKER", "memory://"))
-app.conf.update(task_serializer="json", timezone="Europe/Berlin", enable_utc=True, result_expires=3600)
+app = Celery(
+    "tasks",
+    broker=os.environ.get("BROKER", "memory://"),
+    backend=os.environ.get("BROKER", "memory://"),
+)
+app.conf.update(
+    task_serializer="json", timezone="Europe/Berlin", enable_utc=True, result_expires=3600
+)
 app.conf.beat_schedule = {
-    "add-every-30-seconds": {"task": "tests.compat.celery_tasks.add", "schedule": 30.0, "args": (16, 16)},
-    "monday-morning": {"task": "tests.compat.celery_tasks.add", "schedule": crontab(hour=7, minute=30, day_of_week=1), "args": (1, 1)},
+    "add-every-30-seconds": {
+        "task": "tests.compat.celery_tasks.add",
+        "schedule": 30.0,
+        "args": (16, 16),
+    },
+    "monday-morning": {
+        "task": "tests.compat.celery_tasks.add",
+        "schedule": crontab(hour=7, minute=30, day_of_week=1),
+        "args": (1, 1),
+    },
 }
 CALLED: list[Any] = []
 
@@ -78,7 +100,9 @@ class Noting(Task):
         del task_id, args, kwargs
         CALLED.append(("success", retval))
 
-    def on_failure(self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: str) -> None:
+    def on_failure(
+        self, exc: BaseException, task_id: str, args: Any, kwargs: Any, einfo: str
+    ) -> None:
         del task_id, args, kwargs
         CALLED.append(("failure", str(exc), "Traceback" in einfo or "ValueError" in einfo))
 

@@ -16,7 +16,20 @@ from typing import Any
 import pytest
 
 from laneway import UsageError
-from laneway.compat.celery import AsyncResult, Celery, Task, chain, chord, crontab, current_app, group, schedule, signature, solar, states
+from laneway.compat.celery import (
+    AsyncResult,
+    Celery,
+    Task,
+    chain,
+    chord,
+    crontab,
+    current_app,
+    group,
+    schedule,
+    signature,
+    solar,
+    states,
+)
 from laneway.testing import virtual
 from tests.compat import celery_tasks as tasks
 from tests.conformance.forms import server
@@ -37,10 +50,21 @@ def app() -> Iterator[Celery]:
 def test_first_steps() -> None:
     result = tasks.add.delay(4, 4)
     assert result.get(timeout=SOON) == 8
-    assert (result.ready(), result.successful(), result.failed(), result.state, result.status) == (True, True, False, "SUCCESS", "SUCCESS")
+    assert (result.ready(), result.successful(), result.failed(), result.state, result.status) == (
+        True,
+        True,
+        False,
+        "SUCCESS",
+        "SUCCESS",
+    )
     assert result.result == result.info == 8
     assert str(result) == result.id == result.task_id
-    assert AsyncResult(result.id).get(SOON) == tasks.app.AsyncResult(result.id).get(SOON) == tasks.add.AsyncResult(result.id).get(SOON) == 8
+    assert (
+        AsyncResult(result.id).get(SOON)
+        == tasks.app.AsyncResult(result.id).get(SOON)
+        == tasks.add.AsyncResult(result.id).get(SOON)
+        == 8
+    )
     assert result.date_done is not None
     result.forget()
     assert result.state == states.PENDING
@@ -75,7 +99,12 @@ def test_canvas() -> None:
     assert (add.s(2, 2) | add.s(4)).apply_async().get(SOON) == 8
     members = group(add.s(n, n) for n in range(5)).apply_async()
     assert members.get(SOON) == members.join(SOON) == [0, 2, 4, 6, 8]
-    assert (members.completed_count(), members.ready(), members.successful(), members.waiting()) == (5, True, True, False)
+    assert (
+        members.completed_count(),
+        members.ready(),
+        members.successful(),
+        members.waiting(),
+    ) == (5, True, True, False)
     assert chord((add.s(n, n) for n in range(10)), xsum.s()).apply_async().get(SOON) == 90
     assert chord([add.s(n, n) for n in range(10)])(xsum.s()).get(SOON) == 90
     assert add.signature((2, 2), countdown=0).delay().get(SOON) == 4
@@ -147,16 +176,36 @@ def test_what_runs_by_the_clock() -> None:
         solar("moonrise", 0, 0)
     with pytest.raises(UsageError, match="expected seconds, a timedelta"):
         tasks.app.add_periodic_task("hourly", tasks.add.s(1, 1))
-    assert tasks.app.add_periodic_task(schedule(60), tasks.add.s(1, 1), name="every minute") == "every minute"
+    assert (
+        tasks.app.add_periodic_task(schedule(60), tasks.add.s(1, 1), name="every minute")
+        == "every minute"
+    )
 
 
 def test_settings(caplog: pytest.LogCaptureFixture) -> None:
-    """By their present names and the old ones; what has no meaning is passed over, what is not supported says so."""
+    """
+    By their present names and the old ones; what has no meaning is passed over, what is not
+    supported says so.
+    """
     made = Celery("other", broker="memory://", set_as_current=False)
     with caplog.at_level(logging.WARNING):
-        made.config_from_object({"CELERY_TIMEZONE": "UTC", "CELERYBEAT_SCHEDULE": {}, "CELERY_TASK_TIME_LIMIT": 5, "broker_pool_limit": 3})
-    assert (made.conf.timezone, made.conf.beat_schedule, made.conf.task_time_limit, caplog.text) == ("UTC", {}, 5, "")
-    made.config_from_object(SimpleNamespace(CELERY_TASK_DEFAULT_QUEUE="mine", OTHER=1), namespace="CELERY")
+        made.config_from_object(
+            {
+                "CELERY_TIMEZONE": "UTC",
+                "CELERYBEAT_SCHEDULE": {},
+                "CELERY_TASK_TIME_LIMIT": 5,
+                "broker_pool_limit": 3,
+            }
+        )
+    assert (
+        made.conf.timezone,
+        made.conf.beat_schedule,
+        made.conf.task_time_limit,
+        caplog.text,
+    ) == ("UTC", {}, 5, "")
+    made.config_from_object(
+        SimpleNamespace(CELERY_TASK_DEFAULT_QUEUE="mine", OTHER=1), namespace="CELERY"
+    )
     assert made.conf["task_default_queue"] == made.conf.get("task_default_queue") == "mine"
     made.conf.worker_coffee = "black"
     assert "worker_coffee is not supported" in caplog.text
@@ -177,10 +226,24 @@ def test_settings(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: Celery("x", broker="sqs://key@", set_as_current=False).laneway, r"sqs://\*\*\*@ is no store of Laneway's"),
-        (lambda: Celery("x", broker="memory://", backend="db+sqlite:///r.db", set_as_current=False).laneway, "is no store of Laneway's"),
         (
-            lambda: Celery("x", broker="memory://", backend="redis://elsewhere", set_as_current=False).laneway,
+            lambda: Celery("x", broker="sqs://key@", set_as_current=False).laneway,
+            r"sqs://\*\*\*@ is no store of Laneway's",
+        ),
+        (
+            lambda: (
+                Celery(
+                    "x", broker="memory://", backend="db+sqlite:///r.db", set_as_current=False
+                ).laneway
+            ),
+            "is no store of Laneway's",
+        ),
+        (
+            lambda: (
+                Celery(
+                    "x", broker="memory://", backend="redis://elsewhere", set_as_current=False
+                ).laneway
+            ),
             "results are kept where the messages are",
         ),
         (lambda: Celery("x", brokr="memory://"), 'did you mean "broker"'),
@@ -241,7 +304,8 @@ def add(x, y):
 
 NEXT_STEPS = {
     "__init__": "",
-    "celery": """
+    "celery": (
+        """
 from laneway.compat.celery import Celery
 
 app = Celery('proj',
@@ -256,8 +320,10 @@ app.conf.update(
 
 if __name__ == '__main__':
     app.start()
-""",
-    "tasks": """
+"""
+    ),
+    "tasks": (
+        """
 from .celery import app
 
 
@@ -269,34 +335,55 @@ def add(x, y):
 @app.task
 def xsum(numbers):
     return sum(numbers)
-""",
+"""
+    ),
 }
 
 
 def run(folder: Path, program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_pages_of_celery(tmp_path: Path) -> None:
-    """Programs of its first pages, with nothing changed but the import; even the broker that they name."""
+    """
+    Programs of its first pages, with nothing changed but the import; even the broker that they
+    name.
+    """
     (tmp_path / "hello.py").write_text(FIRST_PAGE)
-    calling = "import hello; r = hello.hello.delay(); hello.app.run_worker(burst=True); print(r.get(timeout=10))"
+    calling = (
+        "import hello; r = hello.hello.delay(); hello.app.run_worker(burst=True);"
+        " print(r.get(timeout=10))"
+    )
     assert run(tmp_path, calling) == "hello world\n"
     (tmp_path / "periodic.py").write_text(PERIODIC)
-    planned = "import periodic; periodic.app.run_worker(burst=True); print(len(periodic.app.laneway.schedules()))"
+    planned = (
+        "import periodic; periodic.app.run_worker(burst=True);"
+        " print(len(periodic.app.laneway.schedules()))"
+    )
     assert run(tmp_path, planned) == "3\n"
     (tmp_path / "proj").mkdir()
     for name, text in NEXT_STEPS.items():
         (tmp_path / "proj" / f"{name}.py").write_text(text)
-    worker = subprocess.Popen([sys.executable, "-m", "laneway", "worker", "proj.celery:app", "-l", "error"], cwd=tmp_path)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "laneway", "worker", "proj.celery:app", "-l", "error"], cwd=tmp_path
+    )
     try:
         calling = """
 from proj.tasks import add, xsum
 from laneway.compat.celery import chain, group, chord
-print(add.delay(2, 2).get(timeout=20), group(add.s(i, i) for i in range(10))().get(timeout=20), chain(add.s(4, 4) | add.s(8))().get(timeout=20),
-      chord((add.s(i, i) for i in range(10)), xsum.s())().get(timeout=20), (group(add.s(i, i) for i in range(10)) | xsum.s())().get(timeout=20))
+print(add.delay(2, 2).get(timeout=20), group(add.s(i, i) for i in range(10))().get(timeout=20),
+      chain(add.s(4, 4) | add.s(8))().get(timeout=20),
+      chord((add.s(i, i) for i in range(10)), xsum.s())().get(timeout=20),
+      (group(add.s(i, i) for i in range(10)) | xsum.s())().get(timeout=20))
 """
         assert run(tmp_path, calling) == "4 [0, 2, 4, 6, 8, 10, 12, 14, 16, 18] 16 90 90\n"
     finally:
@@ -319,9 +406,18 @@ def test_first_steps_with_celery_and_the_command_line(tmp_path: Path) -> None:
         """)
     )
     calling = "from tasks import add; result = add.delay(4, 4); print(result.get(timeout=30))"
-    worker = subprocess.Popen([sys.executable, "-m", "laneway", "worker", "tasks:app", "-l", "warning"], cwd=tmp_path)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "laneway", "worker", "tasks:app", "-l", "warning"], cwd=tmp_path
+    )
     try:
-        done = subprocess.run([sys.executable, "-c", calling], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", calling],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert (done.stdout, done.stderr) == ("8\n", "")
     finally:
         worker.terminate()

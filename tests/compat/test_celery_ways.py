@@ -1,4 +1,7 @@
-"""What Celery's and its friends' own pages teach: late settings, Flask's task class, eager flows, error handlers, states."""
+"""
+What Celery's and its friends' own pages teach: late settings, Flask's task class, eager flows,
+error handlers, states.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,17 @@ from uuid import uuid4
 import pytest
 
 from laneway import UsageError
-from laneway.compat.celery import AsyncResult, Celery, Ignore, Task, chain, chord, group, shared_task, states
+from laneway.compat.celery import (
+    AsyncResult,
+    Celery,
+    Ignore,
+    Task,
+    chain,
+    chord,
+    group,
+    shared_task,
+    states,
+)
 from tests.conformance.forms import server
 from tests.tasks.conftest import working
 
@@ -45,7 +58,12 @@ def test_settings_count_when_they_are_needed(tmp_path: Path) -> None:
         return one + other
 
     app.conf.broker_url = f"sqlite:///{tmp_path}/late.db"
-    app.conf.update(task_default_queue="late", task_serializer="msgpack", task_routes={"*.mul": {"queue": "other"}}, task_time_limit=30)
+    app.conf.update(
+        task_default_queue="late",
+        task_serializer="msgpack",
+        task_routes={"*.mul": {"queue": "other"}},
+        task_time_limit=30,
+    )
     app.config_from_object({"result_expires": 60})
 
     @app.task
@@ -55,7 +73,12 @@ def test_settings_count_when_they_are_needed(tmp_path: Path) -> None:
     with app:
         job = add.delay(1, 2)
         assert app.laneway.url == f"sqlite:///{tmp_path}/late.db"
-        assert (job.job.topic, add.serializer, add.handler.time_limit, app.laneway.result_ttl) == ("late", "msgpack", 30, 60)
+        assert (job.job.topic, add.serializer, add.handler.time_limit, app.laneway.result_ttl) == (
+            "late",
+            "msgpack",
+            30,
+            60,
+        )
         assert app.laneway.engine.policy_of("late").retries > 1000
         with runs(app):
             assert job.get(timeout=SOON) == 3
@@ -68,7 +91,10 @@ def test_settings_count_when_they_are_needed(tmp_path: Path) -> None:
 
 
 def test_a_task_class_that_says_what_a_call_does(celery: Celery) -> None:
-    """Flask's own pattern: each run has the application's context; set_default makes shared tasks its own."""
+    """
+    Flask's own pattern: each run has the application's context; set_default makes shared tasks its
+    own.
+    """
     context: list[str] = []
 
     class FlaskTask(Task):
@@ -181,7 +207,10 @@ def test_groups_in_groups_keep_their_shape(celery: Celery) -> None:
 
 
 def test_error_handlers(celery: Celery) -> None:
-    """With (request, exc, traceback), with the id alone, with arguments of their own; once for each member of a group that fails."""
+    """
+    With (request, exc, traceback), with the id alone, with arguments of their own; once for each
+    member of a group that fails.
+    """
     told: list[Any] = []
     ended = threading.Semaphore(0)
 
@@ -223,7 +252,10 @@ def test_error_handlers(celery: Celery) -> None:
 
 
 def test_states(celery: Celery) -> None:
-    """STARTED is shown only where that is asked for, with a dict; Ignore leaves the state that the task has set."""
+    """
+    STARTED is shown only where that is asked for, with a dict; Ignore leaves the state that the
+    task has set.
+    """
     go, at = threading.Event(), threading.Semaphore(0)
 
     @celery.task
@@ -250,7 +282,10 @@ def test_states(celery: Celery) -> None:
         assert at.acquire(timeout=SOON)
         assert at.acquire(timeout=SOON)
         assert (plain.state, plain.info) == (states.PENDING, None)
-        assert (shown.state, shown.info) == (states.STARTED, {"pid": os.getpid(), "hostname": socket.gethostname()})
+        assert (shown.state, shown.info) == (
+            states.STARTED,
+            {"pid": os.getpid(), "hostname": socket.gethostname()},
+        )
         go.set()
         assert (plain.get(SOON), plain.state) == (None, "SUCCESS")
         for state in ("CUSTOM", "FAILURE"):
@@ -277,7 +312,15 @@ def pid():
 def command(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(folder), *(each for each in sys.path if each)])
     environment = {**os.environ, "PYTHONPATH": paths, "LANEWAY_URL": "", **variables}
-    return subprocess.run([sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
 
 
 def test_several_processes(tmp_path: Path) -> None:
@@ -292,25 +335,49 @@ def test_several_processes(tmp_path: Path) -> None:
 
 DJANGO = {
     "django/__init__.py": "def setup():\n    from django.apps import apps\n    apps.ready = True\n",
-    "django/apps.py": "from types import SimpleNamespace\nclass Apps:\n    ready = False\n"
-    "    def get_app_configs(self):\n        assert self.ready\n        return [SimpleNamespace(name='shop')]\napps = Apps()\n",
-    "django/db.py": "told = []\ndef reset_queries():\n    told.append('reset')\ndef close_old_connections():\n    told.append('close')\n",
+    "django/apps.py": (
+        "from types import SimpleNamespace\nclass Apps:\n    ready = False\n    def"
+        " get_app_configs(self):\n        assert self.ready\n        return"
+        " [SimpleNamespace(name='shop')]\napps = Apps()\n"
+    ),
+    "django/db.py": (
+        "told = []\ndef reset_queries():\n    told.append('reset')\ndef close_old_connections():\n "
+        "   told.append('close')\n"
+    ),
     "shop/__init__.py": "",
-    "shop/tasks.py": "from django.apps import apps\nassert apps.ready\nfrom laneway.compat.celery import shared_task\n@shared_task\ndef order():\n"
-    "    from django.db import told\n    return list(told)\n",
-    "proj.py": 'from laneway.compat.celery import Celery\napp = Celery("proj", broker="sqlite:///q.db")\napp.autodiscover_tasks()\n',
+    "shop/tasks.py": (
+        "from django.apps import apps\nassert apps.ready\nfrom laneway.compat.celery import"
+        " shared_task\n@shared_task\ndef order():\n    from django.db import told\n    return"
+        " list(told)\n"
+    ),
+    "proj.py": (
+        'from laneway.compat.celery import Celery\napp = Celery("proj",'
+        ' broker="sqlite:///q.db")\napp.autodiscover_tasks()\n'
+    ),
 }
 
 
 def test_django(tmp_path: Path) -> None:
-    """A worker sets Django up before it imports tasks, and closes old connections around each run."""
+    """
+    A worker sets Django up before it imports tasks, and closes old connections around each run.
+    """
     for name, text in DJANGO.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     variables = {"DJANGO_SETTINGS_MODULE": "proj.settings"}
-    made = command(tmp_path, "-c", "import proj; print([proj.app.send_task('shop.tasks.order').id for _ in range(2)][-1])")
+    made = command(
+        tmp_path,
+        "-c",
+        "import proj; print([proj.app.send_task('shop.tasks.order').id for _ in range(2)][-1])",
+    )
     assert made.returncode == 0, made.stderr
-    ran = command(tmp_path, "-m", "laneway", "worker", "proj:app", "-c", "1", "--burst", **variables)
+    ran = command(
+        tmp_path, "-m", "laneway", "worker", "proj:app", "-c", "1", "--burst", **variables
+    )
     assert "2 done" in ran.stdout, ran.stderr
-    read = command(tmp_path, "-c", f"import proj; print(proj.app.AsyncResult({made.stdout.strip()!r}).get(timeout=5))")
+    read = command(
+        tmp_path,
+        "-c",
+        f"import proj; print(proj.app.AsyncResult({made.stdout.strip()!r}).get(timeout=5))",
+    )
     assert read.stdout.strip() == str(["reset", "close", "close", "reset", "close"]), read.stderr

@@ -17,7 +17,17 @@ import redis
 
 from laneway import Laneway, UsageError
 from laneway.compat.addresses import url_of
-from laneway.compat.rq import Dependency, Job, NoSuchJobError, Queue, Retry, SimpleWorker, Worker, get_current_job, job
+from laneway.compat.rq import (
+    Dependency,
+    Job,
+    NoSuchJobError,
+    Queue,
+    Retry,
+    SimpleWorker,
+    Worker,
+    get_current_job,
+    job,
+)
 from laneway.testing.servers import Server
 from tests.compat import rq_functions as functions
 from tests.conformance.forms import server
@@ -32,10 +42,21 @@ def connection() -> Iterator[Laneway]:
 def test_first_steps(connection: Laneway) -> None:
     queue = Queue(connection=connection)
     made = queue.enqueue(functions.count_words, "one two three")
-    assert (made.get_id(), made.get_status(), made.result, made.origin, made.is_queued) == (made.id, "queued", None, "default", True)
+    assert (made.get_id(), made.get_status(), made.result, made.origin, made.is_queued) == (
+        made.id,
+        "queued",
+        None,
+        "default",
+        True,
+    )
     assert (len(queue), queue.count, queue.job_ids, queue.jobs) == (1, 1, [made.id], [made])
     assert SimpleWorker([queue], connection=connection).work(burst=True)
-    assert (made.get_status(), made.result, made.return_value(), made.is_finished) == ("finished", 3, 3, True)
+    assert (made.get_status(), made.result, made.return_value(), made.is_finished) == (
+        "finished",
+        3,
+        3,
+        True,
+    )
     assert made.ended_at is not None
     assert made.ended_at <= datetime.now(UTC)
     assert not SimpleWorker([queue]).work(burst=True), "nothing is left"
@@ -49,7 +70,9 @@ def test_ways_of_enqueueing(connection: Laneway) -> None:
         queue.enqueue_call(func=functions.count_words, args=("a b c",), timeout=30, result_ttl=500),
         queue.enqueue_in(timedelta(seconds=0), functions.count_words, "a"),
         queue.enqueue_at(datetime.now() - timedelta(seconds=1), functions.count_words, "a b"),  # noqa: DTZ005  # as RQ's pages have it
-        *queue.enqueue_many([Queue.prepare_data(functions.count_words, ("a b c d",), job_id="mine")]),
+        *queue.enqueue_many(
+            [Queue.prepare_data(functions.count_words, ("a b c d",), job_id="mine")]
+        ),
     ]
     later = queue.enqueue_in(timedelta(hours=1), functions.count_words, "a")
     assert later.get_status() == "scheduled"
@@ -83,7 +106,9 @@ def test_failures(connection: Laneway) -> None:
 def test_dependencies_and_meta(connection: Laneway) -> None:
     queue = Queue(connection=connection)
     first = queue.enqueue(functions.fails)
-    second = queue.enqueue(functions.count_words, "a", depends_on=Dependency([first], allow_failure=True))
+    second = queue.enqueue(
+        functions.count_words, "a", depends_on=Dependency([first], allow_failure=True)
+    )
     third = queue.enqueue(functions.keeps_meta, depends_on=[second], meta={"from": "outside"})
     assert (second.get_status(), third.is_deferred) == ("deferred", True)
     SimpleWorker([queue]).work(burst=True)
@@ -110,12 +135,18 @@ def test_functions_with_a_delay(connection: Laneway) -> None:
 
 
 def test_not_asynchronous(connection: Laneway) -> None:
-    assert Queue(is_async=False, connection=connection).enqueue(functions.count_words, "a b").result == 2
+    assert (
+        Queue(is_async=False, connection=connection).enqueue(functions.count_words, "a b").result
+        == 2
+    )
 
 
 def test_connections() -> None:
     assert url_of(redis.Redis(host="h", port=7, db=3), "x") == "redis://h:7/3"
-    assert url_of(redis.Redis(host="h", username="u", password="p:w"), "x") == "redis://u:p%3Aw@h:6379/0"
+    assert (
+        url_of(redis.Redis(host="h", username="u", password="p:w"), "x")
+        == "redis://u:p%3Aw@h:6379/0"
+    )
     assert url_of(redis.Redis(unix_socket_path="/run/r"), "x") == "unix:///run/r"
     assert url_of("redis://h", "x") == "redis://h"
     assert url_of(None, "x") is None
@@ -127,10 +158,19 @@ def test_connections() -> None:
     ("make", "why"),
     [
         (lambda c: Queue("x", connection=c, serializer="pickle"), "serializer is not supported"),
-        (lambda c: Queue("x", connection=c).started_job_registry, "started_job_registry is not supported"),
+        (
+            lambda c: Queue("x", connection=c).started_job_registry,
+            "started_job_registry is not supported",
+        ),
         (lambda c: Queue("x", connection=c, default_timeot=5), 'did you mean "default_timeout"'),
-        (lambda c: Worker(["x"], connection=c, exception_handlers=[print]), "exception_handlers are not supported"),
-        (lambda c: Queue("x", connection=c).enqueue_call(functions.fails, job_timout=5), 'did you mean "job_timeout"'),
+        (
+            lambda c: Worker(["x"], connection=c, exception_handlers=[print]),
+            "exception_handlers are not supported",
+        ),
+        (
+            lambda c: Queue("x", connection=c).enqueue_call(functions.fails, job_timout=5),
+            'did you mean "job_timeout"',
+        ),
         (lambda _: Retry(max=0), "at least 1"),
     ],
 )
@@ -142,7 +182,9 @@ def test_what_is_not_supported_says_so(connection: Laneway, make: Any, why: str)
 def test_the_first_page_and_the_command_line(tmp_path: Path) -> None:
     """RQ's own first page, its worker, on a Redis of its own."""
     with Server() as own:
-        (tmp_path / "my_module.py").write_text("def count_words_at_url(url):\n    return len(url.split('/'))\n")
+        (tmp_path / "my_module.py").write_text(
+            "def count_words_at_url(url):\n    return len(url.split('/'))\n"
+        )
         (tmp_path / "first.py").write_text(
             textwrap.dedent(f"""
             from redis import Redis
@@ -154,10 +196,42 @@ def test_the_first_page_and_the_command_line(tmp_path: Path) -> None:
             print(job.id)
             """)
         )
-        first = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
-        program = [sys.executable, "-m", "laneway.compat.rq", "high", "default", "--burst", "--url", f"redis://127.0.0.1:{own.port}"]
-        worker = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
+        first = subprocess.run(
+            [sys.executable, "first.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        program = [
+            sys.executable,
+            "-m",
+            "laneway.compat.rq",
+            "high",
+            "default",
+            "--burst",
+            "--url",
+            f"redis://127.0.0.1:{own.port}",
+        ]
+        worker = subprocess.run(
+            program,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env=dict(os.environ),
+        )
         assert worker.returncode == 0, worker.stderr
-        assert Job.fetch(first.stdout.strip(), connection=f"redis://127.0.0.1:{own.port}").result == 3
-        wrong = subprocess.run([*program[:3], "--url", "sqs://x"], capture_output=True, text=True, timeout=60, check=False)
+        assert (
+            Job.fetch(first.stdout.strip(), connection=f"redis://127.0.0.1:{own.port}").result == 3
+        )
+        wrong = subprocess.run(
+            [*program[:3], "--url", "sqs://x"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
         assert (wrong.returncode, wrong.stderr.startswith("Error: connection: sqs://")) == (1, True)

@@ -1,4 +1,6 @@
-"""What RQ's own pages teach: prepare_data, results, max_jobs, types of arguments, attributes of jobs."""
+"""
+What RQ's own pages teach: prepare_data, results, max_jobs, types of arguments, attributes of jobs.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,12 @@ def test_prepare_data_and_results(connection: Laneway) -> None:
     SimpleWorker([queue], connection=connection).work(burst=True)
     result = made.latest_result(timeout=5)
     assert result is not None
-    assert (made.id, result.type, result.return_value, result.exc_string) == ("mine", Result.Type.SUCCESSFUL, 2, None)
+    assert (made.id, result.type, result.return_value, result.exc_string) == (
+        "mine",
+        Result.Type.SUCCESSFUL,
+        2,
+        None,
+    )
     failed = fails.latest_result(timeout=5)
     assert failed is not None
     assert (failed.type, failed.return_value) == (Result.Type.FAILED, None)
@@ -74,13 +81,27 @@ def test_a_name_is_only_a_name(connection: Laneway) -> None:
 
 
 VALUES = [
-    datetime(2027, 1, 1, tzinfo=UTC), datetime(2027, 1, 1), date(2027, 1, 1), timedelta(seconds=5), UUID(int=5), Decimal("1.50"), b"x",  # noqa: DTZ001
-    (1, (2, 3)), {1, 2}, frozenset({3}), {1: 2, (1, 2): [b"y"]}, {"__type__": "datetime", "__value__": "no"}, [None, True, 1.5, "text"],
-]  # fmt: skip
+    datetime(2027, 1, 1, tzinfo=UTC),
+    datetime(2027, 1, 1),  # noqa: DTZ001
+    date(2027, 1, 1),
+    timedelta(seconds=5),
+    UUID(int=5),
+    Decimal("1.50"),
+    b"x",
+    (1, (2, 3)),
+    {1, 2},
+    frozenset({3}),
+    {1: 2, (1, 2): [b"y"]},
+    {"__type__": "datetime", "__value__": "no"},
+    [None, True, 1.5, "text"],
+]
 
 
 def test_types_of_arguments(connection: Laneway) -> None:
-    """Arguments and results without annotations come back as what they were; what would not is refused."""
+    """
+    Arguments and results without annotations come back as what they were; what would not is
+    refused.
+    """
     queue = Queue("ways", connection=connection)
     jobs = [queue.enqueue(functions.same, value) for value in VALUES]
     named = queue.enqueue(functions.same, value=(1, 2))
@@ -102,7 +123,10 @@ def test_attributes(connection: Laneway) -> None:
         assert about == ("tests.compat.rq_functions.count_words", ("a b",), {}, "counts", 7)
         assert isinstance(job.created_at, datetime)
         assert job.to_dict()["origin"] == "ways"
-    assert queue.enqueue(functions.count_words, "a").description == "tests.compat.rq_functions.count_words('a')"
+    assert (
+        queue.enqueue(functions.count_words, "a").description
+        == "tests.compat.rq_functions.count_words('a')"
+    )
     assert queue.key == "rq:queue:ways"
     assert [each.name for each in Queue.all(connection)] == ["ways"]
     SimpleWorker([queue], connection=connection).work(burst=True)
@@ -123,11 +147,21 @@ def test_celery_brings_back_what_kombu_does(connection: Laneway) -> None:
     from laneway.compat.celery import Celery, chain
     from tests.tasks.conftest import working
 
-    app = Celery("types", broker=connection.url, namespace=connection.namespace, set_as_current=False)
+    app = Celery(
+        "types", broker=connection.url, namespace=connection.namespace, set_as_current=False
+    )
 
     @app.task
     def same(value):
-        assert type(value).__name__ in ("datetime", "date", "UUID", "Decimal", "bytes", "dict", "list"), type(value)
+        assert type(value).__name__ in (
+            "datetime",
+            "date",
+            "UUID",
+            "Decimal",
+            "bytes",
+            "dict",
+            "list",
+        ), type(value)
         return value
 
     values: list[Any] = [*VALUES[:3], *VALUES[4:7], {"at": [VALUES[0]]}]

@@ -1,4 +1,7 @@
-"""The forms in which a Valkey is used, each started once by each process of the tests; every test has a namespace of its own there."""
+"""
+The forms in which a Valkey is used, each started once by each process of the tests; every test has
+a namespace of its own there.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ def guarded() -> str:
 
 @cache
 def sentinels() -> str:
-    """A master and a replica, which three sentinels watch; every write is confirmed by the replica."""
+    """
+    A master and a replica, which three sentinels watch; every write is confirmed by the replica.
+    """
     started = Sentinels().__enter__()
     atexit.register(started.close)
     return started.url
@@ -80,4 +85,6 @@ def open_form(name: str, folder: Path, settings: Settings) -> FullEngine:
     """The namespace that goes with the folder."""
     namespace = hashlib.sha256(str(folder).encode()).hexdigest()[:20]
     durability = "replicated" if "sentinels" in name else settings.durability
-    return open_engine(URLS[name](), msgspec.structs.replace(settings, namespace=namespace, durability=durability))
+    return open_engine(
+        URLS[name](), msgspec.structs.replace(settings, namespace=namespace, durability=durability)
+    )

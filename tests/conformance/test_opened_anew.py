@@ -60,7 +60,9 @@ def test_leases_slots_and_serial_keys_are_kept(kept: Reopened) -> None:
 
 
 def test_finished_ids_attempts_and_rests_are_kept(kept: Reopened) -> None:
-    """A duplicate is a duplicate, a second attempt the second, and a topic that rests goes on resting."""
+    """
+    A duplicate is a duplicate, a second attempt the second, and a topic that rests goes on resting.
+    """
     kept.policy("a", dedupe=10, backoff=0)
     kept.put("a", "1", id="x")
     kept.run()
@@ -76,7 +78,10 @@ def test_finished_ids_attempts_and_rests_are_kept(kept: Reopened) -> None:
 
 
 def test_lanes_move_where_a_program_declares_other_tiers(kept: Reopened) -> None:
-    """What waits in a tier that is no more is served in the new default one; a tier that a policy names stays."""
+    """
+    What waits in a tier that is no more is served in the new default one; a tier that a policy
+    names stays.
+    """
     kept.policy("h.*", tier="high")
     kept.put("a", *"123")
     kept.put("h.1", *"456")

@@ -22,7 +22,10 @@ README = (ROOT / "README.md").read_text()
 def commands(program: str) -> Iterator[str]:
     """The first word after `program`, wherever a console block or inline code starts with it."""
     blocks = "\n".join(re.findall(r"```console\n(.*?)```", README, re.DOTALL))
-    for line in [*re.findall(r"^\$ (.*)$", blocks, re.MULTILINE), *re.findall(r"`([^`\n]+)`", README)]:
+    for line in [
+        *re.findall(r"^\$ (.*)$", blocks, re.MULTILINE),
+        *re.findall(r"`([^`\n]+)`", README),
+    ]:
         found = re.match(rf"{program} ([a-z-]+)", line)
         if found:
             yield found[1]
@@ -45,12 +48,26 @@ def test_the_program_runs(tmp_path: Path) -> None:
     program = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert program is not None
     (tmp_path / "first.py").write_text(program[1])
-    result = subprocess.run([sys.executable, "first.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, "first.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert result.returncode == 0, result.stderr
     assert "tell push.acme of order 17" in result.stdout
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
+    ],
+)
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link of a page is a file."""
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / page).read_text()):

@@ -1,4 +1,7 @@
-"""The crawler on a small generated site: the same set as an independent crawl, politely, through a kill."""
+"""
+The crawler on a small generated site: the same set as an independent crawl, politely, through a
+kill.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ def test_the_crawler_finds_everything_politely_through_a_kill(tmp_path: Path) ->
     site.mkdir()
     draw = random.Random(3)
     for n in range(250):
-        links = "".join(f'<a href="p{draw.randrange(260)}.html">x</a>' for _ in range(6)) + f'<a href="p{n + 1}.html">next</a>'
+        links = (
+            "".join(f'<a href="p{draw.randrange(260)}.html">x</a>' for _ in range(6))
+            + f'<a href="p{n + 1}.html">next</a>'
+        )
         (site / f"p{n}.html").write_text(f"<html><body>{links}</body></html>")
     work = tmp_path / "work"
     work.mkdir()

@@ -1,4 +1,7 @@
-"""The publisher of a flow ends with SIGKILL at random moments: either all of the flow runs, its body once, or nothing does."""
+"""
+The publisher of a flow ends with SIGKILL at random moments: either all of the flow runs, its body
+once, or nothing does.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,9 @@ def test_a_flow_is_stored_whole_or_not_at_all(tmp_path: Path, store: str) -> Non
     with ExitStack() as stack:
         url = f"sqlite:///{tmp_path}/q.db"
         if store != "sqlite":
-            url = stack.enter_context(Server()).url + ("?shards=4" if "shards" in store else "?shards=1")
+            url = stack.enter_context(Server()).url + (
+                "?shards=4" if "shards" in store else "?shards=1"
+            )
         for n in range(ROUNDS):
             size = SIZES[n % len(SIZES)]
             became[one_round(url, f"round{n}", size, draw.uniform(0, LONGEST[size]))] += 1
@@ -106,7 +111,9 @@ def publish_and_kill(url: str, namespace: str, size: int, seconds: float) -> boo
     """Whether the publisher had been told that its flow is stored."""
     command = [sys.executable, "-c", PUBLISHER, url, namespace, str(size)]
     environment = {**os.environ, "PYTHONPATH": SOURCE}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as program:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "begins\n"
         time.sleep(seconds)  # the moment of the kill is what is random

@@ -1,4 +1,7 @@
-"""Producers and workers ended with SIGKILL at random moments: nothing accepted is lost, nothing is handed out twice while a lease is held."""
+"""
+Producers and workers ended with SIGKILL at random moments: nothing accepted is lost, nothing is
+handed out twice while a lease is held.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +41,10 @@ with open(sys.argv[2], "a", buffering=1) as log:
     while True:
         ids = [f"{os.getpid()}-{number + n}" for n in range(draw.randint(1, 40))]
         number += len(ids)
-        engine.put([Draft(f"t.{draw.randrange(20)}", b"x", id=each, key=draw.choice([None, "k"])) for each in ids])
+        engine.put([Draft(f"t.{draw.randrange(20)}", b"x", id=each, key=draw.choice([None, "k"]))
+                    for each in ids])
         log.write("".join(f"{each}\\n" for each in ids))
-        time.sleep(0.02)  # no more than can be looked through afterwards, also where the store is fast
+        time.sleep(0.02)  # no more than can be checked afterwards, also where the store is fast
 """
 """Writes down the ids that `put` has returned for."""
 
@@ -54,13 +58,16 @@ draw = random.Random(int(sys.argv[3]))
 with open(sys.argv[2], "a", buffering=1) as log:
     while True:
         leases = engine.lease(draw.randint(1, 30)).leases
-        log.write("".join(f"leased {l.topic} {l.id} {l.fence} {l.deadline_us} {l.key}\\n" for l in leases))
-        time.sleep(draw.uniform(0, 0.1) * bool(leases))  # the work; most kills come while something is held
+        log.write("".join(f"leased {l.topic} {l.id} {l.fence} {l.deadline_us} {l.key}\\n"
+                          for l in leases))
+        time.sleep(draw.uniform(0, 0.1) * bool(leases))  # the work; most kills come during it
         actions = [draw.choice(["ack", "ack", "ack", "release", "retry"]) for _ in leases]
         at = time.time_ns() // 1000
         log.write("".join(f"settling {l.topic} {l.id} {l.fence} {at} -\\n" for l in leases))
-        answers = engine.settle([Settlement(l.handle, l.fence, a, delay_us=0) for l, a in zip(leases, actions)])
-        log.write("".join(f"{answer} {l.topic} {l.id} {l.fence} 0 -\\n" for l, answer in zip(leases, answers)))
+        answers = engine.settle([Settlement(l.handle, l.fence, a, delay_us=0)
+                                 for l, a in zip(leases, actions)])
+        log.write("".join(f"{answer} {l.topic} {l.id} {l.fence} 0 -\\n"
+                          for l, answer in zip(leases, answers)))
         if not leases:
             engine.wait(0.2)
 """
@@ -73,14 +80,21 @@ def test_nothing_is_lost_or_held_twice_through_many_kills(tmp_path: Path, store:
     print(f"seed {seed}")
     draw = random.Random(seed)
     with ExitStack() as stack:
-        url = f"sqlite:///{tmp_path}/q.db" if store == "sqlite" else stack.enter_context(Server()).url
+        url = (
+            f"sqlite:///{tmp_path}/q.db" if store == "sqlite" else stack.enter_context(Server()).url
+        )
         engine = stack.enter_context(closing(open_engine(url, Settings())))
         kill_many(tmp_path, url, engine, draw)
 
 
 def kill_many(tmp_path: Path, url: str, engine: FullEngine, draw: random.Random) -> None:
-    """Producers and workers on a store, killed one after the other; then what they wrote down is compared with what is there."""
-    engine.policy_set("code", "*", {"lease": LEASE_SECONDS, "retries": 1_000_000, "dedupe": "forever"})
+    """
+    Producers and workers on a store, killed one after the other; then what they wrote down is
+    compared with what is there.
+    """
+    engine.policy_set(
+        "code", "*", {"lease": LEASE_SECONDS, "retries": 1_000_000, "dedupe": "forever"}
+    )
     engine.policy_set("code", "t.1", {"serial": True})
     engine.policy_set("code", "t.2", {"concurrency": 3})
     alive: dict[str, list[Running]] = {"producer": [], "worker": []}
@@ -88,7 +102,11 @@ def kill_many(tmp_path: Path, url: str, engine: FullEngine, draw: random.Random)
         for number in range(ROUNDS):
             for kind, program in (("producer", PRODUCER), ("worker", WORKER)):
                 while len(alive[kind]) < 2:
-                    alive[kind].append(start(program, url, tmp_path / f"{kind}.{number}.{len(alive[kind])}.log", draw))
+                    alive[kind].append(
+                        start(
+                            program, url, tmp_path / f"{kind}.{number}.{len(alive[kind])}.log", draw
+                        )
+                    )
             victims = alive[draw.choice(["producer", "worker"])]
             victim = victims.pop(draw.randrange(len(victims)))
             victim.wait_until_at_work()
@@ -98,16 +116,33 @@ def kill_many(tmp_path: Path, url: str, engine: FullEngine, draw: random.Random)
         for running in alive["producer"] + alive["worker"]:
             running.kill()
     drain(engine)
-    accepted = [line for path in tmp_path.glob("producer.*.log") for line in path.read_text().split("\n")[:-1]]
-    history = [line.split() for path in tmp_path.glob("worker.*.log") for line in path.read_text().split("\n")[:-1]]
-    finished = sum(state == "finished" for n in range(20) for state in engine.lookup(f"t.{n}", accepted).values())
+    accepted = [
+        line
+        for path in tmp_path.glob("producer.*.log")
+        for line in path.read_text().split("\n")[:-1]
+    ]
+    history = [
+        line.split()
+        for path in tmp_path.glob("worker.*.log")
+        for line in path.read_text().split("\n")[:-1]
+    ]
+    finished = sum(
+        state == "finished"
+        for n in range(20)
+        for state in engine.lookup(f"t.{n}", accepted).values()
+    )
     acked = Counter((topic, each) for what, topic, each, *_ in history if what == "acked")
-    print(f"{len(accepted):,} accepted, {len(acked):,} acked by workers that were killed, {len(history):,} lines of history")
+    print(
+        f"{len(accepted):,} accepted, {len(acked):,} acked by workers that were killed,"
+        f" {len(history):,} lines of history"
+    )
     assert len(accepted) > ROUNDS
     assert finished == len(accepted), "an accepted message is gone"
     assert max(acked.values(), default=1) == 1, "a message was acked twice"
     holds = read_holds(history)
-    assert sum(hold.answer is None for hold in holds) > 0, "no worker was killed while it held something"
+    assert sum(hold.answer is None for hold in holds) > 0, (
+        "no worker was killed while it held something"
+    )
     check_one_holder(holds)
     check_at_most(1, [hold for hold in holds if hold.topic == "t.1" and hold.key == "k"])
     check_at_most(3, [hold for hold in holds if hold.topic == "t.2"])
@@ -124,7 +159,10 @@ class Running:
     log: Path
 
     def wait_until_at_work(self) -> None:
-        """On a busy machine a process may take seconds until its first call has returned; killed before, it would test nothing."""
+        """
+        On a busy machine a process may take seconds until its first call has returned; killed
+        before, it would test nothing.
+        """
         deadline = time.monotonic() + 60
         while not (self.log.exists() and self.log.stat().st_size):
             assert self.process.poll() is None, "it ended by itself; what it said stands above"
@@ -138,7 +176,12 @@ class Running:
 
 def start(program: str, url: str, log: Path, draw: random.Random) -> Running:
     arguments = [url, str(log), str(draw.randrange(1 << 30))]
-    return Running(subprocess.Popen([sys.executable, "-c", program, *arguments], env={**os.environ, "PYTHONPATH": SOURCE}), log)
+    return Running(
+        subprocess.Popen(
+            [sys.executable, "-c", program, *arguments], env={**os.environ, "PYTHONPATH": SOURCE}
+        ),
+        log,
+    )
 
 
 def drain(engine: object) -> None:
@@ -157,7 +200,10 @@ def drain(engine: object) -> None:
 
 @dataclass
 class Hold:
-    """One lease, by what its worker wrote down. Times are microseconds of the engine's clock, which is that of all processes here."""
+    """
+    One lease, by what its worker wrote down. Times are microseconds of the engine's clock, which is
+    that of all processes here.
+    """
 
     topic: str
     id: str
@@ -181,7 +227,10 @@ class Hold:
 
 
 def read_holds(history: list[list[str]]) -> list[Hold]:
-    """In the order of the hand-outs. A lease that its worker did not live to write down is not among them."""
+    """
+    In the order of the hand-outs. A lease that its worker did not live to write down is not among
+    them.
+    """
     holds: dict[int, Hold] = {}
     for what, topic, each, fence, at, key in history:
         number = int(fence)
@@ -196,7 +245,10 @@ def read_holds(history: list[list[str]]) -> list[Hold]:
 
 
 def check_one_holder(holds: list[Hold]) -> None:
-    """A message is handed out again only when the lease before was settled, or had run out: that of a dead worker by its deadline alone."""
+    """
+    A message is handed out again only when the lease before was settled, or had run out: that of a
+    dead worker by its deadline alone.
+    """
     by_message: dict[tuple[str, str], list[Hold]] = {}
     for hold in holds:
         by_message.setdefault((hold.topic, hold.id), []).append(hold)

@@ -8,13 +8,41 @@ from typing import Any
 
 import msgspec
 
-from laneway.engines.base import KEEPS_HEADER, Explanation, MessageView, Overview, TierStats, TopicStats
+from laneway.engines.base import (
+    KEEPS_HEADER,
+    Explanation,
+    MessageView,
+    Overview,
+    TierStats,
+    TopicStats,
+)
 from laneway.engines.shared import fairness
 from laneway.errors import BadPolicy, TopicInUse, UsageError
-from laneway.policy import Gate, Layer, Layers, PolicyBook, Resolved, check_changes, check_pattern, is_pattern, matches, sources
+from laneway.policy import (
+    Gate,
+    Layer,
+    Layers,
+    PolicyBook,
+    Resolved,
+    check_changes,
+    check_pattern,
+    is_pattern,
+    matches,
+    sources,
+)
 from laneway.tiers import Tier, TierLayers, moves_lanes
 from tests.model.engine import Engine
-from tests.model.things import COUNTERS, GateState, Lane, Message, TierQueue, rate_now, shape, size_of, spread_by
+from tests.model.things import (
+    COUNTERS,
+    GateState,
+    Lane,
+    Message,
+    TierQueue,
+    rate_now,
+    shape,
+    size_of,
+    spread_by,
+)
 
 
 class Model(Engine):
@@ -25,7 +53,9 @@ class Model(Engine):
     def tier_layers(self) -> TierLayers:
         return self.layers_of_tiers
 
-    def tier_set(self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None) -> None:
+    def tier_set(
+        self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None
+    ) -> None:
         self._change_tiers(self.layers_of_tiers.change(layer, changes, self._tier_named_by), now_us)
 
     def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
@@ -34,7 +64,9 @@ class Model(Engine):
         return self.layers_of_tiers is not before
 
     def _tier_named_by(self, tier: str) -> str | None:
-        return next((pattern for _, pattern, fields in self.book.rows() if fields.get("tier") == tier), None)
+        return next(
+            (pattern for _, pattern, fields in self.book.rows() if fields.get("tier") == tier), None
+        )
 
     def _change_tiers(self, after: TierLayers, now_us: int | None) -> None:
         """Shares hold from the next lease on; lanes whose default tier became another one move."""
@@ -55,9 +87,15 @@ class Model(Engine):
     def policy_own(self, topic: str) -> Layers:
         return {} if is_pattern(topic) else self.book.layers(topic)
 
-    def policy_own_list(self, after: str = "", limit: int = 1000) -> tuple[list[tuple[str, Layers]], str | None]:
-        names = sorted({name for _, name, _ in self.book.rows() if not is_pattern(name) and name > after})[:limit]
-        return [(name, self.book.layers(name)) for name in names], names[-1] if len(names) == limit else None
+    def policy_own_list(
+        self, after: str = "", limit: int = 1000
+    ) -> tuple[list[tuple[str, Layers]], str | None]:
+        names = sorted(
+            {name for _, name, _ in self.book.rows() if not is_pattern(name) and name > after}
+        )[:limit]
+        return [(name, self.book.layers(name)) for name in names], (
+            names[-1] if len(names) == limit else None
+        )
 
     def _copy_of_book(self) -> PolicyBook:
         book = PolicyBook(self.tiers)
@@ -67,12 +105,23 @@ class Model(Engine):
     def policy_of(self, topic: str) -> Resolved:
         return self.book.resolve(topic)
 
-    def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
+    def policy_set(
+        self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
+    ) -> dict[str, Any]:
         return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
 
-    def policy_set_many(self, layer: str, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+    def policy_set_many(
+        self,
+        layer: str,
+        changes: Sequence[tuple[str, Mapping[str, Any]]],
+        *,
+        now_us: int | None = None,
+    ) -> list[dict[str, Any]]:
         checked = check_changes(changes)
-        if any(fields.get("gate") is not None and fields["gate"] not in self.gates for _, fields in checked):
+        if any(
+            fields.get("gate") is not None and fields["gate"] not in self.gates
+            for _, fields in checked
+        ):
             raise BadPolicy("the gate is not defined")
         return self._change_policies(layer, checked, now_us)
 
@@ -84,8 +133,13 @@ class Model(Engine):
             self.now = self._time(now_us)
         return bool(there)
 
-    def _change_policies(self, layer: str, changes: list[tuple[str, dict[str, Any]]], now_us: int | None) -> list[dict[str, Any]]:
-        """The patterns, those under them and the topics have to be possible together, and no topic's messages may be taken out of their lanes."""
+    def _change_policies(
+        self, layer: str, changes: list[tuple[str, dict[str, Any]]], now_us: int | None
+    ) -> list[dict[str, Any]]:
+        """
+        The patterns, those under them and the topics have to be possible together, and no topic's
+        messages may be taken out of their lanes.
+        """
         book = self._copy_of_book()
         for name, fields in changes:
             book.put(layer, name, fields)
@@ -94,7 +148,9 @@ class Model(Engine):
             if is_pattern(under) or under in changed:
                 book.check(under)
         for topic in self._topics_in_use():
-            if any(matches(name, topic) for name in changed) and shape(book.resolve(topic)) != shape(self.book.resolve(topic)):
+            if any(matches(name, topic) for name in changed) and shape(
+                book.resolve(topic)
+            ) != shape(self.book.resolve(topic)):
                 raise TopicInUse("partitions and buckets change only while a topic is empty")
         self.book, self.now = book, self._time(now_us)
         for name in changed:
@@ -115,14 +171,27 @@ class Model(Engine):
 
     def _lanes_under(self, pattern: str) -> list[Lane]:
         """An engine with more than `BRING_IN` of them may go on in later calls."""
-        return [lane for lane in self.lanes.values() if pattern == lane.rule or matches(pattern, lane.rule.removesuffix(".*"))]
+        return [
+            lane
+            for lane in self.lanes.values()
+            if pattern == lane.rule or matches(pattern, lane.rule.removesuffix(".*"))
+        ]
 
     def _topics_in_use(self) -> set[str]:
-        """Topics with something waiting or leased; at most once, as far as the lane is the topic's own."""
-        held = {lease.topic for lease in self.leases.values() if not lease.gone and lease.lane.topic is not None}
+        """
+        Topics with something waiting or leased; at most once, as far as the lane is the topic's
+        own.
+        """
+        held = {
+            lease.topic
+            for lease in self.leases.values()
+            if not lease.gone and lease.lane.topic is not None
+        }
         return held | {message.topic for message in self.messages if message.state != "dead"}
 
-    def gate_set(self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None) -> None:
+    def gate_set(
+        self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
+    ) -> None:
         self.now = self._time(now_us)
         state = self.gates.setdefault(name, GateState(name))
         if layer == "operator":
@@ -130,19 +199,34 @@ class Model(Engine):
         else:
             state.code = gate
         if state.limits.rate is not None:
-            state.tat = fairness.rebase(state.tat, self.now, state.limits.rate, state.limits.effective_burst)
+            state.tat = fairness.rebase(
+                state.tat, self.now, state.limits.rate, state.limits.effective_burst
+            )
         self._look_at_gate(state)
 
     def gate_list(self, *, now_us: int | None = None) -> list[dict[str, Any]]:
-        return [self._gate_view(self.gates[name], self._time(now_us)) for name in sorted(self.gates)]
+        return [
+            self._gate_view(self.gates[name], self._time(now_us)) for name in sorted(self.gates)
+        ]
 
     def _gate_view(self, gate: GateState, now: int) -> dict[str, Any]:
         limits = gate.limits
         burst = limits.effective_burst if limits.rate is not None else None
-        permit = fairness.next_permit_us(gate.tat, now, limits.rate, limits.effective_burst) if limits.rate is not None else None
+        permit = (
+            fairness.next_permit_us(gate.tat, now, limits.rate, limits.effective_burst)
+            if limits.rate is not None
+            else None
+        )
         waiting = sum(lane.gate == gate.name for lane in self.lanes.values())
-        return {"name": gate.name, "rate": limits.rate, "burst": burst, "concurrency": limits.concurrency, "leased": gate.leased,
-                "next_permit_us": permit, "waiting": waiting}  # fmt: skip
+        return {
+            "name": gate.name,
+            "rate": limits.rate,
+            "burst": burst,
+            "concurrency": limits.concurrency,
+            "leased": gate.leased,
+            "next_permit_us": permit,
+            "waiting": waiting,
+        }
 
     # Taking topics away
 
@@ -158,7 +242,9 @@ class Model(Engine):
         return len(going)
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
-        removed = self.topic_purge(topic, now_us=now_us) + self.dead_drop(topic, limit=len(self.messages), now_us=now_us)
+        removed = self.topic_purge(topic, now_us=now_us) + self.dead_drop(
+            topic, limit=len(self.messages), now_us=now_us
+        )
         lanes = self._lanes_of(topic)
         leases = [lease for lease in self.leases.values() if lease.lane in lanes and not lease.gone]
         for lease in leases:
@@ -167,7 +253,8 @@ class Model(Engine):
                 self._ended(lease.message, "cancelled")
                 self._remove(lease.message)
             elif lease.lane.topic is None:
-                continue  # another topic's of the bucket; one that is at most once is nobody's any more
+                # another topic's of the bucket; one that is at most once is nobody's any more
+                continue
             self._free_line(lease.lane, lease.line, lease)
             lease.gone = True
             self._free_gate(lease)
@@ -177,11 +264,15 @@ class Model(Engine):
                 self._place(lane)
             else:
                 del self.lanes[lane.name]
-        self.finished = {where: until for where, until in self.finished.items() if where[0] != topic}
+        self.finished = {
+            where: until for where, until in self.finished.items() if where[0] != topic
+        }
         self.edges = {where: until for where, until in self.edges.items() if where[0] != topic}
         return removed
 
-    def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
+    def withdraw(
+        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
+    ) -> str:
         """Take one out; a lease of it ends."""
         message = self._find(message_id, topic)
         if message is None:
@@ -204,12 +295,30 @@ class Model(Engine):
         """Those meant, each once: by id in the order named, else the oldest first."""
         if ids is not None:
             found = [self._find(each, topic) for each in ids[:limit]]
-            return list(dict.fromkeys(message for message in found if message is not None and message.death is not None))
-        dead = [message for message in self.messages if message.death is not None and topic in (None, message.topic)]
-        return sorted(dead, key=lambda message: message.death.number if message.death else 0)[:limit]
+            return list(
+                dict.fromkeys(
+                    message
+                    for message in found
+                    if message is not None and message.death is not None
+                )
+            )
+        dead = [
+            message
+            for message in self.messages
+            if message.death is not None and topic in (None, message.topic)
+        ]
+        return sorted(dead, key=lambda message: message.death.number if message.death else 0)[
+            :limit
+        ]
 
-    def dead_list(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[tuple[int, MessageView]]:
-        dead = [(message.death.number, message) for message in self._dead(topic, None, len(self.messages)) if message.death is not None]
+    def dead_list(
+        self, topic: str | None = None, *, limit: int = 50, after: int = 0
+    ) -> list[tuple[int, MessageView]]:
+        dead = [
+            (message.death.number, message)
+            for message in self._dead(topic, None, len(self.messages))
+            if message.death is not None
+        ]
         return [(number, self._view(message)) for number, message in dead if number > after][:limit]
 
     def dead_redrive(
@@ -235,14 +344,38 @@ class Model(Engine):
         policy = self.book.resolve(message.topic)
         self.number += 1
         self.outcomes.pop(message.id if KEEPS_HEADER in (message.headers or {}) else "", None)
-        message.number, message.since, message.death, message.signals = self.number, since, None, None
-        message.attempts, message.suspect, message.unhandled_from, message.unhandled_times = 0, False, None, 0
+        message.number, message.since, message.death, message.signals = (
+            self.number,
+            since,
+            None,
+            None,
+        )
+        message.attempts, message.suspect, message.unhandled_from, message.unhandled_times = (
+            0,
+            False,
+            None,
+            0,
+        )
         message.expires = since + policy.ttl if policy.ttl is not None else None
-        message.lane = self._make_lane(*self._lane_name(policy, message.topic, spread_by(message.key, message.merges_by), self.number))
-        taken = message.merges_by is not None and (message.topic, *message.merges_by) in message.lane.collectors
+        message.lane = self._make_lane(
+            *self._lane_name(
+                policy, message.topic, spread_by(message.key, message.merges_by), self.number
+            )
+        )
+        taken = (
+            message.merges_by is not None
+            and (message.topic, *message.merges_by) in message.lane.collectors
+        )
         self._wait(message, collects=not taken)
 
-    def dead_drop(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None) -> int:
+    def dead_drop(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        now_us: int | None = None,
+    ) -> int:
         self.now = self._time(now_us)
         found = self._dead(topic, ids, limit)
         for message in found:
@@ -251,7 +384,9 @@ class Model(Engine):
 
     # Looking
 
-    def lookup(self, topic: str, ids: Sequence[str], *, now_us: int | None = None) -> dict[str, str]:
+    def lookup(
+        self, topic: str, ids: Sequence[str], *, now_us: int | None = None
+    ) -> dict[str, str]:
         return {each: self._state_of(topic, each, self._time(now_us)) for each in ids}
 
     def _state_of(self, topic: str, message_id: str, now: int) -> str:
@@ -264,30 +399,62 @@ class Model(Engine):
         message = self._find(message_id, topic)
         return self._view(message) if message is not None else None
 
-    def explain(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> Explanation:
+    def explain(
+        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
+    ) -> Explanation:
         """Without its sentences and its guess."""
         message = self._find(message_id, topic)
         if message is None:
-            finished = topic is not None and self._is_finished(topic, message_id, self._time(now_us))
-            return Explanation(id=message_id, topic=topic, state="finished" if finished else "unknown")
+            finished = topic is not None and self._is_finished(
+                topic, message_id, self._time(now_us)
+            )
+            return Explanation(
+                id=message_id, topic=topic, state="finished" if finished else "unknown"
+            )
         view = self._view(message)
         ahead = None
         if message.state == "waiting":
-            ahead = sum(one.order < message.order for one in self._ready(message.lane)) if not message.delayed else 0
-        return Explanation(id=message.id, topic=message.topic, state=view.state, ahead=ahead, message=view)
+            ahead = (
+                sum(one.order < message.order for one in self._ready(message.lane))
+                if not message.delayed
+                else 0
+            )
+        return Explanation(
+            id=message.id, topic=message.topic, state=view.state, ahead=ahead, message=view
+        )
 
     def _view(self, message: Message) -> MessageView:
         view = MessageView(
-            id=message.id, topic=message.topic, state=self._state_for_people(message), body=message.bodies[0], key=message.key,
-            priority=message.priority, headers=message.headers, seq=message.number, published_us=message.published, since_us=message.since,
-            expires_us=message.expires, attempts=message.attempts, deliveries=message.deliveries, suspect=message.suspect,
-            bodies=list(message.bodies) if len(message.bodies) > 1 else None, history=message.history,
-        )  # fmt: skip
+            id=message.id,
+            topic=message.topic,
+            state=self._state_for_people(message),
+            body=message.bodies[0],
+            key=message.key,
+            priority=message.priority,
+            headers=message.headers,
+            seq=message.number,
+            published_us=message.published,
+            since_us=message.since,
+            expires_us=message.expires,
+            attempts=message.attempts,
+            deliveries=message.deliveries,
+            suspect=message.suspect,
+            bodies=list(message.bodies) if len(message.bodies) > 1 else None,
+            history=message.history,
+        )
         if message.death is not None:
-            view.reason, view.error, view.died_us = message.death.reason, message.death.error, message.death.at
+            view.reason, view.error, view.died_us = (
+                message.death.reason,
+                message.death.error,
+                message.death.at,
+            )
         for lease in self.leases.values():
             if lease.message is message and not lease.gone:
-                view.fence, view.deadline_us, view.deliveries = lease.fence, lease.deadline, message.deliveries + 1
+                view.fence, view.deadline_us, view.deliveries = (
+                    lease.fence,
+                    lease.deadline,
+                    message.deliveries + 1,
+                )
         return view
 
     def _state_for_people(self, message: Message) -> str:
@@ -295,23 +462,47 @@ class Model(Engine):
             return message.state
         return "delayed" if message.delayed else "parked" if self._is_parked(message) else "ready"
 
-    def topic_peek(self, topic: str, *, limit: int = 10, now_us: int | None = None) -> list[MessageView]:
+    def topic_peek(
+        self, topic: str, *, limit: int = 10, now_us: int | None = None
+    ) -> list[MessageView]:
         """Ready, parked, delayed."""
         waiting = [message for message in self._waiting_all() if message.topic == topic]
-        ready = sorted((one for one in waiting if self._state_for_people(one) == "ready"), key=lambda one: one.order)
-        parked = sorted((one for one in waiting if self._state_for_people(one) == "parked"), key=lambda one: (one.since, one.number))
-        delayed = sorted((one for one in waiting if one.delayed), key=lambda one: (one.since, one.number))
+        ready = sorted(
+            (one for one in waiting if self._state_for_people(one) == "ready"),
+            key=lambda one: one.order,
+        )
+        parked = sorted(
+            (one for one in waiting if self._state_for_people(one) == "parked"),
+            key=lambda one: (one.since, one.number),
+        )
+        delayed = sorted(
+            (one for one in waiting if one.delayed), key=lambda one: (one.since, one.number)
+        )
         return [self._view(message) for message in [*ready, *parked, *delayed][:limit]]
 
     def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
-        """Per priority: the last number before the first that was never handed out; before the first that is not finished."""
+        """
+        Per priority: the last number before the first that was never handed out; before the first
+        that is not finished.
+        """
         lanes = self._lanes_of(topic)
-        here = [message for message in self.messages if message.lane in lanes and message.state != "dead"]
+        here = [
+            message
+            for message in self.messages
+            if message.lane in lanes and message.state != "dead"
+        ]
         cursors = {}
         for priority in sorted({0, *(message.priority for message in here)}, reverse=True):
             open_ = [message for message in here if message.priority == priority]
-            unseen = [message.number for message in open_ if message.state == "waiting" and not message.deliveries]
-            cursors[priority] = (min(unseen, default=self.number + 1) - 1, min((one.number for one in open_), default=self.number + 1) - 1)
+            unseen = [
+                message.number
+                for message in open_
+                if message.state == "waiting" and not message.deliveries
+            ]
+            cursors[priority] = (
+                min(unseen, default=self.number + 1) - 1,
+                min((one.number for one in open_), default=self.number + 1) - 1,
+            )
         return cursors
 
     def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
@@ -320,7 +511,10 @@ class Model(Engine):
         return stats
 
     def _stats(self, topic: str, now: int) -> TopicStats:
-        """What waits is the topic's; where it stands and what was counted is its lanes', of which a folded topic has none."""
+        """
+        What waits is the topic's; where it stands and what was counted is its lanes', of which a
+        folded topic has none.
+        """
         policy = self.book.resolve(topic)
         lanes = self._lanes_of(topic)
         own = [lane for lane in lanes if lane.topic is not None]
@@ -330,17 +524,35 @@ class Model(Engine):
         leased = sum(map(self._leased, own)) if policy.buckets is None else states["leased"]
         backs_off = [lane.rest_until for lane in lanes if lane.rest_step and lane.rest_until > now]
         return TopicStats(
-            topic, backs_off_until_us=max(backs_off, default=None),
-            waiting=states["ready"] + states["delayed"] + states["parked"], ready=states["ready"], delayed=states["delayed"],
-            parked=states["parked"], leased=leased, dead=states["dead"], bytes=size_of([one for one in mine if one.state == "waiting"]),
-            oldest_us=min((one.since for one in mine if self._state_for_people(one) == "ready"), default=None),
-            state=standing.place if standing else "idle", wake_us=standing.wake if standing else None, pool=policy.pool, tier=policy.tier,
-            throttled_us=sum(lane.throttled for lane in own), rate_now=sum((rate_now(lane, now) for lane in own), 0.0),
+            topic,
+            backs_off_until_us=max(backs_off, default=None),
+            waiting=states["ready"] + states["delayed"] + states["parked"],
+            ready=states["ready"],
+            delayed=states["delayed"],
+            parked=states["parked"],
+            leased=leased,
+            dead=states["dead"],
+            bytes=size_of([one for one in mine if one.state == "waiting"]),
+            oldest_us=min(
+                (one.since for one in mine if self._state_for_people(one) == "ready"), default=None
+            ),
+            state=standing.place if standing else "idle",
+            wake_us=standing.wake if standing else None,
+            pool=policy.pool,
+            tier=policy.tier,
+            throttled_us=sum(lane.throttled for lane in own),
+            rate_now=sum((rate_now(lane, now) for lane in own), 0.0),
             **{name: sum(lane.counts[name] for lane in own) for name in COUNTERS},
-        )  # fmt: skip
+        )
 
     def topic_list(
-        self, *, order: str = "name", pattern: str = "*", limit: int = 20, after: str | None = None, now_us: int | None = None
+        self,
+        *,
+        order: str = "name",
+        pattern: str = "*",
+        limit: int = 20,
+        after: str | None = None,
+        now_us: int | None = None,
     ) -> list[TopicStats]:
         measures: dict[str, Callable[[TopicStats], float]] = {
             "backlog": lambda stats: stats.waiting,
@@ -354,13 +566,20 @@ class Model(Engine):
         check_pattern(pattern)
         names = sorted(name for name in self._topics() if matches(pattern, name))
         if order == "name":
-            return [self._stats(name, now) for name in names if after is None or name > after][:limit]
+            return [self._stats(name, now) for name in names if after is None or name > after][
+                :limit
+            ]
         measure = measures[order]
-        found = sorted((self._stats(name, now) for name in names), key=lambda stats: (-measure(stats), stats.topic))
+        found = sorted(
+            (self._stats(name, now) for name in names),
+            key=lambda stats: (-measure(stats), stats.topic),
+        )
         return [stats for stats in found if measure(stats) > 0][:limit]
 
     def _topics(self) -> set[str]:
-        return {message.topic for message in self.messages} | {lane.topic for lane in self.lanes.values() if lane.topic is not None}
+        return {message.topic for message in self.messages} | {
+            lane.topic for lane in self.lanes.values() if lane.topic is not None
+        }
 
     def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
         del topic
@@ -369,14 +588,22 @@ class Model(Engine):
     def overview(self, *, now_us: int | None = None) -> Overview:
         waiting = self._waiting_all()
         return Overview(
-            now_us=self._time(now_us), topics=len(self.lanes), waiting=len(waiting), bytes=size_of(waiting),
-            leased=sum(not lease.gone for lease in self.leases.values()), dead=len(self._dead(None, None, len(self.messages))),
-            last_number=self.number, tiers=[self._tier_stats(tier_queue) for tier_queue in self.tier_queues.values()],
+            now_us=self._time(now_us),
+            topics=len(self.lanes),
+            waiting=len(waiting),
+            bytes=size_of(waiting),
+            leased=sum(not lease.gone for lease in self.leases.values()),
+            dead=len(self._dead(None, None, len(self.messages))),
+            last_number=self.number,
+            tiers=[self._tier_stats(tier_queue) for tier_queue in self.tier_queues.values()],
             **{name: self.counts[name] for name in COUNTERS},
-        )  # fmt: skip
+        )
 
     def _tier_stats(self, tier_queue: TierQueue) -> TierStats:
-        runnable = sum(lane.tier_queue is tier_queue and lane.place == "runnable" for lane in self.lanes.values())
+        runnable = sum(
+            lane.tier_queue is tier_queue and lane.place == "runnable"
+            for lane in self.lanes.values()
+        )
         share = self.tiers[tier_queue.tier].share if tier_queue.tier in self.tiers else 0
         return TierStats(tier_queue.pool, tier_queue.tier, share, tier_queue.delivered, runnable)
 
@@ -385,8 +612,14 @@ class Model(Engine):
         return {
             "now_us": now,
             "totals": msgspec.structs.asdict(self.overview(now_us=now_us)),
-            "topics": {name: msgspec.structs.asdict(self._stats(name, now)) for name in sorted(self._topics_seen())},
-            "messages": [msgspec.structs.asdict(self._view(one)) for one in sorted(self.messages, key=lambda one: one.number)],
+            "topics": {
+                name: msgspec.structs.asdict(self._stats(name, now))
+                for name in sorted(self._topics_seen())
+            },
+            "messages": [
+                msgspec.structs.asdict(self._view(one))
+                for one in sorted(self.messages, key=lambda one: one.number)
+            ],
             "gates": self.gate_list(now_us=now_us),
             "policies": self.book.stored_rows(),
         }

@@ -8,7 +8,14 @@ from typing import Any
 
 import msgspec
 
-from laneway.engines.base import BRING_IN, REST_FIRST_US, REST_MOST_US, UNHANDLED_FIRST_US, UNHANDLED_MOST_US, UNTIL_SIGNALLED_US
+from laneway.engines.base import (
+    BRING_IN,
+    REST_FIRST_US,
+    REST_MOST_US,
+    UNHANDLED_FIRST_US,
+    UNHANDLED_MOST_US,
+    UNTIL_SIGNALLED_US,
+)
 from laneway.engines.shared import fairness
 from laneway.engines.shared.refusals import retries_used_up
 from laneway.errors import BacklogFull, BadMessage
@@ -34,7 +41,7 @@ from tests.model.things import (
     signals_needed,
     size_of,
     spread_by,
-)  # fmt: skip
+)
 
 
 class Engine(Lanes):
@@ -48,21 +55,35 @@ class Engine(Lanes):
         return self._next_wake()
 
     def _keep_house(self, budget: int) -> None:
-        """Events one by one, then gates and lanes that wake, then lanes to forget; at most `budget` of each."""
+        """
+        Events one by one, then gates and lanes that wake, then lanes to forget; at most `budget` of
+        each.
+        """
         for _ in range(budget):
             event = self._next_event()
             if event is None or event[0] > self.now:
                 break
             event[3](event[4])
-        for gate in first_of(budget, [gate for gate in self.gates.values() if is_past(gate.wake, self.now)], lambda gate: (gate.wake, gate.name)):
+        for gate in first_of(
+            budget,
+            [gate for gate in self.gates.values() if is_past(gate.wake, self.now)],
+            lambda gate: (gate.wake, gate.name),
+        ):
             self._look_at_gate(gate)
-        for lane in first_of(budget, self._lanes_to_wake("asleep"), lambda lane: (lane.wake, lane.number)):
+        for lane in first_of(
+            budget, self._lanes_to_wake("asleep"), lambda lane: (lane.wake, lane.number)
+        ):
             self._place(lane)
-        for lane in first_of(budget, self._lanes_to_wake("idle"), lambda lane: (lane.wake, lane.number)):
+        for lane in first_of(
+            budget, self._lanes_to_wake("idle"), lambda lane: (lane.wake, lane.number)
+        ):
             del self.lanes[lane.name]
 
     def _next_event(self) -> tuple[int, int, int, Callable[[Any], None], Any] | None:
-        """(when, kind, number, what happens, to what): by time, then by kind, then by fence or by the order of acceptance."""
+        """
+        (when, kind, number, what happens, to what): by time, then by kind, then by fence or by the
+        order of acceptance.
+        """
         events: list[tuple[int, int, int, Callable[[Any], None], Any]] = [
             (lease.deadline, 1, lease.fence, self._run_out, lease) for lease in self.leases.values()
         ]
@@ -76,15 +97,26 @@ class Engine(Lanes):
         return min(events, key=lambda event: event[:3], default=None)
 
     def _lanes_to_wake(self, place: str) -> list[Lane]:
-        return [lane for lane in self.lanes.values() if lane.place == place and is_past(lane.wake, self.now)]
+        return [
+            lane
+            for lane in self.lanes.values()
+            if lane.place == place and is_past(lane.wake, self.now)
+        ]
 
     def _next_wake(self) -> int | None:
-        """When there is something to do again. An engine may also name a deadline that a lease had before it was settled or extended."""
+        """
+        When there is something to do again. An engine may also name a deadline that a lease had
+        before it was settled or extended.
+        """
         event = self._next_event()
         times = [event[0] if event is not None else None]
         times += [lane.wake for lane in self.lanes.values() if lane.place in ("asleep", "idle")]
         times += [gate.wake for gate in self.gates.values()]
-        return max((min(known), self.now)) if (known := [time for time in times if time is not None]) else None
+        return (
+            max((min(known), self.now))
+            if (known := [time for time in times if time is not None])
+            else None
+        )
 
     def _come_due(self, message: Message) -> None:
         message.delayed = False
@@ -117,12 +149,19 @@ class Engine(Lanes):
                 raise BadMessage("over max_body")
             ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
             due = explicit_due(draft, now)
-            if ttl is not None and due is not None and due >= now + ttl and not signals_needed(draft.headers):
+            if (
+                ttl is not None
+                and due is not None
+                and due >= now + ttl
+                and not signals_needed(draft.headers)
+            ):
                 raise BadMessage("its delay outlasts its ttl")
 
     def _put(self, drafts: Iterable[Draft]) -> list[Receipt]:
         arrivals: list[Lane] = []
-        receipts = [self._accept(draft, self.book.resolve(draft.topic), arrivals) for draft in drafts]
+        receipts = [
+            self._accept(draft, self.book.resolve(draft.topic), arrivals) for draft in drafts
+        ]
         for lane in arrivals:
             if lane.place == "idle" or not self._ready(lane):
                 self._place(lane)
@@ -134,8 +173,14 @@ class Engine(Lanes):
             return self._signal(draft, draft.signal, arrivals)
         if draft.id is not None and self._is_known(draft.topic, draft.id):
             return Receipt(draft.id, draft.topic, "duplicate")
-        merges_by = merge_key(draft.key, draft.body) if policy.merge and not signals_needed(draft.headers) else None
-        name, rule = self._lane_name(policy, draft.topic, spread_by(draft.key, merges_by), self.number + 1)
+        merges_by = (
+            merge_key(draft.key, draft.body)
+            if policy.merge and not signals_needed(draft.headers)
+            else None
+        )
+        name, rule = self._lane_name(
+            policy, draft.topic, spread_by(draft.key, merges_by), self.number + 1
+        )
         survivor = self._join(self.lanes.get(name), draft, policy, merges_by)
         if survivor is not None:
             arrivals.append(survivor.lane)
@@ -146,26 +191,50 @@ class Engine(Lanes):
         arrivals.append(lane)
         return Receipt(self._insert(draft, policy, lane, merges_by).id, draft.topic)
 
-    def _insert(self, draft: Draft, policy: Resolved, lane: Lane, merges_by: tuple[str, str | bytes] | None) -> Message:
+    def _insert(
+        self, draft: Draft, policy: Resolved, lane: Lane, merges_by: tuple[str, str | bytes] | None
+    ) -> Message:
         self.number += 1
         waits = signals_needed(draft.headers) > 0
         ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
         message = Message(
-            handle=self.number, number=self.number, id=draft.id or f"made-{self.number}", topic=draft.topic, bodies=[draft.body], key=draft.key,
-            priority=draft.priority, at_front=draft.at_front, headers=draft.headers or None, published=self.now,
+            handle=self.number,
+            number=self.number,
+            id=draft.id or f"made-{self.number}",
+            topic=draft.topic,
+            bodies=[draft.body],
+            key=draft.key,
+            priority=draft.priority,
+            at_front=draft.at_front,
+            headers=draft.headers or None,
+            published=self.now,
             since=UNTIL_SIGNALLED_US if waits else self._first_due(draft, policy, merges_by),
-            expires=self.now + ttl if ttl is not None and not waits else None, signals=set() if waits else None,
-            serial=policy.serial if draft.key is not None else None, merges_by=merges_by, sticky=draft.sticky, lane=lane,
-        )  # fmt: skip
+            expires=self.now + ttl if ttl is not None and not waits else None,
+            signals=set() if waits else None,
+            serial=policy.serial if draft.key is not None else None,
+            merges_by=merges_by,
+            sticky=draft.sticky,
+            lane=lane,
+        )
         self.messages.append(message)
         self._count(lane, "published")
         self._wait(message)
         return message
 
     def _signal(self, draft: Draft, number: int, arrivals: list[Lane]) -> Receipt:
-        """One more for a message that waits for some, whose body joins its own; with the last, or number 0, it becomes ready."""
-        message = next((one for one in self.messages if (one.topic, one.id) == (draft.topic, draft.id)), None)
-        if message is None or message.signals is None or not message.delayed or number in message.signals:
+        """
+        One more for a message that waits for some, whose body joins its own; with the last, or
+        number 0, it becomes ready.
+        """
+        message = next(
+            (one for one in self.messages if (one.topic, one.id) == (draft.topic, draft.id)), None
+        )
+        if (
+            message is None
+            or message.signals is None
+            or not message.delayed
+            or number in message.signals
+        ):
             return Receipt(draft.id or "", draft.topic, "duplicate")
         message.signals.add(number)
         message.bodies.append(draft.body)
@@ -179,7 +248,9 @@ class Engine(Lanes):
             arrivals.append(message.lane)
         return Receipt(draft.id or "", draft.topic)
 
-    def _first_due(self, draft: Draft, policy: Resolved, merges_by: tuple[str, str | bytes] | None) -> int:
+    def _first_due(
+        self, draft: Draft, policy: Resolved, merges_by: tuple[str, str | bytes] | None
+    ) -> int:
         """Its own delay or time goes before the policy's window."""
         due = explicit_due(draft, self.now)
         if due is not None or merges_by is None or policy.window is None:
@@ -193,10 +264,27 @@ class Engine(Lanes):
 
     # Merging
 
-    def _join(self, lane: Lane | None, draft: Draft, policy: Resolved, merges_by: tuple[str, str | bytes] | None) -> Message | None:
-        """The waiting message that a new one joins, changed as the policy says; None if it has to queue."""
-        message = lane.collectors.get((draft.topic, *merges_by)) if lane is not None and merges_by is not None else None
-        if lane is None or message is None or (policy.merge == "all" and len(message.bodies) >= policy.merge_limit):
+    def _join(
+        self,
+        lane: Lane | None,
+        draft: Draft,
+        policy: Resolved,
+        merges_by: tuple[str, str | bytes] | None,
+    ) -> Message | None:
+        """
+        The waiting message that a new one joins, changed as the policy says; None if it has to
+        queue.
+        """
+        message = (
+            lane.collectors.get((draft.topic, *merges_by))
+            if lane is not None and merges_by is not None
+            else None
+        )
+        if (
+            lane is None
+            or message is None
+            or (policy.merge == "all" and len(message.bodies) >= policy.merge_limit)
+        ):
             return None
         if policy.merge == "all":
             message.bodies.append(draft.body)
@@ -214,8 +302,15 @@ class Engine(Lanes):
 
     def _due_after_join(self, message: Message, draft: Draft, policy: Resolved) -> int:
         due = explicit_due(draft, self.now) if policy.merge == "last" else None
-        if due is None and policy.debounce and policy.window is not None and message.since > self.now:
-            most = policy.max_wait if policy.max_wait is not None else MAX_WAIT_WINDOWS * policy.window
+        if (
+            due is None
+            and policy.debounce
+            and policy.window is not None
+            and message.since > self.now
+        ):
+            most = (
+                policy.max_wait if policy.max_wait is not None else MAX_WAIT_WINDOWS * policy.window
+            )
             due = max(self.now, min(message.published + most, self.now + policy.window))
         return due if due is not None else message.since
 
@@ -235,10 +330,14 @@ class Engine(Lanes):
 
     def _take_in_the_waiting_one(self, message: Message) -> bool:
         """
-        A message comes back while another waits under its merge key: that one joins it, as if it had been published later.
-        False: they are too many bodies for one, both stay.
+        A message comes back while another waits under its merge key: that one joins it, as if it
+        had been published later. False: they are too many bodies for one, both stay.
         """
-        other = message.lane.collectors.get((message.topic, *message.merges_by)) if message.merges_by is not None else None
+        other = (
+            message.lane.collectors.get((message.topic, *message.merges_by))
+            if message.merges_by is not None
+            else None
+        )
         if other is None:
             return True
         policy = self.book.resolve(message.topic)
@@ -247,7 +346,11 @@ class Engine(Lanes):
                 return False
             message.bodies += other.bodies
         elif policy.merge == "last":
-            message.bodies, message.headers, message.expires = other.bodies, other.headers, other.expires
+            message.bodies, message.headers, message.expires = (
+                other.bodies,
+                other.headers,
+                other.expires,
+            )
             self._change_priority(message, other.priority, at_front=other.at_front)
         message.joined += [*other.joined, other.id]
         message.sticky = message.sticky or other.sticky
@@ -265,9 +368,18 @@ class Engine(Lanes):
                 (policy.max_backlog, len(topics), 1, policy.on_full),
                 (policy.max_backlog_bytes, size_of(topics), len(draft.body), policy.on_full),
                 (self.max_backlog, len(self._waiting_all()), 1, self.on_full),
-                (self.max_backlog_bytes, size_of(self._waiting_all()), len(draft.body), self.on_full),
+                (
+                    self.max_backlog_bytes,
+                    size_of(self._waiting_all()),
+                    len(draft.body),
+                    self.on_full,
+                ),
             )
-            over = [(limit, need, on_full) for limit, there, need, on_full in limits if limit is not None and there + need > limit]
+            over = [
+                (limit, need, on_full)
+                for limit, there, need, on_full in limits
+                if limit is not None and there + need > limit
+            ]
             if not over:
                 return True
             limit, need, on_full = over[0]
@@ -275,8 +387,12 @@ class Engine(Lanes):
                 return False
 
     def _drop_oldest(self, among: list[Message]) -> bool:
-        """The lowest priority's oldest goes to the dead letters; never one that holds its serial key."""
-        may_go = [message for message in among if message.lane.holders.get(message.line) is not message]
+        """
+        The lowest priority's oldest goes to the dead letters; never one that holds its serial key.
+        """
+        may_go = [
+            message for message in among if message.lane.holders.get(message.line) is not message
+        ]
         if not may_go:
             return False
         victim = min(may_go, key=lambda message: (message.priority, message.since, message.number))
@@ -311,8 +427,12 @@ class Engine(Lanes):
         return Batch(call.leases, self.now, self._next_wake())
 
     def _serve_pool(self, call: Call, pool: str, room: int) -> None:
-        """Strict tiers first; the others by their shares, and what one cannot use is divided again."""
-        tier_queues = [self.tier_queues[pool, tier] for tier in self.tiers if (pool, tier) in self.tier_queues]
+        """
+        Strict tiers first; the others by their shares, and what one cannot use is divided again.
+        """
+        tier_queues = [
+            self.tier_queues[pool, tier] for tier in self.tiers if (pool, tier) in self.tier_queues
+        ]
         for tier_queue in tier_queues:
             if self.tiers[tier_queue.tier].share == "strict":
                 room -= self._serve(call, self._line(tier_queue), room)
@@ -329,11 +449,18 @@ class Engine(Lanes):
             else:
                 tier_queue.carry = 0
         while room > 0 and shares and not call.withheld:
-            step = room if len(shares) == 1 or call.startable >= room else call.startable or min(room, STEP)
+            step = (
+                room
+                if len(shares) == 1 or call.startable >= room
+                else call.startable or min(room, STEP)
+            )
             room -= self._serve_shares(call, pool, step, shares, lines)
 
     def _mix(self, call: Call) -> None:
-        """What several tiers gave is begun evenly spread, behind what strict ones gave; fences grow in that order."""
+        """
+        What several tiers gave is begun evenly spread, behind what strict ones gave; fences grow in
+        that order.
+        """
         given = {
             tier: [lease for its_tier, lease in call.taken if its_tier == tier]
             for tier in self.tiers
@@ -342,18 +469,32 @@ class Engine(Lanes):
         strict = [leases for tier, leases in given.items() if self.tiers[tier].share == "strict"]
         shared = [leases for tier, leases in given.items() if self.tiers[tier].share != "strict"]
         heads = [iter(leases) for leases in shared]
-        order = [lease for leases in strict for lease in leases] + [next(heads[n]) for n in fairness.interleave(list(map(len, shared)))]
+        order = [lease for leases in strict for lease in leases] + [
+            next(heads[n]) for n in fairness.interleave(list(map(len, shared)))
+        ]
         leases = [lease for lease in order if lease is not None]
         held = [self.leases.pop(lease.fence) for lease in leases]
-        for fence, lease, hold in zip(sorted(lease.fence for lease in leases), leases, held, strict=True):
+        for fence, lease, hold in zip(
+            sorted(lease.fence for lease in leases), leases, held, strict=True
+        ):
             lease.fence = hold.fence = fence
             self.leases[fence] = hold
         call.leases = leases
 
-    def _serve_shares(self, call: Call, pool: str, room: int, shares: dict[str, float], lines: dict[str, list[Lane]]) -> int:
+    def _serve_shares(
+        self,
+        call: Call,
+        pool: str,
+        room: int,
+        shares: dict[str, float],
+        lines: dict[str, list[Lane]],
+    ) -> int:
         """Divide `room` once; tiers that cannot use their part leave `shares`."""
         tier_queues = {tier: self.tier_queues[pool, tier] for tier in shares}
-        carries, divided = {tier: tier_queue.carry for tier, tier_queue in tier_queues.items()}, dict(shares)
+        carries, divided = (
+            {tier: tier_queue.carry for tier, tier_queue in tier_queues.items()},
+            dict(shares),
+        )
         parts, kept = fairness.split(room, divided, carries)
         taken: dict[str, int] = {}
         for tier, part in parts.items():
@@ -374,19 +515,30 @@ class Engine(Lanes):
 
     def _line(self, tier_queue: TierQueue) -> list[Lane]:
         """The lanes of a tier that can deliver now."""
-        return [lane for lane in self.lanes.values() if lane.tier_queue is tier_queue and self._can_deliver(lane)]
+        return [
+            lane
+            for lane in self.lanes.values()
+            if lane.tier_queue is tier_queue and self._can_deliver(lane)
+        ]
 
     def _can_deliver(self, lane: Lane) -> bool:
-        return lane.place == "runnable" or (lane.place == "at_gate" and lane.gate is not None and self._gate_room(lane.gate) > 0)
+        return lane.place == "runnable" or (
+            lane.place == "at_gate" and lane.gate is not None and self._gate_room(lane.gate) > 0
+        )
 
     def _serve(self, call: Call, line: list[Lane], room: int) -> int:
-        """Visit the lane with the smallest virtual time, again and again, until room or line is used up."""
+        """
+        Visit the lane with the smallest virtual time, again and again, until room or line is used
+        up.
+        """
         lanes, taken = min(room, len(line)), 0
         while taken < room and line:
             lane = min(line, key=lambda one: (one.virtual, one.number))
             line.remove(lane)
             if not call.startable and self._policy(lane).limited:
-                call.withheld = True  # passed over, it would starve behind a caller who keeps his buffer full
+                call.withheld = (
+                    True  # passed over, it would starve behind a caller who keeps his buffer full
+                )
                 break
             got = self._visit(call, lane, room - taken, lanes)
             taken += got
@@ -394,12 +546,22 @@ class Engine(Lanes):
                 line.append(lane)
         return taken
 
-    def _visit(self, call: Call, lane: Lane, room: int, lanes: int, topic: str | None = None) -> int:
-        """Take what all limits admit (of a bucket of which one topic was named, that topic's), and advance its virtual time, in one step."""
+    def _visit(
+        self, call: Call, lane: Lane, room: int, lanes: int, topic: str | None = None
+    ) -> int:
+        """
+        Take what all limits admit (of a bucket of which one topic was named, that topic's), and
+        advance its virtual time, in one step.
+        """
         policy = self._policy(lane)
         call.visited.append(lane)
         ready = [message for message in self._ready(lane) if topic in (None, message.topic)]
-        take = min(room, len(ready), fairness.chunk(room, lanes, policy.weight), self._allowance(lane, policy))
+        take = min(
+            room,
+            len(ready),
+            fairness.chunk(room, lanes, policy.weight),
+            self._allowance(lane, policy),
+        )
         if policy.gate is not None:
             take = min(take, self._gate_room(policy.gate))
         if policy.limited:
@@ -461,18 +623,44 @@ class Engine(Lanes):
         charge = self._expected_cost(lane) if self._is_fair_by_time(lane.tier_queue) else 0
         started = message.suspect and call.record_start
         line = message.line if message.serial is not None else None
-        held = Held(self.fence, message.handle, message, lane, message.topic, deadline, self.now, charge, started, policy.gate, line)
+        held = Held(
+            self.fence,
+            message.handle,
+            message,
+            lane,
+            message.topic,
+            deadline,
+            self.now,
+            charge,
+            started,
+            policy.gate,
+            line,
+        )
         self.leases[self.fence] = held
         self._stop_waiting(message)
         message.state = "leased"
         if line is not None:
             lane.holders[line] = message
-        collects = len(message.bodies) > 1 or (message.merges_by is not None and policy.merge == "all")
+        collects = len(message.bodies) > 1 or (
+            message.merges_by is not None and policy.merge == "all"
+        )
         lease = Lease(
-            message.handle, self.fence, message.id, message.topic, message.bodies[0], deadline, message.attempts + 1, message.deliveries + 1,
-            message.key, message.priority, message.headers, message.published, message.suspect, list(message.bodies) if collects else None,
+            message.handle,
+            self.fence,
+            message.id,
+            message.topic,
+            message.bodies[0],
+            deadline,
+            message.attempts + 1,
+            message.deliveries + 1,
+            message.key,
+            message.priority,
+            message.headers,
+            message.published,
+            message.suspect,
+            list(message.bodies) if collects else None,
             policy.limited,
-        )  # fmt: skip
+        )
         call.leases.append(lease)
         call.taken.append((lane.tier_queue.tier, lease))
         if policy.delivery == "at_most_once":
@@ -510,7 +698,9 @@ class Engine(Lanes):
                 lease.started = True
         return [lease is not None for lease in found]
 
-    def extend(self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None) -> list[bool]:
+    def extend(
+        self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None
+    ) -> list[bool]:
         self.now = self._time(now_us)
         found = [self._alive(handle, fence) for handle, fence in leases]
         for lease in found:
@@ -527,34 +717,57 @@ class Engine(Lanes):
     # Settling
 
     def settle(
-        self, settlements: Sequence[Settlement], *, publish: Mapping[int, Sequence[Draft]] | None = None, now_us: int | None = None
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        publish: Mapping[int, Sequence[Draft]] | None = None,
+        now_us: int | None = None,
     ) -> list[str]:
         if not settlements:
             return []
         before = deepcopy(self.__dict__) if publish else {}
         follow = {n: self._derived(settlements[n], drafts) for n, drafts in (publish or {}).items()}
-        self._check_drafts([draft for drafts in follow.values() for draft in drafts], self._time(now_us))
+        self._check_drafts(
+            [draft for drafts in follow.values() for draft in drafts], self._time(now_us)
+        )
         self.now = self._time(now_us)
         ended: list[Lane] = []
         answers = [self._settle(settlement, ended) for settlement in settlements]
         for lane in ended:
             self._place(lane)
         for settlement, answer in zip(settlements, answers, strict=True):
-            if settlement.outcome is not None and settlement.id is not None and answer in ("acked", "died"):
+            if (
+                settlement.outcome is not None
+                and settlement.id is not None
+                and answer in ("acked", "died")
+            ):
                 self.outcomes[settlement.id] = settlement.outcome
-        receipts = self._put([draft for n, answer in enumerate(answers) if answer in ("acked", "died") for draft in follow.get(n, ())])
+        receipts = self._put(
+            [
+                draft
+                for n, answer in enumerate(answers)
+                if answer in ("acked", "died")
+                for draft in follow.get(n, ())
+            ]
+        )
         if any(receipt.outcome == "refused" for receipt in receipts):
             self.__dict__ = before
             raise BacklogFull("a message published with an ack is refused")
         return answers
 
     def _derived(self, settlement: Settlement, drafts: Sequence[Draft]) -> list[Draft]:
-        """What is published with an ack, or a refusal, has ids made of its message's; none where the lease is lost."""
+        """
+        What is published with an ack, or a refusal, has ids made of its message's; none where the
+        lease is lost.
+        """
         lease = self._alive(settlement.handle, settlement.fence)
         if lease is None or settlement.action not in ("ack", "dead"):
             return []
         parent = lease.message.id if lease.message is not None else f"made-{lease.handle}"
-        return [msgspec.structs.replace(draft, id=draft.id or f"{parent}:{n}", sticky=True) for n, draft in enumerate(drafts)]
+        return [
+            msgspec.structs.replace(draft, id=draft.id or f"{parent}:{n}", sticky=True)
+            for n, draft in enumerate(drafts)
+        ]
 
     def _settle(self, settlement: Settlement, ended: list[Lane]) -> str:
         lease = self.leases.get(settlement.fence)
@@ -600,10 +813,14 @@ class Engine(Lanes):
             self._correct_cost(lease, cost_us)
 
     def _correct_cost(self, lease: Held, cost_us: int) -> None:
-        """Fair by time: the lane pays what its message really took, and is never put behind its tier."""
+        """
+        Fair by time: the lane pays what its message really took, and is never put behind its tier.
+        """
         lane, tier_queue = lease.lane, lease.lane.tier_queue
         cost = max(0, min(cost_us, lease.deadline - lease.granted))
-        corrected = lane.virtual + fairness.stride_of_work(cost - lease.charge, self._policy(lane).weight)
+        corrected = lane.virtual + fairness.stride_of_work(
+            cost - lease.charge, self._policy(lane).weight
+        )
         lane.virtual = max(corrected, min(tier_queue.virtual, lane.virtual))
         if cost:
             lane.mean = moved(self._expected_cost(lane), cost)
@@ -615,10 +832,16 @@ class Engine(Lanes):
         message.attempts += 1
         self._note(message, what, settlement.error)
         if message.attempts > policy.retries:
-            return self._die(message, retries_used_up(message.attempts, settlement.error, settlement.reason), settlement.error)
+            return self._die(
+                message,
+                retries_used_up(message.attempts, settlement.error, settlement.reason),
+                settlement.error,
+            )
         delay = settlement.delay_us
         if delay is None:
-            delay = policy.backoff.delay_us(message.attempts, self.random() if policy.backoff.jitter else 1.0)
+            delay = policy.backoff.delay_us(
+                message.attempts, self.random() if policy.backoff.jitter else 1.0
+            )
         self._count(message.lane, "retried")
         if message.serial == "yield":
             self._free_line(message.lane, message.line, message)
@@ -639,7 +862,10 @@ class Engine(Lanes):
         return "released"
 
     def _rest(self, lease: Held, asked: int | None, ended: list[Lane]) -> None:
-        """The destination is unwell: all lanes that the topic has rest. Reports from before the rest do not count."""
+        """
+        The destination is unwell: all lanes that the topic has rest. Reports from before the rest
+        do not count.
+        """
         lane = lease.lane
         if lease.fence <= lane.rest_fence:
             return
@@ -660,7 +886,10 @@ class Engine(Lanes):
             self._look_at_gate(gate)
 
     def _come_back(self, message: Message, due: int | None) -> None:
-        """It waits again: delayed until `due`, its new since, or at once with its old one. Past its ttl it expires."""
+        """
+        It waits again: delayed until `due`, its new since, or at once with its old one. Past its
+        ttl it expires.
+        """
         if is_past(message.expires, self.now):
             self._expire(message)
             return

@@ -1,4 +1,7 @@
-"""Where messages wait and where lanes stand: the state, the rules that place a lane, and the end of a message."""
+"""
+Where messages wait and where lanes stand: the state, the rules that place a lane, and the end of a
+message.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,18 @@ from laneway.engines.base import KEEPS_HEADER, STICKY_US
 from laneway.engines.shared import fairness
 from laneway.policy import FOREVER, PolicyBook, Resolved
 from laneway.tiers import Tier, TierLayers, Tiers
-from tests.model.things import CAN_DELIVER, HISTORY, LINGER_US, Death, GateState, Held, Lane, Message, TierQueue, is_past
+from tests.model.things import (
+    CAN_DELIVER,
+    HISTORY,
+    LINGER_US,
+    Death,
+    GateState,
+    Held,
+    Lane,
+    Message,
+    TierQueue,
+    is_past,
+)
 
 
 class Lanes:
@@ -29,7 +43,11 @@ class Lanes:
     ) -> None:
         self.layers_of_tiers = TierLayers.new(tiers, None)
         self.random = random
-        self.max_backlog, self.max_backlog_bytes, self.on_full = max_backlog, max_backlog_bytes, on_full
+        self.max_backlog, self.max_backlog_bytes, self.on_full = (
+            max_backlog,
+            max_backlog_bytes,
+            on_full,
+        )
         self.now = 0
         self.number = 0  # the last sequence number
         self.fence = 0
@@ -41,8 +59,12 @@ class Lanes:
         self.lanes: dict[str, Lane] = {}
         self.tier_queues: dict[tuple[str, str], TierQueue] = {}
         self.gates: dict[str, GateState] = {}
-        self.finished: dict[tuple[str, str], int | None] = {}  # (topic, id): until when it is known, None: for ever
-        self.edges: dict[tuple[str, tuple[str, str | bytes]], int] = {}  # edge="leading": when the window of a key ends
+        self.finished: dict[
+            tuple[str, str], int | None
+        ] = {}  # (topic, id): until when it is known, None: for ever
+        self.edges: dict[
+            tuple[str, tuple[str, str | bytes]], int
+        ] = {}  # edge="leading": when the window of a key ends
         self.outcomes: dict[str, bytes] = {}  # how messages ended, by id, where that is kept
         self.book = PolicyBook(self.tiers)
         self.known_programs: dict[str, bytes] = {}
@@ -64,10 +86,15 @@ class Lanes:
 
     # Which lane
 
-    def _lane_name(self, policy: Resolved, topic: str, spread_by: bytes | None, number: int) -> tuple[str, str]:
+    def _lane_name(
+        self, policy: Resolved, topic: str, spread_by: bytes | None, number: int
+    ) -> tuple[str, str]:
         """A message's lane, and what its policy is resolved for."""
         if policy.buckets is not None and policy.buckets_pattern is not None:
-            return f"bucket {zlib.crc32(topic.encode()) % policy.buckets} of {policy.buckets_pattern}", policy.buckets_pattern
+            return (
+                f"bucket {zlib.crc32(topic.encode()) % policy.buckets} of {policy.buckets_pattern}",
+                policy.buckets_pattern,
+            )
         if policy.partitions > 1:
             part = (zlib.crc32(spread_by) if spread_by is not None else number) % policy.partitions
             return f"{topic} part {part}", topic
@@ -85,7 +112,15 @@ class Lanes:
             tier_queue = self._tier_queue(policy.pool, policy.tier)
             self.lanes_made += 1
             topic = None if name.startswith("bucket ") else rule
-            self.lanes[name] = Lane(self.lanes_made, name, rule, topic, tier_queue, tier_queue.virtual, window_from=self.now)
+            self.lanes[name] = Lane(
+                self.lanes_made,
+                name,
+                rule,
+                topic,
+                tier_queue,
+                tier_queue.virtual,
+                window_from=self.now,
+            )
         return self.lanes[name]
 
     def _tier_queue(self, pool: str, tier: str) -> TierQueue:
@@ -94,7 +129,10 @@ class Lanes:
     # Waiting
 
     def _wait(self, message: Message, *, collects: bool = True) -> None:
-        """It waits from now on: delayed until its `since`, if that is to come. Newcomers of its merge key join it."""
+        """
+        It waits from now on: delayed until its `since`, if that is to come. Newcomers of its merge
+        key join it.
+        """
         message.state = "waiting"
         message.delayed = message.since > self.now
         if message.merges_by is not None:
@@ -106,21 +144,36 @@ class Lanes:
         return [message for message in self.messages if message.state == "waiting"]
 
     def _waiting(self, lane: Lane) -> list[Message]:
-        return [message for message in self.messages if message.state == "waiting" and message.lane is lane]
+        return [
+            message
+            for message in self.messages
+            if message.state == "waiting" and message.lane is lane
+        ]
 
     def _ready(self, lane: Lane) -> list[Message]:
         """What could be handed out, in order."""
-        here = [message for message in self._waiting(lane) if not message.delayed and not self._is_parked(message)]
+        here = [
+            message
+            for message in self._waiting(lane)
+            if not message.delayed and not self._is_parked(message)
+        ]
         return sorted(here, key=lambda message: message.order)
 
     def _is_parked(self, message: Message) -> bool:
-        """Whether another one has its serial key: the holder, or while the key is free the first in order of those due."""
+        """
+        Whether another one has its serial key: the holder, or while the key is free the first in
+        order of those due.
+        """
         if message.serial is None or message.delayed:
             return False
         holder = message.lane.holders.get(message.line)
         if holder is not None:
             return holder is not message
-        due = [one for one in self._waiting(message.lane) if not one.delayed and one.serial is not None and one.line == message.line]
+        due = [
+            one
+            for one in self._waiting(message.lane)
+            if not one.delayed and one.serial is not None and one.line == message.line
+        ]
         return message is not min(due, key=lambda one: one.order)
 
     def _leased(self, lane: Lane) -> int:
@@ -148,20 +201,30 @@ class Lanes:
         if policy.paused and self._waiting(lane):
             return "paused", None
         if not self._ready(lane):
-            return "idle", None if self._waiting(lane) or self._leased(lane) else self._forgotten_at(lane, policy)
+            return "idle", (
+                None
+                if self._waiting(lane) or self._leased(lane)
+                else self._forgotten_at(lane, policy)
+            )
         if lane.rest_step and lane.rest_until > self.now:
             return "asleep", lane.rest_until
         if self._slots(lane, policy) <= 0:
             return "full", None
         if policy.rate is not None:
-            permit = fairness.next_permit_us(lane.tat, self.now, policy.lane_rate, policy.lane_burst)
+            permit = fairness.next_permit_us(
+                lane.tat, self.now, policy.lane_rate, policy.lane_burst
+            )
             if permit > self.now:
                 self._count_throttling(lane, permit)
                 return "asleep", permit
         return ("at_gate", None) if policy.gate is not None else ("runnable", None)
 
     def _forgotten_at(self, lane: Lane, policy: Resolved) -> int:
-        at = lane.wake if lane.place == "idle" and lane.wake is not None else self.now + LINGER_US[self._fair_by(lane.tier_queue)]
+        at = (
+            lane.wake
+            if lane.place == "idle" and lane.wake is not None
+            else self.now + LINGER_US[self._fair_by(lane.tier_queue)]
+        )
         if lane.rest_step:
             at = max(at, lane.rest_until)
         if policy.rate is not None:
@@ -171,7 +234,9 @@ class Lanes:
     def _count_throttling(self, lane: Lane, permit: int) -> None:
         """The time until the permit, as far as it was not counted before."""
         if (lane.place, lane.wake) != ("asleep", permit):
-            lane.throttled += permit - max(self.now, lane.wake or 0 if lane.place == "asleep" else 0)
+            lane.throttled += permit - max(
+                self.now, lane.wake or 0 if lane.place == "asleep" else 0
+            )
 
     def _slots(self, lane: Lane, policy: Resolved) -> int:
         """How many more leases its concurrency admits; one at a time while the topic probes."""
@@ -182,7 +247,9 @@ class Lanes:
         """How many messages the lane's own limits let go now."""
         allowed = min(len(self._ready(lane)), self._slots(lane, policy))
         if policy.rate is not None:
-            allowed = min(allowed, fairness.permits(lane.tat, self.now, policy.lane_rate, policy.lane_burst))
+            allowed = min(
+                allowed, fairness.permits(lane.tat, self.now, policy.lane_rate, policy.lane_burst)
+            )
         return max(allowed, 0)
 
     # Gates
@@ -192,7 +259,9 @@ class Lanes:
         gate = self.gates[name]
         room = 1 << 30
         if gate.limits.rate is not None:
-            room = fairness.permits(gate.tat, self.now, gate.limits.rate, gate.limits.effective_burst)
+            room = fairness.permits(
+                gate.tat, self.now, gate.limits.rate, gate.limits.effective_burst
+            )
         if gate.limits.concurrency is not None:
             room = min(room, gate.limits.concurrency - gate.leased)
         return max(room, 0)
@@ -201,8 +270,14 @@ class Lanes:
         """When it wakes: it does where its rate alone shuts it."""
         limits = gate.limits
         gate.wake = None
-        if not self._gate_room(gate.name) and limits.rate is not None and (limits.concurrency is None or gate.leased < limits.concurrency):
-            gate.wake = fairness.next_permit_us(gate.tat, self.now, limits.rate, limits.effective_burst)
+        if (
+            not self._gate_room(gate.name)
+            and limits.rate is not None
+            and (limits.concurrency is None or gate.leased < limits.concurrency)
+        ):
+            gate.wake = fairness.next_permit_us(
+                gate.tat, self.now, limits.rate, limits.effective_burst
+            )
 
     def _free_gate(self, lease: Held) -> None:
         if lease.gate is not None:
@@ -229,7 +304,9 @@ class Lanes:
             window = max(window, STICKY_US if message.sticky else 0)
         for each in (message.id, *message.joined):
             if window:
-                self.finished[message.topic, each] = None if window == FOREVER else self.now + window
+                self.finished[message.topic, each] = (
+                    None if window == FOREVER else self.now + window
+                )
 
     def _stop_waiting(self, message: Message) -> None:
         """Newcomers of its merge key no longer join it."""
@@ -237,7 +314,9 @@ class Lanes:
         for where in [where for where, collector in collectors.items() if collector is message]:
             del collectors[where]
 
-    def _free_line(self, lane: Lane, line: tuple[str, str | None] | None, holder: Message | Held) -> None:
+    def _free_line(
+        self, lane: Lane, line: tuple[str, str | None] | None, holder: Message | Held
+    ) -> None:
         """It no longer holds its serial key, if it did."""
         if line is not None and lane.holders.get(line) is holder:
             del lane.holders[line]
@@ -259,7 +338,12 @@ class Lanes:
         """No handler told of its end; where that is wanted, it is kept."""
         if KEEPS_HEADER in (message.headers or {}):
             why = {} if reason is None else {"reason": reason}
-            outcome = {"status": status, **why, "topic": message.topic, "published_us": message.published}
+            outcome = {
+                "status": status,
+                **why,
+                "topic": message.topic,
+                "published_us": message.published,
+            }
             self.outcomes[message.id] = msgspec.json.encode(outcome)
 
     def _bury(self, message: Message, reason: str, error: str | None) -> None:
@@ -269,13 +353,21 @@ class Lanes:
         self.deaths += 1
         message.state = "dead"
         message.delayed = False
-        message.death = Death(self.deaths, self.now, self.now + self.book.resolve(message.topic).dead_ttl, reason, error)
+        message.death = Death(
+            self.deaths,
+            self.now,
+            self.now + self.book.resolve(message.topic).dead_ttl,
+            reason,
+            error,
+        )
 
     def _forget_dead(self, message: Message) -> None:
         self.messages.remove(message)
 
     def _note(self, message: Message, what: str, error: str | None) -> None:
-        message.history = [*message.history, {"at_us": self.now, "what": what, "error": error}][-HISTORY:]
+        message.history = [*message.history, {"at_us": self.now, "what": what, "error": error}][
+            -HISTORY:
+        ]
 
     def _count(self, lane: Lane, what: str, n: int = 1) -> None:
         lane.counts[what] += n
@@ -285,12 +377,18 @@ class Lanes:
 
     def _find(self, message_id: str, topic: str | None = None) -> Message | None:
         for message in self.messages:
-            if topic in (None, message.topic) and (message.id == message_id or message_id in message.joined):
+            if topic in (None, message.topic) and (
+                message.id == message_id or message_id in message.joined
+            ):
                 return message
         return None
 
     def _is_known(self, topic: str, message_id: str) -> bool:
-        return self._find(message_id, topic) is not None or self._is_finished(topic, message_id, self.now)
+        return self._find(message_id, topic) is not None or self._is_finished(
+            topic, message_id, self.now
+        )
 
     def _is_finished(self, topic: str, message_id: str, now: int) -> bool:
-        return (topic, message_id) in self.finished and not is_past(self.finished[topic, message_id], now)
+        return (topic, message_id) in self.finished and not is_past(
+            self.finished[topic, message_id], now
+        )

@@ -1,4 +1,7 @@
-"""What there is: messages, leases, lanes, tiers of pools, gates; and short words for what is asked often."""
+"""
+What there is: messages, leases, lanes, tiers of pools, gates; and short words for what is asked
+often.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,12 @@ from laneway.message import Draft, Lease
 from laneway.policy import Gate, Resolved
 from laneway.units import SECOND
 
-LINGER_US = {"messages": SECOND, "time": 60 * SECOND}  # how long a lane with nothing in it is remembered, by what its tier is fair by
-FIRST_COST_US = SECOND  # what a message is taken to cost in a tier that is fair by time, before anything is known
+LINGER_US = {
+    "messages": SECOND,
+    "time": 60 * SECOND,
+}  # how long a lane with nothing in it is remembered, by what its tier is fair by
+# what a message is taken to cost in a tier that is fair by time, before anything is known
+FIRST_COST_US = SECOND
 STEP = 16  # what is handed out ahead of what the caller can start goes in steps of this size
 RATE_WINDOW_US = 10 * SECOND  # over which `rate_now` is measured
 HISTORY = 20  # troubles of a message that are remembered
@@ -25,7 +32,10 @@ COUNTERS = ("published", "delivered", "done", "retried", "died", "merged", "expi
 
 @dataclass(eq=False)
 class Message:
-    """`state`: waiting, leased or dead. A waiting one is delayed until housekeeping brings it in; then it stands in its lane's order."""
+    """
+    `state`: waiting, leased or dead. A waiting one is delayed until housekeeping brings it in; then
+    it stands in its lane's order.
+    """
 
     handle: int  # its first number: names it for good
     number: int
@@ -58,7 +68,11 @@ class Message:
     @property
     def order(self) -> tuple[int, int, int, int]:
         """Its place in its lane: priority, at_front (the latest first), since, number."""
-        return (-self.priority, 0, -self.number, 0) if self.at_front else (-self.priority, 1, self.since, self.number)
+        return (
+            (-self.priority, 0, -self.number, 0)
+            if self.at_front
+            else (-self.priority, 1, self.since, self.number)
+        )
 
     @property
     def line(self) -> tuple[str, str | None]:
@@ -83,7 +97,10 @@ class Death:
 
 @dataclass(eq=False)
 class Held:
-    """A lease. `message` None: at most once, the message is finished and its lease keeps the slots (and the serial `line`)."""
+    """
+    A lease. `message` None: at most once, the message is finished and its lease keeps the slots
+    (and the serial `line`).
+    """
 
     fence: int
     handle: int
@@ -122,8 +139,12 @@ class Lane:
     window_from: int = 0
     in_window: int = 0
     in_window_before: int = 0
-    collectors: dict[tuple[str, str, str | bytes], Message] = field(default_factory=dict)  # whom newcomers join
-    holders: dict[tuple[str, str | None], Message | Held] = field(default_factory=dict)  # who holds a serial key
+    collectors: dict[tuple[str, str, str | bytes], Message] = field(
+        default_factory=dict
+    )  # whom newcomers join
+    holders: dict[tuple[str, str | None], Message | Held] = field(
+        default_factory=dict
+    )  # who holds a serial key
 
 
 @dataclass(eq=False)
@@ -192,7 +213,9 @@ def merge_key(key: str | None, body: bytes) -> tuple[str, str | bytes]:
 
 
 def spread_by(key: str | None, merges_by: tuple[str, str | bytes] | None) -> bytes | None:
-    """What picks the partition: the key, else the body that it merges by, else (None) its number."""
+    """
+    What picks the partition: the key, else the body that it merges by, else (None) its number.
+    """
     if key is not None:
         return key.encode()
     return merges_by[1] if merges_by is not None and isinstance(merges_by[1], bytes) else None
@@ -214,8 +237,15 @@ def moved(mean: int, cost: int) -> int:
 
 
 def rate_now(lane: Lane, now: int) -> float:
-    """Deliveries a second over about the last window of ten seconds: the present one's, and the fading part of the one before."""
+    """
+    Deliveries a second over about the last window of ten seconds: the present one's, and the fading
+    part of the one before.
+    """
     elapsed = now - lane.window_from
-    here, before = (lane.in_window, lane.in_window_before) if elapsed < RATE_WINDOW_US else (0, lane.in_window)
+    here, before = (
+        (lane.in_window, lane.in_window_before) if elapsed < RATE_WINDOW_US else (0, lane.in_window)
+    )
     into = elapsed if elapsed < RATE_WINDOW_US else elapsed - RATE_WINDOW_US
-    return (here + before * max(0, RATE_WINDOW_US - into) / RATE_WINDOW_US) * SECOND / RATE_WINDOW_US
+    return (
+        (here + before * max(0, RATE_WINDOW_US - into) / RATE_WINDOW_US) * SECOND / RATE_WINDOW_US
+    )

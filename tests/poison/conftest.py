@@ -19,7 +19,10 @@ ENGINES = ["sqlite", "valkey"]
 
 
 class _Formatting(logging.StreamHandler[TextIO]):
-    """Formats everything and writes it nowhere; that an error cannot be formatted is logging's business."""
+    """
+    Formats everything and writes it nowhere; that an error cannot be formatted is logging's
+    business.
+    """
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         del record
@@ -27,7 +30,10 @@ class _Formatting(logging.StreamHandler[TextIO]):
 
 @pytest.fixture(autouse=True)
 def _logs_elsewhere() -> Iterator[None]:
-    """The lines are made as in production, but not captured: pytest-xdist cannot carry lone surrogates."""
+    """
+    The lines are made as in production, but not captured: pytest-xdist cannot carry lone
+    surrogates.
+    """
     logger = logging.getLogger("laneway")
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         handlers = [_Formatting(nowhere), _Formatting(nowhere)]

@@ -1,7 +1,11 @@
 # mypy: ignore-errors
-"""All that a handler can do to the worker that runs it: what it raises, returns, asks for and says. Chosen by a number."""
+"""
+All that a handler can do to the worker that runs it: what it raises, returns, asks for and says.
+Chosen by a number.
+"""
 
-# ruff: noqa: PLE0303, PLW0108, SLOT000  # wrong on purpose; and a list of lambdas reads best where all are
+# ruff: noqa: PLE0303, PLW0108, SLOT000  # wrong on purpose; and a list of lambdas reads best where
+# all are
 
 from __future__ import annotations
 
@@ -15,7 +19,15 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from laneway import BacklogFull, DestinationUnavailable, EngineUnavailable, LanewayError, LeaseLost, Reject, Retry
+from laneway import (
+    BacklogFull,
+    DestinationUnavailable,
+    EngineUnavailable,
+    LanewayError,
+    LeaseLost,
+    Reject,
+    Retry,
+)
 
 LONE = "\udcff"
 
@@ -400,13 +412,30 @@ ERRORS: list[Callable[[random.Random], BaseException]] = [
     lambda c: c.choice([BareReject, BareRetry, BareUnwell, RaisingRetry])(),
     lambda c: c.choice([TextRaises, TextExits, TextInterrupts, TextRecurses])("x"),
     lambda c: c.choice([ClassRaises, ClassLies, NotesRaise, PlaceRaises, Undecided, OfNoName])("x"),
-    lambda c: c.choice([SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, StopIteration, StopAsyncIteration, Ours])(LONE),
-    lambda c: c.choice([MemoryError, RecursionError, TimeoutError, UnicodeError, BrokenPipeError, EOFError])(LONE),
+    lambda c: c.choice(
+        [
+            SystemExit,
+            KeyboardInterrupt,
+            GeneratorExit,
+            asyncio.CancelledError,
+            StopIteration,
+            StopAsyncIteration,
+            Ours,
+        ]
+    )(LONE),
+    lambda c: c.choice(
+        [MemoryError, RecursionError, TimeoutError, UnicodeError, BrokenPipeError, EOFError]
+    )(LONE),
     lambda c: c.choice([EngineUnavailable, LeaseLost, BacklogFull, LanewayError])(LONE),
     lambda c: UnicodeDecodeError("utf-8", b"\xff" * 100, 0, 1, LONE),
     lambda c: WithDetails(text(c)),
-    _circle, _noted, _renamed, _nested, _chained, _recursed,
-]  # fmt: skip
+    _circle,
+    _noted,
+    _renamed,
+    _nested,
+    _chained,
+    _recursed,
+]
 
 VARIABLE: contextvars.ContextVar[Any] = contextvars.ContextVar("left behind")
 
@@ -430,7 +459,9 @@ def end(seed: int) -> Any:
 
 
 def end_many(seeds: list[int]) -> Any:
-    """Of a batch: one error for all, a list with one outcome for each, or something that is none."""
+    """
+    Of a batch: one error for all, a list with one outcome for each, or something that is none.
+    """
     chance = random.Random(sum(seeds))
     found = [chance.choice([None, chance.choice(ERRORS)(chance)]) for _ in seeds]
     match chance.randrange(5):

@@ -1,8 +1,8 @@
 """
 Random endings of all kinds of handlers at once, with innocent neighbors that must all finish.
 
-A few hundred in each run of the tests, 10,000 for each engine with `make fuzz`. A failure prints the seed:
-`FUZZ_SEED=… FUZZ_ENDINGS=… pytest tests/poison/test_fuzz.py` does the same again.
+A few hundred in each run of the tests, 10,000 for each engine with `make fuzz`. A failure prints
+the seed: `FUZZ_SEED=… FUZZ_ENDINGS=… pytest tests/poison/test_fuzz.py` does the same again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,17 @@ from tests.poison.endings import LONE
 
 COUNT = int(os.environ.get("FUZZ_ENDINGS", "300"))
 SEED = int(os.environ.get("FUZZ_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
-OWN = (KeyboardInterrupt, SystemExit, RuntimeError, RecursionError, MemoryError, GeneratorExit, ValueError, TypeError, AttributeError)
+OWN = (
+    KeyboardInterrupt,
+    SystemExit,
+    RuntimeError,
+    RecursionError,
+    MemoryError,
+    GeneratorExit,
+    ValueError,
+    TypeError,
+    AttributeError,
+)
 """What hostile objects raise by themselves."""
 
 MOST_DELIVERIES = 5
@@ -83,7 +93,12 @@ class World:
         @app.handler("bad.publish.*")
         async def bad_publish(message: Message) -> None:
             chance = random.Random(message.body)
-            options = {"delay": endings.number(chance), "headers": {"h": endings.text(chance)}, "key": endings.text(chance), "id": LONE}
+            options = {
+                "delay": endings.number(chance),
+                "headers": {"h": endings.text(chance)},
+                "key": endings.text(chance),
+                "id": LONE,
+            }
             await app.apublish("never", endings.value(chance), **options)
 
         @app.task(name="bad-task", topic="bad.task.{seed}")
@@ -96,7 +111,9 @@ class World:
             if chance.random() < 0.5:
                 self.update_state(endings.text(chance), endings.value(chance))
             if chance.random() < 0.3:
-                raise self.retry(countdown=endings.number(chance), exc=chance.choice(endings.ERRORS)(chance))
+                raise self.retry(
+                    countdown=endings.number(chance), exc=chance.choice(endings.ERRORS)(chance)
+                )
             return endings.end(seed)
 
         @app.task(name="bad-pickle", topic="bad.pickle.{seed}", serializer="pickle")
@@ -149,7 +166,9 @@ class World:
         def around(subject: Any) -> Generator[None, None, None]:
             first = subject[0] if isinstance(subject, list) else subject
             if first.deliveries > MOST_DELIVERIES:
-                raise Reject("it rests again and again, since its destination asks for nothing else")
+                raise Reject(
+                    "it rests again and again, since its destination asks for nothing else"
+                )
             chance = random.Random(first.id)
             if first.topic.startswith("bad.") and chance.random() < 0.05:
                 raise chance.choice(endings.ERRORS)(chance)
@@ -160,11 +179,27 @@ class World:
             if message.topic.startswith("bad.") and chance.random() < 0.2:
                 raise chance.choice(endings.ERRORS)(chance)
 
-        for register in (self.app.on_success, self.app.on_failure, self.app.on_retry, self.app.on_dead):
+        for register in (
+            self.app.on_success,
+            self.app.on_failure,
+            self.app.on_retry,
+            self.app.on_dead,
+        ):
             register(hook)
 
     def publish(self, chance: random.Random, count: int, apart: int) -> None:
-        kinds = ["async", "thread", "batch", "abatch", "publish", "task", "atask", "pickle", "queue", "hand"]
+        kinds = [
+            "async",
+            "thread",
+            "batch",
+            "abatch",
+            "publish",
+            "task",
+            "atask",
+            "pickle",
+            "queue",
+            "hand",
+        ]
         for n in range(count):
             seed = chance.randrange(1 << 60)
             kind = "apart" if n < apart else chance.choice(kinds)
@@ -186,11 +221,22 @@ class World:
         while deliveries := self.app.lease(20, topics=[f"hand.{n}" for n in range(50)]):
             for delivery in deliveries:
                 calls = [
-                    lambda d=delivery: d.retry(delay=endings.number(chance), error=endings.text(chance)),
+                    lambda d=delivery: d.retry(
+                        delay=endings.number(chance), error=endings.text(chance)
+                    ),
                     lambda d=delivery: d.dead(endings.text(chance)),
                     lambda d=delivery: d.extend(endings.number(chance)),
                     lambda d=delivery: d.ack(publish=[Message("never", 1, headers={"h": LONE})]),
-                    lambda d=delivery: d.ack(publish=[Message("never", endings.value(chance), delay=endings.number(chance), ttl=1e15)]),
+                    lambda d=delivery: d.ack(
+                        publish=[
+                            Message(
+                                "never",
+                                endings.value(chance),
+                                delay=endings.number(chance),
+                                ttl=1e15,
+                            )
+                        ]
+                    ),
                 ]
                 try:
                     chance.choice(calls)()
@@ -208,19 +254,30 @@ class World:
         """Bursts until nothing more happens; each has to end by itself."""
         for _ in range(30):
             found: list[Any] = []
-            thread = threading.Thread(target=lambda found=found: found.append(_run(self.app)), daemon=True)
+            thread = threading.Thread(
+                target=lambda found=found: found.append(_run(self.app)), daemon=True
+            )
             thread.start()
             thread.join(300)
             assert found, "the burst did not end"
-            assert not isinstance(found[0], BaseException), f"the worker ended with {endings.texts_of(found[0])}"
+            assert not isinstance(found[0], BaseException), (
+                f"the worker ended with {endings.texts_of(found[0])}"
+            )
             if not (found[0].acked + found[0].retried + found[0].died or self.busy()):
                 return
             time.sleep(0.01)  # retries are due
 
     def busy(self) -> list[str]:
-        """Topics of which something could be handled now. One that rests is one of them once its rest is over."""
+        """
+        Topics of which something could be handled now. One that rests is one of them once its rest
+        is over.
+        """
         found = self.app.topics(order="backlog", limit=1000)
-        return [topic.topic for topic in found if topic.ready and topic.state != "asleep" and not topic.topic.startswith("hand.")]
+        return [
+            topic.topic
+            for topic in found
+            if topic.ready and topic.state != "asleep" and not topic.topic.startswith("hand.")
+        ]
 
 
 def _run(app: Laneway) -> Any:
@@ -247,7 +304,9 @@ def test_random_endings(app: Laneway, tmp_path: Path, monkeypatch: pytest.Monkey
         world.publish(chance, count, apart=max(1, count // 200))
         world.work()
         world.settle_by_hand(chance)
-        assert world.done == world.expected, f"{len(world.expected - world.done)} neighbors were not handled"
+        assert world.done == world.expected, (
+            f"{len(world.expected - world.done)} neighbors were not handled"
+        )
         overview = app.engine.overview()
         assert overview.leased == 0
         for letter in app.dead_letters(limit=1000):

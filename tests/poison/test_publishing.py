@@ -1,4 +1,7 @@
-"""What cannot be published is a clear error at its own caller, and nobody else's publish fails with it."""
+"""
+What cannot be published is a clear error at its own caller, and nobody else's publish fails with
+it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "told"), BAD_OPTIONS, ids=lambda value: str(value)[:40])
-def test_options_that_cannot_be_are_refused_before_the_engine_sees_them(app: Laneway, options: dict[str, Any], told: str) -> None:
+def test_options_that_cannot_be_are_refused_before_the_engine_sees_them(
+    app: Laneway, options: dict[str, Any], told: str
+) -> None:
     """Each way to publish says the same, in the library's own words."""
     with pytest.raises(BadMessage, match=told):
         app.publish("t", 1, **options)
@@ -59,7 +64,9 @@ def test_options_that_cannot_be_are_refused_before_the_engine_sees_them(app: Lan
     assert app.topic("t").stats().waiting == 0
 
 
-@pytest.mark.parametrize("name", ["*x", "a*b", "a.*", "*", "a\x85b", "a\x9b", LONE, "x" * 256, "é" * 200, ""])
+@pytest.mark.parametrize(
+    "name", ["*x", "a*b", "a.*", "*", "a\x85b", "a\x9b", LONE, "x" * 256, "é" * 200, ""]
+)
 def test_a_topic_that_no_policy_could_name_is_refused(app: Laneway, name: str) -> None:
     """Every topic that is accepted can be paused and given a policy."""
     with pytest.raises(BadMessage):
@@ -69,7 +76,10 @@ def test_a_topic_that_no_policy_could_name_is_refused(app: Laneway, name: str) -
 
 
 def test_one_producers_mistake_fails_no_other_publish(app: Laneway) -> None:
-    """Threads that share commits with one that publishes nonsense: it gets its errors, they get their receipts."""
+    """
+    Threads that share commits with one that publishes nonsense: it gets its errors, they get their
+    receipts.
+    """
     ends = threading.Event()
     failed: list[BaseException] = []
     accepted = [0] * 4
@@ -96,8 +106,13 @@ def test_one_producers_mistake_fails_no_other_publish(app: Laneway) -> None:
     assert app.engine.overview().published == sum(accepted) > 0
 
 
-def test_what_only_the_engine_finds_fails_its_own_publish_alone(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check that is missing is no harm to others: the group is committed one by one, and the caller gets the library's error."""
+def test_what_only_the_engine_finds_fails_its_own_publish_alone(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A check that is missing is no harm to others: the group is committed one by one, and the caller
+    gets the library's error.
+    """
     from laneway import codec
 
     monkeypatch.setattr(codec, "_check_headers", lambda *_: None)
@@ -105,7 +120,12 @@ def test_what_only_the_engine_finds_fails_its_own_publish_alone(app: Laneway, mo
 
     async def main() -> list[Any]:
         good = [app.apublish("good", n) for n in range(20)]
-        return await asyncio.gather(*good, app.apublish("bad", **bad), *(app.apublish("good", n) for n in range(20)), return_exceptions=True)
+        return await asyncio.gather(
+            *good,
+            app.apublish("bad", **bad),
+            *(app.apublish("good", n) for n in range(20)),
+            return_exceptions=True,
+        )
 
     answers = asyncio.run(main())
     errors = [answer for answer in answers if isinstance(answer, BaseException)]
@@ -159,7 +179,10 @@ def test_arguments_that_cannot_be_are_the_librarys_errors(app: Laneway, call: An
 
 
 def test_settling_by_hand_with_nonsense(app: Laneway) -> None:
-    """A delay that cannot be is refused where it is said, with the lease kept; text that cannot be stored is escaped and cut."""
+    """
+    A delay that cannot be is refused where it is said, with the lease kept; text that cannot be
+    stored is escaped and cut.
+    """
     for n in range(3):
         app.publish("t", n)
     first, second, third = app.lease(3)

@@ -1,4 +1,7 @@
-"""One message that ends in an impossible way costs itself alone: the worker goes on, every slot comes back, a burst ends."""
+"""
+One message that ends in an impossible way costs itself alone: the worker goes on, every slot comes
+back, a burst ends.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,11 @@ def burst(app: Laneway, concurrency: int = 2) -> None:
         failed: list[BaseException] = []
         summaries: list[Summary] = []
 
-        def run(ended: threading.Event = ended, failed: list[BaseException] = failed, summaries: list[Summary] = summaries) -> None:
+        def run(
+            ended: threading.Event = ended,
+            failed: list[BaseException] = failed,
+            summaries: list[Summary] = summaries,
+        ) -> None:
             try:
                 summaries.append(app.run_worker(burst=True, concurrency=concurrency, grace=1))
             except BaseException as error:
@@ -130,7 +137,11 @@ def test_every_error_is_settled(app: Laneway, kind: str) -> None:
         letters[list(ENDINGS)[place]] = letter
     assert [name for name, letter in letters.items() if letter is None] == []
     assert sorted(done) == list(range(20))
-    told: dict[str, Any] = {name: letter.error or letter.reason for name, letter in letters.items() if letter is not None}
+    told: dict[str, Any] = {
+        name: letter.error or letter.reason
+        for name, letter in letters.items()
+        if letter is not None
+    }
     assert r"no such file: \udcff" in told["lone surrogate"]
     assert "[escaped: it was not valid Unicode]" in told["lone surrogate"]
     assert "TextRaises" in told["str() raises"]
@@ -154,7 +165,9 @@ def test_every_result_is_settled(app: Laneway, kind: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [1e15, float("nan"), float("inf"), 10**400, "soon"])
-def test_a_topic_whose_retry_after_cannot_be_rests_as_if_none_was_said(app: Laneway, asked: Any) -> None:
+def test_a_topic_whose_retry_after_cannot_be_rests_as_if_none_was_said(
+    app: Laneway, asked: Any
+) -> None:
     """A second, doubled up to five minutes; not a century."""
 
     @app.handler("bad")
@@ -172,7 +185,20 @@ def test_a_topic_whose_retry_after_cannot_be_rests_as_if_none_was_said(app: Lane
 
 
 CONTROLS = {
-    "laneway-keeps": ["9999999999999", "9" * 30, "9" * 5000, "-1", "nan", "1e5", "600,", ",", "", "0", "600,99999999999999999999", "²"],
+    "laneway-keeps": [
+        "9999999999999",
+        "9" * 30,
+        "9" * 5000,
+        "-1",
+        "nan",
+        "1e5",
+        "600,",
+        ",",
+        "",
+        "0",
+        "600,99999999999999999999",
+        "²",
+    ],
     "laneway-needs": ["9" * 5000, "-1", "x", "", "0", "nan"],
     "laneway-flow": ["1", "", "x" * 1000],
     "laneway-time-limit": ["nan", "inf", "-inf", "-1", "0", "1e400", "9" * 5000, "", "x"],
@@ -194,7 +220,10 @@ CONTROLS = {
 
 @pytest.mark.parametrize("is_raising", [True, False])
 def test_control_headers_of_another_program_harm_nobody(app: Laneway, is_raising: bool) -> None:
-    """Whatever stands in them, whether the message ends well, dies, expires, is cancelled, redriven or explained."""
+    """
+    Whatever stands in them, whether the message ends well, dies, expires, is cancelled, redriven or
+    explained.
+    """
 
     @app.handler("bad.*")
     async def bad(_: Message) -> None:
@@ -213,11 +242,30 @@ def test_control_headers_of_another_program_harm_nobody(app: Laneway, is_raising
     named = {"laneway-task": "bad"}
     for header, values in CONTROLS.items():
         for said in values:
-            for topic, own, body in (("bad.once", {}, b"1"), ("task", named, call), ("task", named, b"[" * 5000)):
+            for topic, own, body in (
+                ("bad.once", {}, b"1"),
+                ("task", named, call),
+                ("task", named, b"[" * 5000),
+            ):
                 for more in ({}, {"laneway-flow": "1"}):
                     _put_unchecked(app, Draft(topic, body, headers={**own, **more, header: said}))
-            _put_unchecked(app, Draft("queue", call, headers={"laneway-task": "call:tests.poison.endings:called", header: said}))
-            _put_unchecked(app, Draft("gone", call, id=f"{header}{said:.50}", headers={"laneway-flow": "1", header: said}))
+            _put_unchecked(
+                app,
+                Draft(
+                    "queue",
+                    call,
+                    headers={"laneway-task": "call:tests.poison.endings:called", header: said},
+                ),
+            )
+            _put_unchecked(
+                app,
+                Draft(
+                    "gone",
+                    call,
+                    id=f"{header}{said:.50}",
+                    headers={"laneway-flow": "1", header: said},
+                ),
+            )
             _put_unchecked(app, Draft("late", b"1", ttl_us=1, headers={header: said}))
     done = neighbors(app)
     for view in app.engine.topic_peek("gone", limit=1000):
@@ -233,7 +281,9 @@ def test_control_headers_of_another_program_harm_nobody(app: Laneway, is_raising
 
 
 def _put_unchecked(app: Laneway, draft: Draft) -> None:
-    """As a program puts it that does not check; what the engine itself refuses is no matter here."""
+    """
+    As a program puts it that does not check; what the engine itself refuses is no matter here.
+    """
     from laneway import BadMessage
 
     try:
@@ -258,8 +308,12 @@ BROKEN = {
 }
 
 
-def test_a_module_that_fails_to_import_has_no_function(app: Laneway, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However it fails, its jobs wait as if nothing handled them, and the queue's other jobs run."""
+def test_a_module_that_fails_to_import_has_no_function(
+    app: Laneway, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    However it fails, its jobs wait as if nothing handled them, and the queue's other jobs run.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
     queue = app.queue("q")
     for name, source in BROKEN.items():
@@ -288,14 +342,18 @@ def burst_once(app: Laneway) -> None:
     app.run_worker(burst=True, concurrency=4)
 
 
-def test_an_outcome_that_names_a_lazy_module_imports_nothing(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outcome_that_names_a_lazy_module_imports_nothing(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A class is looked up in what the module holds already."""
     import importlib
 
     from laneway.tasks import outcomes
 
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "lazy_names.py").write_text("ASKED = []\ndef __getattr__(name):\n    ASKED.append(name)\n    return ValueError\n")
+    (tmp_path / "lazy_names.py").write_text(
+        "ASKED = []\ndef __getattr__(name):\n    ASKED.append(name)\n    return ValueError\n"
+    )
     lazy = importlib.import_module("lazy_names")
     assert outcomes._class("lazy_names:Anything") is None
     assert outcomes._class("lazy_names:Anything.more") is None
@@ -306,12 +364,21 @@ def test_an_outcome_that_names_a_lazy_module_imports_nothing(tmp_path: Any, monk
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_a_settlement_that_the_engine_refuses_is_found_among_hundreds(app: Laneway, monkeypatch: pytest.MonkeyPatch, stubborn: bool) -> None:
-    """Whatever is not checked before: the one message is a dead letter with that reason, the others end as they did."""
+def test_a_settlement_that_the_engine_refuses_is_found_among_hundreds(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch, stubborn: bool
+) -> None:
+    """
+    Whatever is not checked before: the one message is a dead letter with that reason, the others
+    end as they did.
+    """
     settle = app.engine.settle
 
     def refusing(settlements: Any, **more: Any) -> Any:
-        if any(each.reason == "odd" or (stubborn and each.reason is not None and "OverflowError" in each.reason) for each in settlements):
+        if any(
+            each.reason == "odd"
+            or (stubborn and each.reason is not None and "OverflowError" in each.reason)
+            for each in settlements
+        ):
             raise OverflowError("too large an integer")
         return settle(settlements, **more)
 
@@ -327,5 +394,9 @@ def test_a_settlement_that_the_engine_refuses_is_found_among_hundreds(app: Lanew
     burst(app, 400)
     assert sorted(done) == list(range(300))
     letters = app.topic("bad").dead_letters()
-    reason = "cannot be settled" if stubborn else "cannot be settled: OverflowError: too large an integer"
+    reason = (
+        "cannot be settled"
+        if stubborn
+        else "cannot be settled: OverflowError: too large an integer"
+    )
     assert [letter.reason for letter in letters] == [reason] * 3

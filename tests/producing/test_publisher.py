@@ -44,7 +44,9 @@ def threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(20)
 
 
-def gather(publisher: Publisher, store: SlowStore, threads: ThreadPoolExecutor, topics: list[str]) -> list[object]:
+def gather(
+    publisher: Publisher, store: SlowStore, threads: ThreadPoolExecutor, topics: list[str]
+) -> list[object]:
     """Publish one while nobody else does, the others while its commit runs; what each was told."""
 
     def put(topic: str) -> object:
@@ -90,7 +92,11 @@ def test_a_failed_commit_is_told_to_all(threads: ThreadPoolExecutor) -> None:
     """When the engine is away every caller of the batch learns it, and the next commit goes on."""
     store = SlowStore(held=True)
     publisher = Publisher(store.put, threads)
-    assert gather(publisher, store, threads, ["a", "away"]) == ["id-first", EngineUnavailable, EngineUnavailable]
+    assert gather(publisher, store, threads, ["a", "away"]) == [
+        "id-first",
+        EngineUnavailable,
+        EngineUnavailable,
+    ]
     assert publisher.put([Draft("later", b"")])[0].id == "id-later"
 
 

@@ -45,7 +45,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("shift", [90, -90])
 def test_a_schedule_fires_when_a_workers_clock_is_wrong(url: str, shift: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", WORKER, str(shift), url], stdout=subprocess.PIPE, text=True) as worker:
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(shift), url], stdout=subprocess.PIPE, text=True
+    ) as worker:
         try:
             assert worker.stdout is not None
             began = time.monotonic()

@@ -1,4 +1,7 @@
-"""Schedules of an application: in the store, fired once by however many workers, changed, paused, missed."""
+"""
+Schedules of an application: in the store, fired once by however many workers, changed, paused,
+missed.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,12 @@ def test_it_comes_again_and_again(clockwork: Clockwork) -> None:
     app.schedule("ten", clockwork.tick, every="10m", args=("ten",))
     app.schedule("mail", Message("mail", {"to": "all"}, key="k", priority=3), cron="5 * * * *")
     world.run()
-    assert [(each.name, each.when, each.next_at - START, each.topic) for each in app.schedules()] == [
-        ("mail", "cron 5 * * * * (UTC)", timedelta(minutes=5), "mail"), ("ten", "every 600 s", timedelta(minutes=10), "task.tick"),
-    ]  # fmt: skip
+    assert [
+        (each.name, each.when, each.next_at - START, each.topic) for each in app.schedules()
+    ] == [
+        ("mail", "cron 5 * * * * (UTC)", timedelta(minutes=5), "mail"),
+        ("ten", "every 600 s", timedelta(minutes=10), "task.tick"),
+    ]
     world.run_all(within="35m", schedules=True)
     assert clockwork.minutes("ten") == [10, 20, 30]
     (mail,) = world.waiting("mail")
@@ -63,7 +69,9 @@ def test_it_comes_again_and_again(clockwork: Clockwork) -> None:
     assert mail.id == "mail@2030-01-01T00:05:00+00:00"
 
 
-@pytest.mark.parametrize(("missed", "expected"), [("one", [130]), ("all", [130] * 13), ("skip", [])])
+@pytest.mark.parametrize(
+    ("missed", "expected"), [("one", [130]), ("all", [130] * 13), ("skip", [])]
+)
 def test_what_was_missed(clockwork: Clockwork, missed: str, expected: list[int]) -> None:
     """No worker ran for two hours, and ten minutes after the last firing one comes."""
     app, world = clockwork.app, clockwork.world
@@ -140,7 +148,10 @@ def test_once(clockwork: Clockwork) -> None:
     app, world = clockwork.app, clockwork.world
     assert world is not None
     app.schedule("party", clockwork.tick, at=START + timedelta(hours=2), args=("party",))
-    assert app.add_schedule("past", clockwork.tick, at=START - timedelta(hours=2), args=("past",)) is False
+    assert (
+        app.add_schedule("past", clockwork.tick, at=START - timedelta(hours=2), args=("past",))
+        is False
+    )
     world.run_all(schedules=True)
     assert clockwork.minutes("party") == [120]
     assert app.schedules() == []
@@ -161,7 +172,9 @@ def test_a_million_hourly_jobs_do_not_come_at_once(clockwork: Clockwork) -> None
     first = dict(clockwork.seen)
     clockwork.seen.clear()
     world.run_all(within="59m", schedules=True)
-    assert {name: at + timedelta(hours=1) for name, at in first.items()} == dict(clockwork.seen), "and always at the same minute"
+    assert {name: at + timedelta(hours=1) for name, at in first.items()} == dict(clockwork.seen), (
+        "and always at the same minute"
+    )
 
 
 def test_handled_twice_it_fires_once(clockwork: Clockwork) -> None:
@@ -199,7 +212,9 @@ def test_they_are_listed_page_by_page(clockwork: Clockwork) -> None:
     for n in range(25):
         app.add_schedule(f"s{n:02}", clockwork.tick, every="1h", args=("x",))
     first = app.schedules(limit=20)
-    assert [each.name for each in (*first, *app.schedules(after=first[-1].name))] == [f"s{n:02}" for n in range(25)]
+    assert [each.name for each in (*first, *app.schedules(after=first[-1].name))] == [
+        f"s{n:02}" for n in range(25)
+    ]
     with pytest.raises(UsageError, match="expected limit to be"):
         app.schedules(limit=0)
     with pytest.raises(UsageError, match='unknown option "evry"; did you mean "every"'):
@@ -227,7 +242,9 @@ def test_what_is_no_schedule_is_a_dead_letter(clockwork: Clockwork) -> None:
         ({"every": None}, "by one of every, cron, sun and at; 0 are given", UsageError),
     ],
 )
-def test_what_cannot_be(clockwork: Clockwork, options: dict[str, Any], told: str, kind: type[Exception]) -> None:
+def test_what_cannot_be(
+    clockwork: Clockwork, options: dict[str, Any], told: str, kind: type[Exception]
+) -> None:
     given = {"name": "x", "call": clockwork.tick, "every": "10m", "args": ("x",), **options}
     if isinstance(given["call"], Message) and "args" not in options:
         given["args"] = ()
@@ -251,4 +268,7 @@ def test_several_workers_fire_each_once(tmp_path: Path, engine: str) -> None:
         until(lambda: len(seen) >= 20, 30)
     assert len(set(seen)) == len(seen)
     moments = sorted(datetime.fromisoformat(each.partition("@")[2]) for each in seen)
-    assert all((later - earlier) % timedelta(milliseconds=100) == timedelta(0) for earlier, later in pairwise(moments))
+    assert all(
+        (later - earlier) % timedelta(milliseconds=100) == timedelta(0)
+        for earlier, later in pairwise(moments)
+    )

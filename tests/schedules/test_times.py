@@ -52,18 +52,30 @@ def test_lines(line: str, expected: list[str]) -> None:
 def test_a_step_over_one_value_is_that_value() -> None:
     found = firings(times.cron("0 8-8/5,20 * * *"), "2026-01-01T00:00", 3)
     assert [at.hour for at in found] == [8, 20, 8]
-    assert [at.hour for at in firings(times.cron("0 8/5 * * *"), "2026-01-01T00:00", 4)] == [8, 13, 18, 23]
+    assert [at.hour for at in firings(times.cron("0 8/5 * * *"), "2026-01-01T00:00", 4)] == [
+        8,
+        13,
+        18,
+        23,
+    ]
 
 
 def test_seconds() -> None:
-    assert [at.second for at in firings(times.cron("*/20 * * * * *"), "2026-01-01T00:00:00", 4)] == [20, 40, 0, 20]
-    assert [f"{at:%H:%M:%S}" for at in firings(times.cron("30 15 10 * * *"), "2026-01-01T00:00:00", 2)] == ["10:15:30", "10:15:30"]
+    assert [
+        at.second for at in firings(times.cron("*/20 * * * * *"), "2026-01-01T00:00:00", 4)
+    ] == [20, 40, 0, 20]
+    assert [
+        f"{at:%H:%M:%S}" for at in firings(times.cron("30 15 10 * * *"), "2026-01-01T00:00:00", 2)
+    ] == ["10:15:30", "10:15:30"]
 
 
 @pytest.mark.parametrize("line", ["30 2 * * *", "0 30 2 * * *", "15 30 2 * * *"])
 def test_a_time_that_is_left_out_fires_all_the_same_and_once(line: str) -> None:
     """Spring, 2026-03-29: 02:00 to 03:00 do not exist in Berlin."""
-    found = [at.astimezone(BERLIN) for at in firings(times.cron(line, "Europe/Berlin"), "2026-03-27T12:00", 4)]
+    found = [
+        at.astimezone(BERLIN)
+        for at in firings(times.cron(line, "Europe/Berlin"), "2026-03-27T12:00", 4)
+    ]
     assert [at.day for at in found] == [28, 29, 30, 31]
     assert found[1].hour == 3
 
@@ -72,8 +84,12 @@ def test_a_time_that_is_left_out_fires_all_the_same_and_once(line: str) -> None:
 def test_a_time_that_comes_twice_fires_once(line: str) -> None:
     """Autumn, 2026-10-25: 02:00 to 03:00 come twice in Berlin."""
     for start in ("2026-10-23T12:00", "2026-10-25T00:40"):
-        found = [at.astimezone(BERLIN) for at in firings(times.cron(line, "Europe/Berlin"), start, 3)]
-        assert [at.day for at in found] == ([24, 25, 26] if start.startswith("2026-10-23") else [26, 27, 28])
+        found = [
+            at.astimezone(BERLIN) for at in firings(times.cron(line, "Europe/Berlin"), start, 3)
+        ]
+        assert [at.day for at in found] == (
+            [24, 25, 26] if start.startswith("2026-10-23") else [26, 27, 28]
+        )
 
 
 @pytest.mark.parametrize(("start", "hours"), [("2026-03-28T22:30", 24), ("2026-10-24T21:30", 24)])
@@ -85,8 +101,20 @@ def test_every_hour_is_every_hour(start: str, hours: int) -> None:
 
 @given(
     st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001
-    st.sampled_from(["30 2 * * *", "5 30 2 * * *", "*/7 * * * *", "0 0 L * *", "0 9 15W * *", "0 0 * * 1#2", "59 23 31 12 *"]),
-    st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]),
+    st.sampled_from(
+        [
+            "30 2 * * *",
+            "5 30 2 * * *",
+            "*/7 * * * *",
+            "0 0 L * *",
+            "0 9 15W * *",
+            "0 0 * * 1#2",
+            "59 23 31 12 *",
+        ]
+    ),
+    st.sampled_from(
+        ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]
+    ),
 )
 def test_it_is_always_later_and_nothing_is_between(moment: datetime, line: str, zone: str) -> None:
     """The firing after a moment is the firing after every moment up to it."""
@@ -99,27 +127,48 @@ def test_it_is_always_later_and_nothing_is_between(moment: datetime, line: str, 
 
 
 def test_every_so_often_is_the_same_everywhere() -> None:
-    assert firings(times.every(600), "2026-01-01T00:03", 2) == [datetime(2026, 1, 1, 0, 10, tzinfo=UTC), datetime(2026, 1, 1, 0, 20, tzinfo=UTC)]
-    assert times.every(600).next_after(datetime(2026, 1, 1, 0, 10, tzinfo=UTC)) == datetime(2026, 1, 1, 0, 20, tzinfo=UTC)
-    assert times.every(0.25).next_after(datetime(2026, 1, 1, tzinfo=UTC)) == datetime(2026, 1, 1, 0, 0, 0, 250_000, tzinfo=UTC)
+    assert firings(times.every(600), "2026-01-01T00:03", 2) == [
+        datetime(2026, 1, 1, 0, 10, tzinfo=UTC),
+        datetime(2026, 1, 1, 0, 20, tzinfo=UTC),
+    ]
+    assert times.every(600).next_after(datetime(2026, 1, 1, 0, 10, tzinfo=UTC)) == datetime(
+        2026, 1, 1, 0, 20, tzinfo=UTC
+    )
+    assert times.every(0.25).next_after(datetime(2026, 1, 1, tzinfo=UTC)) == datetime(
+        2026, 1, 1, 0, 0, 0, 250_000, tzinfo=UTC
+    )
 
 
 def test_the_sun() -> None:
-    """Berlin, June: against the almanac, to the minute. In Longyearbyen it does not rise from October to February."""
-    found = [f"{at:%m-%d %H:%M}" for at in firings(times.sun("sunrise", 52.52, 13.405), "2026-06-01T00:00", 2)]
+    """
+    Berlin, June: against the almanac, to the minute. In Longyearbyen it does not rise from October
+    to February.
+    """
+    found = [
+        f"{at:%m-%d %H:%M}"
+        for at in firings(times.sun("sunrise", 52.52, 13.405), "2026-06-01T00:00", 2)
+    ]
     assert found == ["06-01 02:50", "06-02 02:49"]
-    dusk, dawn = (firings(times.sun(event, 52.52, 13.405), "2026-06-01T12:00", 1)[0] for event in ("dusk", "dawn"))
+    dusk, dawn = (
+        firings(times.sun(event, 52.52, 13.405), "2026-06-01T12:00", 1)[0]
+        for event in ("dusk", "dawn")
+    )
     assert dusk < dawn < dusk + timedelta(hours=8)
     (polar,) = firings(times.sun("sunrise", 78.22, 15.63), "2026-11-01T00:00", 1)
     assert (polar.year, polar.month) == (2027, 2)
     before = times.sun("sunset", 52.52, 13.405, -1800)
-    assert firings(times.sun("sunset", 52.52, 13.405), "2026-06-01T00:00", 1)[0] - firings(before, "2026-06-01T00:00", 1)[0] == timedelta(minutes=30)
+    assert firings(times.sun("sunset", 52.52, 13.405), "2026-06-01T00:00", 1)[0] - firings(
+        before, "2026-06-01T00:00", 1
+    )[0] == timedelta(minutes=30)
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"line": "61 * * * *"}, "the minute of the cron line '61 * * * *' cannot be '61'; expected 0-59"),
+        (
+            {"line": "61 * * * *"},
+            "the minute of the cron line '61 * * * *' cannot be '61'; expected 0-59",
+        ),
         ({"line": "* * * *"}, "has 4 fields; expected 5"),
         ({"line": "0 25 * * *"}, "the hour"),
         ({"line": "0 0 0 * *"}, "the day of month"),
@@ -130,7 +179,10 @@ def test_the_sun() -> None:
         ({"line": "0 0 30 2 *"}, "the day of month"),
         ({"line": "0 0 31W 2 *"}, "the day of month"),
         ({"line": 5}, "expected a cron line"),
-        ({"line": "* * * * *", "zone": "Europe/Berln"}, "there is no time zone 'Europe/Berln'; did you mean \"Europe/Berlin\""),
+        (
+            {"line": "* * * * *", "zone": "Europe/Berln"},
+            "there is no time zone 'Europe/Berln'; did you mean \"Europe/Berlin\"",
+        ),
         ({"line": "* * * * *", "zone": "../etc/passwd"}, "there is no time zone"),
         ({"period": 0}, "expected a period of 0.1 s to 10 years, got 0 s"),
         ({"period": "often"}, "often"),
@@ -141,7 +193,7 @@ def test_the_sun() -> None:
         ({}, "by one of every, cron, sun and at; 0 are given"),
         ({"period": 5, "line": "* * * * *"}, "2 are given"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be(options: dict[str, Any], told: str) -> None:
     given = {"period": None, "line": None, "event": None, "moment": None, "zone": "UTC", **options}
     with pytest.raises(UsageError) as error:

@@ -57,14 +57,19 @@ def operations(engine: FullEngine) -> list[Callable[[], object]]:
 
 
 @pytest.mark.parametrize("settled", [True, False])
-def test_a_file_that_was_removed(path: Path, opened: Callable[..., FullEngine], settled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_was_removed(
+    path: Path, opened: Callable[..., FullEngine], settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether its folder has been quiet for long or not."""
     monkeypatch.setattr(files, "SETTLED_NS", -(10**9) if settled else 10**12)
     engine = opened(path)
     assert put(engine) == ["accepted"]
     for each in path.parent.glob("q.db*"):
         each.unlink()
-    with pytest.raises(EngineUnavailable, match=r"q\.db: the file was removed or moved away under this process.*put it back") as raised:
+    with pytest.raises(
+        EngineUnavailable,
+        match=r"q\.db: the file was removed or moved away under this process.*put it back",
+    ) as raised:
         put(engine)
     assert raised.value.applied is None
     for operation in operations(engine):
@@ -104,7 +109,10 @@ def test_a_part_that_was_removed(path: Path, opened: Callable[..., FullEngine], 
     assert put(first, 3) == put(second, 3) == ["accepted"] * 3
     path.with_name(f"q.db-{which}").unlink()
     for engine in (first, second):
-        with pytest.raises(EngineUnavailable, match=rf"q\.db-{which}: the file was removed or replaced.*end all of them"):
+        with pytest.raises(
+            EngineUnavailable,
+            match=rf"q\.db-{which}: the file was removed or replaced.*end all of them",
+        ):
             put(engine)
         with pytest.raises(EngineUnavailable, match="removed or replaced"):
             engine.overview()
@@ -123,9 +131,13 @@ def test_a_file_that_was_replaced(path: Path, opened: Callable[..., FullEngine])
     put(other)
     other.close()
     path.with_name("other.db").rename(path)
-    with pytest.raises(EngineUnavailable, match=r"another file was put in its place.*restart this program"):
+    with pytest.raises(
+        EngineUnavailable, match=r"another file was put in its place.*restart this program"
+    ):
         put(engine)
-    with pytest.raises(EngineCorrupt, match=r"the .*q\.db-wal beside it was left by another file.*move .*q\.db-wal"):
+    with pytest.raises(
+        EngineCorrupt, match=r"the .*q\.db-wal beside it was left by another file.*move .*q\.db-wal"
+    ):
         opened(path)
     engine.close()
     for part in ("wal", "shm"):
@@ -147,7 +159,9 @@ def test_its_own_wal_is_no_strangers(path: Path, opened: Callable[..., FullEngin
         assert opened(path).overview().waiting == count
 
 
-def test_a_relative_path_is_that_of_the_beginning(path: Path, opened: Callable[..., FullEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_that_of_the_beginning(
+    path: Path, opened: Callable[..., FullEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(path.parent)
     engine = opened(Path("q.db"))
     link = path.with_name("link.db")
@@ -162,12 +176,16 @@ def test_a_relative_path_is_that_of_the_beginning(path: Path, opened: Callable[.
 
 
 @pytest.mark.parametrize("layout", [0, -1])
-def test_a_layout_that_nobody_wrote(path: Path, opened: Callable[..., FullEngine], layout: int) -> None:
+def test_a_layout_that_nobody_wrote(
+    path: Path, opened: Callable[..., FullEngine], layout: int
+) -> None:
     opened(path).close()
     raw = sqlite3.connect(path)
     raw.execute(f"PRAGMA user_version = {layout}")
     raw.close()
-    with pytest.raises(SchemaMismatch, match=rf"the file has layout {layout}, which no Laneway has written"):
+    with pytest.raises(
+        SchemaMismatch, match=rf"the file has layout {layout}, which no Laneway has written"
+    ):
         opened(path)
 
 
@@ -185,11 +203,15 @@ app.run_worker()
 """
 
 
-def test_a_worker_waits_until_its_file_is_back(path: Path, opened: Callable[..., FullEngine]) -> None:
+def test_a_worker_waits_until_its_file_is_back(
+    path: Path, opened: Callable[..., FullEngine]
+) -> None:
     engine = opened(path)
     put(engine)
     command = [sys.executable, "-c", WORKER, f"sqlite:///{path}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as worker:
         try:
             assert worker.stdout is not None
             assert worker.stderr is not None

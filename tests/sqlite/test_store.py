@@ -21,7 +21,14 @@ from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.engines.sqlite import store
 from laneway.engines.sqlite.statements import SQL
-from laneway.errors import BadPolicy, EngineCorrupt, EngineUnavailable, LanewayError, SchemaMismatch, UsageError
+from laneway.errors import (
+    BadPolicy,
+    EngineCorrupt,
+    EngineUnavailable,
+    LanewayError,
+    SchemaMismatch,
+    UsageError,
+)
 from laneway.message import Draft, Settlement
 from laneway.policy import Tier
 from laneway.units import SECOND
@@ -39,14 +46,26 @@ def test_what_was_published_is_there_after_opening_anew(tmp_path: Path) -> None:
     first.close()
     again = engine_at(tmp_path / "q.db")
     (lease,) = again.lease(5).leases
-    assert (lease.id, lease.body, lease.key, lease.priority, lease.headers) == ("mine", b"\x00\xff", "k", 7, {"h": "v"})
+    assert (lease.id, lease.body, lease.key, lease.priority, lease.headers) == (
+        "mine",
+        b"\x00\xff",
+        "k",
+        7,
+        {"h": "v"},
+    )
     assert again.policy_of("a").rate == 5
     again.close()
 
 
 def test_an_exact_policy_makes_no_other_process_read_policies_again(tmp_path: Path) -> None:
-    """The version that others look at stays; what it costs in statements does not grow with their number."""
-    with closing(engine_at(tmp_path / "q.db")) as first, closing(engine_at(tmp_path / "q.db")) as other:
+    """
+    The version that others look at stays; what it costs in statements does not grow with their
+    number.
+    """
+    with (
+        closing(engine_at(tmp_path / "q.db")) as first,
+        closing(engine_at(tmp_path / "q.db")) as other,
+    ):
         first.policy_set("code", "t.*", {"retries": 1})
         first.put([Draft("t.1", b"1")])
         other.lease(1)
@@ -75,7 +94,13 @@ def test_namespaces_are_worlds_apart(tmp_path: Path) -> None:
     assert len(online.lease(5).leases) == 1
 
 
-@pytest.mark.parametrize("content", [b"this is not a database at all, but long enough to look at" * 50, b"SQLite format 3\x00" + b"\xff" * 5000])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"this is not a database at all, but long enough to look at" * 50,
+        b"SQLite format 3\x00" + b"\xff" * 5000,
+    ],
+)
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
     """And is left as it is."""
     path = tmp_path / "q.db"
@@ -110,9 +135,11 @@ def make_layout(path: Path, layout: int, *statements: str) -> None:
 
 ONE_MESSAGE = """
     INSERT INTO tier_queue (tier_queue, pool, tier) VALUES (1, 'default', 'mid');
-    INSERT INTO lane (lane, name, tier_queue, place, vt, tat, ready, delayed, parked, leased, bytes, published, delivered, done, seen, lately, before)
+    INSERT INTO lane (lane, name, tier_queue, place, vt, tat, ready, delayed, parked, leased, bytes,
+                      published, delivered, done, seen, lately, before)
         VALUES (1, 'a', 1, 1, 0, 0, 1, 0, 0, 0, 4, 1, 0, 0, 0, 0, 0);
-    INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body) VALUES (1, 1, 0, 1, 1, 1, 1, 0, 0, CAST('kept' AS BLOB));
+    INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body)
+        VALUES (1, 1, 0, 1, 1, 1, 1, 0, 0, CAST('kept' AS BLOB));
     INSERT INTO ready (lane, rank, pos, seq, mid) VALUES (1, 1, 1, 1, 1);
     UPDATE shard SET seq = 1, waiting = 1, bytes = 4, published = 1, lanes = 1;
 """
@@ -128,13 +155,23 @@ def test_policies_of_an_older_layout_are_kept(tmp_path: Path) -> None:
         ("code", "t.*", {"weight": 2.0}),
         ("operator", "a", {"paused": True}),
     ]
-    policies = [f"INSERT INTO policy VALUES ('{layer}', '{pattern}', '{json.dumps(fields)}')" for layer, pattern, fields in rows]
+    policies = [
+        f"INSERT INTO policy VALUES ('{layer}', '{pattern}', '{json.dumps(fields)}')"
+        for layer, pattern, fields in rows
+    ]
     make_layout(path, 2, ONE_MESSAGE, *policies)
     with closing(engine_at(path)) as engine:
         assert engine.policies().rows() == [rows[2]]
         before = {"code": {"retries": 2}, "program:": {"retries": 2}, "operator": {"paused": True}}
-        assert engine.policy_own_list() == ([("a", before), ("b", {"code": {"rate": 5.0}, "program:": {"rate": 5.0}})], None)
-        assert (engine.policy_of("a").paused, engine.policy_of("a").retries, engine.policy_of("b").rate) == (True, 2, 5.0)
+        assert engine.policy_own_list() == (
+            [("a", before), ("b", {"code": {"rate": 5.0}, "program:": {"rate": 5.0}})],
+            None,
+        )
+        assert (
+            engine.policy_of("a").paused,
+            engine.policy_of("a").retries,
+            engine.policy_of("b").rate,
+        ) == (True, 2, 5.0)
         engine.policy_set("code", "a", {"weight": 3})
         assert engine.lease(1).leases == []
         engine.policy_reset("operator", "a")
@@ -148,7 +185,9 @@ def test_an_older_layout_is_brought_up(tmp_path: Path) -> None:
     with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
         (lease,) = engine.lease(1).leases
         assert lease.body == b"kept"
-        engine.settle([Settlement(lease.handle, lease.fence, id=lease.id, outcome=b"so", keep_us=SECOND * 60)])
+        engine.settle(
+            [Settlement(lease.handle, lease.fence, id=lease.id, outcome=b"so", keep_us=SECOND * 60)]
+        )
         assert engine.kept([(lease.id, "a")])[0].outcome == b"so"
         assert [check for check in engine.doctor() if not check.ok] == []
 
@@ -176,7 +215,9 @@ def test_missing_folders_and_folders_instead_of_files_are_told(tmp_path: Path) -
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that other users may enter; pytest closes its own, also those of a run beside this one."""
+    """
+    A folder that other users may enter; pytest closes its own, also those of a run beside this one.
+    """
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -184,19 +225,22 @@ def open_folder() -> Iterator[Path]:
 
 def opened_by_another_user(path: Path) -> str:
     """What an ordinary user is told: root may do everything."""
-    # The interpreter's own folder may be closed to others: import first, drop the rights afterwards.
+    # The interpreter's own folder may be closed to others: import first, drop the rights
+    # afterwards.
     program = (
-        "import msgspec, sqlite3, importlib.metadata, laneway.engines.sqlite.admin, laneway.engines.base\n"
-        "import os, sys\n"
-        "if os.getuid() == 0: os.setuid(65534)\n"
-        "from laneway.engines import open_engine\n"
-        "from laneway.engines.base import Settings\n"
-        "try: open_engine('sqlite:///' + sys.argv[1], Settings())\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
+        "import msgspec, sqlite3, importlib.metadata, laneway.engines.sqlite.admin,"
+        " laneway.engines.base\nimport os, sys\nif os.getuid() == 0: os.setuid(65534)\nfrom"
+        " laneway.engines import open_engine\nfrom laneway.engines.base import Settings\ntry:"
+        " open_engine('sqlite:///' + sys.argv[1], Settings())\nexcept Exception as error:"
+        " print(type(error).__name__, error)\n"
     )
     source = str(Path(__file__).parents[2] / "src")
     return subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source}
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": source},
     ).stdout
 
 
@@ -204,7 +248,11 @@ def test_a_file_that_cannot_be_written_is_told(open_folder: Path) -> None:
     path = open_folder / "q.db"
     engine_at(path).close()
     path.chmod(0o444)
-    assert opened_by_another_user(path) == f"EngineUnavailable {path}: the file cannot be written by this user; check its permissions\n"
+    assert (
+        opened_by_another_user(path)
+        == f"EngineUnavailable {path}: the file cannot be written by this user; check its"
+        " permissions\n"
+    )
 
 
 def test_a_folder_that_cannot_be_entered_is_told(open_folder: Path) -> None:
@@ -214,7 +262,10 @@ def test_a_folder_that_cannot_be_entered_is_told(open_folder: Path) -> None:
     closed.chmod(0o700 if os.getuid() == 0 else 0)
     said = opened_by_another_user(closed / "q.db")
     closed.chmod(0o700)
-    assert said == f"EngineUnavailable {closed}/q.db: Permission denied; check the permissions of the folders on the way to it\n"
+    assert (
+        said == f"EngineUnavailable {closed}/q.db: Permission denied; check the permissions of the"
+        " folders on the way to it\n"
+    )
 
 
 def test_processes_may_make_the_file_at_once(tmp_path: Path) -> None:
@@ -234,11 +285,15 @@ def test_processes_may_make_the_file_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=environment,
+            [sys.executable, "-c", program, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         for _ in range(4)
-    ]  # fmt: skip
+    ]
     for _ in range(40):
         for process in started:
             assert process.stdout is not None
@@ -275,7 +330,11 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     )
     source = str(Path(__file__).parents[2] / "src")
     said = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source}
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": source},
     )
     accepted, _, text = said.stdout.partition(" ")
     assert int(accepted) > 0
@@ -289,7 +348,13 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
 def test_tiers_of_an_older_layout_are_the_codes_layer(tmp_path: Path) -> None:
     """They were stored as a list; the default is the one that every topic had."""
     path = tmp_path / "q.db"
-    make_layout(path, 3, """INSERT INTO setting VALUES ('tiers', '[["gold", {"share": 3.0}], ["mid", {"share": 1.0}]]')""", ONE_MESSAGE)
+    make_layout(
+        path,
+        3,
+        """INSERT INTO setting VALUES
+        ('tiers', '[["gold", {"share": 3.0}], ["mid", {"share": 1.0}]]')""",
+        ONE_MESSAGE,
+    )
     with closing(engine_at(path)) as engine:
         assert (list(engine.tiers), engine.tiers.default) == (["gold", "mid"], "mid")
         engine.tier_set("operator", {"gold": Tier(5)})
@@ -306,7 +371,9 @@ def test_whether_a_topics_own_policy_names_a_tier_is_answered_by_an_index(tmp_pa
             engine.tier_set("code", {"low": None})
         connection = engine._store.connection  # type: ignore[attr-defined]
         for layer in ("code", "operator"):
-            plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[f'own_set_with_{layer}_tier']}", ("low",)).fetchall()
+            plan = connection.execute(
+                f"EXPLAIN QUERY PLAN {SQL[f'own_set_with_{layer}_tier']}", ("low",)
+            ).fetchall()
             assert f"own_set_{layer}_tier" in plan[0][3]
 
 
@@ -369,10 +436,17 @@ def test_the_doctor_finds_and_mends_what_was_lost(tmp_path: Path) -> None:
     raw.commit()
     raw.close()
     engine = engine_at(path)
-    assert [check.name for check in engine.doctor() if not check.ok] == ["order", "messages", "counts", "totals"]
+    assert [check.name for check in engine.doctor() if not check.ok] == [
+        "order",
+        "messages",
+        "counts",
+        "totals",
+    ]
     engine.doctor(repair=True)
     assert all(check.ok for check in engine.doctor())
-    assert sorted(lease.body for lease in engine.lease(100).leases) == [str(n).encode() for n in range(10) if n != 2]
+    assert sorted(lease.body for lease in engine.lease(100).leases) == [
+        str(n).encode() for n in range(10) if n != 2
+    ]
 
 
 def test_a_file_made_again_repeats_no_number(tmp_path: Path) -> None:
@@ -391,6 +465,9 @@ def test_a_file_made_again_repeats_no_number(tmp_path: Path) -> None:
     assert min(lease.fence for lease in new) > max(lease.fence for lease in old)
     assert engine.extend([(lease.handle, lease.fence) for lease in old], 60_000_000) == [False] * 5
     for action in ("ack", "retry", "dead", "release"):
-        assert engine.settle([Settlement(lease.handle, lease.fence, action) for lease in old]) == ["lost"] * 5
+        assert (
+            engine.settle([Settlement(lease.handle, lease.fence, action) for lease in old])
+            == ["lost"] * 5
+        )
     assert engine.settle([Settlement(lease.handle, lease.fence) for lease in new]) == ["acked"] * 5
     engine.close()

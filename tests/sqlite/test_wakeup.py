@@ -91,7 +91,9 @@ def test_a_settle_that_frees_a_slot_wakes_a_waiter(url: str) -> None:
 
 
 def test_a_publish_wakes_another_process(tmp_path: Path) -> None:
-    """A waiter elsewhere on the machine starts at once, and is still woken after one that was killed."""
+    """
+    A waiter elsewhere on the machine starts at once, and is still woken after one that was killed.
+    """
     url = f"sqlite:///{tmp_path}/q.db"
     engine = open_engine(url, Settings())
     program = (
@@ -105,7 +107,12 @@ def test_a_publish_wakes_another_process(tmp_path: Path) -> None:
     )
 
     def start() -> subprocess.Popen[str]:
-        process = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": SOURCE})
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, url],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": SOURCE},
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         return process
@@ -132,7 +139,9 @@ def test_no_socket_is_left_behind(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_without_sockets_it_polls_and_logs_that(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_sockets_it_polls_and_logs_that(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Say the folder belongs to somebody else."""
     engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings())
     (tmp_path / "taken").write_text("")

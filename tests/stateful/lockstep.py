@@ -20,7 +20,10 @@ from tests.conformance.conftest import ENGINES
 from tests.model import Model
 
 START = 2_200_000_000 * SECOND
-"""Ahead of every real clock, so that the engine's own never counts, and small enough for rate clocks in 53 bits."""
+"""
+Ahead of every real clock, so that the engine's own never counts, and small enough for rate clocks
+in 53 bits.
+"""
 
 TIERS = {"high": Tier(6), "mid": Tier(3), "low": Tier(1, fair_by="time"), "vip": Tier("strict")}
 RANDOM = 0.5
@@ -29,7 +32,10 @@ LAST_CALLS = 12
 
 
 class Names:
-    """What the engine calls what the model calls otherwise: ids and handles of their own making, learned from their answers."""
+    """
+    What the engine calls what the model calls otherwise: ids and handles of their own making,
+    learned from their answers.
+    """
 
     def __init__(self) -> None:
         self._by_model: dict[Any, Any] = {}
@@ -37,7 +43,10 @@ class Names:
 
     def same(self, engines: Any, models: Any) -> bool:
         """Whether they name the same thing; what neither has named before is learned."""
-        return self._by_model.setdefault(models, engines) == engines and self._by_engine.setdefault(engines, models) == models
+        return (
+            self._by_model.setdefault(models, engines) == engines
+            and self._by_engine.setdefault(engines, models) == models
+        )
 
     def same_id(self, engines: str, models: str) -> bool:
         """Ids that are made of a made one (`made-7:0`) are the same where their beginnings are."""
@@ -52,18 +61,29 @@ class Names:
     def for_engine(self, models: str) -> str:
         """The model's id as the engine knows it."""
         begin, colon, end = models.partition(":")
-        return f"{self._by_model.get(begin, begin)}{colon}{end}" if begin.startswith("made-") else models
+        return (
+            f"{self._by_model.get(begin, begin)}{colon}{end}"
+            if begin.startswith("made-")
+            else models
+        )
 
 
 class Lockstep:
-    """One engine of the table (two objects of it, where several processes may use one store), and the model."""
+    """
+    One engine of the table (two objects of it, where several processes may use one store), and the
+    model.
+    """
 
     def __init__(self, name: str, **settings: Any) -> None:
         self._name = name
-        self._settings = Settings(tiers=TIERS, random=lambda: RANDOM, durability="memory", **settings)
+        self._settings = Settings(
+            tiers=TIERS, random=lambda: RANDOM, durability="memory", **settings
+        )
         self._folder = Path(tempfile.mkdtemp())
         self.engine = self._open()
-        self._idle = [self._open()] if self.engine.capabilities.processes else []  # as another process would have it
+        self._idle = (
+            [self._open()] if self.engine.capabilities.processes else []
+        )  # as another process would have it
         self.model = Model(TIERS, random=lambda: RANDOM, **settings)
         self.names = Names()
         self._calls: deque[tuple[Any, ...]] = deque(maxlen=LAST_CALLS)
@@ -88,11 +108,24 @@ class Lockstep:
             engine.close()
         shutil.rmtree(self._folder)
 
-    def call(self, operation: str, engines: tuple[Any, ...], models: tuple[Any, ...] | None = None, **options: Any) -> tuple[Any, Any]:
-        """Call both, with arguments of their own where they differ; both answers, after they were found to agree."""
-        self._calls.append((self.now - START, operation, engines if models is None else models, options))
+    def call(
+        self,
+        operation: str,
+        engines: tuple[Any, ...],
+        models: tuple[Any, ...] | None = None,
+        **options: Any,
+    ) -> tuple[Any, Any]:
+        """
+        Call both, with arguments of their own where they differ; both answers, after they were
+        found to agree.
+        """
+        self._calls.append(
+            (self.now - START, operation, engines if models is None else models, options)
+        )
         ours = _outcome(getattr(self.engine, operation), engines, options)
-        theirs = _outcome(getattr(self.model, operation), engines if models is None else models, options)
+        theirs = _outcome(
+            getattr(self.model, operation), engines if models is None else models, options
+        )
         self.compare(operation, ours, theirs)
         return ours, theirs
 
@@ -100,12 +133,20 @@ class Lockstep:
         difference = self._difference(engines, models, what)
         if difference is not None:
             where, ours, theirs = difference
-            calls = "\n".join(f"  {at / SECOND:g} s  {operation} {arguments} {options}" for at, operation, arguments, options in self._calls)
-            raise AssertionError(f"{where}: the engine says {ours!r}, the model {theirs!r}, after (in the model's words)\n{calls}")
+            calls = "\n".join(
+                f"  {at / SECOND:g} s  {operation} {arguments} {options}"
+                for at, operation, arguments, options in self._calls
+            )
+            raise AssertionError(
+                f"{where}: the engine says {ours!r}, the model {theirs!r}, after (in the model's"
+                f" words)\n{calls}"
+            )
 
     def compare_everything(self) -> None:
         """The whole state."""
-        snapshots = [async_variant.snapshot(now_us=self.now) for async_variant in (self.engine, self.model)]
+        snapshots = [
+            async_variant.snapshot(now_us=self.now) for async_variant in (self.engine, self.model)
+        ]
         for snapshot in snapshots:
             snapshot["totals"]["tiers"].sort(key=lambda tier: (tier.pool, tier.tier))
         self.compare("snapshot", *snapshots)
@@ -116,12 +157,29 @@ class Lockstep:
             return None
         if isinstance(engines, msgspec.Struct) and type(engines) is type(models):
             engines, models = msgspec.structs.asdict(engines), msgspec.structs.asdict(models)
-        if isinstance(engines, dict) and isinstance(models, dict) and engines.keys() == models.keys():
-            found = (self._difference(engines[key], models[key], f"{where}.{key}") for key in engines)
-        elif isinstance(engines, (list, tuple)) and isinstance(models, (list, tuple)) and len(engines) == len(models):
-            found = (self._difference(one, other, f"{where}[{n}]") for n, (one, other) in enumerate(zip(engines, models, strict=True)))
+        if (
+            isinstance(engines, dict)
+            and isinstance(models, dict)
+            and engines.keys() == models.keys()
+        ):
+            found = (
+                self._difference(engines[key], models[key], f"{where}.{key}") for key in engines
+            )
+        elif (
+            isinstance(engines, (list, tuple))
+            and isinstance(models, (list, tuple))
+            and len(engines) == len(models)
+        ):
+            found = (
+                self._difference(one, other, f"{where}[{n}]")
+                for n, (one, other) in enumerate(zip(engines, models, strict=True))
+            )
         else:
-            return None if self._is_same(engines, models, where.rpartition(".")[2]) else (where, engines, models)
+            return (
+                None
+                if self._is_same(engines, models, where.rpartition(".")[2])
+                else (where, engines, models)
+            )
         return next((difference for difference in found if difference is not None), None)
 
     def _is_same(self, engines: Any, models: Any, what: str) -> bool:
@@ -138,9 +196,14 @@ class Lockstep:
         return type(engines) is type(models) and engines == models
 
     def _is_stale(self, engines: int | None, models: int | None) -> bool:
-        """An engine may also wake at a deadline that a lease had before it was settled or extended; at once where that has passed."""
+        """
+        An engine may also wake at a deadline that a lease had before it was settled or extended; at
+        once where that has passed.
+        """
         given = self.model.deadlines_given
-        is_one = engines in given or (engines == self.model.now and min(given, default=engines + 1) <= engines)
+        is_one = engines in given or (
+            engines == self.model.now and min(given, default=engines + 1) <= engines
+        )
         return is_one and (models is None or (engines is not None and engines < models))
 
 

@@ -1,9 +1,11 @@
 """
-Random histories under a clock that is moved by hand: an engine and the model go through the same, and every answer and the whole state
-are compared after each step. Beside that holds in every history: the store's parts agree, and in the end everything drains.
+Random histories under a clock that is moved by hand: an engine and the model go through the same,
+and every answer and the whole state are compared after each step. Beside that holds in every
+history: the store's parts agree, and in the end everything drains.
 
-Always the same short ones; `LANEWAY_HISTORIES=2000 pytest tests/stateful` runs so many random ones on each engine and tells the seed,
-which `LANEWAY_SEED=…` repeats; with `LANEWAY_SHRINK=1` a failing one is made shorter first, which takes minutes.
+Always the same short ones; `LANEWAY_HISTORIES=2000 pytest tests/stateful` runs so many random ones
+on each engine and tells the seed, which `LANEWAY_SEED=…` repeats; with `LANEWAY_SHRINK=1` a failing
+one is made shorter first, which takes minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from laneway.engines.base import KEEPS_HEADER, NEEDS_HEADER
 from laneway.message import Draft, Lease, Receipt, Settlement
@@ -146,7 +155,10 @@ def a_draft(chance: random.Random, topic: str) -> Draft:
 
 def some_drafts(chance: random.Random, least: int, most: int, busy: str) -> list[Draft]:
     """Half of them for one topic."""
-    return [a_draft(chance, chance.choice([busy, chance.choice(BUSY)])) for _ in range(chance.randint(least, most))]
+    return [
+        a_draft(chance, chance.choice([busy, chance.choice(BUSY)]))
+        for _ in range(chance.randint(least, most))
+    ]
 
 
 def a_call(chance: random.Random) -> dict[str, Any]:
@@ -164,20 +176,40 @@ def a_call(chance: random.Random) -> dict[str, Any]:
 def an_end(chance: random.Random) -> Settlement:
     """How a lease ends."""
     pick = chance.choice
-    action = pick(["ack", "ack", "ack", "retry", "retry", "release", "release", "dead", "rest", "unhandled"])
+    action = pick(
+        ["ack", "ack", "ack", "retry", "retry", "release", "release", "dead", "rest", "unhandled"]
+    )
     delay = pick([None, None, None, 0, 300_000, 6 * SECOND])
     reason = pick([None, "why"])
-    return Settlement(0, 0, action, delay, reason, reason, pick([0, 1_000, 2 * SECOND, 500 * SECOND]), pick([True, False]))
+    return Settlement(
+        0,
+        0,
+        action,
+        delay,
+        reason,
+        reason,
+        pick([0, 1_000, 2 * SECOND, 500 * SECOND]),
+        pick([True, False]),
+    )
 
 
 NEW_TIERS = [Tier(1), Tier(5), Tier(2.5, "time"), Tier("strict"), None]
 chances = st.randoms(use_true_random=True)
 _single = st.lists(st.sampled_from(sorted(FIELDS)), max_size=3, unique=True).flatmap(
-    lambda names: st.fixed_dictionaries({name: st.sampled_from([*FIELDS[name], None]) for name in names})
+    lambda names: st.fixed_dictionaries(
+        {name: st.sampled_from([*FIELDS[name], None]) for name in names}
+    )
 )
-_two = st.tuples(st.sampled_from(TOGETHER), st.sampled_from(TOGETHER)).map(lambda pair: pair[0] | pair[1])
+_two = st.tuples(st.sampled_from(TOGETHER), st.sampled_from(TOGETHER)).map(
+    lambda pair: pair[0] | pair[1]
+)
 policies = st.one_of(st.sampled_from(TOGETHER), _two, _single)
-gates = st.builds(Gate, rate=st.sampled_from([None, 2.0, 50.0]), burst=st.sampled_from([None, 1, 3]), concurrency=st.sampled_from([None, 1, 3]))
+gates = st.builds(
+    Gate,
+    rate=st.sampled_from([None, 2.0, 50.0]),
+    burst=st.sampled_from([None, 1, 3]),
+    concurrency=st.sampled_from([None, 1, 3]),
+)
 layers = st.sampled_from(["code", "code", "operator"])
 policy_layers = st.sampled_from(["code", "code", "operator", "program:p", "program:q"])
 topics = st.sampled_from(TOPICS)
@@ -200,9 +232,18 @@ class Histories(RuleBasedStateMachine):
     @initialize(
         wide=policies,
         narrow=st.lists(st.tuples(st.sampled_from(PATTERNS), policies), min_size=2, max_size=5),
-        limits=st.sampled_from([{}] * 6 + [{"max_backlog": 6}, {"max_backlog": 4, "on_full": "drop_oldest"}, {"max_backlog_bytes": 150}]),
+        limits=st.sampled_from(
+            [{}] * 6
+            + [
+                {"max_backlog": 6},
+                {"max_backlog": 4, "on_full": "drop_oldest"},
+                {"max_backlog_bytes": 150},
+            ]
+        ),
     )
-    def begin(self, wide: dict[str, Any], narrow: list[tuple[str, dict[str, Any]]], limits: dict[str, Any]) -> None:
+    def begin(
+        self, wide: dict[str, Any], narrow: list[tuple[str, dict[str, Any]]], limits: dict[str, Any]
+    ) -> None:
         self.lockstep = Lockstep(self.name, **limits)
         self.do("gate_set", "g", Gate(concurrency=2))
         self.do("gate_set", "h", Gate(rate=5.0, burst=1))
@@ -217,31 +258,53 @@ class Histories(RuleBasedStateMachine):
         return self.lockstep.call(operation, arguments, now_us=self.lockstep.now, **options)
 
     def for_engine(self, batch: list[Draft]) -> list[Draft]:
-        return [msgspec.structs.replace(draft, id=self.lockstep.names.for_engine(draft.id) if draft.id else None) for draft in batch]
+        return [
+            msgspec.structs.replace(
+                draft, id=self.lockstep.names.for_engine(draft.id) if draft.id else None
+            )
+            for draft in batch
+        ]
 
     # Publishing, leasing, settling
 
     @rule(chance=chances)
     def put(self, chance: random.Random) -> None:
-        batch = [self.again(draft, chance) if draft.id == AGAIN else draft for draft in some_drafts(chance, 1, 6, self.busy)]
-        _, receipts = self.lockstep.call("put", (self.for_engine(batch),), (batch,), now_us=self.lockstep.now)
+        batch = [
+            self.again(draft, chance) if draft.id == AGAIN else draft
+            for draft in some_drafts(chance, 1, 6, self.busy)
+        ]
+        _, receipts = self.lockstep.call(
+            "put", (self.for_engine(batch),), (batch,), now_us=self.lockstep.now
+        )
         if not isinstance(receipts, str):
-            self.signalled |= {receipt.id for receipt, draft in zip(receipts, batch, strict=True) if NEEDS_HEADER in (draft.headers or {})}
+            self.signalled |= {
+                receipt.id
+                for receipt, draft in zip(receipts, batch, strict=True)
+                if NEEDS_HEADER in (draft.headers or {})
+            }
             self.receipts += [receipt for receipt in receipts if receipt.id]
 
     @precondition(lambda self: self.crowds < CROWDS)
     @rule(chance=chances)
     def put_a_crowd(self, chance: random.Random) -> None:
-        """More than a lane's record has room for, than one hand-out gives, than the least size of the top lists."""
+        """
+        More than a lane's record has room for, than one hand-out gives, than the least size of the
+        top lists.
+        """
         self.crowds += 1
         topics = [self.busy, chance.choice(BUSY)]
-        batch = [Draft(chance.choice(topics), b"%d" % n, key=chance.choice([None, None, "k"])) for n in range(chance.choice([15, 18, 40, 90]))]
+        batch = [
+            Draft(chance.choice(topics), b"%d" % n, key=chance.choice([None, None, "k"]))
+            for n in range(chance.choice([15, 18, 40, 90]))
+        ]
         self.lockstep.call("put", (batch,), (batch,), now_us=self.lockstep.now)
 
     def again(self, draft: Draft, chance: random.Random) -> Draft:
         """The same once more."""
         before = chance.choice(self.receipts[-10:]) if self.receipts else None
-        return msgspec.structs.replace(draft, topic=before.topic if before else draft.topic, id=before.id if before else None)
+        return msgspec.structs.replace(
+            draft, topic=before.topic if before else draft.topic, id=before.id if before else None
+        )
 
     @rule(chance=chances)
     def lease(self, chance: random.Random) -> None:
@@ -252,7 +315,9 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(chance=chances)
     def settle(self, chance: random.Random) -> None:
-        """Several at once, also late ones, ones that will be settled again, and by a wrong handle."""
+        """
+        Several at once, also late ones, ones that will be settled again, and by a wrong handle.
+        """
         lately = self.held[-12:]
         pairs = chance.sample(lately, k=min(len(lately), chance.randint(1, 8)))
         if chance.random() < 0.05:
@@ -260,7 +325,9 @@ class Histories(RuleBasedStateMachine):
         ends = [an_end(chance) for _ in pairs]
         settlements = [
             [
-                msgspec.structs.replace(end, handle=pair[async_variant].handle, fence=pair[async_variant].fence)
+                msgspec.structs.replace(
+                    end, handle=pair[async_variant].handle, fence=pair[async_variant].fence
+                )
                 for pair, end in zip(pairs, ends, strict=True)
             ]
             for async_variant in (0, 1)
@@ -268,7 +335,11 @@ class Histories(RuleBasedStateMachine):
         for n, pair in enumerate(pairs):
             if chance.random() < 0.2:
                 for async_variant in (0, 1):
-                    settlements[async_variant][n].id, settlements[async_variant][n].outcome, settlements[async_variant][n].keep_us = (
+                    (
+                        settlements[async_variant][n].id,
+                        settlements[async_variant][n].outcome,
+                        settlements[async_variant][n].keep_us,
+                    ) = (
                         pair[async_variant].id,
                         b"so",
                         YEARS,
@@ -276,11 +347,26 @@ class Histories(RuleBasedStateMachine):
         if chance.random() < 0.05:
             for batch in settlements:
                 batch[0].handle = batch[-1].handle
-        publish = {0: [msgspec.structs.replace(draft, id=None) for draft in some_drafts(chance, 0, chance.choice([0, 0, 2]), self.busy)]}
-        answers, _ = self.lockstep.call("settle", (settlements[0],), (settlements[1],), now_us=self.lockstep.now, publish=publish)
+        publish = {
+            0: [
+                msgspec.structs.replace(draft, id=None)
+                for draft in some_drafts(chance, 0, chance.choice([0, 0, 2]), self.busy)
+            ]
+        }
+        answers, _ = self.lockstep.call(
+            "settle",
+            (settlements[0],),
+            (settlements[1],),
+            now_us=self.lockstep.now,
+            publish=publish,
+        )
         if isinstance(answers, str):
             return
-        ended = [pair for pair, answer in zip(pairs, answers, strict=True) if answer in ("lost", "gone") or chance.random() < 0.8]
+        ended = [
+            pair
+            for pair, answer in zip(pairs, answers, strict=True)
+            if answer in ("lost", "gone") or chance.random() < 0.8
+        ]
         self.held = [pair for pair in self.held if pair not in ended]
 
     @rule(chance=chances)
@@ -299,7 +385,8 @@ class Histories(RuleBasedStateMachine):
                 self.settle(chance)
             self.later(chance.choice([0, 0.1, 0.4, 0.5, 1.0, 1.0, 6.0]))
 
-    # Chosen more often than what people do now and then; under names of their own, of which Hypothesis leaves out some.
+    # Chosen more often than what people do now and then; under names of their own, of which
+    # Hypothesis leaves out some.
 
     @rule(chance=chances)
     def work_more(self, chance: random.Random) -> None:
@@ -314,7 +401,11 @@ class Histories(RuleBasedStateMachine):
         self.work(chance)
 
     @precondition(lambda self: self.held)
-    @rule(operation=st.sampled_from(["start", "extend"]), by_us=st.sampled_from([100_000, 3 * SECOND, 100 * SECOND]), most=st.integers(1, 4))
+    @rule(
+        operation=st.sampled_from(["start", "extend"]),
+        by_us=st.sampled_from([100_000, 3 * SECOND, 100 * SECOND]),
+        most=st.integers(1, 4),
+    )
     def keep(self, operation: str, by_us: int, most: int) -> None:
         """Also by a wrong handle: that of the lease before."""
         some = [handles(list(leases)) for leases in zip(*self.held[-most:], strict=True)]
@@ -331,10 +422,17 @@ class Histories(RuleBasedStateMachine):
         """For a message that waits for some, or that does not."""
         waiting = [receipt for receipt in self.receipts[-30:] if receipt.id in self.signalled]
         for receipt in waiting[-3:] or self.receipts[-1:]:
-            draft = Draft(receipt.topic, b"s", id=receipt.id, signal=chance.choice([0, 1, 1, 1, 2, 2]))
+            draft = Draft(
+                receipt.topic, b"s", id=receipt.id, signal=chance.choice([0, 1, 1, 1, 2, 2])
+            )
             if chance.random() < 0.3:
-                draft.delay_us, draft.ttl_us = chance.choice([0, 2 * SECOND]), chance.choice([None, SECOND, 9 * SECOND])
-            self.lockstep.call("put", (self.for_engine([draft]),), ([draft],), now_us=self.lockstep.now)
+                draft.delay_us, draft.ttl_us = (
+                    chance.choice([0, 2 * SECOND]),
+                    chance.choice([None, SECOND, 9 * SECOND]),
+                )
+            self.lockstep.call(
+                "put", (self.for_engine([draft]),), ([draft],), now_us=self.lockstep.now
+            )
 
     signal_more = signal
 
@@ -342,9 +440,18 @@ class Histories(RuleBasedStateMachine):
     @rule(chance=chances, named=st.booleans())
     def withdraw(self, chance: random.Random, *, named: bool) -> None:
         receipt = chance.choice(self.receipts[-10:])
-        topic = receipt.topic if named or receipt.id not in MADE else None  # an id of the user's own is one of its topic
-        self.lockstep.call("withdraw", (self.lockstep.names.for_engine(receipt.id), topic), (receipt.id, topic), now_us=self.lockstep.now)
-        self.do("tick")  # where there was nothing to do, an engine need not have looked at the clock
+        topic = (
+            receipt.topic if named or receipt.id not in MADE else None
+        )  # an id of the user's own is one of its topic
+        self.lockstep.call(
+            "withdraw",
+            (self.lockstep.names.for_engine(receipt.id), topic),
+            (receipt.id, topic),
+            now_us=self.lockstep.now,
+        )
+        self.do(
+            "tick"
+        )  # where there was nothing to do, an engine need not have looked at the clock
 
     # Time
 
@@ -381,7 +488,14 @@ class Histories(RuleBasedStateMachine):
     def policy(self, layer: str, pattern: str, fields: dict[str, Any]) -> None:
         self.do("policy_set", layer, pattern, fields)
 
-    @rule(layer=layers, changes=st.dictionaries(st.sampled_from(["high", "mid", "low", "vip", "gold"]), st.sampled_from(NEW_TIERS), max_size=2))
+    @rule(
+        layer=layers,
+        changes=st.dictionaries(
+            st.sampled_from(["high", "mid", "low", "vip", "gold"]),
+            st.sampled_from(NEW_TIERS),
+            max_size=2,
+        ),
+    )
     def tiers(self, layer: str, changes: dict[str, Tier | None]) -> None:
         self.do("tier_set", layer, changes)
 
@@ -390,7 +504,9 @@ class Histories(RuleBasedStateMachine):
         self.do("tier_reset", name)
 
     @rule(
-        what=st.sampled_from(["policy_reset", "gate_set", "gate_set", "topic_purge", "topic_delete"]),
+        what=st.sampled_from(
+            ["policy_reset", "gate_set", "gate_set", "topic_purge", "topic_delete"]
+        ),
         layer=layers,
         policy_layer=policy_layers,
         pattern=st.sampled_from(PATTERNS),
@@ -399,7 +515,18 @@ class Histories(RuleBasedStateMachine):
         topic=topics,
         chance=chances,
     )
-    def seldom(self, *, what: str, layer: str, policy_layer: str, pattern: str, name: str, gate: Gate, topic: str, chance: random.Random) -> None:
+    def seldom(
+        self,
+        *,
+        what: str,
+        layer: str,
+        policy_layer: str,
+        pattern: str,
+        name: str,
+        gate: Gate,
+        topic: str,
+        chance: random.Random,
+    ) -> None:
         if what == "policy_reset":
             self.do(what, policy_layer, pattern)
         elif what == "gate_set":
@@ -418,12 +545,27 @@ class Histories(RuleBasedStateMachine):
         limit=st.sampled_from([1, 3, 1000]),
         spacing=st.sampled_from([0, 0, 400_000]),
     )
-    def dead(self, operation: str, topic: str | None, ids: list[str] | None, limit: int, spacing: int) -> None:
+    def dead(
+        self, operation: str, topic: str | None, ids: list[str] | None, limit: int, spacing: int
+    ) -> None:
         if topic is None and ids is not None:
-            ids = [each for each in ids if each in MADE]  # an id of the user's own is one of its topic
-        options = {"first_us": spacing * 2, "spacing_us": spacing} if operation == "dead_redrive" else {}
-        for_engine = [self.lockstep.names.for_engine(each) for each in ids] if ids is not None else None
-        self.lockstep.call(operation, (topic, for_engine), (topic, ids), limit=limit, now_us=self.lockstep.now, **options)
+            ids = [
+                each for each in ids if each in MADE
+            ]  # an id of the user's own is one of its topic
+        options = (
+            {"first_us": spacing * 2, "spacing_us": spacing} if operation == "dead_redrive" else {}
+        )
+        for_engine = (
+            [self.lockstep.names.for_engine(each) for each in ids] if ids is not None else None
+        )
+        self.lockstep.call(
+            operation,
+            (topic, for_engine),
+            (topic, ids),
+            limit=limit,
+            now_us=self.lockstep.now,
+            **options,
+        )
         self.do("tick")  # as in `withdraw`
 
     # Looking
@@ -436,12 +578,20 @@ class Histories(RuleBasedStateMachine):
         after=st.sampled_from([None, None, "a.1", "e"]),
         ids=st.lists(st.sampled_from(IDS + MADE), min_size=1, max_size=4, unique=True),
     )
-    def look(self, *, topic: str, limit: int, order: str, pattern: str, after: str | None, ids: list[str]) -> None:
+    def look(
+        self, *, topic: str, limit: int, order: str, pattern: str, after: str | None, ids: list[str]
+    ) -> None:
         self.do("topic_stats", topic)
         self.do("topic_peek", topic, limit=limit)
         for operation in ("cursors", "policy_of"):
             self.lockstep.call(operation, (topic,))
-        self.do("topic_list", order=order, pattern=pattern, limit=limit, after=after if order == "name" else None)
+        self.do(
+            "topic_list",
+            order=order,
+            pattern=pattern,
+            limit=limit,
+            after=after if order == "name" else None,
+        )
         self.look_at_messages(topic, ids)
         self.look_at_dead_letters(topic if limit % 2 else None, limit)
 
@@ -449,7 +599,9 @@ class Histories(RuleBasedStateMachine):
         theirs = [self.lockstep.names.for_engine(each) for each in ids]
         found = self.lockstep.engine.lookup(topic, theirs, now_us=self.lockstep.now)
         self.lockstep.compare(
-            "lookup", [found[each] for each in theirs], list(self.lockstep.model.lookup(topic, ids, now_us=self.lockstep.now).values())
+            "lookup",
+            [found[each] for each in theirs],
+            list(self.lockstep.model.lookup(topic, ids, now_us=self.lockstep.now).values()),
         )
 
     def look_at_messages(self, topic: str, ids: list[str]) -> None:
@@ -459,9 +611,14 @@ class Histories(RuleBasedStateMachine):
             self.lockstep.call("find", (ours, topic), (mine, topic))
             told = [
                 async_variant.explain(each, topic, now_us=self.lockstep.now)
-                for async_variant, each in ((self.lockstep.engine, ours), (self.lockstep.model, mine))
+                for async_variant, each in (
+                    (self.lockstep.engine, ours),
+                    (self.lockstep.model, mine),
+                )
             ]
-            self.lockstep.compare("explain", *([each.state, each.ahead, each.message] for each in told))
+            self.lockstep.compare(
+                "explain", *([each.state, each.ahead, each.message] for each in told)
+            )
 
     def look_at_dead_letters(self, topic: str | None, limit: int) -> None:
         """Page by page; the numbers are the engine's own."""
@@ -469,7 +626,9 @@ class Histories(RuleBasedStateMachine):
         for _ in range(3):
             pages = [
                 async_variant.dead_list(topic, limit=limit, after=at)
-                for async_variant, at in zip((self.lockstep.engine, self.lockstep.model), after, strict=True)
+                for async_variant, at in zip(
+                    (self.lockstep.engine, self.lockstep.model), after, strict=True
+                )
             ]
             self.lockstep.compare("dead_list", *([view for _, view in page] for page in pages))
             if not pages[0]:
@@ -486,11 +645,20 @@ class Histories(RuleBasedStateMachine):
         for topic in {receipt.topic for receipt in self.receipts[-10:]}:
             ids = list({receipt.id for receipt in self.receipts[-10:] if receipt.topic == topic})
             self.look_up(topic, ids)
-            kept = self.lockstep.engine.kept([(self.lockstep.names.for_engine(each), topic) for each in ids], now_us=self.lockstep.now)
-            self.lockstep.compare("kept", [each.outcome for each in kept], [self.lockstep.model.outcomes.get(each) for each in ids])
+            kept = self.lockstep.engine.kept(
+                [(self.lockstep.names.for_engine(each), topic) for each in ids],
+                now_us=self.lockstep.now,
+            )
+            self.lockstep.compare(
+                "kept",
+                [each.outcome for each in kept],
+                [self.lockstep.model.outcomes.get(each) for each in ids],
+            )
         self.steps += 1
         if self.steps % 5 == 0:
-            assert [check for check in self.lockstep.engine.doctor() if not check.ok] == [], "the store's parts agree"
+            assert [check for check in self.lockstep.engine.doctor() if not check.ok] == [], (
+                "the store's parts agree"
+            )
 
     def teardown(self) -> None:
         """Let everything run: nothing is stuck, and nothing stays behind."""
@@ -512,7 +680,10 @@ def drain(lockstep: Lockstep) -> None:
         wake = None
         for pool in ("default", "other"):
             batch = engine.lease(50, pool=pool, now_us=lockstep.now)
-            engine.settle([Settlement(lease.handle, lease.fence) for lease in batch.leases], now_us=lockstep.now)
+            engine.settle(
+                [Settlement(lease.handle, lease.fence) for lease in batch.leases],
+                now_us=lockstep.now,
+            )
             leased += len(batch.leases)
             wake = batch.next_wake_us
         overview = engine.overview(now_us=lockstep.now)
@@ -524,7 +695,9 @@ def drain(lockstep: Lockstep) -> None:
 
 
 def _settings(name: str) -> settings:
-    phases = [Phase.generate, Phase.shrink] if SHRINK else [Phase.generate]  # a failure is told at once, unless asked otherwise
+    phases = (
+        [Phase.generate, Phase.shrink] if SHRINK else [Phase.generate]
+    )  # a failure is told at once, unless asked otherwise
     common: dict[str, Any] = {
         "stateful_step_count": STEPS,
         "deadline": None,
@@ -532,7 +705,9 @@ def _settings(name: str) -> settings:
         "suppress_health_check": list(HealthCheck),
     }
     most = SHORT if name in ENTIRE else SHORT // 5  # the other forms have the same scripts
-    return settings(max_examples=int(HISTORIES or most), derandomize=HISTORIES is None, phases=phases, **common)
+    return settings(
+        max_examples=int(HISTORIES or most), derandomize=HISTORIES is None, phases=phases, **common
+    )
 
 
 @pytest.mark.timeout(0 if HISTORIES or SHRINK else 300)
@@ -540,8 +715,14 @@ def _settings(name: str) -> settings:
 def test_an_engine_behaves_like_the_model(name: str) -> None:
     machine: Callable[[], Histories] = type("Histories", (Histories,), {"name": name})
     if HISTORIES is None:
-        print("these histories are always the same: repeat with pytest tests/stateful; LANEWAY_SHRINK=1 makes a failing one shorter")
+        print(
+            "these histories are always the same: repeat with pytest tests/stateful;"
+            " LANEWAY_SHRINK=1 makes a failing one shorter"
+        )
     else:
-        print(f"repeat with LANEWAY_HISTORIES={HISTORIES} LANEWAY_SEED={SEED}; LANEWAY_SHRINK=1 makes a failing one shorter")
+        print(
+            f"repeat with LANEWAY_HISTORIES={HISTORIES} LANEWAY_SEED={SEED}; LANEWAY_SHRINK=1 makes"
+            " a failing one shorter"
+        )
         machine = seed(SEED)(machine)
     run_state_machine_as_test(machine, settings=_settings(name))

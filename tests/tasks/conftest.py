@@ -22,12 +22,22 @@ MakeApp = Callable[..., Laneway]
 def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeApp]:
     """Several of one test share a store; `one` names another engine."""
     namespace = uuid4().hex
-    urls = {"sqlite": f"sqlite:///{tmp_path}/jobs.db", "valkey": "{}?shards=1", "valkey, shards": "{}?shards=4"}
+    urls = {
+        "sqlite": f"sqlite:///{tmp_path}/jobs.db",
+        "valkey": "{}?shards=1",
+        "valkey, shards": "{}?shards=4",
+    }
     made: list[Laneway] = []
 
     def make(**settings: object) -> Laneway:
         url = urls[request.param]
-        made.append(Laneway(url.format(server().url) if "{}" in url else url, namespace=namespace, **settings))  # type: ignore[arg-type]
+        made.append(
+            Laneway(
+                url.format(server().url) if "{}" in url else url,
+                namespace=namespace,
+                **settings,  # type: ignore[arg-type]
+            )
+        )
         return made[-1]
 
     yield make

@@ -30,7 +30,9 @@ def note(*what: Any) -> None:
 def results_before() -> list[Any]:
     request = current_request()
     assert request is not None
-    return [signal.result if signal.status == "success" else signal.status for signal in request.before]
+    return [
+        signal.result if signal.status == "success" else signal.status for signal in request.before
+    ]
 
 
 def pid() -> int:

@@ -58,12 +58,25 @@ class Customer(pydantic.BaseModel):
 
 
 VALUES: list[tuple[Any, Any]] = [
-    (datetime, datetime(2026, 11, 21, 8, 30, tzinfo=UTC)), (date, date(2026, 2, 28)), (timedelta, timedelta(minutes=3)), (uuid.UUID, uuid.uuid4()),
-    (Decimal, Decimal("10.10")), (Colour, Colour.RED), (Line, Line("pen", Decimal("1.5"))), (Order, Order(3, [Line("pen", Decimal(2), 5)])),
-    (Address, Address("Quay 1", date(2020, 1, 1))), (Customer, Customer(name="acme", joined=datetime(2026, 1, 1, tzinfo=UTC))),
-    (dict[str, list[Decimal]], {"a": [Decimal(1)]}), (tuple[int, str], (1, "x")), (set[int], {1, 2}), (bytes, b"\x00\xff"), (Line | None, None),
-    (list[Customer], [Customer(name="b", joined=datetime(2026, 1, 1, tzinfo=UTC))]), (Sequence[int], [1, 2]), (Any, {"free": [1, None]}),
-]  # fmt: skip
+    (datetime, datetime(2026, 11, 21, 8, 30, tzinfo=UTC)),
+    (date, date(2026, 2, 28)),
+    (timedelta, timedelta(minutes=3)),
+    (uuid.UUID, uuid.uuid4()),
+    (Decimal, Decimal("10.10")),
+    (Colour, Colour.RED),
+    (Line, Line("pen", Decimal("1.5"))),
+    (Order, Order(3, [Line("pen", Decimal(2), 5)])),
+    (Address, Address("Quay 1", date(2020, 1, 1))),
+    (Customer, Customer(name="acme", joined=datetime(2026, 1, 1, tzinfo=UTC))),
+    (dict[str, list[Decimal]], {"a": [Decimal(1)]}),
+    (tuple[int, str], (1, "x")),
+    (set[int], {1, 2}),
+    (bytes, b"\x00\xff"),
+    (Line | None, None),
+    (list[Customer], [Customer(name="b", joined=datetime(2026, 1, 1, tzinfo=UTC))]),
+    (Sequence[int], [1, 2]),
+    (Any, {"free": [1, None]}),
+]
 
 
 @pytest.mark.parametrize(("kind", "value"), VALUES, ids=[str(kind) for kind, _ in VALUES])
@@ -101,7 +114,9 @@ def test_what_does_not_fit_is_a_dead_letter(app: Laneway, kind: Any, sent: Any, 
     app.publish("task.keep", {"args": [sent], "kwargs": {}}, headers={"laneway-task": "keep"})
     assert app.run_worker(burst=True).died == 1
     (dead,) = app.dead_letters()
-    assert dead.reason.startswith('task "keep": the argument "value" is not what the function asks for: ')
+    assert dead.reason.startswith(
+        'task "keep": the argument "value" is not what the function asks for: '
+    )
     assert told in dead.reason
 
 
@@ -145,7 +160,9 @@ class Own:
 
 @pytest.mark.parametrize("serializer", ["msgpack", "pickle"])
 @pytest.mark.parametrize(("kind", "value"), VALUES[:-1], ids=[str(kind) for kind, _ in VALUES[:-1]])
-def test_other_serializers_carry_the_same(app: Laneway, serializer: Any, kind: Any, value: Any) -> None:
+def test_other_serializers_carry_the_same(
+    app: Laneway, serializer: Any, kind: Any, value: Any
+) -> None:
     seen: list[Any] = []
 
     def keep(value):
@@ -186,12 +203,19 @@ def test_the_message_does_not_say_how_it_is_read(app: Laneway) -> None:
 
     evil = pickle.dumps({"args": ["evil"], "kwargs": {}})
     for task in ("plain", "packed"):
-        for said in ({"laneway-serializer": "pickle"}, {"laneway-serializer": "json"}, {"laneway-serializer": "yaml"}, {}):
+        for said in (
+            {"laneway-serializer": "pickle"},
+            {"laneway-serializer": "json"},
+            {"laneway-serializer": "yaml"},
+            {},
+        ):
             app.publish(f"task.{task}", evil, headers={"laneway-task": task, **said})
     app.publish("task.packed", {"args": ["json"], "kwargs": {}}, headers={"laneway-task": "packed"})
     summary = app.run_worker(burst=True)
     assert (summary.acked, summary.died) == (1, 8)
     assert seen == ["json"]
     assert all("is no call of task" in dead.reason for dead in app.dead_letters())
-    with pytest.raises(UsageError, match="expected serializer to be one of json, msgpack, pickle, got 'yaml'"):
+    with pytest.raises(
+        UsageError, match="expected serializer to be one of json, msgpack, pickle, got 'yaml'"
+    ):
         app.task(serializer="yaml")(plain.function)  # type: ignore[call-overload]

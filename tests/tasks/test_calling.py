@@ -31,12 +31,31 @@ def test_a_bound_task_knows_its_run(app: Laneway) -> None:
         seen.append(self.request)
 
     due = datetime.now(UTC) - timedelta(seconds=1)
-    receipt = mail.apply_async(("acme",), {"text": "bye"}, eta=due, priority=5, headers={"trace": "x"}, task_id="mine", key="k")
+    receipt = mail.apply_async(
+        ("acme",),
+        {"text": "bye"},
+        eta=due,
+        priority=5,
+        headers={"trace": "x"},
+        task_id="mine",
+        key="k",
+    )
     app.run_worker(burst=True)
     (request,) = seen
     assert receipt.id == request.id == "mine"
-    assert (request.task, request.topic, request.args, request.kwargs) == ("mail", "mail.acme", ("acme", "bye"), {})
-    assert (request.attempt, request.retries, request.deliveries, request.priority, request.key) == (1, 0, 1, 5, "k")
+    assert (request.task, request.topic, request.args, request.kwargs) == (
+        "mail",
+        "mail.acme",
+        ("acme", "bye"),
+        {},
+    )
+    assert (
+        request.attempt,
+        request.retries,
+        request.deliveries,
+        request.priority,
+        request.key,
+    ) == (1, 0, 1, 5, "k")
     assert request.headers == {"trace": "x"}
     assert request.eta == due.isoformat()
     assert (request.parent_id, request.root_id) == (None, "mine")
@@ -122,7 +141,12 @@ def test_celerys_names_of_the_same(app: Laneway) -> None:
     def note(number: int) -> None: ...
 
     note.apply_async((1,), countdown=3600)
-    note.apply_async(kwargs={"number": 1}, eta=datetime.now(UTC) + timedelta(hours=1), queue="q", expires=timedelta(hours=2))
+    note.apply_async(
+        kwargs={"number": 1},
+        eta=datetime.now(UTC) + timedelta(hours=1),
+        queue="q",
+        expires=timedelta(hours=2),
+    )
     note.apply_async([1], expires=datetime.now(UTC) + timedelta(milliseconds=50), task_id="short")
     assert app.topic("t").stats().delayed == 1
     assert app.topic("q").stats().delayed == 1
@@ -225,11 +249,27 @@ def test_fewer_attempts_where_the_call_or_the_retry_says_so(app: Laneway) -> Non
     failing.delay("by the retry", limit=1)
     failing.using(retries=100).enqueue("no more than the policy")
     app.run_worker(burst=True)
-    assert attempts == {"by the call": 3, "never": 1, "by the retry": 2, "no more than the policy": 11}
+    assert attempts == {
+        "by the call": 3,
+        "never": 1,
+        "by the retry": 2,
+        "no more than the policy": 11,
+    }
     dead = app.dead_letters()
-    counts = {"by the call": "3 attempts", "never": "1 attempt", "by the retry": "2 attempts", "no more than the policy": "11 attempts"}
-    assert {each.reason for each in dead} == {f"retries used up ({count}): ValueError: {why}" for why, count in counts.items()}
-    assert all("test_calling.py" in (each.error or "") for each in dead if "by the retry" not in each.reason), "where it was raised"
+    counts = {
+        "by the call": "3 attempts",
+        "never": "1 attempt",
+        "by the retry": "2 attempts",
+        "no more than the policy": "11 attempts",
+    }
+    assert {each.reason for each in dead} == {
+        f"retries used up ({count}): ValueError: {why}" for why, count in counts.items()
+    }
+    assert all(
+        "test_calling.py" in (each.error or "")
+        for each in dead
+        if "by the retry" not in each.reason
+    ), "where it was raised"
     with pytest.raises(UsageError, match="expected retries to be"):
         failing.using(retries=-1).enqueue("x")
 
@@ -237,7 +277,13 @@ def test_fewer_attempts_where_the_call_or_the_retry_says_so(app: Laneway) -> Non
 def test_only_some_failures_are_tried_again(app: Laneway) -> None:
     attempts: list[type] = []
 
-    @app.task(topic="t", autoretry_for=(OSError, ValueError), dont_autoretry_for=(UnicodeError,), max_retries=1, default_retry_delay=0)
+    @app.task(
+        topic="t",
+        autoretry_for=(OSError, ValueError),
+        dont_autoretry_for=(UnicodeError,),
+        max_retries=1,
+        default_retry_delay=0,
+    )
     async def failing(number: int) -> None:
         error = (ConnectionError("a"), UnicodeError("b"), KeyError("c"))[number]
         attempts.append(type(error))
@@ -245,9 +291,18 @@ def test_only_some_failures_are_tried_again(app: Laneway) -> None:
 
     failing.map(range(3))
     app.run_worker(burst=True)
-    assert sorted(kind.__name__ for kind in attempts) == ["ConnectionError", "ConnectionError", "KeyError", "UnicodeError"]
+    assert sorted(kind.__name__ for kind in attempts) == [
+        "ConnectionError",
+        "ConnectionError",
+        "KeyError",
+        "UnicodeError",
+    ]
     reasons = sorted(dead.reason.splitlines()[0] for dead in app.dead_letters())
-    assert reasons == ["KeyError: 'c'", "UnicodeError: b", "retries used up (2 attempts): ConnectionError: a"]
+    assert reasons == [
+        "KeyError: 'c'",
+        "UnicodeError: b",
+        "retries used up (2 attempts): ConnectionError: a",
+    ]
 
 
 def test_celerys_names_of_the_backoff(app: Laneway) -> None:
@@ -278,21 +333,47 @@ class Told(Task[Any, Any]):
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.notes.append(("before", task_id, args, kwargs))
 
-    def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def on_success(
+        self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self.notes.append(("success", retval, task_id))
 
-    def on_retry(self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str) -> None:
+    def on_retry(
+        self,
+        exc: BaseException,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: str,
+    ) -> None:
         self.notes.append(("retry", repr(exc), "boom" in einfo))
 
-    def on_failure(self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str) -> None:
+    def on_failure(
+        self,
+        exc: BaseException,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: str,
+    ) -> None:
         self.notes.append(("failure", repr(exc), task_id))
 
-    def after_return(self, status: str, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str | None) -> None:
+    def after_return(
+        self,
+        status: str,
+        retval: Any,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: str | None,
+    ) -> None:
         self.notes.append(("after", status))
 
 
 class ToldAwaited(Told):
-    async def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # type: ignore[override]
+    async def on_success(  # type: ignore[override]
+        self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self.notes.append(("awaited", retval))
         raise RuntimeError("a hook that fails changes nothing")
 
@@ -310,18 +391,29 @@ def test_a_class_of_ones_own_is_told(app: Laneway) -> None:
     assert isinstance(divide, Told)
     good = divide.delay(4, other=2)
     app.run_worker(burst=True)
-    assert notes == [("before", good.id, (4, 2), {}), ("success", 2.0, good.id), ("after", "SUCCESS")]
+    assert notes == [
+        ("before", good.id, (4, 2), {}),
+        ("success", 2.0, good.id),
+        ("after", "SUCCESS"),
+    ]
     notes.clear()
     bad = divide.delay(1, 0)
     app.run_worker(burst=True)
     told = "ZeroDivisionError('boom')"
     assert [note[:2] for note in notes] == [
-        ("before", bad.id), ("retry", told), ("after", "RETRY"), ("before", bad.id), ("failure", told), ("after", "FAILURE"),
-    ]  # fmt: skip
+        ("before", bad.id),
+        ("retry", told),
+        ("after", "RETRY"),
+        ("before", bad.id),
+        ("failure", told),
+        ("after", "FAILURE"),
+    ]
     assert notes[1] == ("retry", told, True)
 
 
-@pytest.mark.parametrize(("error", "word"), [(Reject("no"), "failure"), (Retry("later", delay=0), "retry")])
+@pytest.mark.parametrize(
+    ("error", "word"), [(Reject("no"), "failure"), (Retry("later", delay=0), "retry")]
+)
 def test_it_is_told_of_signals_too(app: Laneway, error: Exception, word: str) -> None:
     notes: list[tuple[Any, ...]] = []
     Told.notes = notes
@@ -337,7 +429,9 @@ def test_it_is_told_of_signals_too(app: Laneway, error: Exception, word: str) ->
     assert notes[1][:2] == (word, repr(error))
 
 
-def test_hooks_of_a_coroutine_may_be_coroutines(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
+def test_hooks_of_a_coroutine_may_be_coroutines(
+    app: Laneway, caplog: pytest.LogCaptureFixture
+) -> None:
     notes: list[tuple[Any, ...]] = []
     ToldAwaited.notes = notes
 

@@ -1,4 +1,7 @@
-"""Calls that follow each other: chains, groups, chords, nested; links; failures in the middle; cancelling; workers that are killed."""
+"""
+Calls that follow each other: chains, groups, chords, nested; links; failures in the middle;
+cancelling; workers that are killed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,18 @@ from typing import Any
 
 import pytest
 
-from laneway import BadMessage, JobCancelled, JobDead, JobExpired, Laneway, Task, UsageError, chain, chord, group
+from laneway import (
+    BadMessage,
+    JobCancelled,
+    JobDead,
+    JobExpired,
+    Laneway,
+    Task,
+    UsageError,
+    chain,
+    chord,
+    group,
+)
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.testing import eager, virtual
 from tests.tasks.conftest import MakeApp, working
@@ -65,7 +79,9 @@ def test_results_pass_on(make_app: MakeApp) -> None:
     with at_work(make_app) as t:
         assert (t.add.s(1, 2) | t.add.s(10) | t.double.s()).enqueue().get(SOON) == 26
         assert chain(t.add.s(1, 2), t.add.s(10)).delay().get(SOON) == 13
-        assert chain(t.add.s(2), t.double.s()).delay(5).get(SOON) == 14, "what delay says goes first"
+        assert chain(t.add.s(2), t.double.s()).delay(5).get(SOON) == 14, (
+            "what delay says goes first"
+        )
         assert (t.add.s(1, 2) | t.add.si(5, 5)).enqueue().get(SOON) == 10, "si takes nothing"
         assert chain(t.add.s(1, 1)).enqueue().get(SOON) == 2
         job = (t.add.s(1, 2) | t.add.s(10)).enqueue()
@@ -78,9 +94,17 @@ def test_groups_and_chords(make_app: MakeApp) -> None:
     with at_work(make_app) as t:
         made = group(t.add.s(n, n) for n in range(5)).enqueue()
         assert made.get(SOON) == [0, 2, 4, 6, 8]
-        assert (len(made), made.ready(), made.successful(), made.failed(), made.completed_count()) == (5, True, True, False, 5)
+        assert (
+            len(made),
+            made.ready(),
+            made.successful(),
+            made.failed(),
+            made.completed_count(),
+        ) == (5, True, True, False, 5)
         assert chord([t.add.s(n, n) for n in range(5)], t.total.s()).enqueue().get(SOON) == 20
-        assert chord(t.add.s(n, n) for n in range(3))(t.total.s()).get(SOON) == 6, "Celery's way of writing it"
+        assert chord(t.add.s(n, n) for n in range(3))(t.total.s()).get(SOON) == 6, (
+            "Celery's way of writing it"
+        )
         assert (group(t.add.s(1, 1), t.add.s(2, 2)) | t.total.s()).enqueue().get(SOON) == 6
         assert chord([], t.total.s()).enqueue().get(SOON) == 0, "of nothing too"
         assert group(t.add.s(1, 1)).enqueue().get(SOON) == [2]
@@ -88,36 +112,57 @@ def test_groups_and_chords(make_app: MakeApp) -> None:
 
 def test_nested(make_app: MakeApp) -> None:
     with at_work(make_app) as t:
-        assert (t.add.s(1, 1) | group(t.add.s(10), t.add.s(20)) | t.total.s() | t.add.s(1000)).enqueue().get(SOON) == 1034
+        assert (
+            t.add.s(1, 1) | group(t.add.s(10), t.add.s(20)) | t.total.s() | t.add.s(1000)
+        ).enqueue().get(SOON) == 1034
         two = group(t.add.s(1, 1), t.add.s(2, 2)) | group(t.total.s(), t.total.s() | t.double.s())
         assert two.enqueue().get(SOON) == [6, 12]
-        deep = chord([chord([t.add.s(n, n) for n in range(3)], t.total.s()) for _ in range(3)], t.total.s())
+        deep = chord(
+            [chord([t.add.s(n, n) for n in range(3)], t.total.s()) for _ in range(3)], t.total.s()
+        )
         assert deep.enqueue().get(SOON) == 18
-        assert group(group(t.add.s(1, 1)), group(t.add.s(2, 2), t.add.s(3, 3))).enqueue().get(SOON) == [2, 4, 6]
-        assert chain(chain(t.add.s(1, 1), t.double.s()), chain(t.double.s())).enqueue().get(SOON) == 8
+        assert group(group(t.add.s(1, 1)), group(t.add.s(2, 2), t.add.s(3, 3))).enqueue().get(
+            SOON
+        ) == [2, 4, 6]
+        assert (
+            chain(chain(t.add.s(1, 1), t.double.s()), chain(t.double.s())).enqueue().get(SOON) == 8
+        )
 
 
 def test_chunks(make_app: MakeApp) -> None:
     """Many calls in few messages."""
     with at_work(make_app) as t:
-        assert t.add.chunks([(n, n) for n in range(10)], 4).enqueue().get(SOON) == [[0, 2, 4, 6], [8, 10, 12, 14], [16, 18]]
+        assert t.add.chunks([(n, n) for n in range(10)], 4).enqueue().get(SOON) == [
+            [0, 2, 4, 6],
+            [8, 10, 12, 14],
+            [16, 18],
+        ]
         assert t.double.chunks([(n,) for n in range(3)], 2).enqueue().get(SOON) == [[0, 2], [4]]
         with pytest.raises(BadMessage, match="missing a required argument"):
             t.add.chunks([(1,)], 2)
 
 
 def test_a_chord_of_thousands(make_app: MakeApp) -> None:
-    """Each member costs one signal, the body gets all results at once; messages that open the flow signal a hundred each."""
+    """
+    Each member costs one signal, the body gets all results at once; messages that open the flow
+    signal a hundred each.
+    """
     with at_work(make_app) as t:
         before = t.app.engine.overview().published
-        assert chord([t.double.s(n) for n in range(3_000)], t.total.s()).enqueue().get(60) == 8_997_000
-        openers = 1 + 31 + 1  # the root, what it signals, and the message that would end the flow in an hour
+        assert (
+            chord([t.double.s(n) for n in range(3_000)], t.total.s()).enqueue().get(60) == 8_997_000
+        )
+        openers = (
+            1 + 31 + 1
+        )  # the root, what it signals, and the message that would end the flow in an hour
         assert t.app.engine.overview().published - before == 3_001 + openers
 
 
 def test_what_is_linked_is_called(make_app: MakeApp) -> None:
     with at_work(make_app) as t:
-        job = t.add.apply_async((1, 2), link=[t.note.s("linked"), t.note.si("without")], link_error=t.note.s())
+        job = t.add.apply_async(
+            (1, 2), link=[t.note.s("linked"), t.note.si("without")], link_error=t.note.s()
+        )
         assert job.get(SOON) == 3
         failed = t.fail.apply_async((7,), link=t.note.s("never"), link_error=t.note.s())
         assert isinstance(failed.get(SOON, propagate=False), ValueError)
@@ -140,7 +185,11 @@ def until(is_so: Any) -> None:
 def test_a_failure_in_the_middle_reaches_the_end(make_app: MakeApp) -> None:
     """The error as itself at the handle, the error's handler once, and nothing behind it runs."""
     with at_work(make_app) as t:
-        job = (t.add.s(1, 1) | t.fail.s() | t.note.s("never") | t.note.s("nor this")).on_error(t.note.si("error")).enqueue()
+        job = (
+            (t.add.s(1, 1) | t.fail.s() | t.note.s("never") | t.note.s("nor this"))
+            .on_error(t.note.si("error"))
+            .enqueue()
+        )
         with pytest.raises(ValueError, match=r"no: \(2,\)"):
             job.get(SOON)
         assert [each.status for each in job.before] == ["success", "failure", "failure"]
@@ -175,7 +224,9 @@ def test_retries_come_before_a_failure(make_app: MakeApp) -> None:
         assert (at_last.s() | tasks.double.s()).enqueue().get(SOON) == 10
         with pytest.raises(ValueError, match="never"):
             (never.s() | tasks.double.s()).enqueue().get(SOON)
-        assert tasks.app.dead_letters()[0].reason.startswith("retries used up (2 attempts): ValueError: never")
+        assert tasks.app.dead_letters()[0].reason.startswith(
+            "retries used up (2 attempts): ValueError: never"
+        )
     assert attempts == [1, 2, 3]
 
 
@@ -192,9 +243,17 @@ def test_a_flow_is_cancelled(make_app: MakeApp) -> None:
         finally:
             ended.set()
 
-    waiting = (tasks.add.signature((1, 1), delay=100) | tasks.double.s() | tasks.double.s()).enqueue()
-    is_spread = tasks.app.engine.capabilities.shards > 1  # the flow is stored in several steps, and not open yet
-    assert [job.status for job in (*waiting.before, waiting)] == ["deferred" if is_spread else "delayed", "deferred", "deferred"]
+    waiting = (
+        tasks.add.signature((1, 1), delay=100) | tasks.double.s() | tasks.double.s()
+    ).enqueue()
+    is_spread = (
+        tasks.app.engine.capabilities.shards > 1
+    )  # the flow is stored in several steps, and not open yet
+    assert [job.status for job in (*waiting.before, waiting)] == [
+        "deferred" if is_spread else "delayed",
+        "deferred",
+        "deferred",
+    ]
     assert waiting.cancel()
     assert [job.status for job in (*waiting.before, waiting)] == ["cancelled"] * 3
     with working(tasks.app):
@@ -239,9 +298,17 @@ def test_parts_are_told_apart(make_app: MakeApp) -> None:
     with working(tasks.app):
         flow = tasks.add.s(1, 1) | greet.s("acme") | count.s()
         assert flow.enqueue().get(SOON) == 2
-        assert (tasks.add.s(1, 1) | tasks.double.s().set(priority=9, queue="elsewhere", countdown=0)).enqueue().topic == "elsewhere"
-    with pytest.raises(BadMessage, match="cannot name the argument that the result before it gives"):
-        (tasks.add.s(1, 1) | greet.s(who="x").set() | tasks.app.task(topic="by.{n}", name="by")(lambda n: n).s()).enqueue()
+        assert (
+            tasks.add.s(1, 1) | tasks.double.s().set(priority=9, queue="elsewhere", countdown=0)
+        ).enqueue().topic == "elsewhere"
+    with pytest.raises(
+        BadMessage, match="cannot name the argument that the result before it gives"
+    ):
+        (
+            tasks.add.s(1, 1)
+            | greet.s(who="x").set()
+            | tasks.app.task(topic="by.{n}", name="by")(lambda n: n).s()
+        ).enqueue()
 
 
 @pytest.mark.parametrize(
@@ -254,7 +321,10 @@ def test_parts_are_told_apart(make_app: MakeApp) -> None:
         (lambda t: t.add.s(1, 1).link_error(t.add), "expected a call of a task"),
         (lambda t: t.add.s(1, 1).set(prioriti=5), 'did you mean "priority"'),
         (lambda t: (t.add.s(1, 1) | t.add.s()).enqueue(), "missing a required argument"),
-        (lambda t: (t.add.s(1, 1) | Tasks(Laneway("sqlite://")).add.s(1)).enqueue(), "several applications"),
+        (
+            lambda t: (t.add.s(1, 1) | Tasks(Laneway("sqlite://")).add.s(1)).enqueue(),
+            "several applications",
+        ),
     ],
 )
 def test_what_is_no_flow_is_refused(make: Any, why: str) -> None:
@@ -265,22 +335,36 @@ def test_what_is_no_flow_is_refused(make: Any, why: str) -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        {"partitions": 4}, {"buckets": 2}, {"serial": "hold"}, {"merge": "all"}, {"delivery": "at_most_once"}, {"ttl": 60}, {"dedupe": 60},
+        {"partitions": 4},
+        {"buckets": 2},
+        {"serial": "hold"},
+        {"merge": "all"},
+        {"delivery": "at_most_once"},
+        {"ttl": 60},
+        {"dedupe": 60},
         {"rate": 1000, "concurrency": 2, "max_backlog": 100},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_flows_under_every_policy(make_app: MakeApp, policy: dict[str, Any]) -> None:
     tasks = Tasks(make_app())
     app, add, total = tasks.app, tasks.add, tasks.total
     app.policy("flow.*", **policy)
     with working(app):
-        assert (add.si(1, 2).set(topic="flow.1") | total.si([4]).set(topic="flow.2")).enqueue().get(SOON) == 4
+        assert (add.si(1, 2).set(topic="flow.1") | total.si([4]).set(topic="flow.2")).enqueue().get(
+            SOON
+        ) == 4
         members = [add.s(n, n).set(topic=f"flow.{n % 3}") for n in range(30)]
         assert chord(members, total.s().set(topic="flow.total")).enqueue().get(SOON) == 870
-        keyed = add.s(1, 1).set(topic="flow.1", key="k") | tasks.double.s().set(topic="flow.1", key="l") | tasks.double.s().set(topic="flow.2")
+        keyed = (
+            add.s(1, 1).set(topic="flow.1", key="k")
+            | tasks.double.s().set(topic="flow.1", key="l")
+            | tasks.double.s().set(topic="flow.2")
+        )
         assert keyed.enqueue().get(SOON) == 8
-        later = add.signature((1, 1), topic="flow.1", delay=50, key="k") | tasks.double.s().set(topic="flow.1")
+        later = add.signature((1, 1), topic="flow.1", delay=50, key="k") | tasks.double.s().set(
+            topic="flow.1"
+        )
         job = later.enqueue()
         assert job.before[0].cancel()
         with pytest.raises(JobCancelled):
@@ -328,7 +412,10 @@ def test_a_step_waits_until_it_may(make_app: MakeApp) -> None:
 def test_what_cannot_be_published_with_an_end_is_tried_again(
     make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The topic of the error's handler is full: the message is handled again later; the others of the batch are settled."""
+    """
+    The topic of the error's handler is full: the message is handled again later; the others of the
+    batch are settled.
+    """
     monkeypatch.setattr("laneway.working.engine_thread.FOLLOW_LATER_US", 50_000)
     tasks = Tasks(make_app())
     tasks.app.policy("task.note", max_backlog=1, paused=True)
@@ -380,7 +467,10 @@ def test_flows_go_on_through_kills(make_app: MakeApp, tmp_path: Path, rounds: in
     def total(numbers: list[int]) -> int:
         return sum(numbers)
 
-    flows = [chord([step.s(n, 1) | step.s(1) | step.s(1) for n in range(10)], total.s()) | step.s(1000) for _ in range(20)]
+    flows = [
+        chord([step.s(n, 1) | step.s(1) | step.s(1) for n in range(10)], total.s()) | step.s(1000)
+        for _ in range(20)
+    ]
     jobs = [flow.enqueue() for flow in flows]
     published = app.engine.overview().published
     log = tmp_path / "log"
@@ -390,8 +480,14 @@ def test_flows_go_on_through_kills(make_app: MakeApp, tmp_path: Path, rounds: in
     try:
         for _ in range(rounds):
             size, deadline = log.stat().st_size, time.monotonic() + 60
-            while log.stat().st_size == size and time.monotonic() < deadline and not all(job.ready() for job in jobs):
-                time.sleep(0.005)  # until one of them is at work: it is another process's file that is looked at
+            while (
+                log.stat().st_size == size
+                and time.monotonic() < deadline
+                and not all(job.ready() for job in jobs)
+            ):
+                time.sleep(
+                    0.005
+                )  # until one of them is at work: it is another process's file that is looked at
             time.sleep(draw.uniform(0, 0.05))  # the moment of the kill is what is random
             victim = workers.pop(draw.randrange(len(workers)))
             victim.send_signal(signal.SIGKILL)

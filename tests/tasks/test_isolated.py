@@ -30,7 +30,8 @@ class Noting(Task):
     def on_success(self, retval, task_id, args, kwargs):
         note("success", retval, type(retval).__name__)
 
-@app.task(bind=True, base=Noting, name="double", topic="double", isolation="process", autoretry_for=(OSError,), retries=1, backoff=0)
+@app.task(bind=True, base=Noting, name="double", topic="double", isolation="process",
+          autoretry_for=(OSError,), retries=1, backoff=0)
 def double(self, price: Decimal):
     assert current_request() == self.request
     if price == 1:
@@ -54,7 +55,11 @@ def test_tasks_in_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         summary = world.run_all()
         assert (summary.acked, summary.retried, summary.died) == (1, 1, 2)
         notes = (tmp_path / "notes").read_text().splitlines()
-        assert sorted(notes) == ["failure double 'one' in the child", "failure double two in the child", "success 7.0 Decimal"]
+        assert sorted(notes) == [
+            "failure double 'one' in the child",
+            "failure double two in the child",
+            "success 7.0 Decimal",
+        ]
         dead = {letter.reason: letter.error for letter in app.dead_letters()}
         assert sorted(dead) == ["KeyError: 'one'", "retries used up (2 attempts): OSError: two"]
         assert f"{name}.py" in (dead["KeyError: 'one'"] or "")

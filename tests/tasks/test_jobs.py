@@ -1,4 +1,6 @@
-"""What came of a task: kept, waited for without polling, told as itself; watched, cancelled, put back."""
+"""
+What came of a task: kept, waited for without polling, told as itself; watched, cancelled, put back.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from typing import Any
 
 import pytest
 
-from laneway import JobCancelled, JobDead, JobExpired, JobFailed, Laneway, LanewayError, Reject, Task, UsageError, current_request
+from laneway import (
+    JobCancelled,
+    JobDead,
+    JobExpired,
+    JobFailed,
+    Laneway,
+    LanewayError,
+    Reject,
+    Task,
+    UsageError,
+    current_request,
+)
 from laneway.tasks.outcomes import MAX_RESULT
 from laneway.testing import eager, virtual
 from laneway.testing.servers import Server
@@ -50,9 +63,17 @@ def test_a_result_is_what_the_task_says_that_it_returns(make_app: MakeApp) -> No
         job = order.delay(6)
         job.wait(SOON)
         again = app.job(job.id)
-        assert again.get() == {"number": 6, "at": "2026-01-01T00:00:00Z"}, "who only knows the id gets plain data"
+        assert again.get() == {
+            "number": 6,
+            "at": "2026-01-01T00:00:00Z",
+        }, "who only knows the id gets plain data"
         assert app.job(job.id, job.topic).get() == Order(6, datetime(2026, 1, 1, tzinfo=UTC))
-        assert (again.status, again.ready(), again.successful(), again.failed()) == ("success", True, True, False)
+        assert (again.status, again.ready(), again.successful(), again.failed()) == (
+            "success",
+            True,
+            True,
+            False,
+        )
         assert again.to_dict()["finished_at"] == pytest.approx(time.time(), abs=60)
         with pytest.raises(JobFailed, match="pickled"):
             app.job(anything.delay().id).get(SOON)
@@ -60,10 +81,15 @@ def test_a_result_is_what_the_task_says_that_it_returns(make_app: MakeApp) -> No
 
 @pytest.mark.parametrize("kind", ["thread", "async", "process"])
 def test_an_error_comes_back_as_itself(make_app: MakeApp, kind: str) -> None:
-    """With the remote traceback; where its class is not known here, or cannot be made again, JobFailed tells it."""
+    """
+    With the remote traceback; where its class is not known here, or cannot be made again, JobFailed
+    tells it.
+    """
     app = make_app()
     function = failing_soon if kind == "async" else apart.failing.function
-    made: Task[..., Any] = app.task(retries=0, isolation="process" if kind == "process" else None)(function)
+    made: Task[..., Any] = app.task(retries=0, isolation="process" if kind == "process" else None)(
+        function
+    )
     with working(app):
         job = made.delay("value")
         with pytest.raises(ValueError, match="bad value") as told:
@@ -166,7 +192,12 @@ def test_a_result_that_nobody_keeps_cannot_be_waited_for(make_app: MakeApp) -> N
 
 
 @pytest.mark.parametrize(
-    ("returned", "why"), [("x" * MAX_RESULT, "bytes, at most 1,048,576 are kept"), (object(), "cannot be kept"), (float("nan"), "nan")]
+    ("returned", "why"),
+    [
+        ("x" * MAX_RESULT, "bytes, at most 1,048,576 are kept"),
+        (object(), "cannot be kept"),
+        (float("nan"), "nan"),
+    ],
 )
 def test_what_cannot_be_kept_is_a_failure(make_app: MakeApp, returned: object, why: str) -> None:
     """Clearly, and not tried again; the message is a dead letter with the reason."""
@@ -312,7 +343,9 @@ def test_a_job_keeps_its_topic_and_publish_time(make_app: MakeApp, end: str) -> 
             raise ValueError(customer)
 
     before = time.time()
-    job = mail.using(ttl=0.001 if end == "expired" else "1h").enqueue("bad" if end == "failure" else "acme")
+    job = mail.using(ttl=0.001 if end == "expired" else "1h").enqueue(
+        "bad" if end == "failure" else "acme"
+    )
     if end == "cancelled":
         assert job.cancel()
     with working(app):
@@ -362,7 +395,10 @@ def test_meta_is_kept_from_inside_and_outside(make_app: MakeApp) -> None:
 
 
 def test_what_runs_is_stopped(make_app: MakeApp) -> None:
-    """A coroutine is cancelled, a child killed, a thread told; each at once, long before its lease is prolonged."""
+    """
+    A coroutine is cancelled, a child killed, a thread told; each at once, long before its lease is
+    prolonged.
+    """
     app = make_app()
     began, ended = threading.Semaphore(0), threading.Semaphore(0)
     how: list[str] = []
@@ -441,7 +477,11 @@ def test_other_ends_are_told(make_app: MakeApp) -> None:
     for job in (purged, unread):
         with pytest.raises(JobCancelled):
             job.get(SOON)
-    nobodys = app.publish("task.nobody", {"args": [], "kwargs": {}}, headers={"laneway-task": "gone", "laneway-keeps": "60,60"})
+    nobodys = app.publish(
+        "task.nobody",
+        {"args": [], "kwargs": {}},
+        headers={"laneway-task": "gone", "laneway-keeps": "60,60"},
+    )
     (delivery,) = app.lease(1)
     delivery.dead("nobody wants it")
     job = app.job(nobodys.id)
@@ -498,14 +538,18 @@ def test_a_job_is_known_in_another_process(make_app: MakeApp) -> None:
         f"app = Laneway({app.url!r}, namespace={app.namespace!r}); job = app.job({job.id!r}); "
         "print(job.status, flush=True); print(job.get(30) + 1, flush=True)"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "pending\n"
         with working(app):
             assert other.stdout.readline() == "42\n"
 
 
-def test_waiting_inside_a_task_is_warned_of(make_app: MakeApp, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_inside_a_task_is_warned_of(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
     app = make_app()
 
     @app.task
@@ -535,7 +579,13 @@ def test_jobs_in_the_tests_of_a_program() -> None:
     with virtual(app) as world:
         job = add.using(delay="1h").enqueue(1, 2)
         assert job.status == "delayed"
-        with pytest.raises(UsageError, match=r"it is delayed, and nothing runs by itself in a virtual world; call world\.run\(\) first"):
+        with pytest.raises(
+            UsageError,
+            match=(
+                r"it is delayed, and nothing runs by itself in a virtual world; call world\.run\(\)"
+                r" first"
+            ),
+        ):
             job.get()
         world.run_all()
         assert job.get(0) == 3
@@ -561,7 +611,10 @@ def test_a_body_of_another_program_is_told(make_app: MakeApp) -> None:
 
 def test_waiting_goes_on_through_a_restart_of_the_server() -> None:
     """Who waits for a job is not told of it, but for a line in the log."""
-    with Server(appendonly="yes", appendfsync="always") as server, Laneway(server.url, durability="fsync") as app:
+    with (
+        Server(appendonly="yes", appendfsync="always") as server,
+        Laneway(server.url, durability="fsync") as app,
+    ):
 
         @app.task
         def task() -> str:

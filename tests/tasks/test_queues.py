@@ -58,7 +58,9 @@ def test_wrong_calls_are_refused(make_app: MakeApp) -> None:
         queue.enqueue_call(functions.add, (1,), job_timeuot=5)  # type: ignore[call-arg]
 
 
-def test_a_queue_that_the_program_does_not_name_runs_nothing(make_app: MakeApp, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_queue_that_the_program_does_not_name_runs_nothing(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
     """Else whoever may publish could have anything called anywhere."""
     publishing, serving = make_app(), make_app()
     job = publishing.queue("theirs").enqueue(functions.note, 1)
@@ -116,11 +118,18 @@ def test_functions_behind_it_are_called(make_app: MakeApp) -> None:
     app = make_app()
     queue = app.queue()
     with working(app):
-        good = queue.enqueue(functions.add, 1, on_success=functions.did_well, on_failure=functions.did_badly)
-        bad = queue.enqueue(functions.fail, on_success=functions.did_well, on_failure=functions.did_badly)
+        good = queue.enqueue(
+            functions.add, 1, on_success=functions.did_well, on_failure=functions.did_badly
+        )
+        bad = queue.enqueue(
+            functions.fail, on_success=functions.did_well, on_failure=functions.did_badly
+        )
         good.wait(SOON)
         bad.wait(SOON)
-    assert sorted(functions.CALLED, key=str) == [("badly", bad.id, ValueError, "wrong", True), ("well", good.id, 1)]
+    assert sorted(functions.CALLED, key=str) == [
+        ("badly", bad.id, ValueError, "wrong", True),
+        ("well", good.id, 1),
+    ]
 
 
 def test_retries_and_meta(make_app: MakeApp) -> None:
@@ -171,7 +180,9 @@ def test_jobs_wait_for_others(make_app: MakeApp) -> None:
         assert functions.CALLED == [("last",)]
         bad = queue.enqueue(functions.fail)
         after = queue.enqueue(functions.note, "never", depends_on=bad)
-        anyway = queue.enqueue(functions.results_before, depends_on=Dependency([bad, done], allow_failure=True))
+        anyway = queue.enqueue(
+            functions.results_before, depends_on=Dependency([bad, done], allow_failure=True)
+        )
         with pytest.raises(ValueError, match="wrong"):
             after.get(SOON)
         assert anyway.get(SOON) == ["failure", 1]

@@ -54,10 +54,18 @@ def test_signals_tell_of_each_run(heard: list[tuple[Any, ...]], kind: str) -> No
             world.run()
             names = [name for name, _, _ in heard]
             inside = {"well": "task_success", "retry": "task_retry", "fail": "task_failure"}[how]
-            assert names[:4] == ["before_task_publish", "after_task_publish", "worker_ready", "task_prerun"]
+            assert names[:4] == [
+                "before_task_publish",
+                "after_task_publish",
+                "worker_ready",
+                "task_prerun",
+            ]
             assert names[4:] == [inside, "task_postrun", "worker_shutdown"]
             said = {name: told for name, _, told in heard}
-            assert said["task_postrun"]["state"] == {"well": "SUCCESS", "retry": "RETRY", "fail": "FAILURE"}[how]
+            assert (
+                said["task_postrun"]["state"]
+                == {"well": "SUCCESS", "retry": "RETRY", "fail": "FAILURE"}[how]
+            )
             assert said["task_prerun"]["args"] == (how,)
             assert said["after_task_publish"]["headers"]["id"] == said["task_prerun"]["task_id"]
             if how == "fail":
@@ -150,4 +158,9 @@ def test_a_logger_knows_the_task(caplog: pytest.LogCaptureFixture) -> None:
         world.run()
     outside, inside = [record for record in caplog.records if record.name == "of.a.program"]
     assert (outside.task_id, outside.task_name) == ("-", "-")  # type: ignore[attr-defined]
-    assert (inside.task_id, inside.task_name, inside.topic, inside.attempt) == (job.id, "say", "said", 1)  # type: ignore[attr-defined]
+    assert (inside.task_id, inside.task_name, inside.topic, inside.attempt) == (  # type: ignore[attr-defined]
+        job.id,
+        "say",
+        "said",
+        1,
+    )

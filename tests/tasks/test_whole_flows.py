@@ -1,4 +1,6 @@
-"""A flow is stored whole or not at all, whatever its size, and where its publisher ends in the middle."""
+"""
+A flow is stored whole or not at all, whatever its size, and where its publisher ends in the middle.
+"""
 
 from __future__ import annotations
 
@@ -90,9 +92,16 @@ def test_a_large_flow_runs_once(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize("calls", range(9))
-def test_a_publisher_that_ends_in_the_middle(ran: Ran, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, calls: int) -> None:
-    """After any of its steps: nothing runs, and after an hour what was stored ends, with one line that says why."""
-    flow = chord([chain(ran.one.s(n), ran.one.s(1)) for n in range(SIZE // 2)], ran.total.s()).on_error(ran.told.s())
+def test_a_publisher_that_ends_in_the_middle(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, calls: int
+) -> None:
+    """
+    After any of its steps: nothing runs, and after an hour what was stored ends, with one line that
+    says why.
+    """
+    flow = chord(
+        [chain(ran.one.s(n), ran.one.s(1)) for n in range(SIZE // 2)], ran.total.s()
+    ).on_error(ran.told.s())
     with monkeypatch.context() as patch:
         ends_after(ran.app, calls, patch)
         with pytest.raises(Killed):
@@ -107,13 +116,21 @@ def test_a_publisher_that_ends_in_the_middle(ran: Ran, monkeypatch: pytest.Monke
     after = ran.app.engine.overview()
     assert (after.waiting, after.dead, ran.calls["one"], ran.calls["total"]) == (0, 0, 0, 0)
     assert ran.calls["told"] <= 1
-    told = [record.message for record in caplog.records if "incomplete flow" in record.message and record.message.startswith("flow ")]
+    told = [
+        record.message
+        for record in caplog.records
+        if "incomplete flow" in record.message and record.message.startswith("flow ")
+    ]
     assert len(told) == (1 if stored else 0)
 
 
 def test_its_jobs_say_why_they_failed(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were stored, as any job that fails; with the last write missing that is all of them."""
-    flow = chord([ran.one.s(n).set(id=f"member-{n}") for n in range(SIZE)], ran.total.s().set(id="end"))
+    """
+    Those that were stored, as any job that fails; with the last write missing that is all of them.
+    """
+    flow = chord(
+        [ran.one.s(n).set(id=f"member-{n}") for n in range(SIZE)], ran.total.s().set(id="end")
+    )
     with monkeypatch.context() as patch:
         ends_after(ran.app, 8, patch)
         with pytest.raises(Killed):
@@ -129,7 +146,9 @@ def test_its_jobs_say_why_they_failed(ran: Ran, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("calls", [0, 1, 4, 7, 8])
 @pytest.mark.parametrize("applied", [True, False])
-def test_publishing_again_after_an_unclear_failure_is_safe(ran: Ran, monkeypatch: pytest.MonkeyPatch, calls: int, applied: bool) -> None:
+def test_publishing_again_after_an_unclear_failure_is_safe(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, calls: int, applied: bool
+) -> None:
     """The same object: what is missing is stored, and nothing runs twice."""
     flow = chord([ran.one.s(n) for n in range(SIZE)], ran.total.s())
     _fails_once(ran.app, calls, monkeypatch, applied=applied)
@@ -147,7 +166,9 @@ def test_publishing_again_after_an_unclear_failure_is_safe(ran: Ran, monkeypatch
 
 
 @pytest.mark.parametrize("applied", [True, False])
-def test_a_small_flow_is_published_again_safely(ran: Ran, monkeypatch: pytest.MonkeyPatch, applied: bool) -> None:
+def test_a_small_flow_is_published_again_safely(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, applied: bool
+) -> None:
     """It is one step, which was done or not."""
     flow = chord([ran.one.s(n) for n in range(3)], ran.total.s())
     _fails_once(ran.app, 0, monkeypatch, applied=applied)
@@ -160,7 +181,9 @@ def test_a_small_flow_is_published_again_safely(ran: Ran, monkeypatch: pytest.Mo
     assert ran.calls == {"one": 3, "total": 1}
 
 
-def _fails_once(app: Laneway, calls: int, monkeypatch: pytest.MonkeyPatch, *, applied: bool) -> None:
+def _fails_once(
+    app: Laneway, calls: int, monkeypatch: pytest.MonkeyPatch, *, applied: bool
+) -> None:
     put, count = app.engine.put, 0
 
     def failing(drafts: Any, **options: Any) -> Any:
@@ -179,7 +202,10 @@ def _fails_once(app: Laneway, calls: int, monkeypatch: pytest.MonkeyPatch, *, ap
 def test_what_begins_a_large_flow_keeps_its_delay_and_ttl(ran: Ran) -> None:
     """They count from its publish."""
     ran.app.engine.policy_set("code", "task.*", {"ttl": 60})
-    group(ran.one.s(n).set(countdown=600, expires=1_200) if n % 2 else ran.one.s(n) for n in range(SIZE)).enqueue()
+    group(
+        ran.one.s(n).set(countdown=600, expires=1_200) if n % 2 else ran.one.s(n)
+        for n in range(SIZE)
+    ).enqueue()
     ran.work()
     assert ran.calls["one"] == SIZE // 2
     ran.later(500)
@@ -208,5 +234,7 @@ def test_a_flow_that_the_backlog_refuses_does_not_run(ran: Ran) -> None:
 def test_a_call_that_cannot_be_published_is_refused_before_anything_is_stored(ran: Ran) -> None:
     """All calls are checked first."""
     with pytest.raises(BadMessage):
-        group(ran.one.s(n).set(key="k" * 5_000 if n == SIZE - 1 else "k") for n in range(SIZE)).enqueue()
+        group(
+            ran.one.s(n).set(key="k" * 5_000 if n == SIZE - 1 else "k") for n in range(SIZE)
+        ).enqueue()
     assert ran.app.engine.overview().published == 0

@@ -1,8 +1,9 @@
 """
-What type checkers make of the public face: `make lint` reads this file with mypy and, where node is there, with pyright.
+What type checkers make of the public face: `make lint` reads this file with mypy and, where node is
+there, with pyright.
 
-`assert_type` says what must come out. A wrong call is marked with the error that it must be: an error that no longer comes is
-an unused ignore, and that is an error too. Nothing here is called.
+`assert_type` says what must come out. A wrong call is marked with the error that it must be: an
+error that no longer comes is an unused ignore, and that is an error too. Nothing here is called.
 """
 
 from __future__ import annotations
@@ -10,7 +11,21 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, assert_type
 
-from laneway import Delivery, Job, Laneway, Message, Receipt, Request, Stats, Summary, Task, Topic, chain, chord, group
+from laneway import (
+    Delivery,
+    Job,
+    Laneway,
+    Message,
+    Receipt,
+    Request,
+    Stats,
+    Summary,
+    Task,
+    Topic,
+    chain,
+    chord,
+    group,
+)
 from laneway.tasks.canvas import GroupJob
 
 
@@ -35,7 +50,15 @@ if TYPE_CHECKING:
 
     # Settings of policies are known by name and type.
 
-    app.policy("push.*", rate="50/s", concurrency=4, merge="last", lease="1m", backoff={"base": 1}, paused=None)
+    app.policy(
+        "push.*",
+        rate="50/s",
+        concurrency=4,
+        merge="last",
+        lease="1m",
+        backoff={"base": 1},
+        paused=None,
+    )
     app.topic("push.a").policy(weight=2, serial=True)
     app.policy("push.*", rte="1/s")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     app.policy("push.*", concurrency="4")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -89,7 +112,10 @@ if TYPE_CHECKING:
     # Publishing: the same options everywhere.
 
     topic = app.topic("push.acme")
-    assert_type(app.publish("push.acme", {"order": 1}, key="k", delay="10m", headers={"a": "b"}, timeout=1), Receipt)
+    assert_type(
+        app.publish("push.acme", {"order": 1}, key="k", delay="10m", headers={"a": "b"}, timeout=1),
+        Receipt,
+    )
     assert_type(topic.publish(priority=5), Receipt)
     assert_type(app.publish_many(Message("push.acme", n) for n in range(3)), list[Receipt])
     app.publish("push.acme", 1, prioriti=5)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

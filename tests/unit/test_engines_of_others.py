@@ -1,4 +1,7 @@
-"""An engine of somebody else: installed, found by its URL, used, and put through the suite that ships for it."""
+"""
+An engine of somebody else: installed, found by its URL, used, and put through the suite that ships
+for it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ def installed(tmp_path: Path) -> Path:
 
 
 def test_it_is_found_by_its_scheme(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r'there is no engine "kept", only redis, redis\+cluster, .* sqlite'):
+    with pytest.raises(
+        UsageError, match=r'there is no engine "kept", only redis, redis\+cluster, .* sqlite'
+    ):
         open_engine("kept://here", Settings())
     monkeypatch.syspath_prepend(installed)
     seen = []
@@ -51,22 +56,49 @@ def test_it_is_found_by_its_scheme(installed: Path, monkeypatch: pytest.MonkeyPa
         app.run_worker(burst=True)
     assert seen == [1]
     assert sys.modules["kept_engine"].opened == [("kept://here", "mine")]
-    with pytest.raises(UsageError, match=r'there is no engine "keptt", only kept, redis, .*; did you mean "kept"\?'):
+    with pytest.raises(
+        UsageError, match=r'there is no engine "keptt", only kept, redis, .*; did you mean "kept"\?'
+    ):
         open_engine("keptt://here", Settings())
 
 
 def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
     """One command; without an engine named it says what to do."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pyargs", "laneway.testing.conformance", "-k", "rate or merge"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--pyargs",
+        "laneway.testing.conformance",
+        "-k",
+        "rate or merge",
+    ]
     source = str(Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), source])}
     environment.pop("PYTEST_ADDOPTS", None)
     told = subprocess.run(
-        command, cwd=installed, env={**environment, "LANEWAY_ENGINE": "kept://"}, capture_output=True, text=True, check=False, timeout=120
+        command,
+        cwd=installed,
+        env={**environment, "LANEWAY_ENGINE": "kept://"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert told.returncode == 0, told.stdout
     assert " passed" in told.stdout
-    told = subprocess.run([*command, "-x"], cwd=installed, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    told = subprocess.run(
+        [*command, "-x"],
+        cwd=installed,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert told.returncode == 1
     assert "set LANEWAY_ENGINE=URL, or define a fixture make_engine" in told.stdout
 
@@ -74,8 +106,14 @@ def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
 @pytest.mark.parametrize("package", ["redis", "hiredis"])
 def test_a_missing_client_library_is_named(package: str) -> None:
     script = (
-        f"import sys; sys.modules[{package!r}] = None\n"
-        "from laneway.engines import open_engine\nfrom laneway.engines.base import Settings\nopen_engine('valkey://localhost', Settings())"
+        f"import sys; sys.modules[{package!r}] = None\nfrom laneway.engines import"
+        " open_engine\nfrom laneway.engines.base import"
+        " Settings\nopen_engine('valkey://localhost', Settings())"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert f'engine valkey: the package "{package}" of the client library is missing; pip install' in done.stderr.splitlines()[-1]
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (
+        f'engine valkey: the package "{package}" of the client library is missing; pip install'
+        in done.stderr.splitlines()[-1]
+    )

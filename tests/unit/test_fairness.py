@@ -14,7 +14,9 @@ NOW = 1_700_000_000_000_000
 
 @pytest.mark.parametrize("rate", [1, 3, 7.5, 50, 333, 1_000, 7_001, 9_999, 10_000])
 @pytest.mark.parametrize("burst", [1, 1.05, 2.5, 5, 500])
-def test_a_rate_is_never_exceeded_and_missed_by_less_than_one_percent(rate: float, burst: float) -> None:
+def test_a_rate_is_never_exceeded_and_missed_by_less_than_one_percent(
+    rate: float, burst: float
+) -> None:
     """Never more than rate·T + burst in T; under backlog at least 0.99·rate·T - 1."""
     draw = random.Random(f"{rate}/{burst}")
     tat, now, taken = 0, NOW, 0
@@ -82,7 +84,11 @@ def test_shares_hold_exactly_for_any_size_of_call() -> None:
             for tier, number in given.items():
                 total[tier] += number
         everything = sum(total.values())
-        assert {tier: round(number / everything, 2) for tier, number in total.items()} == {"high": 0.6, "mid": 0.3, "low": 0.1}
+        assert {tier: round(number / everything, 2) for tier, number in total.items()} == {
+            "high": 0.6,
+            "mid": 0.3,
+            "low": 0.1,
+        }
 
 
 def test_small_weights_are_exact_and_the_largest_still_advances() -> None:

@@ -17,7 +17,11 @@ def book(*rows: tuple[str, str, dict[str, object]]) -> PolicyBook:
 
 def test_the_most_specific_pattern_wins_field_by_field() -> None:
     """A topic takes each field from the nearest pattern that sets it."""
-    policies = book(("code", "*", {"rate": 1, "retries": 2}), ("code", "push.*", {"rate": 5}), ("code", "push.acme", {"weight": 3}))
+    policies = book(
+        ("code", "*", {"rate": 1, "retries": 2}),
+        ("code", "push.*", {"rate": 5}),
+        ("code", "push.acme", {"weight": 3}),
+    )
     found = policies.resolve("push.acme")
     assert (found.rate, found.retries, found.weight) == (5, 2, 3)
     assert policies.resolve("push.other.deep").rate == 5
@@ -50,7 +54,9 @@ def test_the_operators_setting_stands_above_the_codes_and_can_be_reset() -> None
         ({"buckets": 4}, "pattern"),
     ],
 )
-def test_an_impossible_setting_is_refused_with_its_name(fields: dict[str, object], said: str) -> None:
+def test_an_impossible_setting_is_refused_with_its_name(
+    fields: dict[str, object], said: str
+) -> None:
     """One line that names the pattern, the field and what was expected."""
     with pytest.raises(BadPolicy) as refused:
         check_fields("push.acme", fields)
@@ -76,7 +82,9 @@ def test_settings_that_are_impossible_together_are_refused(fields: dict[str, obj
         book(("code", "a", fields)).check("a")
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "a\x00", "x" * 256, "é" * 200, "push.*", "*", "\ud800"])
+@pytest.mark.parametrize(
+    "name", ["", "a\nb", "a\x00", "x" * 256, "é" * 200, "push.*", "*", "\ud800"]
+)
 def test_names_that_cannot_be_topics_are_refused(name: str) -> None:
     """Control characters, too long, patterns, no name at all."""
     with pytest.raises(BadMessage):
@@ -92,7 +100,12 @@ def test_any_other_name_is_a_topic() -> None:
 def test_backoff_doubles_up_to_its_cap_with_full_jitter() -> None:
     """base · factor^(n-1), drawn from 0 to that."""
     backoff = Backoff()
-    assert [backoff.delay_us(attempt, 1.0) for attempt in (1, 2, 3, 100)] == [1_000_000, 2_000_000, 4_000_000, 3_600_000_000]
+    assert [backoff.delay_us(attempt, 1.0) for attempt in (1, 2, 3, 100)] == [
+        1_000_000,
+        2_000_000,
+        4_000_000,
+        3_600_000_000,
+    ]
     assert backoff.delay_us(3, 0.5) == 2_000_000
 
 

@@ -16,10 +16,16 @@ from laneway.safetext import escaped, escaped_json, redacted, without_passwords
     [
         ("valkey://localhost:6379/0", "valkey://localhost:6379/0"),
         ("valkey://:pw@localhost:6379/0?timeout=3", "valkey://***@localhost:6379/0?timeout=3"),
-        ("valkey://:pw@localhost:6379?timeout=3&ca=/a.pem", "valkey://***@localhost:6379?timeout=3&ca=/a.pem"),
+        (
+            "valkey://:pw@localhost:6379?timeout=3&ca=/a.pem",
+            "valkey://***@localhost:6379?timeout=3&ca=/a.pem",
+        ),
         ("valkey://:12?x=pw", "valkey://:***"),
         ("valkey://user:p@w/x@localhost", "valkey://***@localhost"),
-        ("valkey+sentinel://u:pw@a:1,b:2/mine?sentinel_password=x@y&timeout=3", "valkey+sentinel://***@a:1,b:2/mine?sentinel_password=***&timeout=3"),
+        (
+            "valkey+sentinel://u:pw@a:1,b:2/mine?sentinel_password=x@y&timeout=3",
+            "valkey+sentinel://***@a:1,b:2/mine?sentinel_password=***&timeout=3",
+        ),
         ("valkey+cluster://:pw@[::1]:7000,b:2", "valkey+cluster://***@[::1]:7000,b:2"),
         ("valkey://[::1]", "valkey://[::1]"),
         ("unix://:pw@/run/valkey.sock", "unix://***@/run/valkey.sock"),
@@ -35,7 +41,10 @@ def test_redacted(url: str, shown: str) -> None:
     assert redacted(shown) == shown
 
 
-@given(st.text(st.characters(codec="utf-8", exclude_characters="/?#"), min_size=1), st.sampled_from(["h", "a:1,b:2", "[::1]:3"]))
+@given(
+    st.text(st.characters(codec="utf-8", exclude_characters="/?#"), min_size=1),
+    st.sampled_from(["h", "a:1,b:2", "[::1]:3"]),
+)
 def test_any_password_is_hidden(password: str, hosts: str) -> None:
     """Whatever stands between user and host."""
     assert redacted(f"valkey://u:{password}@{hosts}/1") == f"valkey://***@{hosts}/1"
@@ -43,20 +52,27 @@ def test_any_password_is_hidden(password: str, hosts: str) -> None:
 
 def test_text_keeps_what_is_no_password() -> None:
     """Only the URL's user goes, and options that are named like a secret."""
-    assert without_passwords("no answer from redis://u:pw@h:1/0 (it said no); me@here") == "no answer from redis://***@h:1/0 (it said no); me@here"
+    assert (
+        without_passwords("no answer from redis://u:pw@h:1/0 (it said no); me@here")
+        == "no answer from redis://***@h:1/0 (it said no); me@here"
+    )
     advice = "write valkey://:PASSWORD@HOST, or USER:PASSWORD@"
     assert without_passwords(advice) == advice
     assert "eve" not in without_passwords("at valkey://:PASSWORD@HOSTeve@h")
     assert "eve" not in without_passwords("at valkey://:PASSWORD@HOST/eve@h")
-    assert without_passwords("GET https://x.example/a?page=3&api_token=abc failed") == "GET https://x.example/a?page=3&api_token=*** failed"
+    assert (
+        without_passwords("GET https://x.example/a?page=3&api_token=abc failed")
+        == "GET https://x.example/a?page=3&api_token=*** failed"
+    )
 
 
 def test_escaped() -> None:
     """Everything that a terminal would obey, and nothing else."""
     hostile = "\x1b]0;x\x07\x9b2J\x7f\r\n\t\u202e\u2066\u200f\u061c\u2028\u2029\udcff\ud800"
-    assert escaped(hostile) == (
-        "\\x1b]0;x\\x07\\x9b2J\\x7f\\x0d\\x0a\\x09\\u202e\\u2066\\u200f\\u061c\\u2028\\u2029\\udcff\\ud800"
-    )  # fmt: skip
+    assert (
+        escaped(hostile) == "\\x1b]0;x\\x07\\x9b2J\\x7f\\x0d\\x0a\\x09"
+        "\\u202e\\u2066\\u200f\\u061c\\u2028\\u2029\\udcff\\ud800"
+    )
     assert escaped("a\n\tb\r\n", lines=True) == "a\n    b\\x0d\n"
     assert escaped("grün 漢字 👩‍👧 café") == "grün 漢字 👩‍👧 café"
 

@@ -22,9 +22,17 @@ def only(tier: str) -> object:
 
 @pytest.mark.parametrize(
     ("tiers", "stated", "default"),
-    [(None, None, "mid"), (THREE, None, "mid"), (TWO, None, "rest"), (TWO, "vip", "vip"), ({"a b/c!": Tier(1)}, None, "a b/c!")],
+    [
+        (None, None, "mid"),
+        (THREE, None, "mid"),
+        (TWO, None, "rest"),
+        (TWO, "vip", "vip"),
+        ({"a b/c!": Tier(1)}, None, "a b/c!"),
+    ],
 )
-def test_the_default_is_the_stated_one_else_mid_else_the_last(tiers: dict[str, Tier] | None, stated: str | None, default: str) -> None:
+def test_the_default_is_the_stated_one_else_mid_else_the_last(
+    tiers: dict[str, Tier] | None, stated: str | None, default: str
+) -> None:
     assert TierLayers.new(tiers, stated).in_force().default == default
 
 
@@ -38,11 +46,18 @@ def test_a_default_that_does_not_exist_is_refused() -> None:
 
 
 def test_an_operators_setting_precedes_the_codes_and_is_reset() -> None:
-    layers = TierLayers.new(THREE, None).change("operator", {"high": Tier(9), "gold": Tier(2), "low": None}, nobody)
+    layers = TierLayers.new(THREE, None).change(
+        "operator", {"high": Tier(9), "gold": Tier(2), "low": None}, nobody
+    )
     layers = layers.change("code", {"high": Tier(7), "new": Tier(1)}, nobody)
     assert layers.in_force() == {"high": Tier(9), "mid": Tier(3), "new": Tier(1), "gold": Tier(2)}
     assert layers.reset("low", nobody).in_force()["low"] == Tier(1)
-    assert layers.reset(None, nobody).in_force() == {"high": Tier(7), "mid": Tier(3), "low": Tier(1), "new": Tier(1)}
+    assert layers.reset(None, nobody).in_force() == {
+        "high": Tier(7),
+        "mid": Tier(3),
+        "low": Tier(1),
+        "new": Tier(1),
+    }
     plain = TierLayers.new(THREE, None)
     assert plain.reset(None, nobody) is plain
 
@@ -94,9 +109,13 @@ def test_a_program_may_state_the_default_alone() -> None:
 
 
 def test_the_record_is_read_as_it_was_written_and_as_it_was_before_there_were_layers() -> None:
-    layers = TierLayers.new({"a": Tier("strict"), "b": Tier(2.5, "time")}, "a").change("operator", {"b": None}, nobody)
+    layers = TierLayers.new({"a": Tier("strict"), "b": Tier(2.5, "time")}, "a").change(
+        "operator", {"b": None}, nobody
+    )
     assert TierLayers.read(layers.json()) == layers
-    old = TierLayers.read('[["high", {"share": 6, "fair_by": "messages"}], ["last", {"share": "strict"}]]')
+    old = TierLayers.read(
+        '[["high", {"share": 6, "fair_by": "messages"}], ["last", {"share": "strict"}]]'
+    )
     assert old.in_force() == {"high": Tier(6.0), "last": Tier("strict")}
     assert old.in_force().default == "last"
 
@@ -108,12 +127,21 @@ def test_lanes_move_where_a_tier_goes_or_another_is_the_default() -> None:
     assert moves_lanes(three, Tiers({"high": Tier(6), "mid": Tier(3)}))
 
 
-@pytest.mark.parametrize(("name", "text"), [("high", "share 6 of 10"), ("vip", "strict: before all others"), ("none", "no such tier any more")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("high", "share 6 of 10"),
+        ("vip", "strict: before all others"),
+        ("none", "no such tier any more"),
+    ],
+)
 def test_what_a_tier_has_is_told(name: str, text: str) -> None:
     assert share_text({**THREE, "vip": Tier("strict")}, name) == text
 
 
-@pytest.mark.parametrize("changes", [{"": 1}, {"a\n": 1}, {"x" * 101: 1}, {"a": 0}, {"a": "much"}, {"a": True}])
+@pytest.mark.parametrize(
+    "changes", [{"": 1}, {"a\n": 1}, {"x" * 101: 1}, {"a": 0}, {"a": "much"}, {"a": True}]
+)
 def test_wrong_tiers_are_refused_before_the_store_is_asked(changes: dict[str, object]) -> None:
     with pytest.raises(BadPolicy):
         Laneway("sqlite:////nowhere/at/all.db").tiers(changes)  # type: ignore[arg-type]

@@ -27,7 +27,9 @@ STATS = ("lane_fronts", "dead_counts", "lanes_by_name", "folded_counts")
 
 
 @pytest.fixture(scope="module", params=["as it is", "analyzed"])
-def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+def file(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[sqlite3.Connection]:
     """A store with 1,200 topics; the plans must not depend on what the planner knows of it."""
     path = tmp_path_factory.mktemp("top") / "q.db"
     engine = open_engine(f"sqlite:///{path}", Settings(durability="memory"))
@@ -43,7 +45,11 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def statements() -> dict[str, str]:
     found = {name: SQL[name] for name in STATS}
     for order, entry in sqlite_listing.ORDERS.items():
-        found |= {f"{order}, {kind}": text for kind in ("listed", "named", "folded") if (text := getattr(entry, kind))}
+        found |= {
+            f"{order}, {kind}": text
+            for kind in ("listed", "named", "folded")
+            if (text := getattr(entry, kind))
+        }
     return found
 
 
@@ -51,7 +57,10 @@ def statements() -> dict[str, str]:
 def test_no_statement_of_a_top_list_scans_or_sorts(file: sqlite3.Connection, name: str) -> None:
     values = ("[]",) if name in STATS else (10, 10, "a", "b", "c")
     text = statements()[name]
-    plan = [row[3] for row in file.execute(f"EXPLAIN QUERY PLAN {text}", values[: sqlite3_parameters(text)])]
+    plan = [
+        row[3]
+        for row in file.execute(f"EXPLAIN QUERY PLAN {text}", values[: sqlite3_parameters(text)])
+    ]
     assert plan
     for step in plan:
         assert not step.startswith("SCAN") or any(each in step for each in ALLOWED), plan
@@ -70,12 +79,21 @@ def test_every_engine_knows_every_order() -> None:
 
 @pytest.mark.parametrize("order", listing.MEASURES)
 def test_valkey_is_asked_a_few_times_whatever_the_number_of_topics(order: str) -> None:
-    """At 1,200 topics each list takes as many round trips as at 2,400, and few; also of topics with policies of their own."""
+    """
+    At 1,200 topics each list takes as many round trips as at 2,400, and few; also of topics with
+    policies of their own.
+    """
     counted = []
     engine = open_engine(server().url, Settings(namespace=f"top-{uuid.uuid4().hex}"))
     engine.policy_set_many("code", [(f"t.{n}", {"weight": 1 + n % 7}) for n in range(1200)])
     for first in (0, 1200):
-        engine.put([Draft(f"t.{n}", b"x") for n in range(first, first + 1200) for _ in range(1 + n // 2390)])
+        engine.put(
+            [
+                Draft(f"t.{n}", b"x")
+                for n in range(first, first + 1200)
+                for _ in range(1 + n // 2390)
+            ]
+        )
         with (
             mock.patch.object(Link, "read", autospec=True, side_effect=Link.read) as read,
             mock.patch.object(Link, "call", autospec=True, side_effect=Link.call) as call,
@@ -87,13 +105,21 @@ def test_valkey_is_asked_a_few_times_whatever_the_number_of_topics(order: str) -
 
 
 @pytest.mark.parametrize("order", listing.MEASURES)
-def test_a_file_is_asked_a_few_times_whatever_the_number_of_topics(order: str, tmp_path: Path) -> None:
+def test_a_file_is_asked_a_few_times_whatever_the_number_of_topics(
+    order: str, tmp_path: Path
+) -> None:
     """The same in statements."""
     counted = []
     engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings(durability="memory"))
     engine.policy_set_many("code", [(f"t.{n}", {"weight": 1 + n % 7}) for n in range(1200)])
     for first in (0, 1200):
-        engine.put([Draft(f"t.{n}", b"x") for n in range(first, first + 1200) for _ in range(1 + n // 2390)])
+        engine.put(
+            [
+                Draft(f"t.{n}", b"x")
+                for n in range(first, first + 1200)
+                for _ in range(1 + n // 2390)
+            ]
+        )
         statements: list[str] = []
         engine._store.connection.set_trace_callback(statements.append)  # type: ignore[attr-defined]
         engine.topic_list(order=order, limit=20)

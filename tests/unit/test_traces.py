@@ -1,4 +1,7 @@
-"""What an error says of itself is formatted at a bounded cost, however many causes, members and frames it has."""
+"""
+What an error says of itself is formatted at a bounded cost, however many causes, members and frames
+it has.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ def chain(link: str) -> BaseException:
 
 ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
     "members of members": (members_of_members, "many (14 sub-exceptions)"),
-    "members": (lambda: raised(ExceptionGroup("many", [ValueError()] * 50_000)), "many (50000 sub-exceptions)"),
+    "members": (
+        lambda: raised(ExceptionGroup("many", [ValueError()] * 50_000)),
+        "many (50000 sub-exceptions)",
+    ),
     "causes": (lambda: chain("__cause__"), "link 19999"),
     "contexts": (lambda: chain("__context__"), "link 19999"),
     "frames": (lambda: raised(ValueError("deep"), 20_000), "deep"),

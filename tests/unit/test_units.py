@@ -33,14 +33,32 @@ def test_durations(written: units.Duration, seconds: float) -> None:
     assert units.seconds(written) == seconds
 
 
-@pytest.mark.parametrize("wrong", ["soon", "10 parsecs", "1 mint", "10 minutesx", "min", float("nan"), float("inf"), "", "nan", True, None])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "soon",
+        "10 parsecs",
+        "1 mint",
+        "10 minutesx",
+        "min",
+        float("nan"),
+        float("inf"),
+        "",
+        "nan",
+        True,
+        None,
+    ],
+)
 def test_what_is_no_duration_is_refused(wrong: object) -> None:
     """With what was expected."""
     with pytest.raises(ValueError, match="expected seconds"):
         units.seconds(wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("written", "rate"), [(50, 50), ("50/s", 50), ("600/m", 10), ("100/10s", 10), ("36/hour", 0.01), ("7", 7)])
+@pytest.mark.parametrize(
+    ("written", "rate"),
+    [(50, 50), ("50/s", 50), ("600/m", 10), ("100/10s", 10), ("36/hour", 0.01), ("7", 7)],
+)
 def test_rates(written: float | str, rate: float) -> None:
     """Per second, from a number or text."""
     assert units.rate(written) == pytest.approx(rate)

@@ -1,4 +1,7 @@
-"""A store that lost something (a key deleted by hand, a server without durability): the rest is served, and the doctor mends the counts."""
+"""
+A store that lost something (a key deleted by hand, a server without durability): the rest is
+served, and the doctor mends the counts.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ def prefix(engine: FullEngine) -> str:
     return f"laneway:{{{engine.namespace}/0}}:"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("lose", [lose_the_list, lose_one_of_the_list, lose_the_lane, lose_a_message])
+@pytest.mark.parametrize(
+    "lose", [lose_the_list, lose_one_of_the_list, lose_the_lane, lose_a_message]
+)
 def test_what_is_lost_holds_up_nobody(opened: Opened, lose: Callable[[FullEngine], None]) -> None:
     engine = opened(server().url)
     engine.put([Draft("a", b"%d" % n) for n in range(FORTY)])

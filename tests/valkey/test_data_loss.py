@@ -1,4 +1,7 @@
-"""A server that lost its data: what was delivered before is lost, and nothing of it touches what comes after."""
+"""
+A server that lost its data: what was delivered before is lost, and nothing of it touches what comes
+after.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,13 @@ def all_lost(engine: FullEngine, leases: list[Lease]) -> None:
     places = [place(lease) for lease in leases]
     assert engine.extend(places, 60_000_000) == [False] * len(leases)
     assert engine.start(places) == [False] * len(leases)
-    assert engine.note([Note(lease.id, lease.topic, b"{}", 60_000_000, *place(lease)) for lease in leases]) == [False] * len(leases)
+    assert engine.note(
+        [Note(lease.id, lease.topic, b"{}", 60_000_000, *place(lease)) for lease in leases]
+    ) == [False] * len(leases)
     for action in ACTIONS:
-        assert engine.settle([Settlement(*place(lease), action) for lease in leases]) == ["lost"] * len(leases), action
+        assert engine.settle([Settlement(*place(lease), action) for lease in leases]) == [
+            "lost"
+        ] * len(leases), action
     follow = {0: [Draft("followed", b"x")]}
     assert engine.settle([Settlement(*place(leases[0]))], publish=follow) == ["lost"]
     assert engine.topic_stats("followed").waiting == 0
@@ -44,7 +51,9 @@ def all_lost(engine: FullEngine, leases: list[Lease]) -> None:
 @pytest.mark.parametrize("durability", ["memory", "fsync"])
 @pytest.mark.parametrize("shards", [1, 8])
 @pytest.mark.parametrize("lose", [flushed, killed])
-def test_a_delivery_from_before_is_lost(opened: Callable[..., FullEngine], lose: Callable[[Server], None], shards: int, durability: str) -> None:
+def test_a_delivery_from_before_is_lost(
+    opened: Callable[..., FullEngine], lose: Callable[[Server], None], shards: int, durability: str
+) -> None:
     if lose is killed and durability == "fsync":
         pytest.skip("it loses nothing then")
     more = {"appendonly": "yes", "appendfsync": "always"} if durability == "fsync" else {}
@@ -70,7 +79,9 @@ def test_a_delivery_from_before_is_lost(opened: Callable[..., FullEngine], lose:
         assert [check for check in new.doctor() if not check.ok] == []
 
 
-def test_a_server_put_back_to_an_earlier_state_repeats_no_number(opened: Callable[..., FullEngine]) -> None:
+def test_a_server_put_back_to_an_earlier_state_repeats_no_number(
+    opened: Callable[..., FullEngine],
+) -> None:
     """As by a dump that is some minutes old, or a replica that had not got the last writes."""
     with Server() as server:
         engine = opened(server.url)
@@ -80,7 +91,9 @@ def test_a_server_put_back_to_an_earlier_state_repeats_no_number(opened: Callabl
         late = engine.lease(3).leases
         ids = {receipt.id for receipt in engine.put([Draft("a", b"late")] * 5)}
         killed(server)
-        assert engine.settle([Settlement(*place(lease)) for lease in early]) == ["acked"] * 3, "these it knows"
+        assert engine.settle([Settlement(*place(lease)) for lease in early]) == ["acked"] * 3, (
+            "these it knows"
+        )
         again = engine.lease(3).leases
         assert [lease.body for lease in again] == [lease.body for lease in late]
         assert engine.settle([Settlement(*place(lease), "dead") for lease in late]) == ["lost"] * 3

@@ -9,7 +9,13 @@ from laneway.testing.servers import Server
 
 
 def doctor(url: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-m", "laneway", "doctor", url], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "laneway", "doctor", url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -18,7 +24,10 @@ def test_what_is_not_there_is_no_ok() -> None:
     with Server() as server:
         lines = doctor(server.url)
     assert lines[0].startswith("ok   server: ")
-    assert lines[1].startswith('no   durability "fsync": not on this server: durability "fsync" needs the append-only file; say CONFIG SET')
+    assert lines[1].startswith(
+        'no   durability "fsync": not on this server: durability "fsync" needs the append-only'
+        " file; say CONFIG SET"
+    )
     assert lines[2].startswith('no   durability "replicated": not on this server: ')
     assert "no   namespace: " in lines[3]
     assert "there is no namespace default" in lines[3]

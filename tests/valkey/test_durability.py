@@ -1,4 +1,7 @@
-"""What lasts: nothing that was accepted is lost by the failures that the durability covers; docs/engines.md says the same in a table."""
+"""
+What lasts: nothing that was accepted is lost by the failures that the durability covers;
+docs/engines.md says the same in a table.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ BATCH = 20
 
 
 class Publisher(threading.Thread):
-    """Publishes until told to stop, and publishes again what it does not know of: by the same ids."""
+    """
+    Publishes until told to stop, and publishes again what it does not know of: by the same ids.
+    """
 
     def __init__(self, engine: FullEngine) -> None:
         super().__init__(daemon=True)
@@ -55,7 +60,10 @@ class Publisher(threading.Thread):
         try:
             until(lambda: len(self.accepted) >= wanted, f"{more} more accepted messages", 100)
         except TimeoutError as error:
-            error.add_note(f"publishing goes on: {self.is_alive()}; the last of {self.failures} failures: {self.last_failure}")
+            error.add_note(
+                f"publishing goes on: {self.is_alive()}; the last of {self.failures} failures:"
+                f" {self.last_failure}"
+            )
             raise
 
 
@@ -86,21 +94,31 @@ def test_fsync_every_second_is_waited_for(opened: Callable[..., FullEngine]) -> 
 
 
 def test_a_replica_that_takes_over_has_everything(opened: Callable[..., FullEngine]) -> None:
-    """replicated: the master is killed under load, the sentinels promote the replica, everybody goes on."""
+    """
+    replicated: the master is killed under load, the sentinels promote the replica, everybody goes
+    on.
+    """
     with Sentinels(1) as group:
         engine = opened(f"{group.url}?timeout=1", durability="replicated")
         publisher = Publisher(engine)
         publisher.wait_for(5 * BATCH)
         group.master.kill()
-        group.master.start_behind(group.replaced())  # until it follows the new one nothing is accepted: that has no replica
+        group.master.start_behind(
+            group.replaced()
+        )  # until it follows the new one nothing is accepted: that has no replica
         publisher.wait_for(5 * BATCH)
         accepted = publisher.end()
         assert set(drain(engine)) >= accepted
 
 
 @pytest.mark.parametrize("durability", ["memory", "replicated"])
-def test_a_master_that_came_back_empty_is_left(opened: Callable[..., FullEngine], durability: str) -> None:
-    """It was replaced, and holds a connection of ours: whoever is told there that nothing is there asks the sentinels again."""
+def test_a_master_that_came_back_empty_is_left(
+    opened: Callable[..., FullEngine], durability: str
+) -> None:
+    """
+    It was replaced, and holds a connection of ours: whoever is told there that nothing is there
+    asks the sentinels again.
+    """
     with Sentinels(1) as group, Server() as empty:
         engine = opened(group.url, durability=durability)
         engine.put(some(1))
@@ -114,7 +132,10 @@ def test_a_master_that_came_back_empty_is_left(opened: Callable[..., FullEngine]
 
 
 def test_a_master_that_pauses_is_replaced(opened: Callable[..., FullEngine]) -> None:
-    """SIGSTOP, as when a machine hangs: the replica takes over, and what the old master wakes up with counts no more."""
+    """
+    SIGSTOP, as when a machine hangs: the replica takes over, and what the old master wakes up with
+    counts no more.
+    """
     with Sentinels(1) as group:
         engine = opened(f"{group.url}?timeout=1", durability="replicated")
         publisher = Publisher(engine)
@@ -122,7 +143,9 @@ def test_a_master_that_pauses_is_replaced(opened: Callable[..., FullEngine]) -> 
         group.master.pause()
         group.replaced()
         group.master.resume()
-        until(lambda: group.master.info("role") == "slave", "the old master to follow the new one", 30)
+        until(
+            lambda: group.master.info("role") == "slave", "the old master to follow the new one", 30
+        )
         publisher.wait_for(5 * BATCH)
         accepted = publisher.end()
         assert set(drain(engine)) >= accepted
@@ -186,7 +209,10 @@ def test_an_answer_that_never_comes_is_told_as_unknown(opened: Callable[..., Ful
     with Server() as server, Proxy(server.port) as proxy:
         engine = opened(f"valkey://127.0.0.1:{proxy.port}?timeout=0.3")
         proxy.hang()
-        with pytest.raises(EngineUnavailable, match=r"no answer within 0.3 s; whether the change happened is not known") as told:
+        with pytest.raises(
+            EngineUnavailable,
+            match=r"no answer within 0.3 s; whether the change happened is not known",
+        ) as told:
             engine.put(some(1))
         assert told.value.applied is None
         proxy.heal()
@@ -211,15 +237,23 @@ def test_many_find_at_once_that_functions_are_missing(opened: Callable[..., Full
 
 
 def test_a_library_of_another_version_stays(opened: Callable[..., FullEngine]) -> None:
-    other = "#!lua name=laneway_0123456789ab\nredis.register_function('laneway_0123456789ab_put', function() return 'theirs' end)"
+    other = (
+        "#!lua name=laneway_0123456789ab\nredis.register_function('laneway_0123456789ab_put',"
+        " function() return 'theirs' end)"
+    )
     with Server() as server:
         server.run("FUNCTION", "LOAD", other)
         opened(server.url).put(some(1))
         assert server.run("FCALL", "laneway_0123456789ab_put", 0) == "theirs"
 
 
-def test_a_server_that_keeps_nothing_begins_anew(opened: Callable[..., FullEngine], caplog: pytest.LogCaptureFixture) -> None:
-    """memory: a restart loses what waited, as the docs say; the policies are known still, and ids are never given twice."""
+def test_a_server_that_keeps_nothing_begins_anew(
+    opened: Callable[..., FullEngine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    memory: a restart loses what waited, as the docs say; the policies are known still, and ids are
+    never given twice.
+    """
     with Server() as server:
         engine = opened(server.url)
         engine.policy_set("code", "t.*", {"rate": 5})
@@ -252,7 +286,9 @@ def test_replicas_that_do_not_confirm_in_time_are_told(opened: Callable[..., Ful
         engine = opened(f"{group.url}?timeout=0.5", durability="replicated")
         engine.put(some(1))
         group.replicas[0].pause()
-        with pytest.raises(EngineUnavailable, match=r"0 of 1 replicas confirmed the write within 0\.4 s") as told:
+        with pytest.raises(
+            EngineUnavailable, match=r"0 of 1 replicas confirmed the write within 0\.4 s"
+        ) as told:
             engine.put(some(1, start=1))
         assert told.value.applied is None
         group.replicas[0].resume()

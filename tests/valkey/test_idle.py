@@ -9,30 +9,74 @@ from laneway.message import Draft, Settlement
 from laneway.policy import Gate
 from laneway.testing.servers import Server
 
-STAYS = {"settings", "shard", "rules", "policies", "gates", "tiers", "own", "own_sets", "own_uses", "own_tiers", "programs"}
+STAYS = {
+    "settings",
+    "shard",
+    "rules",
+    "policies",
+    "gates",
+    "tiers",
+    "own",
+    "own_sets",
+    "own_uses",
+    "own_tiers",
+    "programs",
+}
 START = 2_200_000_000_000_000
 
 
 def test_no_key_is_left_of_topics_that_are_done(opened: Callable[..., FullEngine]) -> None:
-    """With limits, keys, merges, delays, own ids, retries, buckets, partitions, a gate: of none of them anything stays."""
+    """
+    With limits, keys, merges, delays, own ids, retries, buckets, partitions, a gate: of none of
+    them anything stays.
+    """
     with Server() as own:
         engine, now = opened(own.url), START
         engine.gate_set("g", Gate(concurrency=5, rate=100.0), now_us=now)
         policies: dict[str, dict[str, object]] = {
-            "limited.*": {"rate": 100, "concurrency": 2, "gate": "g"}, "serial": {"serial": True}, "merging": {"merge": "all", "window": 1},
-            "bucket.*": {"buckets": 4}, "parts": {"partitions": 4}, "timed": {"ttl": 3600},
+            "limited.*": {"rate": 100, "concurrency": 2, "gate": "g"},
+            "serial": {"serial": True},
+            "merging": {"merge": "all", "window": 1},
+            "bucket.*": {"buckets": 4},
+            "parts": {"partitions": 4},
+            "timed": {"ttl": 3600},
             "edge": {"merge": "first", "window": 1, "edge": "leading"},
-        }  # fmt: skip
+        }
         for pattern, fields in policies.items():
             engine.policy_set("code", pattern, fields, now_us=now)
-        names = ["plain", "serial", "merging", "parts", "timed", "edge", *(f"limited.{n}" for n in range(40)), *(f"bucket.{n}" for n in range(40))]
+        names = [
+            "plain",
+            "serial",
+            "merging",
+            "parts",
+            "timed",
+            "edge",
+            *(f"limited.{n}" for n in range(40)),
+            *(f"bucket.{n}" for n in range(40)),
+        ]
         for name in names:
-            engine.put([Draft(name, b"%d" % n, key=f"k{n % 3}", id=f"i{n}", priority=n % 2, delay_us=n * 100_000) for n in range(20)], now_us=now)
+            engine.put(
+                [
+                    Draft(
+                        name,
+                        b"%d" % n,
+                        key=f"k{n % 3}",
+                        id=f"i{n}",
+                        priority=n % 2,
+                        delay_us=n * 100_000,
+                    )
+                    for n in range(20)
+                ],
+                now_us=now,
+            )
         for turn in range(400):
             now += 500_000
             leases = engine.lease(500, now_us=now).leases
             action = "retry" if turn == 1 else "ack"
-            engine.settle([Settlement(lease.handle, lease.fence, action, delay_us=0) for lease in leases], now_us=now)
+            engine.settle(
+                [Settlement(lease.handle, lease.fence, action, delay_us=0) for lease in leases],
+                now_us=now,
+            )
             if not leases and not engine.overview(now_us=now).waiting:
                 break
         now += 120_000_000

@@ -35,15 +35,24 @@ def client(server: Server) -> redis.Redis:
 
 
 def check_layout_3(engine: FullEngine) -> None:
-    assert engine.policies().rows() == [("code", "*", {"retries": 3}), ("code", "b.*", {"buckets": 2}), ("operator", "a.*", {"retries": 1})]
+    assert engine.policies().rows() == [
+        ("code", "*", {"retries": 3}),
+        ("code", "b.*", {"buckets": 2}),
+        ("operator", "a.*", {"retries": 1}),
+    ]
     found, after = dict(engine.policy_own_list()[0]), engine.policy_own_list()[1]
     while after is not None:
         page, after = engine.policy_own_list(after)
         found |= dict(page)
-    assert {topic: {layer: layers[layer] for layer in ("code", "operator") if layer in layers} for topic, layers in found.items()} == {
-        "a.1": {"code": {"rate": 5.0, "retries": 7}, "operator": {"paused": True}}, "b.1": {"code": {"weight": 2.0}},
-        "merging": {"code": {"max_body": 100, "merge": "last"}}, "split": {"code": {"partitions": 4}},
-    }  # fmt: skip
+    assert {
+        topic: {layer: layers[layer] for layer in ("code", "operator") if layer in layers}
+        for topic, layers in found.items()
+    } == {
+        "a.1": {"code": {"rate": 5.0, "retries": 7}, "operator": {"paused": True}},
+        "b.1": {"code": {"weight": 2.0}},
+        "merging": {"code": {"max_body": 100, "merge": "last"}},
+        "split": {"code": {"partitions": 4}},
+    }
     policy = engine.policy_of("a.1")
     assert (policy.rate, policy.retries, policy.paused) == (5.0, 1, True)
 
@@ -58,7 +67,9 @@ def test_a_namespace_of_layout_3_is_brought_up_with_all_that_it_holds(opened: Op
         got: list[str] = []
         while leases := engine.lease(100).leases:
             got += [f"{lease.topic} {lease.body.decode()}" for lease in leases]
-            assert set(engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])) == {"acked"}
+            assert set(
+                engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])
+            ) == {"acked"}
         waited = [f"{topic} {n}" for topic in ("a.1", "merging", "split", "b.1") for n in range(6)]
         assert set(waited) <= set(got)
         again = opened(server.url, namespace="before")
@@ -66,7 +77,9 @@ def test_a_namespace_of_layout_3_is_brought_up_with_all_that_it_holds(opened: Op
 
 
 @pytest.mark.parametrize("steps", range(1, 12))
-def test_bringing_up_may_break_off_anywhere(opened: Opened, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bringing_up_may_break_off_anywhere(
+    opened: Opened, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever opens it next goes on."""
     from laneway.engines.valkey.connection import Link
 

@@ -36,7 +36,9 @@ def server() -> Iterator[Server]:
         yield own
 
 
-def test_calls_wait_for_it(server: Server, monkeypatch: pytest.MonkeyPatch, opened: Callable[..., FullEngine]) -> None:
+def test_calls_wait_for_it(
+    server: Server, monkeypatch: pytest.MonkeyPatch, opened: Callable[..., FullEngine]
+) -> None:
     """Of an engine that was open before, and of one that is opened now."""
     monkeypatch.setattr(connection, "PATIENCE", 60.0)
     begin_to_load(server)
@@ -47,9 +49,15 @@ def test_calls_wait_for_it(server: Server, monkeypatch: pytest.MonkeyPatch, open
     assert engine.overview().waiting == 0
 
 
-def test_it_is_no_server_without_a_file(server: Server, monkeypatch: pytest.MonkeyPatch, opened: Callable[..., FullEngine]) -> None:
-    """After a while the error says what it is, and not that the append-only file is to be switched on."""
+def test_it_is_no_server_without_a_file(
+    server: Server, monkeypatch: pytest.MonkeyPatch, opened: Callable[..., FullEngine]
+) -> None:
+    """
+    After a while the error says what it is, and not that the append-only file is to be switched on.
+    """
     monkeypatch.setattr(connection, "PATIENCE", 0.1)
     begin_to_load(server)
-    with pytest.raises(EngineUnavailable, match=r"the server is still loading its data(, about \d+ s more)?; wait"):
+    with pytest.raises(
+        EngineUnavailable, match=r"the server is still loading its data(, about \d+ s more)?; wait"
+    ):
         opened(server.url, durability="fsync", namespace="default")

@@ -1,4 +1,7 @@
-"""A namespace moves from one engine to another and back: nothing is lost or doubled, and a move that broke off goes on."""
+"""
+A namespace moves from one engine to another and back: nothing is lost or doubled, and a move that
+broke off goes on.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,19 @@ def fill(engine: FullEngine) -> None:
     engine.put([Draft("known", b"k", id="once")])
     engine.settle([Settlement(lease.handle, lease.fence) for lease in engine.lease(10).leases])
     engine.put([Draft("tired", b"x", headers={"a": "b"})])
-    engine.settle([Settlement(lease.handle, lease.fence, "retry", error="boom") for lease in engine.lease(10).leases])
+    engine.settle(
+        [
+            Settlement(lease.handle, lease.fence, "retry", error="boom")
+            for lease in engine.lease(10).leases
+        ]
+    )
     engine.put([Draft("again", b"y", key="k")])
-    engine.settle([Settlement(lease.handle, lease.fence, "retry", delay_us=0, reason="once") for lease in engine.lease(10).leases])
+    engine.settle(
+        [
+            Settlement(lease.handle, lease.fence, "retry", delay_us=0, reason="once")
+            for lease in engine.lease(10).leases
+        ]
+    )
     engine.put([Draft("merging", b"%d" % n, key="m", id=f"m{n}") for n in range(3)])
     engine.put([Draft("serial", b"%d" % n, key="s", priority=n % 2) for n in range(4)])
     engine.put([Draft(f"bucket.{n}", b"b", at_front=n == 1) for n in range(4)])
@@ -48,15 +61,27 @@ def fill(engine: FullEngine) -> None:
 
 
 def everything(engine: FullEngine) -> list[dict[str, object]]:
-    """All messages, without what a move changes: numbers, and who is the first of a serial key for the moment."""
-    found = [msgspec.convert(view, MessageView) if isinstance(view, dict) else view for view in engine.snapshot()["messages"]]
-    told = [{name: value for name, value in msgspec.structs.asdict(view).items() if name not in CHANGES} for view in found]
+    """
+    All messages, without what a move changes: numbers, and who is the first of a serial key for the
+    moment.
+    """
+    found = [
+        msgspec.convert(view, MessageView) if isinstance(view, dict) else view
+        for view in engine.snapshot()["messages"]
+    ]
+    told = [
+        {name: value for name, value in msgspec.structs.asdict(view).items() if name not in CHANGES}
+        for view in found
+    ]
     return sorted(told, key=lambda each: (str(each["topic"]), str(each["id"])))
 
 
 @pytest.mark.parametrize("where", ["server", "cluster"])
 def test_there_and_back(opened: Opened, tmp_path: Path, where: str) -> None:
-    first, last = opened(f"sqlite:///{tmp_path}/a.db", namespace="default"), opened(f"sqlite:///{tmp_path}/b.db", namespace="default")
+    first, last = (
+        opened(f"sqlite:///{tmp_path}/a.db", namespace="default"),
+        opened(f"sqlite:///{tmp_path}/b.db", namespace="default"),
+    )
     between = opened(server().url if where == "server" else cluster())
     fill(first)
     before, order = everything(first), [view.id for view in first.topic_peek("a.1", limit=30)]
@@ -69,7 +94,12 @@ def test_there_and_back(opened: Opened, tmp_path: Path, where: str) -> None:
         assert new.policies().rows() == first.policies().rows()
         assert new.gate_layers() == first.gate_layers()
         assert [view.id for view in new.topic_peek("a.1", limit=30)] == order, "in their order"
-        assert new.put([Draft("known", b"k", id="once"), Draft("merging", b"9", key="m", id="m1")])[0].outcome == "duplicate"
+        assert (
+            new.put([Draft("known", b"k", id="once"), Draft("merging", b"9", key="m", id="m1")])[
+                0
+            ].outcome
+            == "duplicate"
+        )
         assert [check for engine in (old, new) for check in engine.doctor() if not check.ok] == []
     assert last.lookup("merging", ["m1"])["m1"] == "waiting"
 
@@ -79,7 +109,10 @@ class Killed(Exception):
 
 
 class Dying:
-    """An engine that takes in so many pages, and then its program is killed: before the next has arrived, or before anybody knows that it did."""
+    """
+    An engine that takes in so many pages, and then its program is killed: before the next has
+    arrived, or before anybody knows that it did.
+    """
 
     def __init__(self, engine: FullEngine, pages: int, *, arrives: bool) -> None:
         self._engine, self._left, self._arrives = engine, pages, arrives
@@ -98,11 +131,19 @@ class Dying:
         return answers
 
 
-@pytest.mark.parametrize("arrives", [False, True], ids=["before it arrived", "before the source knew"])
+@pytest.mark.parametrize(
+    "arrives", [False, True], ids=["before it arrived", "before the source knew"]
+)
 @pytest.mark.parametrize("target", ["sqlite", "valkey"])
 @pytest.mark.parametrize("source", ["sqlite", "valkey"])
 def test_a_move_that_broke_off_goes_on(
-    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str, *, arrives: bool
+    opened: Opened,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+    target: str,
+    *,
+    arrives: bool,
 ) -> None:
     monkeypatch.setattr("laneway.cli.migrate.PAGE", 7)
     urls = {"sqlite": "sqlite:///{folder}/{name}.db", "valkey": server().url}
@@ -124,6 +165,11 @@ def test_what_a_worker_holds_stays_until_it_ends(opened: Opened, tmp_path: Path)
     assert move(old, new, quiet, wait=False)["still leased"] == 1
     old.settle([Settlement(held.handle, held.fence, "release")])
     assert move(old, new, quiet, wait=True) == {
-        "gates": 0, "policies": 0, "finished ids": 0, "messages": 1, "dead letters": 0, "still leased": 0,
-    }  # fmt: skip
+        "gates": 0,
+        "policies": 0,
+        "finished ids": 0,
+        "messages": 1,
+        "dead letters": 0,
+        "still leased": 0,
+    }
     assert sorted(lease.body for lease in new.lease(10).leases) == [b"1", b"2"]

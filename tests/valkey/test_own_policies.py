@@ -25,11 +25,19 @@ def pair(opened: Opened, request: pytest.FixtureRequest) -> Any:
 
 
 def put(engine: FullEngine, topic: str, *bodies: str, **options: Any) -> list[str]:
-    return [receipt.outcome for receipt in engine.put([Draft(topic, body.encode(), **options) for body in bodies])]
+    return [
+        receipt.outcome
+        for receipt in engine.put([Draft(topic, body.encode(), **options) for body in bodies])
+    ]
 
 
-def test_other_clients_read_nothing_again(pair: tuple[FullEngine, FullEngine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever an exact policy says: it acts on what they put and lease, and they learn only what they have to."""
+def test_other_clients_read_nothing_again(
+    pair: tuple[FullEngine, FullEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Whatever an exact policy says: it acts on what they put and lease, and they learn only what they
+    have to.
+    """
     ours, theirs = pair
     ours.policy_set("code", "*", {"retries": 1})
     for topic in ("a", "b", "c"):
@@ -44,7 +52,13 @@ def test_other_clients_read_nothing_again(pair: tuple[FullEngine, FullEngine], m
 
     monkeypatch.setattr(Namespace, "reload", refuse)
     ours.policy_set_many(
-        "code", [("a", {"concurrency": 1}), ("b", {"merge": "last"}), ("c", {"max_body": 3}), *((f"t.{n}", {"rate": n + 1}) for n in range(300))]
+        "code",
+        [
+            ("a", {"concurrency": 1}),
+            ("b", {"merge": "last"}),
+            ("c", {"max_body": 3}),
+            *((f"t.{n}", {"rate": n + 1}) for n in range(300)),
+        ],
     )
     assert put(theirs, "b", "2", "3", key="k") == ["accepted", "merged"]
     with pytest.raises(BadMessage, match="max_body"):
@@ -65,7 +79,9 @@ def test_what_goes_with_an_ack_follows_them_too(pair: tuple[FullEngine, FullEngi
     put(theirs, "b", "1", key="k")
     ours.policy_set("code", "b", {"merge": "last"})
     (lease,) = theirs.lease(1, topics=["a"]).leases
-    assert theirs.settle([Settlement(lease.handle, lease.fence)], publish={0: [Draft("b", b"2", key="k")]}) == ["acked"]
+    assert theirs.settle(
+        [Settlement(lease.handle, lease.fence)], publish={0: [Draft("b", b"2", key="k")]}
+    ) == ["acked"]
     assert ours.topic_stats("b").merged + len(drain(ours)) >= 1
     ours.policy_set("code", "b", {"merge": None, "max_body": 1})
     put(theirs, "a", "2")
@@ -74,7 +90,9 @@ def test_what_goes_with_an_ack_follows_them_too(pair: tuple[FullEngine, FullEngi
         theirs.settle([Settlement(lease.handle, lease.fence)], publish={0: [Draft("b", b"22")]})
 
 
-def test_two_clients_that_change_the_same_topics_lose_nothing(pair: tuple[FullEngine, FullEngine]) -> None:
+def test_two_clients_that_change_the_same_topics_lose_nothing(
+    pair: tuple[FullEngine, FullEngine],
+) -> None:
     """Each sets another field; what one read before the other wrote is read again."""
     ours, theirs = pair
     topics = [f"t.{n}" for n in range(50)]
@@ -87,7 +105,10 @@ def test_two_clients_that_change_the_same_topics_lose_nothing(pair: tuple[FullEn
     while after is not None:
         page, after = theirs.policy_own_list(after, 10)
         found |= dict(page)
-    assert found == {topic: {"code": {"rate": 5.0, "weight": 2.0}, "operator": {"retries": 0}} for topic in topics}
+    assert found == {
+        topic: {"code": {"rate": 5.0, "weight": 2.0}, "operator": {"retries": 0}}
+        for topic in topics
+    }
     assert [check for check in ours.doctor() if not check.ok] == []
     for topic in topics:
         ours.policy_reset("code", topic)

@@ -18,7 +18,14 @@ from laneway.engines.valkey import server_check
 from laneway.engines.valkey.address import parse
 from laneway.engines.valkey.doctor import examine
 from laneway.engines.valkey.server_check import Facts
-from laneway.errors import EngineCorrupt, EngineUnavailable, LanewayError, NoNamespace, SchemaMismatch, UsageError
+from laneway.errors import (
+    EngineCorrupt,
+    EngineUnavailable,
+    LanewayError,
+    NoNamespace,
+    SchemaMismatch,
+    UsageError,
+)
 from laneway.message import Draft
 from laneway.testing.servers import Cluster, Replicated, Server, free_port
 from laneway.tiers import Tier
@@ -51,9 +58,18 @@ def refusal(opened: Opened, url: str, **settings: object) -> LanewayError:
         ("valkey+sentinel://u:secret@localhost", "the name of the master is missing"),
         ("valkey://a:1,b:2", "write valkey\\+cluster:// or valkey\\+sentinel://"),
         ("unix://", "the path is missing"),
-        ("nope://localhost", r"only .*valkey, valkey\+cluster, valkey\+sentinel.*valkeys\+sentinel"),
+        (
+            "nope://localhost",
+            r"only .*valkey, valkey\+cluster, valkey\+sentinel.*valkeys\+sentinel",
+        ),
         ("postgres://localhost/x", "there is no engine for PostgreSQL yet; use SQLite or Valkey"),
-        ("rediss://localhost?ca=/nope", r"\?ca=/nope: the file of certificates cannot be read \(No such file or directory\); check the path"),
+        (
+            "rediss://localhost?ca=/nope",
+            (
+                r"\?ca=/nope: the file of certificates cannot be read \(No such file or"
+                r" directory\); check the path"
+            ),
+        ),
         (f"valkeys://localhost?ca={__file__}", "there are no certificates in this file"),
         ("unix:///there/is/none", "nothing listens there"),
         ("valkey://no.such.host.invalid", "no such host|no answer"),
@@ -65,15 +81,21 @@ def test_a_wrong_url(opened: Opened, url: str, said: str) -> None:
 
 
 def test_nothing_listens(opened: Opened) -> None:
-    assert "nothing listens there; start the server" in str(refusal(opened, f"valkey://127.0.0.1:{free_port()}"))
+    assert "nothing listens there; start the server" in str(
+        refusal(opened, f"valkey://127.0.0.1:{free_port()}")
+    )
 
 
 def test_wrong_and_missing_passwords(opened: Opened) -> None:
     with Server(requirepass="secret") as guarded:
         port = guarded.port
         assert "asks for a password" in str(refusal(opened, f"valkey://127.0.0.1:{port}"))
-        assert "wrong password for the default user" in str(refusal(opened, f"valkey://:wrong@127.0.0.1:{port}"))
-        assert 'wrong password for user "nobody"' in str(refusal(opened, f"valkey://nobody:secret@127.0.0.1:{port}"))
+        assert "wrong password for the default user" in str(
+            refusal(opened, f"valkey://:wrong@127.0.0.1:{port}")
+        )
+        assert 'wrong password for user "nobody"' in str(
+            refusal(opened, f"valkey://nobody:secret@127.0.0.1:{port}")
+        )
         guarded.run("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+get", "+info", "+client")
         error = refusal(opened, f"valkey://reader:secret@127.0.0.1:{port}")
         assert "the user may not do this" in str(error)
@@ -101,7 +123,9 @@ def speaking(answer: bytes) -> Iterator[int]:
 
 
 def test_something_else_listens(opened: Opened) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as web:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler
+    ) as web:
         threading.Thread(target=web.serve_forever, daemon=True).start()
         error = refusal(opened, f"valkey://127.0.0.1:{web.server_port}?timeout=1")
         web.shutdown()
@@ -109,17 +133,23 @@ def test_something_else_listens(opened: Opened) -> None:
 
 
 def test_protected_mode(opened: Opened) -> None:
-    denied = b"-DENIED Running in protected mode because protected mode is enabled and no password is set\r\n"
+    denied = (
+        b"-DENIED Running in protected mode because protected mode is enabled and no password is"
+        b" set\r\n"
+    )
     with speaking(denied) as port:
         assert "protected mode" in str(refusal(opened, f"valkey://127.0.0.1:{port}"))
 
 
 def test_tls_where_there_is_none(opened: Opened) -> None:
-    assert "if the server speaks no TLS, write valkey://" in str(refusal(opened, server().url.replace("valkey://", "valkeys://") + "?timeout=1"))
+    assert "if the server speaks no TLS, write valkey://" in str(
+        refusal(opened, server().url.replace("valkey://", "valkeys://") + "?timeout=1")
+    )
 
 
 @pytest.mark.parametrize(
-    ("product", "version", "said"), [("valkey", (7, 2, 5), "Valkey 7.2.5 is too old"), ("redis", (6, 2), "Redis 6.2 is too old")]
+    ("product", "version", "said"),
+    [("valkey", (7, 2, 5), "Valkey 7.2.5 is too old"), ("redis", (6, 2), "Redis 6.2 is too old")],
 )
 def test_too_old(product: str, version: tuple[int, ...], said: str) -> None:
     facts = Facts(product, version, "master", False, "noeviction", False, "", 0)
@@ -130,20 +160,31 @@ def test_waitaof_came_with_redis_7_2() -> None:
     facts = Facts("redis", (7, 0, 15), "master", False, "noeviction", True, "always", 0)
     assert server_check.problems(facts, parse("redis://localhost"), "memory") == []
     assert "has no WAITAOF" in server_check.problems(facts, parse("redis://localhost"), "fsync")[0]
-    assert server_check.problems(msgspec.structs.replace(facts, version=(7, 2, 0)), parse("redis://localhost"), "fsync") == []
+    assert (
+        server_check.problems(
+            msgspec.structs.replace(facts, version=(7, 2, 0)), parse("redis://localhost"), "fsync"
+        )
+        == []
+    )
 
 
 def test_a_replica_and_the_wrong_topology(opened: Opened) -> None:
     with Replicated(1) as group:
         assert "this is a replica" in str(refusal(opened, group.replicas[0].url))
-        assert "this is no cluster" in str(refusal(opened, group.url.replace("valkey://", "valkey+cluster://")))
+        assert "this is no cluster" in str(
+            refusal(opened, group.url.replace("valkey://", "valkey+cluster://"))
+        )
     with Cluster(1, 0) as cluster:
         assert "write valkey+cluster:// instead" in str(refusal(opened, cluster.masters[0].url))
 
 
 def test_no_such_master(opened: Opened) -> None:
-    assert "this is no sentinel" in str(refusal(opened, f"valkey+sentinel://127.0.0.1:{server().port}/nobody"))
-    assert 'the sentinels know no master "nobody"' in str(refusal(opened, sentinels().replace("/mine", "/nobody")))
+    assert "this is no sentinel" in str(
+        refusal(opened, f"valkey+sentinel://127.0.0.1:{server().port}/nobody")
+    )
+    assert 'the sentinels know no master "nobody"' in str(
+        refusal(opened, sentinels().replace("/mine", "/nobody"))
+    )
 
 
 def test_memory_that_has_run_out(opened: Opened) -> None:
@@ -151,7 +192,9 @@ def test_memory_that_has_run_out(opened: Opened) -> None:
     with Server(maxmemory="6mb") as small:
         engine = opened(small.url)
         accepted = 0
-        with pytest.raises(EngineUnavailable, match=r"out of memory \(maxmemory\).*nothing was changed") as told:  # noqa: PT012
+        with pytest.raises(  # noqa: PT012
+            EngineUnavailable, match=r"out of memory \(maxmemory\).*nothing was changed"
+        ) as told:
             while True:
                 accepted += len(engine.put([Draft(f"t.{n}", b"x" * 2000) for n in range(100)]))
         assert told.value.applied is False
@@ -188,7 +231,9 @@ def test_another_number_of_shards_and_another_layout(opened: Opened) -> None:
 
 
 def test_a_missing_namespace(opened: Opened) -> None:
-    assert isinstance(refusal(opened, server().url, namespace="nobody-was-here", create=False), NoNamespace)
+    assert isinstance(
+        refusal(opened, server().url, namespace="nobody-was-here", create=False), NoNamespace
+    )
     assert isinstance(refusal(opened, server().url, namespace="no/slash"), UsageError)
 
 
@@ -218,12 +263,22 @@ def test_a_namespace_whose_maker_died_is_finished_by_the_next(opened: Opened) ->
         engine = opened(server().url, namespace=namespace)
         assert engine.capabilities.shards == 2
         engine.put(some(20, start=10))
-        assert [check for check in engine.doctor() if check.name == "policies" and not check.ok] == []
+        assert [
+            check for check in engine.doctor() if check.name == "policies" and not check.ok
+        ] == []
 
 
 def test_a_user_who_may_load_no_scripts(opened: Opened) -> None:
     with Server(requirepass="secret") as guarded:
-        guarded.run("ACL", "SETUSER", "half", "on", ">secret", *server_check.acl_rule().split(), "-function|load")
+        guarded.run(
+            "ACL",
+            "SETUSER",
+            "half",
+            "on",
+            ">secret",
+            *server_check.acl_rule().split(),
+            "-function|load",
+        )
         error = refusal(opened, f"valkey://half:secret@127.0.0.1:{guarded.port}")
         assert "the user may not do this" in str(error)
 
@@ -244,7 +299,9 @@ def test_the_docs_list_the_rights_of_a_user() -> None:
     assert block.split() == server_check.acl_rule().split()
 
 
-def test_the_doctor_does_not_wait_for_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_does_not_wait_for_a_server_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Somebody sits before it: it has no more patience than a program that starts."""
     monkeypatch.setattr("laneway.engines.valkey.connection.PATIENCE", 1e9)
     with pytest.raises(EngineUnavailable, match="nothing listens there"):

@@ -21,7 +21,11 @@ def text(part: str) -> str:
 
 def number(part: str, name: str) -> str:
     """What a script sets a name to."""
-    names, values = next((names, values) for names, values in re.findall(r"local ([A-Z_, ]+) = ([^\n]+)", text(part)) if name in names.split(", "))
+    names, values = next(
+        (names, values)
+        for names, values in re.findall(r"local ([A-Z_, ]+) = ([^\n]+)", text(part))
+        if name in names.split(", ")
+    )
     return values.partition(" --")[0].split(", ")[names.split(", ").index(name)].strip()
 
 
@@ -50,35 +54,75 @@ def test_numbers() -> None:
     assert int(number("merging", "MAX_WAIT_WINDOWS")) == refusals.MAX_WAIT_WINDOWS
     assert int(number("serving", "STEP")) == refusals.STEP
     seconds = {"SECOND": 1_000_000}
-    told = [(("settling", "REST_FIRST"), base.REST_FIRST_US), (("settling", "REST_MOST"), base.REST_MOST_US),
-            (("settling", "UNHANDLED_FIRST"), base.UNHANDLED_FIRST_US), (("settling", "UNHANDLED_MOST"), base.UNHANDLED_MOST_US),
-            (("messages", "STICKY"), base.STICKY_US),
-            (("lanes", "LINGER"), refusals.LINGER_US["messages"]), (("lanes", "LINGER_BY_TIME"), refusals.LINGER_US["time"]),
-            (("lanes", "DEFAULT_MEAN"), refusals.DEFAULT_MEAN_US), (("lanes", "RATE_WINDOW"), size_classes.WINDOW_US)]  # fmt: skip
+    told = [
+        (("settling", "REST_FIRST"), base.REST_FIRST_US),
+        (("settling", "REST_MOST"), base.REST_MOST_US),
+        (("settling", "UNHANDLED_FIRST"), base.UNHANDLED_FIRST_US),
+        (("settling", "UNHANDLED_MOST"), base.UNHANDLED_MOST_US),
+        (("messages", "STICKY"), base.STICKY_US),
+        (("lanes", "LINGER"), refusals.LINGER_US["messages"]),
+        (("lanes", "LINGER_BY_TIME"), refusals.LINGER_US["time"]),
+        (("lanes", "DEFAULT_MEAN"), refusals.DEFAULT_MEAN_US),
+        (("lanes", "RATE_WINDOW"), size_classes.WINDOW_US),
+    ]
     for where, value in told:
         assert eval(number(*where), {}, seconds) == value, where
 
 
 def test_the_arithmetic_is_the_same_number_for_number() -> None:
-    """Formulas of fairness.py and of fairness.lua, on a real server, over numbers that are hard to round."""
-    script = "\n".join([
-        "local function round(number) local whole = math.floor(number) local rest = number - whole",
-        "if rest > 0.5 or (rest == 0.5 and whole % 2 == 1) then return whole + 1 end return whole end",
-        "local function part(define) local functions = {} define(functions) return functions end",
-        text("fairness"),
-        "local told = {} for n = 1, #ARGV, 3 do local rate, tat, now = tonumber(ARGV[n]), tonumber(ARGV[n + 1]), tonumber(ARGV[n + 2])",
-        "local step = fairness.interval(rate) local seven, three = fairness.depth(step, 7), fairness.depth(step, 3.25)",
-        "told[#told + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', step, fairness.permits(tat, now, step, seven),",
-        "fairness.next_permit(tat, now, step, three), fairness.stride(7, rate), fairness.stride_of_work(now % 1000003, rate),",
-        "fairness.size_class(now % 100000)) end return told",
-    ])  # fmt: skip
-    cases = [(rate, tat, now) for rate in (0.03, 0.5, 1.0, 3.0, 7.5, 10_000.0) for now in (1_795_000_000_123_457, 2_200_000_000_999_999)
-             for tat in (0, now * 4 - 1, now * 4 + 3, now * 4 + 4_000_000_001)]  # fmt: skip
+    """
+    Formulas of fairness.py and of fairness.lua, on a real server, over numbers that are hard to
+    round.
+    """
+    script = "\n".join(
+        [
+            (
+                "local function round(number) local whole = math.floor(number) local rest = number"
+                " - whole"
+            ),
+            (
+                "if rest > 0.5 or (rest == 0.5 and whole % 2 == 1) then return whole + 1 end return"
+                " whole end"
+            ),
+            (
+                "local function part(define) local functions = {} define(functions) return"
+                " functions end"
+            ),
+            text("fairness"),
+            (
+                "local told = {} for n = 1, #ARGV, 3 do local rate, tat, now = tonumber(ARGV[n]),"
+                " tonumber(ARGV[n + 1]), tonumber(ARGV[n + 2])"
+            ),
+            (
+                "local step = fairness.interval(rate) local seven, three = fairness.depth(step, 7),"
+                " fairness.depth(step, 3.25)"
+            ),
+            (
+                "told[#told + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', step,"
+                " fairness.permits(tat, now, step, seven),"
+            ),
+            (
+                "fairness.next_permit(tat, now, step, three), fairness.stride(7, rate),"
+                " fairness.stride_of_work(now % 1000003, rate),"
+            ),
+            "fairness.size_class(now % 100000)) end return told",
+        ]
+    )
+    cases = [
+        (rate, tat, now)
+        for rate in (0.03, 0.5, 1.0, 3.0, 7.5, 10_000.0)
+        for now in (1_795_000_000_123_457, 2_200_000_000_999_999)
+        for tat in (0, now * 4 - 1, now * 4 + 3, now * 4 + 4_000_000_001)
+    ]
     with Server() as server:
         told = server.run("EVAL", script, 0, *(each for case in cases for each in case))
     for (rate, tat, now), line in zip(cases, told, strict=True):
         expected = (
-            fairness.interval(rate), fairness.permits(tat, now, rate, 7), fairness.next_permit_us(tat, now, rate, 3.25), fairness.stride(7, rate),
-            fairness.stride_of_work(now % 1000003, rate), size_classes.size_class(now % 100000) or 0,
-        )  # fmt: skip
+            fairness.interval(rate),
+            fairness.permits(tat, now, rate, 7),
+            fairness.next_permit_us(tat, now, rate, 3.25),
+            fairness.stride(7, rate),
+            fairness.stride_of_work(now % 1000003, rate),
+            size_classes.size_class(now % 100000) or 0,
+        )
         assert [int(each) for each in line.split()] == list(expected), (rate, tat, now)

@@ -56,7 +56,10 @@ def test_ids_and_handles_tell_their_shard(opened: Opened) -> None:
 
 
 def test_partitions_live_on_several_shards(opened: Opened) -> None:
-    """Each message's key picks the place; the topic counts as one, and its rate holds for all together."""
+    """
+    Each message's key picks the place; the topic counts as one, and its rate holds for all
+    together.
+    """
     engine = sharded(opened)
     engine.policy_set("code", "hot", {"partitions": 8, "rate": 8, "burst": 8})
     engine.put([Draft("hot", b"x", key=f"k{n}") for n in range(200)])
@@ -105,7 +108,11 @@ def test_policies_reach_all_shards_also_where_their_writer_died(opened: Opened) 
     assert engine.lease(100).leases == []
     # Its writer died after the first shard: what the others know is behind.
     space = engine._space  # type: ignore[attr-defined]
-    version, fields, names = space.book.version, records.pack(["code:t.*", ""]), records.pack(["t.*"])
+    version, fields, names = (
+        space.book.version,
+        records.pack(["code:t.*", ""]),
+        records.pack(["t.*"]),
+    )
     space.run("policy", 0, None, version, version + 1, "t.*", fields, names, 0, 0, b"")
     assert [check.name for check in engine.doctor() if not check.ok] == ["policies"]
     other = sharded(opened, namespace=engine.namespace)  # type: ignore[attr-defined]
@@ -120,8 +127,12 @@ def test_acks_publish_across_shards(opened: Opened) -> None:
     (lease,) = engine.lease(1).leases
     follow = {0: [Draft(f"next.{n}", b"2") for n in range(8)]}
     assert engine.settle([Settlement(lease.handle, lease.fence)], publish=follow) == ["acked"]
-    assert [engine.topic_stats(f"next.{n}").waiting for n in range(8)] == [1] * 8, "each where its topic lives"
-    assert {receipt.outcome for receipt in engine.put([Draft("next.3", b"2", id=f"{lease.id}:3")])} == {"duplicate"}
+    assert [engine.topic_stats(f"next.{n}").waiting for n in range(8)] == [1] * 8, (
+        "each where its topic lives"
+    )
+    assert {
+        receipt.outcome for receipt in engine.put([Draft("next.3", b"2", id=f"{lease.id}:3")])
+    } == {"duplicate"}
     assert engine.settle([Settlement(lease.handle, lease.fence)], publish=follow) == ["lost"]
     assert len(drain(engine)) == 8
 
@@ -134,12 +145,19 @@ def test_a_cluster_has_64(opened: Opened) -> None:
 
 
 def calls() -> int:
-    line = next(line for line in server().run("INFO", "commandstats").splitlines() if line.startswith("cmdstat_fcall:"))
+    line = next(
+        line
+        for line in server().run("INFO", "commandstats").splitlines()
+        if line.startswith("cmdstat_fcall:")
+    )
     return int(line.partition("calls=")[2].partition(",")[0])
 
 
 def test_who_was_rung_asks_first_where_something_is(opened: Opened) -> None:
-    """Not one shard after the other: with 64 of them that would be 64 round trips before a single message begins."""
+    """
+    Not one shard after the other: with 64 of them that would be 64 round trips before a single
+    message begins.
+    """
     engine = sharded(opened, 64)
     for n in range(5):
         waiting = ThreadPoolExecutor(1).submit(engine.wait, 10.0)
@@ -172,9 +190,13 @@ def test_a_hand_out_has_a_number_that_no_other_shard_gives(opened: Opened) -> No
     leases = engine.lease(80).leases
     assert len({lease.fence for lease in leases}) == len(leases) == 80
     assert len({lease.handle % 4 for lease in leases}) == 4
-    assert [engine.settle([Settlement(lease.handle, lease.fence + 1)]) for lease in leases[:4]] == [["lost"]] * 4
+    assert [engine.settle([Settlement(lease.handle, lease.fence + 1)]) for lease in leases[:4]] == [
+        ["lost"]
+    ] * 4
     assert engine.extend([(lease.handle, lease.fence) for lease in leases], 1) == [True] * 80
-    assert set(engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])) == {"acked"}
+    assert set(engine.settle([Settlement(lease.handle, lease.fence) for lease in leases])) == {
+        "acked"
+    }
 
 
 def test_a_limit_that_another_process_set_holds_at_once(opened: Opened) -> None:

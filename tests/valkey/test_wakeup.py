@@ -1,4 +1,7 @@
-"""Waiting without polling: one is rung for one message, what is due is not missed, and who died is passed over."""
+"""
+Waiting without polling: one is rung for one message, what is due is not missed, and who died is
+passed over.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ class Waiter(threading.Thread):
 def listening(engine: FullEngine, count: int, kind: str = "waiters:default") -> None:
     """Until so many stand in the list of those to be rung, on each shard."""
     space = engine._space  # type: ignore[attr-defined]
-    until(lambda: all(space.read(shard, "ZCARD", kind) == count for shard in range(space.shards)), f"{count} waiters")
+    until(
+        lambda: all(space.read(shard, "ZCARD", kind) == count for shard in range(space.shards)),
+        f"{count} waiters",
+    )
 
 
 @pytest.mark.parametrize("where", ["server", "cluster"])
@@ -91,7 +97,9 @@ def test_a_full_lease_rings_the_next(opened: Opened) -> None:
 
 
 def test_a_full_worker_passes_on_what_it_cannot_start(opened: Opened) -> None:
-    """Only one waiter was notified of a limited message; it would wait until another looks by itself."""
+    """
+    Only one waiter was notified of a limited message; it would wait until another looks by itself.
+    """
     engine = opened(server().url)
     engine.policy_set("code", "a", {"concurrency": 5})
     waiters = [Waiter(engine) for _ in range(2)]
@@ -144,7 +152,9 @@ def test_waiting_ends_by_its_time(opened: Opened) -> None:
 
 
 def test_many_idle_waiters_ask_nothing(opened: Opened) -> None:
-    """They look every five seconds by themselves, each at his own moment: no more calls than that."""
+    """
+    They look every five seconds by themselves, each at his own moment: no more calls than that.
+    """
     with Server() as own:
         engine = opened(own.url)
         waiters = [Waiter(engine, 60) for _ in range(50)]
@@ -158,7 +168,11 @@ def test_many_idle_waiters_ask_nothing(opened: Opened) -> None:
 
 
 def _scripts(own: Server) -> int:
-    line = next(line for line in own.run("INFO", "commandstats").splitlines() if line.startswith("cmdstat_fcall:"))
+    line = next(
+        line
+        for line in own.run("INFO", "commandstats").splitlines()
+        if line.startswith("cmdstat_fcall:")
+    )
     return int(line.partition("calls=")[2].partition(",")[0])
 
 
@@ -172,7 +186,9 @@ def test_a_connection_that_breaks_is_made_again(opened: Opened) -> None:
         waiter.join(10)
         assert waiter.answer
         leases = engine.lease(1).leases
-        assert engine.settle([Settlement(lease.handle, lease.fence) for lease in leases]) == ["acked"]
+        assert engine.settle([Settlement(lease.handle, lease.fence) for lease in leases]) == [
+            "acked"
+        ]
 
 
 def test_who_waits_is_rung_before_who_is_busy(opened: Opened) -> None:

@@ -19,8 +19,18 @@ class Running:
     """A worker in a thread."""
 
     def __init__(self, app: Laneway, **options: object) -> None:
-        defaults = {"concurrency": 10, "pool": "default", "topics": None, "grace": 5, "processes": 1, "burst": False, "reload": False}
-        self.worker = Worker(app.engine, app.handlers, Options.checked("run_worker", {**defaults, **options}))
+        defaults = {
+            "concurrency": 10,
+            "pool": "default",
+            "topics": None,
+            "grace": 5,
+            "processes": 1,
+            "burst": False,
+            "reload": False,
+        }
+        self.worker = Worker(
+            app.engine, app.handlers, Options.checked("run_worker", {**defaults, **options})
+        )
         self.summary: Summary | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 

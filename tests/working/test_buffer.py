@@ -1,4 +1,7 @@
-"""What a worker has ahead of its handlers: topics take turns, within a topic it is priority, then hand-out."""
+"""
+What a worker has ahead of its handlers: topics take turns, within a topic it is priority, then
+hand-out.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,14 @@ class Numbered:
     def add(self, handler: Handler, topic: str, *priorities: int) -> None:
         for priority in priorities:
             self.fence += 1
-            assert self.buffer.add(Work(Lease(self.fence, self.fence, "", topic, b"", 0, priority=priority), handler, 0.0, 0))
+            assert self.buffer.add(
+                Work(
+                    Lease(self.fence, self.fence, "", topic, b"", 0, priority=priority),
+                    handler,
+                    0.0,
+                    0,
+                )
+            )
 
     def order(self, tell: Callable[[Lease], Any]) -> list[Any]:
         out = []
@@ -66,7 +76,14 @@ def test_within_a_topic_priority_goes_first_then_the_hand_out() -> None:
     (handler,) = handlers("*")
     box = Numbered(Buffer(10, keeps_all=True))
     box.add(handler, "a", 0, 5, 0, 5, -1, 9)
-    assert box.order(lambda lease: (lease.priority, lease.fence)) == [(9, 6), (5, 2), (5, 4), (0, 1), (0, 3), (-1, 5)]
+    assert box.order(lambda lease: (lease.priority, lease.fence)) == [
+        (9, 6),
+        (5, 2),
+        (5, 4),
+        (0, 1),
+        (0, 3),
+        (-1, 5),
+    ]
 
 
 def test_turns_go_over_all_handlers() -> None:
@@ -75,7 +92,13 @@ def test_turns_go_over_all_handlers() -> None:
     box = Numbered(Buffer(10, keeps_all=True))
     box.add(one, "a.busy", *[0] * 4)
     box.add(two, "b.quiet", 0)
-    assert box.order(lambda lease: lease.topic) == ["a.busy", "b.quiet", "a.busy", "a.busy", "a.busy"]
+    assert box.order(lambda lease: lease.topic) == [
+        "a.busy",
+        "b.quiet",
+        "a.busy",
+        "a.busy",
+        "a.busy",
+    ]
 
 
 def test_a_handler_at_its_limit_is_passed_over() -> None:
@@ -129,8 +152,13 @@ def test_one_slot_in_ten_is_kept_for_newcomers(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("topics", "messages"), [(1, 30), (20, 4), (3, 1)])
-def test_no_slot_is_kept_where_no_crowd_stands_before_a_newcomer(topics: int, messages: int) -> None:
-    """One topic by itself, many of which a few wait each, and slow handlers, of which nothing is leased ahead."""
+def test_no_slot_is_kept_where_no_crowd_stands_before_a_newcomer(
+    topics: int, messages: int
+) -> None:
+    """
+    One topic by itself, many of which a few wait each, and slow handlers, of which nothing is
+    leased ahead.
+    """
     (handler,) = handlers("*")
     buffer = Buffer(10, keeps_all=True)
     box, shelf = Numbered(buffer), buffer.shelf(handler)

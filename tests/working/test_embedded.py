@@ -152,7 +152,10 @@ def test_cancelling_twice_stops_at_once(app: Laneway) -> None:
 
 
 def test_aclose_ends_the_workers_first(app: Laneway) -> None:
-    """`aclose` stops this application's workers, on this loop and in threads, before the engine is closed."""
+    """
+    `aclose` stops this application's workers, on this loop and in threads, before the engine is
+    closed.
+    """
 
     async def main() -> None:
         _, came = handling(app)
@@ -193,7 +196,9 @@ def test_close_in_a_handler_says_that_it_cannot(app: Laneway) -> None:
 
     app.publish("t")
     assert app.run_worker(burst=True).died == 1
-    assert "a handler cannot close the application that runs it" in (app.dead_letters("t")[0].error or "")
+    assert "a handler cannot close the application that runs it" in (
+        app.dead_letters("t")[0].error or ""
+    )
 
 
 def test_two_workers_in_one_process(app: Laneway) -> None:
@@ -220,7 +225,9 @@ def test_no_signal_is_touched(app: Laneway) -> None:
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         handling(app)
         async with app.worker():
-            assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+            assert [
+                signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)
+            ] == before
             assert signal.set_wakeup_fd(-1) == -1
 
     asyncio.run(main())
@@ -282,7 +289,12 @@ def test_while_a_worker_imports_the_module(app: Laneway, call: str) -> None:
 
     app.handler("t")(print)
     start = app.run_worker if call == "run_worker" else lambda: asyncio.run(main())
-    with importing("shop"), pytest.raises(UsageError, match=r'shop is being imported by a worker.*if __name__ == "__main__":'):
+    with (
+        importing("shop"),
+        pytest.raises(
+            UsageError, match=r'shop is being imported by a worker.*if __name__ == "__main__":'
+        ),
+    ):
         start()
 
 
@@ -300,16 +312,24 @@ def test_the_command_says_where_run_worker_belongs(tmp_path: Path, processes: in
     """`laneway worker shop:app` of a module that runs a worker itself: one line, exit code 2."""
     (tmp_path / "shop.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "laneway", "worker", "shop:app", "--processes", str(processes)]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    told = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert told.returncode == 2, told.stderr
     assert 'if __name__ == "__main__":' in told.stderr
     assert told.stderr.count("\n") == 1
 
 
 def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
-    """A web application's lifespan starts and stops the worker; a route publishes, the handler answers."""
+    """
+    A web application's lifespan starts and stops the worker; a route publishes, the handler
+    answers.
+    """
     applications = pytest.importorskip("starlette.applications")
-    responses, routing = pytest.importorskip("starlette.responses"), pytest.importorskip("starlette.routing")
+    responses, routing = (
+        pytest.importorskip("starlette.responses"),
+        pytest.importorskip("starlette.routing"),
+    )
     app = Laneway(f"sqlite:///{tmp_path}/web.db")
     told: list[object] = []
     started: list[str] = []
@@ -336,11 +356,24 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
     async def main() -> None:
         requests: asyncio.Queue[dict] = asyncio.Queue()
         answers: asyncio.Queue[dict] = asyncio.Queue()
-        serving = asyncio.create_task(web({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, requests.get, answers.put))
+        serving = asyncio.create_task(
+            web(
+                {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}},
+                requests.get,
+                answers.put,
+            )
+        )
         await requests.put({"type": "lifespan.startup"})
         assert (await asyncio.wait_for(answers.get(), SOON))["type"] == "lifespan.startup.complete"
         assert started == ["started"]
-        scope = {"type": "http", "method": "GET", "path": "/order", "headers": [], "query_string": b"", "http_version": "1.1"}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/order",
+            "headers": [],
+            "query_string": b"",
+            "http_version": "1.1",
+        }
         await web(scope, requests.get, answers.put)
         assert (await answers.get())["status"] == 200
         await asyncio.wait_for(came.wait(), SOON)
@@ -356,4 +389,13 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     yield
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name in ("laneway-engine", "laneway-wakeup", "laneway-arrivals")], SOON)
+    until(
+        lambda: (
+            not [
+                thread
+                for thread in threading.enumerate()
+                if thread.name in ("laneway-engine", "laneway-wakeup", "laneway-arrivals")
+            ]
+        ),
+        SOON,
+    )

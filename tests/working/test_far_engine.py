@@ -1,4 +1,7 @@
-"""A store at the other end of a network: a call takes long, so callers must share calls, and leases must outlast them."""
+"""
+A store at the other end of a network: a call takes long, so callers must share calls, and leases
+must outlast them.
+"""
 
 from __future__ import annotations
 

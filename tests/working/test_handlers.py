@@ -31,7 +31,10 @@ def test_a_burst_handles_everything_and_ends(app: Laneway) -> None:
 
 
 def test_a_burst_ends_when_nothing_is_left_to_run_now(app: Laneway) -> None:
-    """Topics that back off or are paused, delays and schedules hold up no burst; a rate does: what it holds back could run now."""
+    """
+    Topics that back off or are paused, delays and schedules hold up no burst; a rate does: what it
+    holds back could run now.
+    """
     app.policy("slow", rate="20/s", burst=1)
 
     @app.handler("*")
@@ -85,7 +88,13 @@ def test_what_a_handler_gets(app: Laneway) -> None:
     app.run_worker(burst=True)
     by_topic = {message.topic: message for message in seen}
     first = by_topic["a.json"]
-    assert (first.body, first.key, first.priority, first.headers, first.id) == ({"x": [1, None]}, "k", 3, {"trace": "7"}, receipt.id)
+    assert (first.body, first.key, first.priority, first.headers, first.id) == (
+        {"x": [1, None]},
+        "k",
+        3,
+        {"trace": "7"},
+        receipt.id,
+    )
     assert (first.attempt, first.deliveries) == (1, 1)
     assert first.published_at > 0
     assert by_topic["a.raw"].body == b"\x00\xff"
@@ -106,10 +115,24 @@ def test_collected_bodies_come_as_a_list(app: Laneway) -> None:
     assert seen == [[0, 1, 2]]
 
 
-@pytest.mark.parametrize("error", [ValueError("no such order"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("no such order"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+    ],
+)
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_whatever_a_handler_raises_is_a_failure_of_its_message(app: Laneway, error: BaseException, kind: str) -> None:
-    """Any exception, also SystemExit, counts as an attempt, is kept with the message, and does not end the worker."""
+def test_whatever_a_handler_raises_is_a_failure_of_its_message(
+    app: Laneway, error: BaseException, kind: str
+) -> None:
+    """
+    Any exception, also SystemExit, counts as an attempt, is kept with the message, and does not end
+    the worker.
+    """
     app.policy("bad", retries=1)
     seen: list[int] = []
 
@@ -271,7 +294,10 @@ def test_no_handler_here(app: Laneway, caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_handler_takes_the_message_and_nothing_else(app: Laneway) -> None:
-    """A function that cannot be called with one message is refused where it is registered, not message by message."""
+    """
+    A function that cannot be called with one message is refused where it is registered, not message
+    by message.
+    """
 
     def nothing() -> None: ...
     def two(message: Message, other: int) -> None: ...
@@ -354,7 +380,10 @@ def test_context_variables_do_not_leak(app: Laneway) -> None:
 
 
 def test_concurrency_of_worker_and_handler(app: Laneway) -> None:
-    """No more handlers run at once than the worker and the handler allow; others go on beside a slow one."""
+    """
+    No more handlers run at once than the worker and the handler allow; others go on beside a slow
+    one.
+    """
     running = {"slow": 0, "fast": 0}
     most = {"slow": 0, "fast": 0}
 
@@ -393,7 +422,10 @@ def test_bad_options_of_a_handler(app: Laneway, options: dict[str, object], told
 
 
 def test_bad_handlers(app: Laneway) -> None:
-    """A second handler of a pattern, a bad pattern, an async or hidden function in a process: errors at the start."""
+    """
+    A second handler of a pattern, a bad pattern, an async or hidden function in a process: errors
+    at the start.
+    """
     app.handler("x")(print)
     with pytest.raises(UsageError, match="already"):
         app.handler("x")(print)
@@ -410,7 +442,13 @@ def test_bad_handlers(app: Laneway) -> None:
         Laneway("sqlite://").run_worker(burst=True)
     with pytest.raises(UsageError, match='did you mean "concurrency"'):
         app.run_worker(concurency=3)  # type: ignore[call-arg]
-    for bad in ({"concurrency": 0}, {"grace": -1}, {"topics": "a,b"}, {"processes": 0}, {"pool": ""}):
+    for bad in (
+        {"concurrency": 0},
+        {"grace": -1},
+        {"topics": "a,b"},
+        {"processes": 0},
+        {"pool": ""},
+    ):
         with pytest.raises(UsageError, match=next(iter(bad))):
             app.run_worker(**bad)
 
@@ -465,7 +503,10 @@ def test_bad_messages_are_refused_before_anything_is_stored(app: Laneway) -> Non
 
 @pytest.mark.parametrize("kind", ["from", "context", "reason", "bare", "process"])
 def test_retry_keeps_its_cause(app: Laneway, kind: str) -> None:
-    """An empty Retry tells the error that it was raised from, or while handling; the reason and the history of the dead letter have it."""
+    """
+    An empty Retry tells the error that it was raised from, or while handling; the reason and the
+    history of the dead letter have it.
+    """
     app.policy("*", retries=1, backoff=0)
 
     def handle(_: Message) -> None:
@@ -480,12 +521,16 @@ def test_retry_keeps_its_cause(app: Laneway, kind: str) -> None:
                 raise Retry("busy") from error
         raise Retry
 
-    app.handler("t", isolation="process" if kind == "process" else None)(retry_in_child if kind == "process" else handle)
+    app.handler("t", isolation="process" if kind == "process" else None)(
+        retry_in_child if kind == "process" else handle
+    )
     app.publish("t")
     while not (letters := app.topic("t").dead_letters()):
         app.run_worker(burst=True)
     (letter,) = letters
-    said = {"reason": "busy", "bare": "the handler asked for a retry"}.get(kind, "ValueError: HTTP 500")
+    said = {"reason": "busy", "bare": "the handler asked for a retry"}.get(
+        kind, "ValueError: HTTP 500"
+    )
     assert letter.reason == f"retries used up (2 attempts): {said}"
     assert [entry["error"].partition("\n")[0] for entry in letter.history] == [said, said]
     assert ("HTTP 500" in (letter.error or "")) == (kind != "bare")

@@ -68,7 +68,10 @@ def test_a_loop_that_is_blocked(app: Laneway, port: int, monkeypatch: pytest.Mon
 
 
 def test_a_store_that_is_away(app: Laneway, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/ready is 503 while the store fails or does not answer, /live stays 200; both are 200 when it is back."""
+    """
+    /ready is 503 while the store fails or does not answer, /live stays 200; both are 200 when it is
+    back.
+    """
     back = threading.Event()
     real = app.engine.overview
 
@@ -83,8 +86,14 @@ def test_a_store_that_is_away(app: Laneway, port: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(health, "STORE_SECONDS", 0.2)
     monkeypatch.setattr(app.engine, "overview", fail)
     # The worker has the method of before: ask through the engine.
-    made = health.Health("127.0.0.1", 0, call_soon=lambda call: call(), is_alive=lambda: True, is_serving=lambda: True,
-                         ask_store=lambda: app.engine.overview(now_us=None))  # fmt: skip
+    made = health.Health(
+        "127.0.0.1",
+        0,
+        call_soon=lambda call: call(),
+        is_alive=lambda: True,
+        is_serving=lambda: True,
+        ask_store=lambda: app.engine.overview(now_us=None),
+    )
     made.start()
     own = int(made.url.rpartition(":")[2])
     try:
@@ -107,7 +116,9 @@ def test_a_port_that_is_taken(app: Laneway) -> None:
     app.handler("*")(print)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"the health port {number} of 127.0.0.1 cannot be opened"):
+        with pytest.raises(
+            UsageError, match=f"the health port {number} of 127.0.0.1 cannot be opened"
+        ):
             app.run_worker(burst=True, health_port=number)
     with pytest.raises(UsageError, match="health_port"):
         app.run_worker(burst=True, health_port=65_536)

@@ -1,4 +1,7 @@
-"""What a worker logs: a line for each message that ended, bounded in number; fields in every line of a handler."""
+"""
+What a worker logs: a line for each message that ended, bounded in number; fields in every line of a
+handler.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ def lines(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
 
 
 def test_a_line_for_each_message(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
-    """What succeeded and in how long, what failed and when it is tried again, what is dead; of a task its name."""
+    """
+    What succeeded and in how long, what failed and when it is tried again, what is dead; of a task
+    its name.
+    """
     caplog.set_level(logging.INFO)
     app.policy("*", backoff="1h", retries=3)
     app.policy("last", retries=0)
@@ -57,19 +63,48 @@ def test_a_line_for_each_message(app: Laneway, caplog: pytest.LogCaptureFixture)
     assert re.search(r"message fine in fine: succeeded in \d+\.\d{3} s", text)
     assert re.search(r"in task\.\S+add: task \S+add succeeded in", text)
     assert re.search(
-        r"failed in failed: attempt 1 failed: ValueError: merchant said 500 \(.*test_logs\.py:\d+\); again in 3600\.0 s \(3 left\)", text
+        r"failed in failed: attempt 1 failed: ValueError: merchant said 500"
+        r" \(.*test_logs\.py:\d+\); again in 3600\.0 s \(3 left\)",
+        text,
     )
-    assert "message again in again: attempt 1 asks to be tried again: HTTP 503; again in 5.0 s (3 left)" in text
+    assert (
+        "message again in again: attempt 1 asks to be tried again: HTTP 503; again in 5.0 s (3"
+        " left)" in text
+    )
     assert "message refused in refused: rejected: no such customer; it is a dead letter now" in text
     assert "message away in away: the topic backs off for 3600.0 s: HTTP 429" in text
-    levels = {record.getMessage().split()[1]: record.levelname for record in caplog.records if record.getMessage().startswith("message")}
-    assert levels.items() >= {"failed": "WARNING", "last": "ERROR", "refused": "WARNING", "again": "INFO", "fine": "INFO"}.items()
-    assert [record.exc_info is not None for record in caplog.records if "message last" in record.getMessage()] == [True]
-    assert [record.exc_info is not None for record in caplog.records if "message failed" in record.getMessage()] == [False]
+    levels = {
+        record.getMessage().split()[1]: record.levelname
+        for record in caplog.records
+        if record.getMessage().startswith("message")
+    }
+    assert (
+        levels.items()
+        >= {
+            "failed": "WARNING",
+            "last": "ERROR",
+            "refused": "WARNING",
+            "again": "INFO",
+            "fine": "INFO",
+        }.items()
+    )
+    assert [
+        record.exc_info is not None
+        for record in caplog.records
+        if "message last" in record.getMessage()
+    ] == [True]
+    assert [
+        record.exc_info is not None
+        for record in caplog.records
+        if "message failed" in record.getMessage()
+    ] == [False]
 
 
 def test_lines_are_bounded(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
-    """Of thousands that succeed or fail in a second a hundred each are told, and of the others how many."""
+    """
+    Of thousands that succeed or fail in a second a hundred each are told, and of the others how
+    many.
+    """
     caplog.set_level(logging.INFO)
     app.policy("*", retries=0)
 
@@ -102,7 +137,10 @@ def test_nothing_is_told_above_info(app: Laneway, caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("kind", ["async", "thread", "batch"])
 def test_each_line_of_a_handler_says_what_it_is_about(app: Laneway, kind: str) -> None:
-    """Message, topic and attempt, with many at once; nothing outside of handlers, and nothing in what one has left behind."""
+    """
+    Message, topic and attempt, with many at once; nothing outside of handlers, and nothing in what
+    one has left behind.
+    """
     log = logging.getLogger("shop")
     log.setLevel(logging.INFO)
     told: list[tuple[str, Any]] = []
@@ -127,7 +165,9 @@ def test_each_line_of_a_handler_says_what_it_is_about(app: Laneway, kind: str) -
         log.info("%d", len(messages))
 
     try:
-        app.handler("push.*", batch=50 if kind == "batch" else None)({"async": ahandle, "thread": handle, "batch": batch}[kind])
+        app.handler("push.*", batch=50 if kind == "batch" else None)(
+            {"async": ahandle, "thread": handle, "batch": batch}[kind]
+        )
         app.publish_many(Message(f"push.{n}", id=str(n)) for n in range(50))
         app.run_worker(burst=True)
         log.info("outside")
@@ -138,12 +178,18 @@ def test_each_line_of_a_handler_says_what_it_is_about(app: Laneway, kind: str) -
         assert sum(about["messages"] for _, about in told) == 50
     else:
         assert {message for message, _ in told} == {str(n) for n in range(50)}
-        assert all(about == {"message": message, "topic": f"push.{message}", "attempt": 1} for message, about in told)
+        assert all(
+            about == {"message": message, "topic": f"push.{message}", "attempt": 1}
+            for message, about in told
+        )
     assert fields() == {}
 
 
 def test_structlog(app: Laneway) -> None:
-    """The documented processor adds the fields to structlog's events, and to Laneway's own lines in its formatter."""
+    """
+    The documented processor adds the fields to structlog's events, and to Laneway's own lines in
+    its formatter.
+    """
     structlog = pytest.importorskip("structlog")
     from structlog.testing import LogCapture
 
@@ -160,18 +206,36 @@ def test_structlog(app: Laneway) -> None:
     finally:
         structlog.reset_defaults()
     assert capture.entries == [
-        {"event": "telling", "merchant": "push.acme", "log_level": "info", "message": "17", "topic": "push.acme", "attempt": 1}
+        {
+            "event": "telling",
+            "merchant": "push.acme",
+            "log_level": "info",
+            "message": "17",
+            "topic": "push.acme",
+            "attempt": 1,
+        }
     ]
     formatter = structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=[add_fields], processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.processors.JSONRenderer()]
+        foreign_pre_chain=[add_fields],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.JSONRenderer(),
+        ],
     )
     record = logging.LogRecord("laneway.worker", logging.INFO, "", 0, "message 17 …", (), None)
     record.laneway = {"message": "17", "topic": "push.acme"}
-    assert json.loads(formatter.format(record)) == {"event": "message 17 …", "message": "17", "topic": "push.acme"}
+    assert json.loads(formatter.format(record)) == {
+        "event": "message 17 …",
+        "message": "17",
+        "topic": "push.acme",
+    }
 
 
 def test_a_tracker_of_errors_gets_each_dead_letter_once(app: Laneway) -> None:
-    """Sentry's integration takes records of level error with their exception: one for each dead letter, none for an attempt that is repeated."""
+    """
+    Sentry's integration takes records of level error with their exception: one for each dead
+    letter, none for an attempt that is repeated.
+    """
     events: list[logging.LogRecord] = []
 
     class Tracker(logging.Handler):
@@ -196,7 +260,13 @@ def test_a_tracker_of_errors_gets_each_dead_letter_once(app: Laneway) -> None:
     (event,) = events
     assert event.exc_info is not None
     assert isinstance(event.exc_info[1], ValueError)
-    assert event.laneway == {"message": "17", "topic": "a", "attempt": 3, "seconds": event.laneway["seconds"], "error": "ValueError"}  # type: ignore[attr-defined]
+    assert event.laneway == {  # type: ignore[attr-defined]
+        "message": "17",
+        "topic": "a",
+        "attempt": 3,
+        "seconds": event.laneway["seconds"],  # type: ignore[attr-defined]
+        "error": "ValueError",
+    }
 
 
 SHOP = """
@@ -223,27 +293,58 @@ if __name__ == "__main__":
 def worked(tmp_path: Path, *arguments: str) -> list[str]:
     (tmp_path / "shop.py").write_text(SHOP)
     subprocess.run([sys.executable, "shop.py"], cwd=tmp_path, check=True, timeout=60)
-    command = [sys.executable, "-m", "laneway", "worker", "shop:app", "--burst", "-c", "5", *arguments]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "laneway",
+        "worker",
+        "shop:app",
+        "--burst",
+        "-c",
+        "5",
+        *arguments,
+    ]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     return ended.stderr.splitlines()
 
 
 def test_banner_and_last_line(tmp_path: Path) -> None:
-    """Version, store, handlers, tasks, schedules, how to stop; at the end what was done. Times have their zone; asyncio is silent at debug."""
+    """
+    Version, store, handlers, tasks, schedules, how to stop; at the end what was done. Times have
+    their zone; asyncio is silent at debug.
+    """
     told = worked(tmp_path, "-l", "debug", "--traceback")
     text = "\n".join(told)
-    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d INFO    laneway \S+: store sqlite:///work.db", told[0])
-    for expected in ("handlers: push.* (push)", "tasks: add", "schedules: nightly (next at ", "5 at once", "stop with Ctrl-C or SIGTERM"):
+    assert re.search(
+        r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d INFO    laneway \S+: store"
+        r" sqlite:///work.db",
+        told[0],
+    )
+    for expected in (
+        "handlers: push.* (push)",
+        "tasks: add",
+        "schedules: nightly (next at ",
+        "5 at once",
+        "stop with Ctrl-C or SIGTERM",
+    ):
         assert expected in text
     assert re.search(r"worker \d+ stopped after \d+\.\d s: 0 done, 1 to be retried", text)
     assert "selector" not in text
     assert "Traceback" in text  # of an attempt that is tried again
-    assert any(re.search(r"from the child \[message 17, topic push.acme, attempt 1\]$", line) for line in told)
+    assert any(
+        re.search(r"from the child \[message 17, topic push.acme, attempt 1\]$", line)
+        for line in told
+    )
 
 
 def test_child_processes_say_what_their_lines_are_about(tmp_path: Path) -> None:
-    """As JSON: message, topic and attempt. Without --traceback there is none of an attempt that is tried again."""
+    """
+    As JSON: message, topic and attempt. Without --traceback there is none of an attempt that is
+    tried again.
+    """
     told = [json.loads(line) for line in worked(tmp_path, "--log-json", "--no-traceback")]
     (line,) = [line for line in told if line["event"] == "from the child"]
     assert (line["message"], line["topic"], line["attempt"]) == ("17", "push.acme", 1)
@@ -257,12 +358,17 @@ def test_a_program_that_sets_up_logging_keeps_it(tmp_path: Path) -> None:
         "from laneway import Laneway\napp = Laneway('sqlite:///own.db')\napp.handler('*')(print)\n"
     )
     command = [sys.executable, "-m", "laneway", "worker", "own:app", "--burst"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert all(line.startswith("OWN ") for line in ended.stderr.splitlines())
 
 
 def test_errors_do_nothing_in_a_terminal_without_logging_set_up(app: Laneway) -> None:
-    """A program that has no formatter, or one of its own, gets message and traceback with control characters escaped."""
+    """
+    A program that has no formatter, or one of its own, gets message and traceback with control
+    characters escaped.
+    """
     out = io.StringIO()
     plain = logging.StreamHandler(out)
     app.policy("*", retries=0)

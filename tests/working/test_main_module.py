@@ -1,4 +1,7 @@
-"""Programs without `if __name__ == "__main__"`: no child process runs them a second time, and none outlives its worker."""
+"""
+Programs without `if __name__ == "__main__"`: no child process runs them a second time, and none
+outlives its worker.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,13 @@ def start(folder: Path, program: str) -> subprocess.Popen[str]:
     (folder / "program.py").write_text(HEAD + program)
     (folder / "functions.py").write_text(FUNCTIONS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
-    return subprocess.Popen([sys.executable, "program.py"], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "program.py"],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,7 +149,12 @@ def test_children_end_with_their_worker(tmp_path: Path, program: str) -> None:
     """A worker that is killed leaves no child behind, whatever that is doing."""
     process = start(tmp_path, program)
     try:
-        until(lambda: (tmp_path / "notes").exists() and (tmp_path / "notes").read_text().endswith("\n"), 40)
+        until(
+            lambda: (
+                (tmp_path / "notes").exists() and (tmp_path / "notes").read_text().endswith("\n")
+            ),
+            40,
+        )
         child = int((tmp_path / "notes").read_text())
         assert child != process.pid
         process.send_signal(signal.SIGKILL)
@@ -165,7 +179,9 @@ if "the child" in {place}:
 
 
 @pytest.mark.parametrize("how", ["no interpreter", "no module", "dies"])
-def test_a_child_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_child_that_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """It costs no attempt, and stops the worker with one sentence."""
     name = f"cannot_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(MODULE.format(folder=tmp_path, place="sys.argv"))
@@ -180,7 +196,9 @@ def test_a_child_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     app: Laneway = module.app
     with app:
         app.publish("jobs", id="one")
-        with pytest.raises(CannotStart, match=r"/nowhere/python|RuntimeError: no license|ended with exit code 7") as raised:
+        with pytest.raises(
+            CannotStart, match=r"/nowhere/python|RuntimeError: no license|ended with exit code 7"
+        ) as raised:
             app.run_worker(burst=True)
         assert "\n" not in str(raised.value)
         view = app.engine.find("one")

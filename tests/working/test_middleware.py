@@ -121,14 +121,18 @@ def test_a_body_that_cannot_be_read_passes_none(app: Laneway, kind: str) -> None
 def tell_all(app: Laneway, seen: list[Any]) -> None:
     """Every hook, writing down what it is told."""
     app.on_success(lambda message: seen.append(("success", message.body)))
-    app.on_failure(lambda message, error: seen.append(("failure", message.body, type(error).__name__)))
+    app.on_failure(
+        lambda message, error: seen.append(("failure", message.body, type(error).__name__))
+    )
     app.on_retry(lambda message, error: seen.append(("retry", message.body, type(error).__name__)))
     app.on_dead(lambda message, error: seen.append(("dead", message.body, type(error).__name__)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_are_told_what_became_of_each(app: Laneway, kind: str) -> None:
-    """Success, failure, retry, dead: by what the engine answered, in the order of the settlements."""
+    """
+    Success, failure, retry, dead: by what the engine answered, in the order of the settlements.
+    """
     app.policy("*", retries=1)
     seen: list[Any] = []
     tell_all(app, seen)
@@ -148,11 +152,14 @@ def test_hooks_are_told_what_became_of_each(app: Laneway, kind: str) -> None:
         app.run_worker(burst=True, concurrency=1)
     assert seen == [
         ("success", "fine"),
-        ("failure", "raises", "LookupError"), ("retry", "raises", "LookupError"),
-        ("failure", "raises", "LookupError"), ("dead", "raises", "LookupError"),
-        ("retry", "asks", "Retry"), ("dead", "asks", "Retry"),
+        ("failure", "raises", "LookupError"),
+        ("retry", "raises", "LookupError"),
+        ("failure", "raises", "LookupError"),
+        ("dead", "raises", "LookupError"),
+        ("retry", "asks", "Retry"),
+        ("dead", "asks", "Retry"),
         ("dead", "rejects", "Reject"),
-    ]  # fmt: skip
+    ]
 
 
 def test_hooks_and_time_limits_and_batches(app: Laneway) -> None:
@@ -173,9 +180,18 @@ def test_hooks_and_time_limits_and_batches(app: Laneway) -> None:
     app.publish_many(Message("batch", n) for n in range(4))
     app.run_worker(burst=True)
     assert sorted(map(str, seen)) == sorted(
-        map(str, [("failure", "s", "TimeLimit"), ("dead", "s", "TimeLimit"),
-                  ("dead", 0, "Reject"), ("success", 1), ("dead", 2, "Reject"), ("success", 3)])
-    )  # fmt: skip
+        map(
+            str,
+            [
+                ("failure", "s", "TimeLimit"),
+                ("dead", "s", "TimeLimit"),
+                ("dead", 0, "Reject"),
+                ("success", 1),
+                ("dead", 2, "Reject"),
+                ("success", 3),
+            ],
+        )
+    )
 
 
 def test_a_rest_is_no_failure(app: Laneway) -> None:
@@ -193,7 +209,9 @@ def test_a_rest_is_no_failure(app: Laneway) -> None:
     assert seen == []
 
 
-def test_a_hook_that_fails_is_logged_and_changes_nothing(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hook_that_fails_is_logged_and_changes_nothing(
+    app: Laneway, caplog: pytest.LogCaptureFixture
+) -> None:
     """The message is finished, and the next hook is told."""
     seen: list[Any] = []
 

@@ -1,4 +1,7 @@
-"""Messages that kill their worker: dead letters within their retries, and their neighbors run. Real processes, real SIGKILLs."""
+"""
+Messages that kill their worker: dead letters within their retries, and their neighbors run. Real
+processes, real SIGKILLs.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, object]:
 
 def work_until(folder: Path, command: list[str], done: Callable[[], object]) -> int:
     """Run workers, each after the death of the one before; returns how many died."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each), "LANEWAY_URL": ""}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(each for each in sys.path if each),
+        "LANEWAY_URL": "",
+    }
     died = 0
     deadline = time.monotonic() + SECONDS
     process = subprocess.Popen([sys.executable, *command], cwd=folder, env=environment)
@@ -116,7 +123,10 @@ def work_until(folder: Path, command: list[str], done: Callable[[], object]) -> 
 
 
 def test_a_message_that_kills_its_worker(tmp_path: Path, store: dict[str, object]) -> None:
-    """Each of three kinds becomes a dead letter after its retries; neighbors are handled, and no attempt of theirs is counted."""
+    """
+    Each of three kinds becomes a dead letter after its retries; neighbors are handled, and no
+    attempt of theirs is counted.
+    """
     (tmp_path / "program.py").write_text(NATIVE.format(**store))
     with Laneway(str(store["url"]), namespace=str(store["namespace"])) as app:
         app.policy("*", lease=LEASE, retries=1, backoff=0)
@@ -125,17 +135,27 @@ def test_a_message_that_kills_its_worker(tmp_path: Path, store: dict[str, object
         for n in range(10):
             app.publish("good", n)
         command = ["-m", "laneway", "worker", "program:app", "-c", "4"]
-        died = work_until(tmp_path, command, lambda: app.topic("bad").stats().dead == 3 and app.topic("good").stats().waiting == 0)
+        died = work_until(
+            tmp_path,
+            command,
+            lambda: app.topic("bad").stats().dead == 3 and app.topic("good").stats().waiting == 0,
+        )
         assert app.topic("good").stats().dead == 0
-        # The first death of each says of nobody who did it; then each is tried alone, as often as its retries allow.
+        # The first death of each says of nobody who did it; then each is tried alone, as often as
+        # its retries allow.
         assert died <= 3 * 3
         notes = (tmp_path / "notes").read_text().split()
         assert all(notes.count(body) <= 3 for body in ("kill", "exit", "crash"))
         assert all(notes.count(str(n)) <= 2 for n in range(10))
 
 
-def test_a_celery_task_that_kills_its_worker(tmp_path: Path, store: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It fails with WorkerLostError, though its retries have no end; a task over its time limit fails once; their neighbors end."""
+def test_a_celery_task_that_kills_its_worker(
+    tmp_path: Path, store: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    It fails with WorkerLostError, though its retries have no end; a task over its time limit fails
+    once; their neighbors end.
+    """
     name = f"poison_{store['namespace']}"
     (tmp_path / f"{name}.py").write_text(CELERY.format(**store))
     monkeypatch.syspath_prepend(tmp_path)
@@ -145,7 +165,11 @@ def test_a_celery_task_that_kills_its_worker(tmp_path: Path, store: dict[str, ob
         bad, slow = program.kill.delay(), program.spin.delay()
         good = [program.fine.delay(n) for n in range(5)]
         jobs = [bad, slow, *good]
-        died = work_until(tmp_path, ["-m", "laneway", "worker", f"{name}:app"], lambda: all(job.ready() for job in jobs))
+        died = work_until(
+            tmp_path,
+            ["-m", "laneway", "worker", f"{name}:app"],
+            lambda: all(job.ready() for job in jobs),
+        )
         assert [job.get(timeout=1) for job in good] == [0, 1, 2, 3, 4]
         assert (bad.state, slow.state) == ("FAILURE", "FAILURE")
         assert type(bad.get(propagate=False)).__name__ == "WorkerLost"
@@ -155,7 +179,9 @@ def test_a_celery_task_that_kills_its_worker(tmp_path: Path, store: dict[str, ob
     assert notes.count("kill") <= 3
 
 
-def test_a_celery_task_over_its_time_limit_is_not_tried_again(tmp_path: Path, store: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_celery_task_over_its_time_limit_is_not_tried_again(
+    tmp_path: Path, store: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One run, one FAILURE, and never RETRY."""
     name = f"slow_{store['namespace']}"
     (tmp_path / f"{name}.py").write_text(CELERY.format(**store))
@@ -170,7 +196,9 @@ def test_a_celery_task_over_its_time_limit_is_not_tried_again(tmp_path: Path, st
     assert (tmp_path / "notes").read_text() == "spin\n"
 
 
-def test_an_rq_job_that_kills_its_worker(tmp_path: Path, store: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_rq_job_that_kills_its_worker(
+    tmp_path: Path, store: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It fails, as it has no retries; its neighbors end."""
     from laneway.compat.rq import Queue
 
@@ -184,7 +212,11 @@ def test_an_rq_job_that_kills_its_worker(tmp_path: Path, store: dict[str, object
         bad = queue.enqueue(functions.kill)
         good = [queue.enqueue(functions.fine, n) for n in range(5)]
         command = ["-c", f"import {name}; {name}.work({store['url']!r}, {store['namespace']!r})"]
-        died = work_until(tmp_path, command, lambda: all(job.get_status() in ("finished", "failed") for job in [bad, *good]))
+        died = work_until(
+            tmp_path,
+            command,
+            lambda: all(job.get_status() in ("finished", "failed") for job in [bad, *good]),
+        )
         assert bad.get_status() == "failed"
         assert [job.return_value() for job in good] == [0, 1, 2, 3, 4]
     assert died <= 3

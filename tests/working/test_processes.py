@@ -101,7 +101,10 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laneway]:
     ],
 )
 def test_a_child_that_fails_or_dies(app: Laneway, topic: str, told: str) -> None:
-    """What a child raises, or how it died, is the message's error; the worker and the other messages go on."""
+    """
+    What a child raises, or how it died, is the message's error; the worker and the other messages
+    go on.
+    """
     app.publish(f"child.{topic}", priority=1)
     app.publish("child.fine")
     summary = app.run_worker(burst=True, concurrency=1)
@@ -117,14 +120,21 @@ def test_signals_of_a_handler_come_over(app: Laneway) -> None:
     with Running(app, concurrency=3):
         until(lambda: app.topic("child.reject").stats().dead)
         until(lambda: app.topic("child.retry").stats().retried)
-        until(lambda: app.topic("child.unwell").stats().delivered and not app.topic("child.unwell").stats().leased)
+        until(
+            lambda: (
+                app.topic("child.unwell").stats().delivered
+                and not app.topic("child.unwell").stats().leased
+            )
+        )
     assert app.topic("child.reject").dead_letters()[0].reason == "no such customer"
     assert app.topic("child.retry").stats().delayed == 1
     assert app.topic("child.unwell").stats().waiting == 1
 
 
 def test_a_lost_lease_kills_its_child(app: Laneway, tmp_path: Path) -> None:
-    """When the lease is gone the handler is ended for good, and another message gets a fresh child."""
+    """
+    When the lease is gone the handler is ended for good, and another message gets a fresh child.
+    """
     app.policy("*", lease=0.5)
     app.publish("child.sleep")
     with Running(app, concurrency=1):
@@ -191,14 +201,26 @@ def test_several_workers_share_a_burst(app: Laneway, tmp_path: Path) -> None:
 
 
 def test_a_worker_that_dies_is_started_again(app: Laneway, tmp_path: Path) -> None:
-    """A message that kills its worker becomes a dead letter; the innocent are handled by the next worker."""
+    """
+    A message that kills its worker becomes a dead letter; the innocent are handled by the next
+    worker.
+    """
     app.publish("work.bad", "die")
-    app.policy("work.*", lease=0.5)  # at run time: the program, which does not declare it, would take it away
+    app.policy(
+        "work.*", lease=0.5
+    )  # at run time: the program, which does not declare it, would take it away
     app.publish_many(Message("work.good", n) for n in range(10))
     program = start(next(tmp_path.glob("program_*.py")))
     try:
         workers = tmp_path / "workers"
-        until(lambda: app.topic("work.bad").dead_letters() and workers.exists() and len(workers.read_text().split()) >= 10, 40)
+        until(
+            lambda: (
+                app.topic("work.bad").dead_letters()
+                and workers.exists()
+                and len(workers.read_text().split()) >= 10
+            ),
+            40,
+        )
     finally:
         program.send_signal(signal.SIGTERM)
         assert program.wait(20) == 0
@@ -209,9 +231,19 @@ def test_sigterm_and_sigint_stop_a_worker(app: Laneway, tmp_path: Path) -> None:
     """A signal stops all workers in order, with exit code 0."""
     for number in (signal.SIGTERM, signal.SIGINT):
         app.publish("work.x", "go")
-        before = len((tmp_path / "workers").read_text().split()) if (tmp_path / "workers").exists() else 0
+        before = (
+            len((tmp_path / "workers").read_text().split())
+            if (tmp_path / "workers").exists()
+            else 0
+        )
         program = start(next(tmp_path.glob("program_*.py")))
-        until(lambda: (tmp_path / "workers").exists() and len((tmp_path / "workers").read_text().split()) > before, 20)  # noqa: B023
+        until(
+            lambda: (
+                (tmp_path / "workers").exists()
+                and len((tmp_path / "workers").read_text().split()) > before  # noqa: B023
+            ),
+            20,
+        )
         program.send_signal(number)
         assert program.wait(20) == 0
     assert app.topic("work.x").stats().leased == 0
@@ -234,12 +266,17 @@ def test_several_processes_need_a_store_that_they_share() -> None:
 
 
 def test_reload_begins_anew_when_the_code_changes(app: Laneway, tmp_path: Path) -> None:
-    """With reload a changed source file is what handles the next message; versions that cannot be used are told, and waited out."""
+    """
+    With reload a changed source file is what handles the next message; versions that cannot be used
+    are told, and waited out.
+    """
     source = next(tmp_path.glob("program_*.py"))
     seen, told = tmp_path / "seen", tmp_path / "told"
     with told.open("wb") as stderr:
         command = [sys.executable, "-m", "laneway", "worker", f"{source.stem}:app", "--reload"]
-        program = subprocess.Popen(command, cwd=source.parent, env={**os.environ, "LANEWAY_URL": ""}, stderr=stderr)
+        program = subprocess.Popen(
+            command, cwd=source.parent, env={**os.environ, "LANEWAY_URL": ""}, stderr=stderr
+        )
     mistakes = 0
     versions = (
         ('note("workers")', 'note("seen", "first")', True),
@@ -257,7 +294,10 @@ def test_reload_begins_anew_when_the_code_changes(app: Laneway, tmp_path: Path) 
                 until(lambda: published_after(app, seen, new.split('"')[-2]), 30)  # noqa: B023
             else:
                 mistakes += 1
-                until(lambda: told.read_text().count("waiting for the code to change") == mistakes, 30)  # noqa: B023
+                until(
+                    lambda: told.read_text().count("waiting for the code to change") == mistakes,  # noqa: B023
+                    30,
+                )
     finally:
         program.send_signal(signal.SIGTERM)
         assert program.wait(20) == 0
@@ -268,7 +308,9 @@ def test_reload_begins_anew_when_the_code_changes(app: Laneway, tmp_path: Path) 
 
 
 def published_after(app: Laneway, seen: Path, text: str) -> bool:
-    """Whether the version that writes this text has handled a message; publishes another one if not."""
+    """
+    Whether the version that writes this text has handled a message; publishes another one if not.
+    """
     if seen.exists() and text in seen.read_text().split():
         return True
     app.publish("work.x", "go")

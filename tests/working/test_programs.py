@@ -1,4 +1,7 @@
-"""Several programs on one store and in one pool: each gets its own messages, and nobody starves, spins or floods the log."""
+"""
+Several programs on one store and in one pool: each gets its own messages, and nobody starves, spins
+or floods the log.
+"""
 
 from __future__ import annotations
 
@@ -32,22 +35,34 @@ def program(tmp_path: Path, pattern: str, seen: list[str]) -> Laneway:
 
 
 def test_two_programs_share_a_pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Both get all of theirs; but for the first that a worker meets, nothing is given back, and a pattern is warned of once a minute."""
+    """
+    Both get all of theirs; but for the first that a worker meets, nothing is given back, and a
+    pattern is warned of once a minute.
+    """
     pushed: list[str] = []
     mailed: list[str] = []
     with program(tmp_path, "push.*", pushed) as push, program(tmp_path, "mail.*", mailed) as mail:
-        push.publish_many(Message(f"{kind}.{n}") for n in range(TOPICS) for kind in ("push", "mail"))
+        push.publish_many(
+            Message(f"{kind}.{n}") for n in range(TOPICS) for kind in ("push", "mail")
+        )
         with Running(push, concurrency=10) as first, Running(mail, concurrency=10) as second:
             until(lambda: len(pushed) == len(mailed) == TOPICS, 120)
             push.publish("push.new")
             until(lambda: pushed[-1] == "push.new", 60)
         released = (first.join().released, second.join().released)
     assert max(released) < TOPICS / 2
-    assert len([record for record in caplog.records if "no handler here" in record.getMessage()]) <= 4
+    assert (
+        len([record for record in caplog.records if "no handler here" in record.getMessage()]) <= 4
+    )
 
 
-def test_others_messages_that_stand_there_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker with nothing of its own does not spin while another program's messages wait; its own start soon."""
+def test_others_messages_that_stand_there_cost_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A worker with nothing of its own does not spin while another program's messages wait; its own
+    start soon.
+    """
     pushed: list[str] = []
     with program(tmp_path, "push.*", pushed) as push:
         push.publish_many(Message(f"mail.{n}") for n in range(TOPICS))
@@ -71,8 +86,13 @@ def test_others_messages_that_stand_there_cost_little(tmp_path: Path, monkeypatc
         assert waiting == TOPICS
 
 
-def test_what_a_probe_gets_first_goes_back_without_a_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program may be about to take it; one that comes again has no handler anywhere, and waits."""
+def test_what_a_probe_gets_first_goes_back_without_a_delay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Another program may be about to take it; one that comes again has no handler anywhere, and
+    waits.
+    """
     monkeypatch.setattr(coverage, "PROBE_SECONDS", 0.01)
     actions: dict[int, list[str]] = {}
     with program(tmp_path, "push.*", []) as push:
@@ -92,16 +112,27 @@ def test_what_a_probe_gets_first_goes_back_without_a_delay(tmp_path: Path, monke
     assert list(actions.values())[1][:2] == ["release", "unhandled"]
 
 
-def test_the_log_says_when_a_message_without_a_handler_dies(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With `on_unhandled` a line says that it is a dead letter now; a message that only goes back has none."""
+def test_the_log_says_when_a_message_without_a_handler_dies(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    With `on_unhandled` a line says that it is a dead letter now; a message that only goes back has
+    none.
+    """
     with program(tmp_path, "push.*", []) as push:
         push.policy("mail.*", on_unhandled="1ms")
         push.publish_many([Message("mail.a", id="dies"), Message("fax.a", id="waits")])
         with Running(push):
             until(lambda: [letter.message.id for letter in push.dead_letters()] == ["dies"], 60)
-            until(lambda: any("dead letter now" in record.getMessage() for record in caplog.records))
+            until(
+                lambda: any("dead letter now" in record.getMessage() for record in caplog.records)
+            )
     (told,) = [record for record in caplog.records if "dead letter now" in record.getMessage()]
-    assert told.getMessage() == "message dies in mail.a: no worker had a handler for it within on_unhandled; it is a dead letter now"
+    assert (
+        told.getMessage()
+        == "message dies in mail.a: no worker had a handler for it within on_unhandled; it is a"
+        " dead letter now"
+    )
     assert told.levelname == "ERROR"
 
 
@@ -109,12 +140,17 @@ def test_a_burst_ends_beside_others_messages(tmp_path: Path) -> None:
     """What no handler of this program covers holds up no burst."""
     pushed: list[str] = []
     with program(tmp_path, "push.*", pushed) as push:
-        push.publish_many(Message(f"{kind}.{n}") for n in range(TOPICS) for kind in ("mail", "push"))
+        push.publish_many(
+            Message(f"{kind}.{n}") for n in range(TOPICS) for kind in ("mail", "push")
+        )
         assert push.run_worker(burst=True, concurrency=10).acked == TOPICS
 
 
 def test_what_handlers_cover(tmp_path: Path) -> None:
-    """Patterns, topics of tasks with their arguments cut off, queues; a handler or a task of any topic covers all."""
+    """
+    Patterns, topics of tasks with their arguments cut off, queues; a handler or a task of any topic
+    covers all.
+    """
     app = Laneway(f"sqlite:///{tmp_path}/x.db")
     app.handler("push.*")(print)
     app.task(topic="mail.{who}", name="mail")(lambda who: who)

@@ -1,10 +1,11 @@
 """
 Rates by the wall clock, with workers in several processes and busy processes beside them.
 
-A visit up to 50 ms late loses no permit. What the machine delays by more than that is the machine's, so
-a probe process beside the workers measures it: every 20 ms it does 2 ms of work and notes by how much it
-ended late. The bound of a window is that of the contract, less the time that the probe lost. Where that is
-more than `JUDGED` of the window, the bound says little about rates: another window is measured.
+A visit up to 50 ms late loses no permit. What the machine delays by more than that is the
+machine's, so a probe process beside the workers measures it: every 20 ms it does 2 ms of work and
+notes by how much it ended late. The bound of a window is that of the contract, less the time that
+the probe lost. Where that is more than `JUDGED` of the window, the bound says little about rates:
+another window is measured.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class Program:
     def __enter__(self) -> Program:
         command = [sys.executable, "-c", self._text, *self._arguments]
         environment = {**os.environ, "PYTHONPATH": SOURCE}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment)
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         return self
@@ -114,11 +117,19 @@ def test_rates_hold_on_a_busy_machine(tmp_path: Path, store: str) -> None:
         server = stack.enter_context(Server()) if store == "valkey" else None
         url = server.url if server is not None else f"sqlite:///{tmp_path}/q.db"
         apps = {name: stack.enter_context(backlog(url, name)) for name in CASES}
-        programs = [Program(WORKER, url, name, str(seconds)) for name, (_, _, seconds) in CASES.items() for _ in range(WORKERS)]
+        programs = [
+            Program(WORKER, url, name, str(seconds))
+            for name, (_, _, seconds) in CASES.items()
+            for _ in range(WORKERS)
+        ]
         for program in programs:
             stack.enter_context(program)
         until(lambda: all(program.last == "ready" for program in programs), "all workers", 60.0)
-        until(lambda: all(sample(app).delivered > 5 for app in apps.values()), "deliveries everywhere", 60.0)
+        until(
+            lambda: all(sample(app).delivered > 5 for app in apps.values()),
+            "deliveries everywhere",
+            60.0,
+        )
         for _ in range(os.cpu_count() or 1):
             stack.enter_context(Program(BUSY))
         probe = stack.enter_context(Program(PROBE))
@@ -159,7 +170,15 @@ def measure(apps: dict[str, Laneway], probe: Program) -> float:
     for name, (rate, fields, _) in CASES.items():
         parts = fields.get("partitions", 1)
         delivered = last[name].delivered - first[name].delivered
-        longest, shortest = last[name].after - first[name].before, last[name].before - first[name].after
+        longest, shortest = (
+            last[name].after - first[name].before,
+            last[name].before - first[name].after,
+        )
         assert delivered <= rate * longest + parts + rate / 20, name
-        assert delivered >= 0.99 * rate * (shortest - lost) - parts, (name, delivered, shortest, lost)
+        assert delivered >= 0.99 * rate * (shortest - lost) - parts, (
+            name,
+            delivered,
+            shortest,
+            lost,
+        )
     return lost

@@ -1,4 +1,6 @@
-"""Time limits, lost leases, shutdown, and an engine that goes away: nothing is lost, nothing hangs."""
+"""
+Time limits, lost leases, shutdown, and an engine that goes away: nothing is lost, nothing hangs.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def test_a_coroutine_is_cancelled_at_its_time_limit(app: Laneway) -> None:
 
 
 def test_a_coroutine_that_will_not_end_is_given_up(app: Laneway) -> None:
-    """One that swallows its cancellation loses its message all the same, and what it does later changes nothing."""
+    """
+    One that swallows its cancellation loses its message all the same, and what it does later
+    changes nothing.
+    """
     app.policy("t", retries=0)
 
     @app.handler("t", time_limit=0.05)
@@ -87,7 +92,10 @@ def test_the_soft_limit_is_raised_in_the_handler(app: Laneway, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 def test_an_uncaught_soft_limit_is_a_failure(app: Laneway, kind: str) -> None:
-    """A handler that lets it out is retried like after any other exception, and the next message is not hit by it."""
+    """
+    A handler that lets it out is retried like after any other exception, and the next message is
+    not hit by it.
+    """
     app.policy("t", retries=0)
 
     async def ahandle(message: Message) -> None:
@@ -106,7 +114,10 @@ def test_an_uncaught_soft_limit_is_a_failure(app: Laneway, kind: str) -> None:
 
 
 def test_a_thread_that_hangs_is_given_up_and_replaced(app: Laneway) -> None:
-    """A thread cannot be killed: its message is timed out, and others are handled although only one may run at once."""
+    """
+    A thread cannot be killed: its message is timed out, and others are handled although only one
+    may run at once.
+    """
     app.policy("*", retries=0)
     release = threading.Event()
     seen: list[str] = []
@@ -192,7 +203,10 @@ def test_a_lost_lease_is_raised_in_its_thread(app: Laneway) -> None:
 
 
 def test_stop_finishes_what_runs_and_gives_back_the_rest(app: Laneway) -> None:
-    """At a stop running handlers finish within the grace; what was not begun goes back, no attempt counted."""
+    """
+    At a stop running handlers finish within the grace; what was not begun goes back, no attempt
+    counted.
+    """
     begun, finish = threading.Event(), threading.Event()
 
     @app.handler("s")
@@ -216,7 +230,10 @@ def test_stop_finishes_what_runs_and_gives_back_the_rest(app: Laneway) -> None:
 
 @pytest.mark.parametrize("stops", [1, 2])
 def test_stop_ends_handlers_after_the_grace_or_at_a_second_stop(app: Laneway, stops: int) -> None:
-    """What has not finished within the grace is given back without an attempt; a second stop does not wait for the grace."""
+    """
+    What has not finished within the grace is given back without an attempt; a second stop does not
+    wait for the grace.
+    """
     begun = threading.Event()
 
     @app.handler("s")
@@ -268,7 +285,9 @@ def test_what_is_due_later_is_handled_when_it_is_due(app: Laneway) -> None:
     assert -0.005 < late[0] < 0.2
 
 
-def test_a_worker_goes_on_after_the_engine_was_away(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_goes_on_after_the_engine_was_away(
+    app: Laneway, caplog: pytest.LogCaptureFixture
+) -> None:
     """While the engine is away the worker tries again; then it settles what it has and goes on."""
     caplog.set_level(logging.WARNING)
     away = threading.Event()
@@ -279,7 +298,9 @@ def test_a_worker_goes_on_after_the_engine_was_away(app: Laneway, caplog: pytest
     def failing(call: Callable[..., object]) -> Callable[..., object]:
         def attempt(*args: object, **kwargs: object) -> object:
             if away.is_set():
-                raise EngineUnavailable("the disk is full; nothing was changed, make room and try again")
+                raise EngineUnavailable(
+                    "the disk is full; nothing was changed, make room and try again"
+                )
             return call(*args, **kwargs)
 
         return attempt
@@ -304,7 +325,9 @@ def test_a_worker_goes_on_after_the_engine_was_away(app: Laneway, caplog: pytest
 
 
 def test_an_expired_lease_is_dropped_unstarted(app: Laneway) -> None:
-    """What ran out in the worker's buffer is not begun there; it is handed out anew and handled once."""
+    """
+    What ran out in the worker's buffer is not begun there; it is handed out anew and handled once.
+    """
     app.policy("x", lease=0.2)
     handled: list[int] = []
     blocked = threading.Event()
@@ -322,7 +345,9 @@ def test_an_expired_lease_is_dropped_unstarted(app: Laneway) -> None:
     assert sorted(handled) == list(range(20))
 
 
-def test_a_worker_whose_engine_is_damaged_waits_for_no_suspect(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_whose_engine_is_damaged_waits_for_no_suspect(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its start would never be recorded: the worker ends at once, whatever its grace is."""
     app.policy("t", lease=0.05)
     app.publish("t")

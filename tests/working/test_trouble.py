@@ -21,13 +21,18 @@ HOUR = 3600
 def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """From now on the machine's clock is that far off."""
     for module in (engine, admin):
-        monkeypatch.setattr(module, "_clock", lambda: time.time_ns() // 1000 + round(seconds * 1_000_000))
+        monkeypatch.setattr(
+            module, "_clock", lambda: time.time_ns() // 1000 + round(seconds * 1_000_000)
+        )
 
 
 def test_a_clock_that_is_set_back_holds_nothing_up_that_is_ready(
     app: Laneway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is ready goes on, what waits for a time waits, nothing is lost; and it is told where and what to do."""
+    """
+    What is ready goes on, what waits for a time waits, nothing is lost; and it is told where and
+    what to do.
+    """
     app.policy("t", lease=5)
     app.publish_many(Message("t", n) for n in range(20))
     app.publish("t", "later", delay=60)
@@ -47,15 +52,22 @@ def test_a_clock_that_is_set_back_holds_nothing_up_that_is_ready(
     assert sorted(each for each in seen if isinstance(each, int)) == list(range(40))
     assert app.engine.overview().waiting == 1
     (told,) = caplog.messages
-    assert "clock is 3600 s behind the time of the store" in told or "clock is 3599 s behind" in told
+    assert (
+        "clock is 3600 s behind the time of the store" in told or "clock is 3599 s behind" in told
+    )
     assert str(app.url.removeprefix("sqlite:///")) in told
     set_clock(monkeypatch, 120)
     app.run_worker(burst=True)
     assert seen[-1] == "later"
 
 
-def test_a_clock_that_is_set_forward_takes_leases_back_and_loses_nothing(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running handler's lease is over: it is stopped, and the message handed out again. What is due is due once."""
+def test_a_clock_that_is_set_forward_takes_leases_back_and_loses_nothing(
+    app: Laneway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A running handler's lease is over: it is stopped, and the message handed out again. What is due
+    is due once.
+    """
     app.policy("t", lease=5, retries=0)
     app.publish("t", "long")
     app.publish("t", "later", delay=600)
@@ -77,7 +89,9 @@ def test_a_clock_that_is_set_forward_takes_leases_back_and_loses_nothing(app: La
     assert (summary.acked, summary.died) == (2, 0)
 
 
-def test_a_full_disk_is_told_to_publishers_and_the_worker_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_to_publishers_and_the_worker_goes_on_when_there_is_room(
+    tmp_path: Path,
+) -> None:
     """Through the application: one clear error, all that was accepted is handled."""
     program = """
 import resource, signal, sys
@@ -105,8 +119,12 @@ print(sorted(done) == list(range(accepted + 1)), accepted > 1, told)
     source = str(Path(__file__).parents[2] / "src")
     told = subprocess.run(
         [sys.executable, "-c", program, f"sqlite:///{tmp_path}/q.db"],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": source}, timeout=60,
-    ).stdout  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": source},
+        timeout=60,
+    ).stdout
     assert told.startswith("True True ")
     assert "q.db" in told
     assert "disk" in told

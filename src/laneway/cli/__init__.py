@@ -1,4 +1,7 @@
-"""The command `laneway`: one module a command. Errors are one line; exit codes mean something (see `laneway --help`)."""
+"""
+The command `laneway`: one module a command. Errors are one line; exit codes mean something (see
+`laneway --help`).
+"""
 
 from laneway.cli.main import main
 

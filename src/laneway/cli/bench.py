@@ -20,23 +20,59 @@ SIZES = ("full", "quick", "smoke")
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--size", type=click.Choice(SIZES), default="quick", show_default=True, help="Of the repository's benchmarks.")
+@click.option(
+    "--size",
+    type=click.Choice(SIZES),
+    default="quick",
+    show_default=True,
+    help="Of the repository's benchmarks.",
+)
 @click.option("--small", is_flag=True, help="Only the small measurement, also in the repository.")
-@click.option("--messages", type=click.IntRange(1_000, 10_000_000), help=f"Of the small measurement.  [default: {MESSAGES:,}]")
-@click.option("--topics", type=click.IntRange(1), help=f"Of the small measurement.  [default: {TOPICS:,}]")
-@click.option("--durability", type=click.Choice(["fsync", "memory"]), help=f"Of the small measurement.  [default: {DURABILITY}]")
+@click.option(
+    "--messages",
+    type=click.IntRange(1_000, 10_000_000),
+    help=f"Of the small measurement.  [default: {MESSAGES:,}]",
+)
+@click.option(
+    "--topics", type=click.IntRange(1), help=f"Of the small measurement.  [default: {TOPICS:,}]"
+)
+@click.option(
+    "--durability",
+    type=click.Choice(["fsync", "memory"]),
+    help=f"Of the small measurement.  [default: {DURABILITY}]",
+)
 @json_option
-def bench(names: tuple[str, ...], *, size: str, small: bool, messages: int | None, topics: int | None, durability: str | None, as_json: bool) -> None:
+def bench(
+    names: tuple[str, ...],
+    *,
+    size: str,
+    small: bool,
+    messages: int | None,
+    topics: int | None,
+    durability: str | None,
+    as_json: bool,
+) -> None:
     """
-    Measure this machine. In the repository: its benchmarks, all or those named; elsewhere, or with an option of it or --json, a small one.
+    Measure this machine. In the repository: its benchmarks, all or those named; elsewhere, or with
+    an option of it or --json, a small one.
 
-    The small measurement is the engine alone: put, lease and settle in batches, in a file of its own.
+    The small measurement is the engine alone: put, lease and settle in batches, in a file of its
+    own.
     """
-    wants_small = small or as_json or messages is not None or topics is not None or durability is not None
+    wants_small = (
+        small or as_json or messages is not None or topics is not None or durability is not None
+    )
     repository = _repository()
     if names and (wants_small or repository is None):
-        why = "it has no parts to name" if wants_small else "they are not installed with the package; run this in the repository"
-        raise click.UsageError(f"{', '.join(names)}: " + (f"the small measurement was asked for, and {why}" if wants_small else why))
+        why = (
+            "it has no parts to name"
+            if wants_small
+            else "they are not installed with the package; run this in the repository"
+        )
+        raise click.UsageError(
+            f"{', '.join(names)}: "
+            + (f"the small measurement was asked for, and {why}" if wants_small else why)
+        )
     if repository is None or wants_small:
         _small(messages or MESSAGES, topics or TOPICS, durability or DURABILITY, as_json=as_json)
     else:
@@ -50,12 +86,21 @@ def _repository() -> Path | None:
 
 
 def _of_repository(root: Path, names: tuple[str, ...], size: str) -> None:
-    known = sorted(path.stem for path in (root / "bench").glob("*.py") if path.stem not in ("__init__", "all", "common"))
+    known = sorted(
+        path.stem
+        for path in (root / "bench").glob("*.py")
+        if path.stem not in ("__init__", "all", "common")
+    )
     for name in names:
         if name not in known:
             raise click.UsageError(f'there is no benchmark "{name}"; there are: {", ".join(known)}')
     sizing = [] if size == "full" else [f"--{size}"]
-    codes = [subprocess.run([sys.executable, "-m", f"bench.{name}", *sizing], cwd=root, check=False).returncode for name in names or ("all",)]  # noqa: S603  # our own
+    codes = [
+        subprocess.run(  # noqa: S603
+            [sys.executable, "-m", f"bench.{name}", *sizing], cwd=root, check=False
+        ).returncode
+        for name in names or ("all",)
+    ]  # our own
     sys.exit(max(codes))
 
 
@@ -63,10 +108,24 @@ def _small(messages: int, topics: int, durability: str, *, as_json: bool) -> Non
     with tempfile.TemporaryDirectory(prefix="laneway-bench-") as folder:
         figures = measure(Path(folder) / "bench.db", messages, topics, durability)
     if as_json:
-        print_json({"messages": messages, "topics": topics, "durability": durability, "per_second": figures})
+        print_json(
+            {
+                "messages": messages,
+                "topics": topics,
+                "durability": durability,
+                "per_second": figures,
+            }
+        )
     else:
-        say(f"{messages:,} messages over {topics:,} topics, durability {durability}, batches of {BATCH}, the engine alone")
-        table(("operation", "messages/s"), [(name, round(number)) for name, number in figures.items()], empty="")
+        say(
+            f"{messages:,} messages over {topics:,} topics, durability {durability}, batches of"
+            f" {BATCH}, the engine alone"
+        )
+        table(
+            ("operation", "messages/s"),
+            [(name, round(number)) for name, number in figures.items()],
+            empty="",
+        )
 
 
 def measure(path: Path, messages: int, topics: int, durability: str) -> dict[str, float]:
@@ -79,7 +138,9 @@ def measure(path: Path, messages: int, topics: int, durability: str) -> dict[str
     body = b"x" * 100
     began = time.perf_counter()
     for first in range(0, messages, BATCH):
-        engine.put([Draft(f"bench.{n % topics}", body) for n in range(first, min(first + BATCH, messages))])
+        engine.put(
+            [Draft(f"bench.{n % topics}", body) for n in range(first, min(first + BATCH, messages))]
+        )
     put = time.perf_counter() - began
     lease = settle = 0.0
     done = 0
@@ -92,4 +153,9 @@ def measure(path: Path, messages: int, topics: int, durability: str) -> dict[str
         lease += between - began
         done += len(leases)
     engine.close()
-    return {"put": messages / put, "lease": messages / lease, "settle": messages / settle, "lease + settle": messages / (lease + settle)}
+    return {
+        "put": messages / put,
+        "lease": messages / lease,
+        "settle": messages / settle,
+        "lease + settle": messages / (lease + settle),
+    }

@@ -21,8 +21,17 @@ def show(session: Session, *, as_json: bool) -> None:
     """Say which store a command uses here, what names it, and what is passed over for it."""
     store = choose_store(session.url, None)
     if as_json:
-        passed_over = [{"url": redacted(url), "source": source} for source, url in store.passed_over]
-        print_json({"url": redacted(store.url), "source": store.source, "passed_over": passed_over, "namespace": session.namespace})
+        passed_over = [
+            {"url": redacted(url), "source": source} for source, url in store.passed_over
+        ]
+        print_json(
+            {
+                "url": redacted(store.url),
+                "source": store.source,
+                "passed_over": passed_over,
+                "namespace": session.namespace,
+            }
+        )
         return
     say(f"store      {redacted(store.url)} ({store.source})")
     for source, url in store.passed_over:

@@ -6,12 +6,25 @@ import textwrap
 
 import click
 
-from laneway.cli.session import STATE_SAYS_NO, Session, confirm, json_option, leave, moment, pass_session, print_json, say, table
+from laneway.cli.session import (
+    STATE_SAYS_NO,
+    Session,
+    confirm,
+    json_option,
+    leave,
+    moment,
+    pass_session,
+    print_json,
+    say,
+    table,
+)
 from laneway.cli.topics import shown
 from laneway.policy import check_topic
 
 _topic_option = click.option("--topic", help="Only of this topic.")
-_limit_option = click.option("--limit", type=click.IntRange(1), help="At most this many, the oldest first.")
+_limit_option = click.option(
+    "--limit", type=click.IntRange(1), help="At most this many, the oldest first."
+)
 
 
 @click.group()
@@ -25,13 +38,20 @@ def dead() -> None:
 @click.option("--after", type=int, default=0, help="Go on after this number.")
 @json_option
 @pass_session
-def list_dead(session: Session, *, topic: str | None, limit: int, after: int, as_json: bool) -> None:
+def list_dead(
+    session: Session, *, topic: str | None, limit: int, after: int, as_json: bool
+) -> None:
     """The oldest dead letters."""
-    found = session.engine().dead_list(None if topic is None else check_topic(topic), limit=limit, after=after)
+    found = session.engine().dead_list(
+        None if topic is None else check_topic(topic), limit=limit, after=after
+    )
     if as_json:
         print_json([{"number": number, "message": view} for number, view in found])
         return
-    rows = [(str(number), view.id, view.topic, moment(view.died_us), view.attempts, view.reason) for number, view in found]
+    rows = [
+        (str(number), view.id, view.topic, moment(view.died_us), view.attempts, view.reason)
+        for number, view in found
+    ]
     table(("number", "id", "topic", "died", "attempts", "reason"), rows, empty="no dead letters")
 
 
@@ -44,7 +64,11 @@ def show(session: Session, message_id: str, *, topic: str | None, as_json: bool)
     """One dead letter with its error and history."""
     view = session.engine().find(message_id, topic)
     if view is None or view.state != "dead":
-        leave(f"{message_id}: no dead letter has this id" + ("; an id of your own needs its --topic" if topic is None else ""), STATE_SAYS_NO)
+        leave(
+            f"{message_id}: no dead letter has this id"
+            + ("; an id of your own needs its --topic" if topic is None else ""),
+            STATE_SAYS_NO,
+        )
     if as_json:
         print_json(view)
         return
@@ -53,7 +77,9 @@ def show(session: Session, message_id: str, *, topic: str | None, as_json: bool)
     for entry in view.history:
         say(f"  {moment(entry['at_us'])}  {entry['what']}")
     if view.error:
-        say("\n" + textwrap.indent(view.error.rstrip(), "  "), lines=True)  # what it says begins no line of ours
+        say(
+            "\n" + textwrap.indent(view.error.rstrip(), "  "), lines=True
+        )  # what it says begins no line of ours
 
 
 EXAMPLES = """\b
@@ -70,7 +96,15 @@ Examples:
 @click.option("--rate", help="Spread them: 10/s.")
 @_limit_option
 @pass_session
-def redrive(session: Session, ids: tuple[str, ...], *, topic: str | None, everything: bool, rate: str | None, limit: int | None) -> None:
+def redrive(
+    session: Session,
+    ids: tuple[str, ...],
+    *,
+    topic: str | None,
+    everything: bool,
+    rate: str | None,
+    limit: int | None,
+) -> None:
     """Put dead letters back to be tried again: by id, --topic or --all."""
     _check_which(ids, topic, everything=everything)
     number = session.app().redrive(topic, list(ids) or None, rate=rate, limit=limit)
@@ -86,7 +120,15 @@ def redrive(session: Session, ids: tuple[str, ...], *, topic: str | None, everyt
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_limit_option
 @pass_session
-def drop(session: Session, ids: tuple[str, ...], *, topic: str | None, everything: bool, yes: bool, limit: int | None) -> None:
+def drop(
+    session: Session,
+    ids: tuple[str, ...],
+    *,
+    topic: str | None,
+    everything: bool,
+    yes: bool,
+    limit: int | None,
+) -> None:
     """Forget dead letters: by id, --topic or --all."""
     _check_which(ids, topic, everything=everything)
     if not ids and not yes:

@@ -19,7 +19,9 @@ from laneway.safetext import redacted, without_passwords
 @click.command()
 @click.argument("url", required=False)
 @click.option("--repair", is_flag=True, help="Mend what does not agree.")
-@click.option("--dump", is_flag=True, help="Print all that helps when it is ill, bodies left out, as JSON.")
+@click.option(
+    "--dump", is_flag=True, help="Print all that helps when it is ill, bodies left out, as JSON."
+)
 @json_option
 @pass_session
 def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_json: bool) -> None:
@@ -33,16 +35,33 @@ def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_js
     try:
         engine = app.engine
     except NoNamespace as error:  # a server is looked at before anything is made on it
-        checks.append(Check("namespace", ok=True, detail=str(error).partition("; ")[0], available=False))
+        checks.append(
+            Check("namespace", ok=True, detail=str(error).partition("; ")[0], available=False)
+        )
         _tell(checks, as_json=as_json or dump)
         return
-    checks += [check for check in engine.doctor(repair=repair) if not (checks and check.name == "server")]
+    checks += [
+        check for check in engine.doctor(repair=repair) if not (checks and check.name == "server")
+    ]
     if dump:
         snapshot = engine.snapshot() if all(check.ok for check in checks[:1]) else {}
         for message in snapshot.get("messages", []):
             message["body"], message["bodies"] = f"{len(message['body'])} bytes", None
-        about = {"laneway": version("laneway"), "python": sys.version, "sqlite": sqlite3.sqlite_version, "platform": platform.platform()}
-        print_json({"about": about, "url": redacted(app.url), "namespace": app.namespace, "checks": checks, "snapshot": snapshot})
+        about = {
+            "laneway": version("laneway"),
+            "python": sys.version,
+            "sqlite": sqlite3.sqlite_version,
+            "platform": platform.platform(),
+        }
+        print_json(
+            {
+                "about": about,
+                "url": redacted(app.url),
+                "namespace": app.namespace,
+                "checks": checks,
+                "snapshot": snapshot,
+            }
+        )
     else:
         _tell(checks, as_json=as_json)
     if not all(check.ok for check in checks):
@@ -54,7 +73,12 @@ def _tell(checks: list[Check], *, as_json: bool) -> None:
         print_json(checks)
         return
     for check in checks:
-        say(without_passwords(f"{_word(check)} {check.name}: {check.detail}" + (f"; {check.mend}" if check.mend else "")))
+        say(
+            without_passwords(
+                f"{_word(check)} {check.name}: {check.detail}"
+                + (f"; {check.mend}" if check.mend else "")
+            )
+        )
 
 
 def _word(check: Check) -> str:

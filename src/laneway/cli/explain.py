@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from laneway.cli.session import STATE_SAYS_NO, Session, duration, json_option, pass_session, print_json, say
+from laneway.cli.session import (
+    STATE_SAYS_NO,
+    Session,
+    duration,
+    json_option,
+    pass_session,
+    print_json,
+    say,
+)
 
 
 @click.command()
@@ -23,6 +31,13 @@ def explain(session: Session, message_id: str, *, topic: str | None, as_json: bo
             say(f"  also: {reason}")
         if told.starts_us is not None and told.now_us is not None:
             soon = (told.starts_us - told.now_us) / 1e6
-            say("  likely to start " + (f"in {duration(soon)}, if a worker is free then" if soon > 0 else "as soon as a worker is free"))
+            say(
+                "  likely to start "
+                + (
+                    f"in {duration(soon)}, if a worker is free then"
+                    if soon > 0
+                    else "as soon as a worker is free"
+                )
+            )
     if told.state == "unknown":
         raise SystemExit(STATE_SAYS_NO)

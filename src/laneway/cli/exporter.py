@@ -19,12 +19,18 @@ Examples:
 
 @click.command(epilog=EXAMPLES)
 @click.option("--port", type=click.IntRange(1, 65_535), default=9200, show_default=True)
-@click.option("--address", default="127.0.0.1", show_default=True, help="0.0.0.0: reached from other machines too.")
+@click.option(
+    "--address",
+    default="127.0.0.1",
+    show_default=True,
+    help="0.0.0.0: reached from other machines too.",
+)
 @click.option("--once", is_flag=True, help="Print the figures and end.")
 @pass_session
 def exporter(session: Session, *, port: int, address: str, once: bool) -> None:
     """
-    Serve what the store holds to Prometheus: waiting, oldest, leased, dead and throttled by policy pattern and tier.
+    Serve what the store holds to Prometheus: waiting, oldest, leased, dead and throttled by policy
+    pattern and tier.
 
     One for a store is enough. Workers serve their own figures, see docs/operations.md.
     """

@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from laneway.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json, say
+from laneway.cli.session import (
+    STATE_SAYS_NO,
+    Session,
+    json_option,
+    leave,
+    pass_session,
+    print_json,
+    say,
+)
 
 if TYPE_CHECKING:
     from laneway.tasks.job import Job, JobState
 
-topic_option = click.option("--topic", help="Its topic; needed for ids of your own, unless the topic is that of a queue.")
+topic_option = click.option(
+    "--topic", help="Its topic; needed for ids of your own, unless the topic is that of a queue."
+)
 
 
 @click.group()
@@ -34,7 +44,11 @@ def show(session: Session, job_id: str, *, topic: str | None, as_json: bool) -> 
         print_json(state)
         return
     say(f"{state.status}" + (f" in {state.topic}" if state.topic else ""))
-    for name, value in (("result", state.result), ("said", state.info), ("meta", state.meta or None)):
+    for name, value in (
+        ("result", state.result),
+        ("said", state.info),
+        ("meta", state.meta or None),
+    ):
         if value is not None or (name == "result" and state.status == "success"):
             say(f"  {name}: {msgspec.json.encode(value, enc_hook=repr).decode()}")
     if state.attempts:
@@ -90,5 +104,7 @@ def _known(session: Session, job_id: str, topic: str | None) -> Job[object]:
     found: Job[object] = session.app().job(job_id, topic)
     if found.state().status == "unknown":
         hint = "" if topic is not None else "; an id of your own is found with --topic"
-        leave(f"nobody knows a job {job_id}, or nothing is kept of it any more{hint}", STATE_SAYS_NO)
+        leave(
+            f"nobody knows a job {job_id}, or nothing is kept of it any more{hint}", STATE_SAYS_NO
+        )
     return found

@@ -20,26 +20,43 @@ if TYPE_CHECKING:
 
 
 def load_app(target: str) -> Laneway:
-    """The `Laneway` of `module:attribute` (or `module.attribute`, or a module with only one); the current folder is looked in."""
+    """
+    The `Laneway` of `module:attribute` (or `module.attribute`, or a module with only one); the
+    current folder is looked in.
+    """
     from laneway import Laneway
 
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
     module_name, _, attribute = target.partition(":")
-    if not attribute and "." in module_name and not module_name.endswith(".py") and not _is_module(module_name):
+    if (
+        not attribute
+        and "." in module_name
+        and not module_name.endswith(".py")
+        and not _is_module(module_name)
+    ):
         module_name, _, attribute = module_name.rpartition(".")
     module = _import(target, module_name)
     if not attribute:
-        apps = {name: value for name, value in vars(module).items() if isinstance(_plain(value, finalize=False), Laneway)}
+        apps = {
+            name: value
+            for name, value in vars(module).items()
+            if isinstance(_plain(value, finalize=False), Laneway)
+        }
         if len(set(map(id, apps.values()))) != 1:
             found = ", ".join(apps) or "none"
-            raise UsageError(f"{target}: say which application, like {module_name}:app; {module.__file__} has: {found}")
+            raise UsageError(
+                f"{target}: say which application, like {module_name}:app; {module.__file__} has:"
+                f" {found}"
+            )
         return cast("Laneway", _plain(next(iter(apps.values()))))
     if not hasattr(module, attribute):
         apps_named = [name for name, value in vars(module).items() if isinstance(value, Laneway)]
         hint = f"; did you mean {module_name}:{apps_named[0]}?" if apps_named else ""
-        raise UsageError(f'{target}: the module {module_name} ({module.__file__}) has no "{attribute}"{hint}')
+        raise UsageError(
+            f'{target}: the module {module_name} ({module.__file__}) has no "{attribute}"{hint}'
+        )
     app = _plain(getattr(module, attribute))
     if not isinstance(app, Laneway):
         raise UsageError(f"{target}: expected a Laneway application, found {type(app).__name__}")
@@ -69,16 +86,27 @@ def _is_module(name: str) -> bool:
 def _import(target: str, name: str) -> ModuleType:
     if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         hint = Path(name).stem if name.endswith(".py") or os.sep in name else "module"
-        raise UsageError(f'{target}: expected a module as Python imports it, not a file; write {hint}:app for the "app" in {hint}.py')
+        raise UsageError(
+            f"{target}: expected a module as Python imports it, not a file; write {hint}:app for"
+            f' the "app" in {hint}.py'
+        )
     try:
         with importing(name):
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise UsageError(f'{target}: there is no module "{error.name}" in {os.getcwd()} or among the installed packages') from error
-        raise UsageError(f'{target}: importing {name} failed: it needs the module "{error.name}", which is not installed') from error
+            raise UsageError(
+                f'{target}: there is no module "{error.name}" in {os.getcwd()} or among the'
+                " installed packages"
+            ) from error
+        raise UsageError(
+            f'{target}: importing {name} failed: it needs the module "{error.name}", which is not'
+            " installed"
+        ) from error
     except LanewayError as error:
         raise UsageError(f"{target}: importing {name} failed: {error}") from error
     except Exception as error:
         sys.stderr.write(escaped(without_passwords(own_lines(error)), lines=True))
-        raise UsageError(f"{target}: importing {name} failed: {type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"{target}: importing {name} failed: {type(error).__name__}: {error}"
+        ) from error

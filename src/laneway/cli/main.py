@@ -1,4 +1,6 @@
-"""The command's root: global options, and the list of commands, each imported when it is asked for."""
+"""
+The command's root: global options, and the list of commands, each imported when it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -38,22 +40,46 @@ COMMANDS = {
 }
 """Command -> module in this folder."""
 
-NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)]))
-"""How newer versions of click say that a group was called without a command; older ones print its help themselves."""
+NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
+    filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
+)
+"""
+How newer versions of click say that a group was called without a command; older ones print its help
+themselves.
+"""
 
 
 url_option = click.option(
-    "-u", "--url", help="The store, like sqlite:///laneway.db. Default: the application's, $LANEWAY_URL, pyproject.toml, laneway.db."
+    "-u",
+    "--url",
+    help=(
+        "The store, like sqlite:///laneway.db. Default: the application's, $LANEWAY_URL,"
+        " pyproject.toml, laneway.db."
+    ),
 )
-namespace_option = click.option("-n", "--namespace", help="A separate set of topics and policies in the store. [default: default]")
+namespace_option = click.option(
+    "-n",
+    "--namespace",
+    help="A separate set of topics and policies in the store. [default: default]",
+)
 
 
 def with_store_options(command: click.Command) -> click.Command:
     """The command with --url and --namespace of its own: they work before and after its name."""
     if not any(parameter.name == "store_url" for parameter in command.params):
         command.params += [
-            click.Option(["-u", "--url", "store_url"], help="As before the command.", expose_value=False, callback=_set_url),
-            click.Option(["-n", "--namespace", "store_namespace"], help="As before the command.", expose_value=False, callback=_set_namespace),
+            click.Option(
+                ["-u", "--url", "store_url"],
+                help="As before the command.",
+                expose_value=False,
+                callback=_set_url,
+            ),
+            click.Option(
+                ["-n", "--namespace", "store_namespace"],
+                help="As before the command.",
+                expose_value=False,
+                callback=_set_namespace,
+            ),
         ]
     if isinstance(command, click.Group):
         for each in command.commands.values():
@@ -86,7 +112,9 @@ class Commands(click.Group):
         command: click.Command = getattr(importlib.import_module(f"laneway.cli.{module}"), cmd_name)
         return with_store_options(command)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -108,7 +136,10 @@ class Commands(click.Group):
             code = super().main(*args, **kwargs)
         except click.UsageError as error:
             if isinstance(error, NO_ARGUMENTS):  # no error, but a question
-                say(error.ctx.get_help() if error.ctx is not None else error.format_message(), lines=True)
+                say(
+                    error.ctx.get_help() if error.ctx is not None else error.format_message(),
+                    lines=True,
+                )
                 sys.exit(USAGE)
             where = error.ctx.command_path if error.ctx is not None else "laneway"
             leave(f"{error.format_message().rstrip('.')} (see `{where} --help`)", USAGE)
@@ -135,7 +166,11 @@ Completion of words in the shell, for bash, zsh or fish:
 """
 
 
-@click.group(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Commands,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @url_option
 @namespace_option
 @click.version_option(version("laneway"), "--version", prog_name="laneway")
@@ -144,6 +179,7 @@ def main(ctx: click.Context, url: str | None, namespace: str | None) -> None:
     """
     Laneway: millions of fair queues.
 
-    Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong call, 3 the store cannot be used, 70 a defect.
+    Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong
+    call, 3 the store cannot be used, 70 a defect.
     """
     ctx.obj = Session(url, namespace or "default", namespace is not None)

@@ -24,34 +24,65 @@ LOOK_AGAIN = 0.2
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
 @click.option("--to-namespace", help="Its name there, if it is to be another one.")
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for what workers hold; else it stays, and the exit code is 1.")
+@click.option(
+    "--wait/--no-wait",
+    default=True,
+    show_default=True,
+    help="Wait for what workers hold; else it stays, and the exit code is 1.",
+)
 @json_option
 @pass_session
-def migrate(session: Session, source: str, target: str, *, to_namespace: str | None, wait: bool, as_json: bool) -> None:
+def migrate(
+    session: Session,
+    source: str,
+    target: str,
+    *,
+    to_namespace: str | None,
+    wait: bool,
+    as_json: bool,
+) -> None:
     """
-    Move all policies, gates, messages, dead letters and finished ids from one store to another, like
+    Move all policies, gates, messages, dead letters and finished ids from one store to another,
+    like
 
         laneway migrate sqlite:///laneway.db valkey://localhost
 
-    Workers and publishers of the old store may go on meanwhile; restart them with the new URL when you are ready. Each message is in one of
-    the stores at any time: broken off, the same command goes on where it was.
+    Workers and publishers of the old store may go on meanwhile; restart them with the new URL when
+    you are ready. Each message is in one of the stores at any time: broken off, the same command
+    goes on where it was.
     """
     from laneway import Laneway
 
     with Laneway(source, namespace=session.namespace, create=False) as old:
         tiers = old.engine.tier_layers()
-        with Laneway(target, namespace=to_namespace or session.namespace, tiers=tiers.code, default_tier=tiers.default) as new:
+        with Laneway(
+            target,
+            namespace=to_namespace or session.namespace,
+            tiers=tiers.code,
+            default_tier=tiers.default,
+        ) as new:
             new.engine.tier_set("operator", tiers.operator)
-            counts = move(old.engine, new.engine, lambda text: None if as_json else say(text), wait=wait)
+            counts = move(
+                old.engine, new.engine, lambda text: None if as_json else say(text), wait=wait
+            )
     if as_json:
         print_json(counts)
     if counts["still leased"]:
         raise SystemExit(1)
 
 
-def move(old: FullEngine, new: FullEngine, tell: Callable[[str], None], *, wait: bool) -> dict[str, int]:
+def move(
+    old: FullEngine, new: FullEngine, tell: Callable[[str], None], *, wait: bool
+) -> dict[str, int]:
     """Everything, in an order in which each step may be done again."""
-    counts = {"gates": 0, "policies": 0, "finished ids": 0, "messages": 0, "dead letters": 0, "still leased": 0}
+    counts = {
+        "gates": 0,
+        "policies": 0,
+        "finished ids": 0,
+        "messages": 0,
+        "dead letters": 0,
+        "still leased": 0,
+    }
     for name, layer, gate in old.gate_layers():
         new.gate_set(name, gate, layer=layer)
         counts["gates"] += 1
@@ -72,7 +103,14 @@ def move(old: FullEngine, new: FullEngine, tell: Callable[[str], None], *, wait:
     return counts
 
 
-def _move_messages(old: FullEngine, new: FullEngine, counts: dict[str, int], tell: Callable[[str], None], *, wait: bool) -> None:
+def _move_messages(
+    old: FullEngine,
+    new: FullEngine,
+    counts: dict[str, int],
+    tell: Callable[[str], None],
+    *,
+    wait: bool,
+) -> None:
     told = time.monotonic()
     while True:
         while exported_messages := old.export(PAGE):
@@ -83,7 +121,10 @@ def _move_messages(old: FullEngine, new: FullEngine, counts: dict[str, int], tel
             counts["dead letters"] += dead
             if time.monotonic() - told >= 1.0:
                 told = time.monotonic()
-                tell(f"{counts['messages']:,} messages, {counts['dead letters']:,} dead letters so far, {old.overview().waiting:,} to go")
+                tell(
+                    f"{counts['messages']:,} messages, {counts['dead letters']:,} dead letters so"
+                    f" far, {old.overview().waiting:,} to go"
+                )
         leased = old.overview().leased
         if not leased or not wait:
             break
@@ -93,4 +134,7 @@ def _move_messages(old: FullEngine, new: FullEngine, counts: dict[str, int], tel
         time.sleep(LOOK_AGAIN)
         old.tick()
     counts["still leased"] = leased
-    tell(f"{counts['messages']:,} messages, {counts['dead letters']:,} dead letters moved" + (f"; {leased:,} are held by workers" if leased else ""))
+    tell(
+        f"{counts['messages']:,} messages, {counts['dead letters']:,} dead letters moved"
+        + (f"; {leased:,} are held by workers" if leased else "")
+    )

@@ -25,5 +25,7 @@ def resume(session: Session, pattern: str) -> None:
     engine.policy_set("operator", pattern, {"paused": None})
     stem = pattern.removesuffix(".*")
     if engine.policies().resolve(stem if stem != "*" else "x").paused:
-        engine.policy_set("operator", pattern, {"paused": False})  # another pattern, or the code, pauses it too
+        engine.policy_set(
+            "operator", pattern, {"paused": False}
+        )  # another pattern, or the code, pauses it too
     say(f"{pattern} delivers again")

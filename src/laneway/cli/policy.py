@@ -9,7 +9,16 @@ import click
 import msgspec
 
 from laneway import programs
-from laneway.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json, say, table
+from laneway.cli.session import (
+    STATE_SAYS_NO,
+    Session,
+    json_option,
+    leave,
+    pass_session,
+    print_json,
+    say,
+    table,
+)
 from laneway.cli.settings import in_seconds, setting_options, size, value_of, words
 from laneway.namespaces import every_policy
 from laneway.policy import FIELDS, PROGRAM, matches
@@ -34,21 +43,50 @@ def policy() -> None:
 
 @policy.command("list")
 @click.argument("pattern", default="*")
-@click.option("--owner", metavar="PROGRAM", help="Only what this program's code declares; `operator` or `code` (set at run time) for the others.")
-@click.option("--limit", type=click.IntRange(1), default=1000, show_default=True, help="At most so many; patterns come first, then topics.")
+@click.option(
+    "--owner",
+    metavar="PROGRAM",
+    help=(
+        "Only what this program's code declares; `operator` or `code` (set at run time) for the"
+        " others."
+    ),
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="At most so many; patterns come first, then topics.",
+)
 @json_option
 @pass_session
-def list_policies(session: Session, pattern: str, *, owner: str | None, limit: int, as_json: bool) -> None:
-    """Policies that code or an operator has set, of PATTERN and all that it covers, and who set them."""
+def list_policies(
+    session: Session, pattern: str, *, owner: str | None, limit: int, as_json: bool
+) -> None:
+    """
+    Policies that code or an operator has set, of PATTERN and all that it covers, and who set them.
+    """
     engine = session.engine()
     versions = {name: record.version for name, record in programs.records(engine).items()}
-    found = (row for row in every_policy(engine) if matches(pattern, row[1]) and owner in (None, row[0], row[0].removeprefix(PROGRAM)))
+    found = (
+        row
+        for row in every_policy(engine)
+        if matches(pattern, row[1]) and owner in (None, row[0], row[0].removeprefix(PROGRAM))
+    )
     rows = list(islice(found, limit + 1))
     if as_json:
-        print_json([{**source(layer, versions), "pattern": name, "fields": fields} for layer, name, fields in rows[:limit]])
+        print_json(
+            [
+                {**source(layer, versions), "pattern": name, "fields": fields}
+                for layer, name, fields in rows[:limit]
+            ]
+        )
         return
-    shown = [(name, f"{by['layer']}{_whose(by)}", _text(fields)) for layer, name, fields in rows[:limit]
-             if (by := source(layer, versions))]  # fmt: skip
+    shown = [
+        (name, f"{by['layer']}{_whose(by)}", _text(fields))
+        for layer, name, fields in rows[:limit]
+        if (by := source(layer, versions))
+    ]
     table(("pattern", "set by", "settings"), shown, empty="no policies are set")
     if len(rows) > limit:
         say(f"there are more than {limit:,}; see all with --limit, or name a pattern")
@@ -66,27 +104,39 @@ def _whose(found: Mapping[str, str | None]) -> str:
     """The program of what code declares, as it stands behind the layer."""
     if "program" not in found:
         return ", at run time" if found.get("layer") == "code" else ""
-    return f" ({' '.join(filter(None, (found['program'] or 'before programs had names', found['version'])))})"
+    program = found["program"] or "before programs had names"
+    return f" ({' '.join(filter(None, (program, found['version'])))})"
 
 
 @policy.command("show", epilog="Example: laneway policy show push.acme --set")
 @click.argument("topic")
-@click.option("--set", "only_set", is_flag=True, help="Only what somebody has set, without the defaults.")
+@click.option(
+    "--set", "only_set", is_flag=True, help="Only what somebody has set, without the defaults."
+)
 @click.option("--why", is_flag=True, hidden=True, expose_value=False, help="Always shown.")
 @json_option
 @pass_session
 def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None:
-    """What holds for TOPIC, and which layer and pattern set it. With --json durations are seconds."""
+    """
+    What holds for TOPIC, and which layer and pattern set it. With --json durations are seconds.
+    """
     engine = session.engine()
     schedule_store = engine.policies()
     reasons = schedule_store.why(topic)
     versions = {name: record.version for name, record in programs.records(engine).items()}
-    sources = {name: _source_of(schedule_store, name, layer, pattern, versions) for name, (_, layer, pattern) in reasons.items()}
+    sources = {
+        name: _source_of(schedule_store, name, layer, pattern, versions)
+        for name, (_, layer, pattern) in reasons.items()
+    }
     resolved = msgspec.to_builtins(schedule_store.resolve(topic))
     values = {name: in_seconds(name, resolved.get(name)) for name in (*FIELDS, "max_backlog_bytes")}
     if as_json:
-        why = {name: {**sources[name], "pattern": pattern} for name, (_, _, pattern) in reasons.items()}
-        shown = {name: value for name, value in values.items() if name in why} if only_set else values
+        why = {
+            name: {**sources[name], "pattern": pattern} for name, (_, _, pattern) in reasons.items()
+        }
+        shown = (
+            {name: value for name, value in values.items() if name in why} if only_set else values
+        )
         print_json({"topic": topic, "policy": shown, "why": why})
         return
     if values["max_backlog"] is None and values["max_backlog_bytes"] is not None:
@@ -95,11 +145,23 @@ def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None
     for name in FIELDS:
         _, layer, pattern = reasons.get(name, (None, "default", ""))
         if layer != "default" or not only_set:
-            rows.append((name, words(name, values[name]), f"{layer} {pattern}{_whose(sources.get(name, {}))}".strip()))
+            rows.append(
+                (
+                    name,
+                    words(name, values[name]),
+                    f"{layer} {pattern}{_whose(sources.get(name, {}))}".strip(),
+                )
+            )
     table(("setting", "value", "set by"), rows, empty=f"nobody has set anything for {topic}")
 
 
-def _source_of(schedule_store: PolicyBook, field: str, layer: str, pattern: str, versions: Mapping[str, str | None]) -> dict[str, str | None]:
+def _source_of(
+    schedule_store: PolicyBook,
+    field: str,
+    layer: str,
+    pattern: str,
+    versions: Mapping[str, str | None],
+) -> dict[str, str | None]:
     program = schedule_store.owner(pattern, field) if layer == "code" else None
     return source(layer if program is None else PROGRAM + program, versions)
 
@@ -107,10 +169,16 @@ def _source_of(schedule_store: PolicyBook, field: str, layer: str, pattern: str,
 @policy.command("set", short_help="Set an operator's policy of PATTERN.", epilog=EXAMPLES)
 @click.argument("pattern")
 @setting_options
-@click.option("--unset", multiple=True, metavar="SETTING", help="No longer set this one; may be given again.")
+@click.option(
+    "--unset", multiple=True, metavar="SETTING", help="No longer set this one; may be given again."
+)
 @pass_session
-def set_policy(session: Session, /, pattern: str, *, unset: tuple[str, ...], **options: Any) -> None:
-    """Set an operator's policy of PATTERN: it stands above the code's, and acts on what waits already."""
+def set_policy(
+    session: Session, /, pattern: str, *, unset: tuple[str, ...], **options: Any
+) -> None:
+    """
+    Set an operator's policy of PATTERN: it stands above the code's, and acts on what waits already.
+    """
     fields = {name: value_of(name, text) for name, text in options.items() if text is not None}
     fields.update(dict.fromkeys(unset))
     if not fields:
@@ -121,8 +189,13 @@ def set_policy(session: Session, /, pattern: str, *, unset: tuple[str, ...], **o
 
 @policy.command("reset", short_help="Remove the operator's policy of PATTERN.")
 @click.argument("pattern")
-@click.option("--layer", type=click.Choice(("operator", "code")), default="operator", show_default=True,
-              help="code: what programs have set at run time; what their code declares holds again.")  # fmt: skip
+@click.option(
+    "--layer",
+    type=click.Choice(("operator", "code")),
+    default="operator",
+    show_default=True,
+    help="code: what programs have set at run time; what their code declares holds again.",
+)
 @pass_session
 def reset(session: Session, pattern: str, *, layer: Layer) -> None:
     """Remove the operator's policy of PATTERN; the code's holds again."""
@@ -132,7 +205,11 @@ def reset(session: Session, pattern: str, *, layer: Layer) -> None:
     if layer == "code":
         found = engine.policy_reset(PROGRAM, pattern) or found  # of before programs had names
     if not found:
-        leave(f"policy {pattern}: {whose} has set {'nothing' if layer == 'operator' else 'anything'} for it", STATE_SAYS_NO)
+        leave(
+            f"policy {pattern}: {whose} has set {'nothing' if layer == 'operator' else 'anything'}"
+            " for it",
+            STATE_SAYS_NO,
+        )
     say(f"{pattern}: the {'operator' if layer == 'operator' else 'code'}'s settings are removed")
 
 
@@ -140,7 +217,9 @@ def reset(session: Session, pattern: str, *, layer: Layer) -> None:
 @click.argument("to_namespace")
 @pass_session
 def copy(session: Session, to_namespace: str) -> None:
-    """Copy all policies and gates of this namespace (-n) to another: try in sandbox, bring to online."""
+    """
+    Copy all policies and gates of this namespace (-n) to another: try in sandbox, bring to online.
+    """
     there = Session(session.url, to_namespace).app(create=True)
     number = session.app().copy_policies(there)
     say(f"{number:,} policies copied from {session.namespace} to {to_namespace}")
@@ -154,10 +233,19 @@ def diff(session: Session, other_namespace: str, *, as_json: bool) -> None:
     """Where the policies of this namespace (-n) and another differ; exit code 1 if they do."""
     differences = session.app().compare_policies(Session(session.url, other_namespace).app())
     if as_json:
-        print_json([dict(zip(("layer", "pattern", "setting", "here", "there"), each, strict=True)) for each in differences])
+        print_json(
+            [
+                dict(zip(("layer", "pattern", "setting", "here", "there"), each, strict=True))
+                for each in differences
+            ]
+        )
     else:
         rows = [tuple("-" if cell is None else str(cell) for cell in each) for each in differences]
-        table(("layer", "pattern", "setting", session.namespace, other_namespace), rows, empty="no differences")
+        table(
+            ("layer", "pattern", "setting", session.namespace, other_namespace),
+            rows,
+            empty="no differences",
+        )
     if differences:
         raise SystemExit(STATE_SAYS_NO)
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from laneway.cli.session import STATE_SAYS_NO, Session, complain, json_option, pass_session, print_json, say
+from laneway.cli.session import (
+    STATE_SAYS_NO,
+    Session,
+    complain,
+    json_option,
+    pass_session,
+    print_json,
+    say,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,16 +39,32 @@ Examples:
 @click.option("--key", help="What messages about the same thing share.")
 @click.option("--priority", type=click.IntRange(-100, 100), default=0, help="Larger first.")
 @click.option("--delay", help="Due after this long: 90, 10m, 1h30m.")
-@click.option("--at", callback=lambda _, __, text: _moment(text), help="Due then: 2026-12-24T18:00+01:00, or seconds since 1970.")
+@click.option(
+    "--at",
+    callback=lambda _, __, text: _moment(text),
+    help="Due then: 2026-12-24T18:00+01:00, or seconds since 1970.",
+)
 @click.option("--ttl", help="How long it may wait.")
 @click.option("--id", "message_id", help="Your own id: the same one again is a duplicate.")
-@click.option("-H", "--header", multiple=True, metavar="NAME=VALUE", help="A header; may be given again.")
+@click.option(
+    "-H", "--header", multiple=True, metavar="NAME=VALUE", help="A header; may be given again."
+)
 @click.option("--at-front", is_flag=True, help="Before all others of its priority.")
 @click.option("--raw", is_flag=True, help="The body is bytes, not JSON.")
 @click.option("--lines", is_flag=True, help="Read stdin: each line is a body.")
 @json_option
 @pass_session
-def publish(session: Session, /, topic: str, body: str | None, *, raw: bool, lines: bool, as_json: bool, **options: Any) -> None:
+def publish(
+    session: Session,
+    /,
+    topic: str,
+    body: str | None,
+    *,
+    raw: bool,
+    lines: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """
     Publish BODY (JSON; "-" or nothing reads it from stdin) to TOPIC.
 
@@ -71,9 +95,15 @@ def _moment(text: str | None) -> datetime | float | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise click.BadParameter(f'expected a time like 2026-12-24T18:00+01:00, or seconds since 1970, got "{text}"', param_hint="--at") from error
+        raise click.BadParameter(
+            f'expected a time like 2026-12-24T18:00+01:00, or seconds since 1970, got "{text}"',
+            param_hint="--at",
+        ) from error
     if moment.tzinfo is None:
-        raise click.BadParameter(f'expected a time with its zone, like "{text}+01:00" or "{text}Z", got "{text}"', param_hint="--at")
+        raise click.BadParameter(
+            f'expected a time with its zone, like "{text}+01:00" or "{text}Z", got "{text}"',
+            param_hint="--at",
+        )
     return moment
 
 
@@ -107,7 +137,9 @@ def _read(data: bytes, *, raw: bool) -> Any:
         return msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         shown = data[:60].decode(errors="replace")
-        raise click.UsageError(f"the body is not JSON ({error}): {shown}; quote text as '\"…\"', or use --raw") from error
+        raise click.UsageError(
+            f"the body is not JSON ({error}): {shown}; quote text as '\"…\"', or use --raw"
+        ) from error
 
 
 def _tell(receipts: list[Receipt], *, as_json: bool, many: bool) -> None:
@@ -115,8 +147,14 @@ def _tell(receipts: list[Receipt], *, as_json: bool, many: bool) -> None:
     if as_json:
         print_json(receipts if many else receipts[0])
     elif many:
-        outcomes = {name: sum(receipt.outcome == name for receipt in receipts) for name in ("accepted", "merged", "duplicate", "refused")}
-        say(", ".join(f"{number:,} {name}" for name, number in outcomes.items() if number) or "nothing to publish")
+        outcomes = {
+            name: sum(receipt.outcome == name for receipt in receipts)
+            for name in ("accepted", "merged", "duplicate", "refused")
+        }
+        say(
+            ", ".join(f"{number:,} {name}" for name, number in outcomes.items() if number)
+            or "nothing to publish"
+        )
     else:
         joined = f" into {receipts[0].joined}" if receipts[0].joined else ""
         say(f"{receipts[0].id} {receipts[0].outcome}{joined}")

@@ -9,7 +9,9 @@ from laneway.cli.session import Session, confirm, pass_session, say
 
 @click.command()
 @click.argument("topic")
-@click.option("--delete", is_flag=True, help="Also its leases, dead letters, known ids and counters.")
+@click.option(
+    "--delete", is_flag=True, help="Also its leases, dead letters, known ids and counters."
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_session
 def purge(session: Session, topic: str, *, delete: bool, yes: bool) -> None:

@@ -14,11 +14,15 @@ from laneway.cli.session import Session, json_option, pass_session, print_json, 
 
 @click.group()
 def schedules() -> None:
-    """Show and change schedules. Those of a program's code are put into the store by its workers."""
+    """
+    Show and change schedules. Those of a program's code are put into the store by its workers.
+    """
 
 
 @schedules.command("list")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many."
+)
 @click.option("--after", help="Those behind this name.")
 @json_option
 @pass_session
@@ -30,7 +34,16 @@ def list_schedules(session: Session, *, limit: int, after: str | None, as_json: 
     if as_json:
         print_json([msgspec.to_builtins(each) for each in found])
         return
-    rows = [(each.name, each.when, "paused" if each.is_paused else each.next_at.isoformat(" ", "seconds"), each.topic, each.missed) for each in found]
+    rows = [
+        (
+            each.name,
+            each.when,
+            "paused" if each.is_paused else each.next_at.isoformat(" ", "seconds"),
+            each.topic,
+            each.missed,
+        )
+        for each in found
+    ]
     table(("schedule", "when", "next", "calls", "missed"), rows, empty="nothing is scheduled")
 
 
@@ -40,21 +53,45 @@ def list_schedules(session: Session, *, limit: int, after: str | None, as_json: 
 @click.option("--cron", help="A cron line of five fields, or six with seconds first.")
 @click.option("--sun", help="An event of the sun and a place: sunrise,52.5,13.4.")
 @click.option("--at", "moment", help="Once: 2026-12-24T18:00:00+01:00.")
-@click.option("--timezone", default="UTC", show_default=True, help="On whose clocks the cron line is read.")
+@click.option(
+    "--timezone", default="UTC", show_default=True, help="On whose clocks the cron line is read."
+)
 @click.option("--task", help="The task that is called, by its name.")
 @click.option("--topic", help="Where it is published; default of a task: task.NAME.")
 @click.option("--args", "positional", default="[]", help="The task's arguments, as a JSON list.")
 @click.option("--kwargs", "named", default="{}", help="And by name, as a JSON object.")
 @click.option("--body", default="null", help="The message's body, where it is no task: JSON.")
 @click.option(
-    "--missed", type=click.Choice(("skip", "one", "all")), default="one", show_default=True, help="What becomes of firings that came too late."
+    "--missed",
+    type=click.Choice(("skip", "one", "all")),
+    default="one",
+    show_default=True,
+    help="What becomes of firings that came too late.",
 )
-@click.option("--spread", default="0s", show_default=True, help="Come so much later at most, by a share of its own.")
+@click.option(
+    "--spread",
+    default="0s",
+    show_default=True,
+    help="Come so much later at most, by a share of its own.",
+)
 @pass_session
 def add(
-    session: Session, name: str, *, every: str | None, cron: str | None, sun: str | None, moment: str | None, timezone: str, task: str | None,
-    topic: str | None, positional: str, named: str, body: str, missed: str, spread: str,
-) -> None:  # fmt: skip
+    session: Session,
+    name: str,
+    *,
+    every: str | None,
+    cron: str | None,
+    sun: str | None,
+    moment: str | None,
+    timezone: str,
+    task: str | None,
+    topic: str | None,
+    positional: str,
+    named: str,
+    body: str,
+    missed: str,
+    spread: str,
+) -> None:
     """Put the schedule NAME into the store; one of that name is replaced."""
     from laneway.engines.base import TASK_HEADER
     from laneway.message import Message
@@ -64,10 +101,19 @@ def add(
 
     if task is None and topic is None:
         raise click.UsageError("say what is published: --task NAME, or --topic TOPIC with --body")
-    content: Any = {"args": _json("--args", positional, list), "kwargs": _json("--kwargs", named, dict)} if task else _json("--body", body, object)
-    message = Message(topic or f"task.{task}", content, headers={TASK_HEADER: task} if task else None)
+    content: Any = (
+        {"args": _json("--args", positional, list), "kwargs": _json("--kwargs", named, dict)}
+        if task
+        else _json("--body", body, object)
+    )
+    message = Message(
+        topic or f"task.{task}", content, headers={TASK_HEADER: task} if task else None
+    )
     when = times.chosen(name, every, cron, _place(sun), _moment(moment), timezone)
-    is_new = schedule_store.put(session.engine(create=True), schedule_store.made(name, when, message, missed=missed, spread_us=microseconds(spread)))
+    is_new = schedule_store.put(
+        session.engine(create=True),
+        schedule_store.made(name, when, message, missed=missed, spread_us=microseconds(spread)),
+    )
     planned = schedule_store.find(session.engine(), name)
     if planned is None:
         raise click.UsageError(f"{name} never fires: {when.text()} is past")
@@ -79,7 +125,9 @@ def add(
 @click.argument("name")
 @pass_session
 def remove(session: Session, name: str) -> None:
-    """Let the schedule NAME fire no more. One of a program's code comes back with its next worker."""
+    """
+    Let the schedule NAME fire no more. One of a program's code comes back with its next worker.
+    """
     from laneway.schedules import store as schedule_store
 
     _there(session, name)
@@ -96,7 +144,10 @@ def pause(session: Session, name: str) -> None:
 
     _there(session, name)
     schedule_store.set_paused(session.engine(), name, paused=True)
-    say(f"{name} is paused; `laneway schedules resume {name}` lets it go on, and what was missed comes as its setting says")
+    say(
+        f"{name} is paused; `laneway schedules resume {name}` lets it go on, and what was missed"
+        " comes as its setting says"
+    )
 
 
 @schedules.command()
@@ -116,7 +167,9 @@ def _there(session: Session, name: str) -> None:
 
     if schedule_store.find(session.engine(), name) is None:
         known = [each.name for each in schedule_store.planned(session.engine(), 20)]
-        raise click.UsageError(f'there is no schedule "{name}"; there are: {", ".join(known) or "none"}')
+        raise click.UsageError(
+            f'there is no schedule "{name}"; there are: {", ".join(known) or "none"}'
+        )
 
 
 def _json(option: str, text: str, kind: type) -> Any:
@@ -125,7 +178,9 @@ def _json(option: str, text: str, kind: type) -> Any:
     except ValueError as error:
         raise click.UsageError(f"{option}: {text!r} is not JSON ({error})") from error
     if not isinstance(value, kind):
-        raise click.UsageError(f"{option}: expected a JSON {'list' if kind is list else 'object'}, got {text}")
+        raise click.UsageError(
+            f"{option}: expected a JSON {'list' if kind is list else 'object'}, got {text}"
+        )
     return value
 
 
@@ -136,11 +191,15 @@ def _place(text: str | None) -> tuple[str, float, float] | None:
         event, latitude, longitude = text.split(",")
         return event.strip(), float(latitude), float(longitude)
     except ValueError as error:
-        raise click.UsageError(f"--sun: expected an event and a place, like sunrise,52.5,13.4, got {text!r}") from error
+        raise click.UsageError(
+            f"--sun: expected an event and a place, like sunrise,52.5,13.4, got {text!r}"
+        ) from error
 
 
 def _moment(text: str | None) -> datetime | None:
     try:
         return None if text is None else datetime.fromisoformat(text).astimezone()
     except ValueError as error:
-        raise click.UsageError(f"--at: expected a moment like 2026-12-24T18:00:00+01:00, got {text!r}") from error
+        raise click.UsageError(
+            f"--at: expected a moment like 2026-12-24T18:00:00+01:00, got {text!r}"
+        ) from error

@@ -37,7 +37,10 @@ class Session(msgspec.Struct):
         return without_passwords(msgspec.Struct.__repr__(self))  # a store's URL is in it
 
     def app(self, *, create: bool = False) -> Laneway:
-        """The application on the store; a missing one is an error unless the command publishes or sets."""
+        """
+        The application on the store; a missing one is an error unless the command publishes or
+        sets.
+        """
         from laneway import Laneway
 
         return Laneway(self.url, namespace=self.namespace, create=create)
@@ -74,7 +77,9 @@ def failing_well(run: Callable[..., Any]) -> Callable[..., Any]:
             sys.exit(130)
         except Exception as error:  # noqa: BLE001  # a defect: all that helps to find it, and no password
             told = "".join(traceback.format_exception(error)).rstrip()
-            click.echo(escaped(without_passwords(_without_own_passwords(told)), lines=True), err=True)
+            click.echo(
+                escaped(without_passwords(_without_own_passwords(told)), lines=True), err=True
+            )
             sys.exit(DEFECT)
 
     return wrapped
@@ -92,7 +97,9 @@ def complain(text: str) -> None:
 
 
 def say(text: str = "", *, lines: bool = False, **style: Any) -> None:
-    """One line on standard output, or several; what strangers wrote into it is shown and does nothing."""
+    """
+    One line on standard output, or several; what strangers wrote into it is shown and does nothing.
+    """
     click.secho(escaped(_without_own_passwords(text), lines=lines), **style)
 
 
@@ -102,7 +109,10 @@ def confirm(question: str) -> None:
 
 
 def _without_own_passwords(text: str) -> str:
-    """What the command was called with is repeated here and there, and may be a URL where something else belongs."""
+    """
+    What the command was called with is repeated here and there, and may be a URL where something
+    else belongs.
+    """
     for word in (*sys.argv, os.environ.get("LANEWAY_URL", "")):
         url = word.partition("=")[2] if word.startswith("--") else word
         if len(url) > 3 and ("://" in url or ("@" in url and ":" in url)):
@@ -111,9 +121,15 @@ def _without_own_passwords(text: str) -> str:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document; bodies are in it as the JSON they are, those published as bytes as text."""
+    """
+    One JSON document; bodies are in it as the JSON they are, those published as bytes as text.
+    """
     plain = msgspec.to_builtins(value, builtin_types=(bytes,), str_keys=True, enc_hook=str)
-    click.echo(escaped_json(_without_own_passwords(json.dumps(_readable(plain), indent=2, ensure_ascii=False))))
+    click.echo(
+        escaped_json(
+            _without_own_passwords(json.dumps(_readable(plain), indent=2, ensure_ascii=False))
+        )
+    )
 
 
 def _readable(value: Any, *, raw: bool = False) -> Any:
@@ -141,10 +157,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty: str) 
         say(empty)
         return
     cells = [[_cell(value) for value in row] for row in rows]
-    right = [all(isinstance(row[n], (int, float)) or row[n] is None for row in rows) for n in range(len(columns))]
+    right = [
+        all(isinstance(row[n], (int, float)) or row[n] is None for row in rows)
+        for n in range(len(columns))
+    ]
     widths = [max(len(name), *(len(row[n]) for row in cells)) for n, name in enumerate(columns)]
     for line in (list(columns), *cells):
-        text = "  ".join(cell.rjust(width) if to_right else cell.ljust(width) for cell, width, to_right in zip(line, widths, right, strict=True))
+        text = "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        )
         click.echo(_without_own_passwords(text.rstrip()))  # each cell is escaped
 
 

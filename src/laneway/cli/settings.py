@@ -1,4 +1,7 @@
-"""Policy settings on the command line: an option with its choices for each, and values in the units of people."""
+"""
+Policy settings on the command line: an option with its choices for each, and values in the units of
+people.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,15 @@ if TYPE_CHECKING:
 
 DURATIONS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_wait", "dedupe")
 METAVARS = {
-    **dict.fromkeys(DURATIONS, "DURATION"), "rate": "RATE", "backoff": "DURATION|JSON", "max_body": "SIZE", "max_backlog": "COUNT|SIZE",
-    "tier": "TIER", "pool": "POOL", "gate": "GATE",
-}  # fmt: skip
+    **dict.fromkeys(DURATIONS, "DURATION"),
+    "rate": "RATE",
+    "backoff": "DURATION|JSON",
+    "max_body": "SIZE",
+    "max_backlog": "COUNT|SIZE",
+    "tier": "TIER",
+    "pool": "POOL",
+    "gate": "GATE",
+}
 
 
 class Flag(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
@@ -32,7 +41,11 @@ class Flag(click.ParamType):  # type: ignore[type-arg]  # generic in newer versi
         if isinstance(value, bool):
             return value
         found = words.get(value.lower())
-        return found if found is not None else self.fail(f"expected yes or no, got {value!r}", param, ctx)
+        return (
+            found
+            if found is not None
+            else self.fail(f"expected yes or no, got {value!r}", param, ctx)
+        )
 
 
 def setting_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -40,14 +53,21 @@ def setting_options(command: Callable[..., None]) -> Callable[..., None]:
     types = get_type_hints(PolicyOptions)
     for name, (_, meaning) in reversed(FIELDS.items()):
         text = meaning if "_" in meaning.split()[0] else meaning[0].upper() + meaning[1:]
-        command = click.option(f"--{name.replace('_', '-')}", name, type=option_type(types.get(name)), metavar=METAVARS.get(name), help=f"{text}.")(
-            command
-        )
+        command = click.option(
+            f"--{name.replace('_', '-')}",
+            name,
+            type=option_type(types.get(name)),
+            metavar=METAVARS.get(name),
+            help=f"{text}.",
+        )(command)
     return command
 
 
 def option_type(hint: Any) -> Any:
-    """What click reads a setting with: choices, yes or no, a number; other text is read by the setting itself."""
+    """
+    What click reads a setting with: choices, yes or no, a number; other text is read by the setting
+    itself.
+    """
     kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     if choices:
@@ -122,7 +142,14 @@ def span(seconds: float) -> str:
 
 def size(count: int) -> str:
     """Bytes in the largest unit that shows them without loss."""
-    for unit, factor in (("GiB", 1 << 30), ("GB", 10**9), ("MiB", 1 << 20), ("MB", 10**6), ("KiB", 1 << 10), ("kB", 1000)):
+    for unit, factor in (
+        ("GiB", 1 << 30),
+        ("GB", 10**9),
+        ("MiB", 1 << 20),
+        ("MB", 10**6),
+        ("KiB", 1 << 10),
+        ("kB", 1000),
+    ):
         if count >= factor and count % factor == 0:
             return f"{count // factor:,} {unit}"
     return f"{count:,} bytes"
@@ -131,9 +158,15 @@ def size(count: int) -> str:
 def backoff(value: Any) -> str:
     """Delays between attempts in words."""
     if isinstance(value, list | tuple):
-        return ", ".join(span(each) if isinstance(each, int | float) else str(each) for each in value)
+        return ", ".join(
+            span(each) if isinstance(each, int | float) else str(each) for each in value
+        )
     if not isinstance(value, dict):
         return str(value)
     base, factor, cap = value.get("base", 1.0), value.get("factor", 2.0), value.get("cap", 3600.0)
-    growth = span(base) if factor == 1 or base >= cap else f"{span(base)}, times {factor:g} at each attempt, at most {span(cap)}"
+    growth = (
+        span(base)
+        if factor == 1 or base >= cap
+        else f"{span(base)}, times {factor:g} at each attempt, at most {span(cap)}"
+    )
     return f"{growth}; drawn between 0 and that" if value.get("jitter", True) else growth

@@ -1,4 +1,7 @@
-"""The terminal as a live view needs it: single keys without Enter, told when its size changes, and left as it was found."""
+"""
+The terminal as a live view needs it: single keys without Enter, told when its size changes, and
+left as it was found.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,23 @@ QUIT_KEYS = b"qQ\x03\x04"
 
 class Terminal:
     """
-    Standard input, read key by key while inside; however that ends, also by SIGTERM, the terminal is as before.
+    Standard input, read key by key while inside; however that ends, also by SIGTERM, the terminal
+    is as before.
 
     Without a terminal on standard input only the time passes.
     """
 
     def __init__(self) -> None:
-        self._keys: int | None = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+        self._keys: int | None = (
+            sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+        )
         self._attributes: list[Any] | None = None
         self._before: dict[int, Any] = {}
         self._rang, self._bell, self._woken_before = -1, -1, -1
 
     def __enter__(self) -> Terminal:
-        # Signals write into a pipe, so that the waiting select sees them: one that reaches another thread would not interrupt it.
+        # Signals write into a pipe, so that the waiting select sees them: one that reaches another
+        # thread would not interrupt it.
         self._rang, self._bell = os.pipe()
         os.set_blocking(self._rang, False)
         os.set_blocking(self._bell, False)
@@ -48,7 +55,12 @@ class Terminal:
             tty.setcbreak(self._keys)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._attributes is not None and self._keys is not None:
             termios.tcsetattr(self._keys, termios.TCSADRAIN, self._attributes)
         for number, handler in self._before.items():
@@ -78,7 +90,9 @@ class Terminal:
             return True
         if not keys:
             return True
-        return not keys.startswith(b"\x1b") and any(key in QUIT_KEYS for key in keys)  # an arrow key is no q
+        return not keys.startswith(b"\x1b") and any(
+            key in QUIT_KEYS for key in keys
+        )  # an arrow key is no q
 
 
 def _end(number: int, _: object) -> None:

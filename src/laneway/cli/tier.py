@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from laneway.cli.session import STATE_SAYS_NO, Session, json_option, leave, pass_session, print_json, say, table
+from laneway.cli.session import (
+    STATE_SAYS_NO,
+    Session,
+    json_option,
+    leave,
+    pass_session,
+    print_json,
+    say,
+    table,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +38,11 @@ def list_tiers(session: Session, *, as_json: bool) -> None:
         print_json(rows)
         return
     columns = ("tier", "share", "part", "fair_by", "set_by", "note")
-    table(tuple(name.replace("_", " ") for name in columns), [tuple(row[name] for name in columns) for row in rows], empty="")
+    table(
+        tuple(name.replace("_", " ") for name in columns),
+        [tuple(row[name] for name in columns) for row in rows],
+        empty="",
+    )
 
 
 def _rows(layers: TierLayers) -> Iterator[dict[str, Any]]:
@@ -37,23 +50,40 @@ def _rows(layers: TierLayers) -> Iterator[dict[str, Any]]:
     total = sum(float(tier.share) for tier in found.values() if tier.share != "strict")
     for name, tier in found.items():
         yield {
-            "tier": name, "share": tier.share if isinstance(tier.share, str) else f"{tier.share:g}",
-            "part": "before all others" if isinstance(tier.share, str) else f"{tier.share / total:.1%}", "fair_by": tier.fair_by,
-            "set_by": "operator" if name in layers.operator else "code", "note": "default" if name == found.default else "",
-        }  # fmt: skip
+            "tier": name,
+            "share": tier.share if isinstance(tier.share, str) else f"{tier.share:g}",
+            "part": (
+                "before all others" if isinstance(tier.share, str) else f"{tier.share / total:.1%}"
+            ),
+            "fair_by": tier.fair_by,
+            "set_by": "operator" if name in layers.operator else "code",
+            "note": "default" if name == found.default else "",
+        }
     for name in layers.operator:
         if name not in found:
-            yield {"tier": name, "share": "-", "part": "-", "fair_by": "-", "set_by": "operator", "note": "removed"}
+            yield {
+                "tier": name,
+                "share": "-",
+                "part": "-",
+                "fair_by": "-",
+                "set_by": "operator",
+                "note": "removed",
+            }
 
 
 @tier.command("set", short_help="Set a tier's share as the operator.")
 @click.argument("name")
 @click.argument("share")
-@click.option("--fair-by", type=click.Choice(("messages", "time")), help="What its topics share equally. [default: as it is, else messages]")
+@click.option(
+    "--fair-by",
+    type=click.Choice(("messages", "time")),
+    help="What its topics share equally. [default: as it is, else messages]",
+)
 @pass_session
 def set_tier(session: Session, name: str, share: str, fair_by: str | None) -> None:
     """
-    Set the share of tier NAME: a number, or "strict" (served before all others). A new name adds a tier.
+    Set the share of tier NAME: a number, or "strict" (served before all others). A new name adds a
+    tier.
 
     It stands above what programs say. All workers obey at their next lease.
     """
@@ -89,7 +119,9 @@ def remove(session: Session, name: str) -> None:
 @click.argument("name", required=False)
 @pass_session
 def reset(session: Session, name: str | None) -> None:
-    """Remove what the operator set for tier NAME, or for all tiers: what programs say holds again."""
+    """
+    Remove what the operator set for tier NAME, or for all tiers: what programs say holds again.
+    """
     if not session.engine().tier_reset(name):
         leave("the operator has set nothing" + (f" for tier {name}" if name else ""), STATE_SAYS_NO)
     say(f"the operator's settings {f'of tier {name} ' if name else ''}are removed")

@@ -49,23 +49,43 @@ class Look(msgspec.Struct):
     def delivered(self) -> list[int]:
         """Messages handed out since the look before, for each tier."""
         given = {(tier.pool, tier.tier): tier.delivered for tier in self.before.tiers}
-        return [max(0, tier.delivered - given.get((tier.pool, tier.tier), 0)) for tier in self.now.tiers]
+        return [
+            max(0, tier.delivered - given.get((tier.pool, tier.tier), 0)) for tier in self.now.tiers
+        ]
 
 
 def look(app: Laneway, before: Overview, order: str, limit: int) -> Look:
     """Look at everything that is shown."""
-    return Look(escaped(redacted(app.url)), app.namespace, order, before, app.engine.overview(), app.topics(order=order, limit=limit))
+    return Look(
+        escaped(redacted(app.url)),
+        app.namespace,
+        order,
+        before,
+        app.engine.overview(),
+        app.topics(order=order, limit=limit),
+    )
 
 
 @click.command(short_help="Throughput, tiers and the top topics, live.")
 @click.option("--order", type=click.Choice(ORDERS[1:]), default="backlog", show_default=True)
 @click.option("--limit", type=click.IntRange(1, 200), default=15, show_default=True)
-@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1),
+    default=1.0,
+    show_default=True,
+    help="Seconds between looks.",
+)
 @click.option("--once", is_flag=True, help="Print once and end.")
 @json_option
 @pass_session
-def top(session: Session, *, order: str, limit: int, every: float, once: bool, as_json: bool) -> None:
-    """Show throughput, tiers and the top topics, refreshed until q. Once only with --json, or where the output is no terminal."""
+def top(
+    session: Session, *, order: str, limit: int, every: float, once: bool, as_json: bool
+) -> None:
+    """
+    Show throughput, tiers and the top topics, refreshed until q. Once only with --json, or where
+    the output is no terminal.
+    """
     app = session.app()
     before = app.engine.overview()
     if as_json or once or not sys.stdout.isatty():
@@ -127,10 +147,11 @@ def _head(seen: Look, hint: str) -> Any:
 
     now = seen.now
     return Text(
-        f"{seen.url} · {escaped(seen.namespace)} · {now.topics:,} active topics{f' · {hint}' if hint else ''}\n"
-        f"in {seen.rate('published'):,.0f}/s · started {seen.rate('delivered'):,.0f}/s · "
-        f"done {seen.rate('done'):,.0f}/s · retried {seen.rate('retried'):,.0f}/s\n"
-        f"waiting {now.waiting:,} · leased {now.leased:,} · dead {now.dead:,} · merged {now.merged:,} · expired {now.expired:,}"
+        f"{seen.url} · {escaped(seen.namespace)} · {now.topics:,} active"
+        f" topics{f' · {hint}' if hint else ''}\nin {seen.rate('published'):,.0f}/s · started"
+        f" {seen.rate('delivered'):,.0f}/s · done {seen.rate('done'):,.0f}/s · retried"
+        f" {seen.rate('retried'):,.0f}/s\nwaiting {now.waiting:,} · leased {now.leased:,} · dead"
+        f" {now.dead:,} · merged {now.merged:,} · expired {now.expired:,}"
     )
 
 
@@ -141,11 +162,20 @@ def _tiers(seen: Look) -> Any:
     for name in ("share", "delivered/s", "part", "topics ready"):
         table.add_column(name, justify="right", no_wrap=True)
     delivered = seen.delivered()
-    for tier, count in sorted(zip(seen.now.tiers, delivered, strict=True), key=lambda pair: _rank(pair[0])):
+    for tier, count in sorted(
+        zip(seen.now.tiers, delivered, strict=True), key=lambda pair: _rank(pair[0])
+    ):
         part = f"{count / sum(delivered):.1%}" if sum(delivered) else "-"
         ready = f"{tier.runnable:,}" + ("+" if tier.runnable >= 1000 else "")
         share = tier.share if isinstance(tier.share, str) else f"{tier.share:g}"
-        table.add_row(_plain_text(tier.pool), _plain_text(tier.tier), share, f"{count / seen.seconds:,.0f}", part, ready)
+        table.add_row(
+            _plain_text(tier.pool),
+            _plain_text(tier.tier),
+            share,
+            f"{count / seen.seconds:,.0f}",
+            part,
+            ready,
+        )
     return table
 
 
@@ -164,10 +194,16 @@ def _topics(seen: Look, width: int) -> Any:
         table.add_column(name, no_wrap=True)
     for each in seen.topics:
         table.add_row(
-            _plain_text(each.topic), f"{each.waiting:,}", duration(each.oldest_age) or "-", f"{each.leased:,}", f"{each.dead:,}",
+            _plain_text(each.topic),
+            f"{each.waiting:,}",
+            duration(each.oldest_age) or "-",
+            f"{each.leased:,}",
+            f"{each.dead:,}",
             f"{each.rate_now:,.1f}",
-            duration(each.throttled_us / 1e6) if each.throttled_us else "-", _plain_text(each.tier), each.state,
-        )  # fmt: skip
+            duration(each.throttled_us / 1e6) if each.throttled_us else "-",
+            _plain_text(each.tier),
+            each.state,
+        )
     return table
 
 
@@ -181,4 +217,11 @@ def _plain_text(name: str) -> Any:
 def _table(title: str) -> Any:
     from rich.table import Table
 
-    return Table(title=title, title_justify="left", title_style="bold", header_style="dim", box=None, padding=(0, 2, 0, 0))
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )

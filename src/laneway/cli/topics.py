@@ -6,7 +6,15 @@ from typing import Any
 
 import click
 
-from laneway.cli.session import Session, duration, json_option, moment, pass_session, print_json, table
+from laneway.cli.session import (
+    Session,
+    duration,
+    json_option,
+    moment,
+    pass_session,
+    print_json,
+    table,
+)
 from laneway.engines.shared.listing import ORDERS
 from laneway.policy import check_topic
 
@@ -24,8 +32,13 @@ Examples:
 @click.option("--after", help="With --order name: go on after this one.")
 @json_option
 @pass_session
-def topics(session: Session, pattern: str, *, order: str, limit: int, after: str | None, as_json: bool) -> None:
-    """List topics of a pattern ('push.*'), the top of an order first. The cost does not grow with their number."""
+def topics(
+    session: Session, pattern: str, *, order: str, limit: int, after: str | None, as_json: bool
+) -> None:
+    """
+    List topics of a pattern ('push.*'), the top of an order first. The cost does not grow with
+    their number.
+    """
     if after is not None and order != "name":
         raise click.UsageError("--after pages through --order name only")
     found = session.app().topics(order=order, pattern=pattern, limit=limit, after=after)
@@ -33,11 +46,34 @@ def topics(session: Session, pattern: str, *, order: str, limit: int, after: str
         print_json(found)
         return
     rows = [
-        (each.topic, each.waiting, duration(each.oldest_age), each.leased, each.delayed, each.parked, each.dead, each.rate_now,
-         duration(each.throttled_us / 1e6), each.tier, each.state)
+        (
+            each.topic,
+            each.waiting,
+            duration(each.oldest_age),
+            each.leased,
+            each.delayed,
+            each.parked,
+            each.dead,
+            each.rate_now,
+            duration(each.throttled_us / 1e6),
+            each.tier,
+            each.state,
+        )
         for each in found
-    ]  # fmt: skip
-    columns = ("topic", "waiting", "oldest", "leased", "delayed", "parked", "dead", "per s", "throttled", "tier", "state")
+    ]
+    columns = (
+        "topic",
+        "waiting",
+        "oldest",
+        "leased",
+        "delayed",
+        "parked",
+        "dead",
+        "per s",
+        "throttled",
+        "tier",
+        "state",
+    )
     others = "" if order == "name" else f" by {order}; --order name lists all topics"
     table(columns, rows, empty=f'no topic of "{pattern}" has anything{others}')
 
@@ -53,8 +89,23 @@ def peek(session: Session, topic: str, *, limit: int, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [(each.id, each.state, each.priority, each.key, each.attempts, moment(each.since_us), shown(each.body)) for each in found]
-    table(("id", "state", "priority", "key", "attempts", "since", "body"), rows, empty=f"nothing waits in {topic}")
+    rows = [
+        (
+            each.id,
+            each.state,
+            each.priority,
+            each.key,
+            each.attempts,
+            moment(each.since_us),
+            shown(each.body),
+        )
+        for each in found
+    ]
+    table(
+        ("id", "state", "priority", "key", "attempts", "since", "body"),
+        rows,
+        empty=f"nothing waits in {topic}",
+    )
 
 
 def shown(body: Any) -> str:

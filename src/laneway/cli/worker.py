@@ -29,40 +29,108 @@ Examples:
 
 @click.command(short_help="Handle the messages of an application.", epilog=EXAMPLES)
 @click.argument("target", metavar="MODULE[:APP]")
-@click.option("-c", "--concurrency", type=click.IntRange(1), default=100, show_default=True, help="Most handlers at once, in each process.")
-@click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="Whole workers under a supervisor.")
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Most handlers at once, in each process.",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Whole workers under a supervisor.",
+)
 @click.option("--pool", default="default", show_default=True, help="Which topics' pool to serve.")
 @click.option("--topics", help="Serve only these, strictly in this order: high,low.")
 @click.option("--burst", is_flag=True, help="End when nothing is left to run now.")
-@click.option("--grace", default="30s", show_default=True, help="How long running handlers may go on after SIGTERM.")
+@click.option(
+    "--grace",
+    default="30s",
+    show_default=True,
+    help="How long running handlers may go on after SIGTERM.",
+)
 @click.option("--reload", is_flag=True, help="Begin anew when a source file changes (development).")
-@click.option("-l", "--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+@click.option(
+    "-l",
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    default="info",
+    show_default=True,
+)
 @click.option("--log-json", is_flag=True, help="One JSON object a line.")
-@click.option("--health-port", type=click.IntRange(0, 65_535), help="Answer /live and /ready over HTTP; each further process one port higher.")
-@click.option("--health-address", default="127.0.0.1", show_default=True, help="Where the health port listens.")
-@click.option("--traceback/--no-traceback", default=None, help="Log tracebacks of attempts that are tried again too; default: on a terminal.")
+@click.option(
+    "--health-port",
+    type=click.IntRange(0, 65_535),
+    help="Answer /live and /ready over HTTP; each further process one port higher.",
+)
+@click.option(
+    "--health-address",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where the health port listens.",
+)
+@click.option(
+    "--traceback/--no-traceback",
+    default=None,
+    help="Log tracebacks of attempts that are tried again too; default: on a terminal.",
+)
 @pass_session
 def worker(
-    session: Session, target: str, *, concurrency: int, processes: int, pool: str, topics: str | None, burst: bool, grace: str, reload: bool,
-    log_level: str, log_json: bool, traceback: bool | None, health_port: int | None, health_address: str,
-) -> None:  # fmt: skip
+    session: Session,
+    target: str,
+    *,
+    concurrency: int,
+    processes: int,
+    pool: str,
+    topics: str | None,
+    burst: bool,
+    grace: str,
+    reload: bool,
+    log_level: str,
+    log_json: bool,
+    traceback: bool | None,
+    health_port: int | None,
+    health_address: str,
+) -> None:
     """Handle the messages of an application's topics until SIGTERM or Ctrl-C."""
     style = Style(logging.getLevelNamesMapping()[log_level.upper()], log_json)
     app = load_app(target)
     style.apply()  # unless the program has set up logging
     _use_store(session, app)
-    named = None if topics is None else [topic.strip() for topic in topics.split(",") if topic.strip()]
+    named = (
+        None if topics is None else [topic.strip() for topic in topics.split(",") if topic.strip()]
+    )
     summary = app.run_worker(
-        concurrency=concurrency, processes=processes, pool=pool, topics=named, burst=burst, grace=grace, reload=reload, traceback=traceback,
-        health_port=health_port, health_address=health_address,
-    )  # fmt: skip
+        concurrency=concurrency,
+        processes=processes,
+        pool=pool,
+        topics=named,
+        burst=burst,
+        grace=grace,
+        reload=reload,
+        traceback=traceback,
+        health_port=health_port,
+        health_address=health_address,
+    )
     if burst:
         say(f"{summary.acked:,} done, {summary.retried:,} to be retried, {summary.died:,} dead")
 
 
 def _use_store(session: Session, app: Laneway) -> None:
     """The options stand above the code; what they pass over is told."""
-    namespace = session.namespace if session.namespace_given and session.namespace != app.namespace else None
+    namespace = (
+        session.namespace
+        if session.namespace_given and session.namespace != app.namespace
+        else None
+    )
     if namespace is not None:
-        log.warning("namespace: %s (option --namespace); passed over: %s (argument in the code)", namespace, app.namespace)
+        log.warning(
+            "namespace: %s (option --namespace); passed over: %s (argument in the code)",
+            namespace,
+            app.namespace,
+        )
     app.use_store(session.url, namespace)

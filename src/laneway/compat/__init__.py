@@ -1,1 +1,4 @@
-"""What programs of Celery and RQ import instead: `laneway.compat.celery`, `laneway.compat.rq`. See docs/from-celery.md and docs/from-rq.md."""
+"""
+What programs of Celery and RQ import instead: `laneway.compat.celery`, `laneway.compat.rq`. See
+docs/from-celery.md and docs/from-rq.md.
+"""

@@ -18,13 +18,17 @@ _KNOWN = ("redis", "rediss", "valkey", "valkeys", "unix", "sqlite")
 
 
 def url_of(said: Any, where: str) -> str | None:
-    """An engine's URL of a broker's URL or a Redis client; None: the default. Raises UsageError for what is neither."""
+    """
+    An engine's URL of a broker's URL or a Redis client; None: the default. Raises UsageError for
+    what is neither.
+    """
     if said is None or said == "":
         return None
     if isinstance(said, str):
         if said.partition("://")[0] in _QUEUES:
             log.warning(
-                "%s: %s:// is not spoken here; messages are kept in the default store (LANEWAY_URL, else laneway.db)",
+                "%s: %s:// is not spoken here; messages are kept in the default store (LANEWAY_URL,"
+                " else laneway.db)",
                 where,
                 said.partition("://")[0],
             )
@@ -34,8 +38,8 @@ def url_of(said: Any, where: str) -> str | None:
         scheme = said.partition("://")[0].partition("+")[0]
         if scheme not in _KNOWN or "://" not in said:
             raise UsageError(
-                f"{where}: {redacted(said)} is no store of Laneway's; name a Redis or Valkey (redis://host), a file "
-                "(sqlite:///jobs.db), or nothing: then LANEWAY_URL counts"
+                f"{where}: {redacted(said)} is no store of Laneway's; name a Redis or Valkey"
+                " (redis://host), a file (sqlite:///jobs.db), or nothing: then LANEWAY_URL counts"
             )
         return said
     pool = getattr(said, "connection_pool", None)
@@ -44,7 +48,9 @@ def url_of(said: Any, where: str) -> str | None:
         raise UsageError(f"{where}: expected a URL or a Redis client, got {said!r:.80}")
     who = ""
     if options.get("password"):
-        who = f"{quote(options.get('username') or '', safe='')}:{quote(options['password'], safe='')}@"
+        user, password = options.get("username") or "", options["password"]
+        who = f"{quote(user, safe='')}:{quote(password, safe='')}@"
     if options.get("path"):
         return f"unix://{who}{options['path']}"
-    return f"redis://{who}{options.get('host', 'localhost')}:{options.get('port', 6379)}/{options.get('db') or 0}"
+    host, port = options.get("host", "localhost"), options.get("port", 6379)
+    return f"redis://{who}{host}:{port}/{options.get('db') or 0}"

@@ -7,7 +7,8 @@ RQ's face on fair queues: a simple RQ program runs after its import is changed.
     queue = Queue("low", connection=Redis())
     job = queue.enqueue(count_words_at_url, "http://example.com")
 
-Its worker: `python -m laneway.compat.rq high low --url redis://localhost`. What it has and what it has not is in docs/from-rq.md.
+Its worker: `python -m laneway.compat.rq high low --url redis://localhost`. What it has and what it
+has not is in docs/from-rq.md.
 """
 
 from __future__ import annotations
@@ -42,15 +43,34 @@ if TYPE_CHECKING:
 
     from laneway.tasks.job import Job as _Job
 
-__all__ = ["Dependency", "Job", "NoSuchJobError", "Queue", "Result", "Retry", "SimpleWorker", "Worker", "get_current_job", "job"]
+__all__ = [
+    "Dependency",
+    "Job",
+    "NoSuchJobError",
+    "Queue",
+    "Result",
+    "Retry",
+    "SimpleWorker",
+    "Worker",
+    "get_current_job",
+    "job",
+]
 
 DEFAULT_TIMEOUT = 180
 """Seconds that a job may run, where nobody says otherwise."""
 
 _STATUS = {
-    "pending": "queued", "delayed": "scheduled", "deferred": "deferred", "started": "started", "retry": "scheduled", "success": "finished",
-    "failure": "failed", "dead": "failed", "expired": "canceled", "cancelled": "canceled",
-}  # fmt: skip
+    "pending": "queued",
+    "delayed": "scheduled",
+    "deferred": "deferred",
+    "started": "started",
+    "retry": "scheduled",
+    "success": "finished",
+    "failure": "failed",
+    "dead": "failed",
+    "expired": "canceled",
+    "cancelled": "canceled",
+}
 
 
 class NoSuchJobError(LanewayError):
@@ -58,7 +78,10 @@ class NoSuchJobError(LanewayError):
 
 
 class Retry:
-    """How often a job is tried again; `interval` (seconds, or several of which the last counts on) between two tries."""
+    """
+    How often a job is tried again; `interval` (seconds, or several of which the last counts on)
+    between two tries.
+    """
 
     def __init__(self, max: int, interval: int | list[int] = 0) -> None:  # noqa: A002  # RQ's name
         if max < 1:
@@ -72,7 +95,10 @@ _lock = threading.RLock()
 
 
 def application(connection: Any = None) -> Laneway:
-    """The Laneway application of a connection: a Redis client, a URL, an application; None: the default store."""
+    """
+    The Laneway application of a connection: a Redis client, a URL, an application; None: the
+    default store.
+    """
     if isinstance(connection, Laneway):
         with _lock:
             _applications.setdefault((connection.url, connection.namespace), connection)
@@ -132,7 +158,10 @@ class Job:
         return self.job.topic
 
     def get_status(self, refresh: bool = True) -> str | None:
-        """queued, started, deferred, scheduled, finished, failed or canceled; None where nobody knows it."""
+        """
+        queued, started, deferred, scheduled, finished, failed or canceled; None where nobody knows
+        it.
+        """
         del refresh
         status = self.job.status
         return _STATUS.get(status, None if status == "unknown" else "started")
@@ -156,7 +185,10 @@ class Job:
         return self.job.result
 
     def latest_result(self, timeout: float = 0) -> Result | None:
-        """How it ended, waited for at most so many seconds; None: it has not, or nothing is kept of it."""
+        """
+        How it ended, waited for at most so many seconds; None: it has not, or nothing is kept of
+        it.
+        """
         self.job.wait(timeout)
         return next(iter(self.results()), None)
 
@@ -165,9 +197,27 @@ class Job:
         state = self.job.state()
         if not state.is_over:
             return []
-        kind = Result.Type.SUCCESSFUL if state.status == "success" else Result.Type.STOPPED if state.status == "cancelled" else Result.Type.FAILED
-        at = datetime.fromtimestamp(state.finished_at, UTC) if state.finished_at is not None else None
-        return [Result(self.id, kind, at, state.result, None if state.status == "success" else state.traceback or state.error)]
+        kind = (
+            Result.Type.SUCCESSFUL
+            if state.status == "success"
+            else Result.Type.STOPPED
+            if state.status == "cancelled"
+            else Result.Type.FAILED
+        )
+        at = (
+            datetime.fromtimestamp(state.finished_at, UTC)
+            if state.finished_at is not None
+            else None
+        )
+        return [
+            Result(
+                self.id,
+                kind,
+                at,
+                state.result,
+                None if state.status == "success" else state.traceback or state.error,
+            )
+        ]
 
     @property
     def created_at(self) -> datetime | None:
@@ -196,7 +246,10 @@ class Job:
         about = self._about()
         if about["description"] is not None or about["func_name"] is None:
             return cast("str | None", about["description"])
-        said = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        said = [
+            *map(repr, self.args),
+            *(f"{name}={value!r}" for name, value in self.kwargs.items()),
+        ]
         return f"{about['func_name']}({', '.join(said)})"
 
     @property
@@ -207,12 +260,27 @@ class Job:
     def to_dict(self) -> dict[str, Any]:
         """What is known of it, by RQ's names."""
         about = self._about()
-        times = {"created_at": self.created_at, "enqueued_at": self.enqueued_at, "ended_at": self.ended_at}
+        times = {
+            "created_at": self.created_at,
+            "enqueued_at": self.enqueued_at,
+            "ended_at": self.ended_at,
+        }
         return {
-            **{name: at.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if at is not None else "" for name, at in times.items()},
-            "id": self.id, "origin": self.origin, "status": self.get_status(), "description": self.description, "func_name": about["func_name"],
-            "args": list(self.args), "kwargs": self.kwargs, "timeout": about["timeout"], "meta": self.meta, "exc_info": self.exc_info,
-        }  # fmt: skip
+            **{
+                name: at.strftime("%Y-%m-%dT%H:%M:%S.%fZ") if at is not None else ""
+                for name, at in times.items()
+            },
+            "id": self.id,
+            "origin": self.origin,
+            "status": self.get_status(),
+            "description": self.description,
+            "func_name": about["func_name"],
+            "args": list(self.args),
+            "kwargs": self.kwargs,
+            "timeout": about["timeout"],
+            "meta": self.meta,
+            "exc_info": self.exc_info,
+        }
 
     def _about(self) -> dict[str, Any]:
         """What its call says: of one that this program has made, or that is not finished."""
@@ -221,19 +289,30 @@ class Job:
             timeout = call.options.get("job_timeout")
             name = name_of(call.function).replace(":", ".")
             return {
-                "func_name": name, "args": call.args, "kwargs": call.kwargs, "description": call.options.get("description"),
+                "func_name": name,
+                "args": call.args,
+                "kwargs": call.kwargs,
+                "description": call.options.get("description"),
                 "timeout": DEFAULT_TIMEOUT if timeout is None else timeout,
-            }  # fmt: skip
+            }
         view = self.job.app.engine.find(self.id, self.job.topic)
         if view is None:
-            return {"func_name": None, "args": (), "kwargs": {}, "description": None, "timeout": None}
+            return {
+                "func_name": None,
+                "args": (),
+                "kwargs": {},
+                "description": None,
+                "timeout": None,
+            }
         headers = view.headers or {}
         body = msgspec.json.decode(view.body)
         return {
-            "func_name": headers.get(TASK_HEADER, "")[len(PREFIX) :].replace(":", ".") or None, "args": untag(body.get("args", [])),
-            "kwargs": untag(body.get("kwargs", {})), "description": headers.get(DESCRIPTION),
+            "func_name": headers.get(TASK_HEADER, "")[len(PREFIX) :].replace(":", ".") or None,
+            "args": untag(body.get("args", [])),
+            "kwargs": untag(body.get("kwargs", {})),
+            "description": headers.get(DESCRIPTION),
             "timeout": control.seconds(headers.get(TIME_LIMIT_HEADER)),
-        }  # fmt: skip
+        }
 
     @property
     def exc_info(self) -> str | None:
@@ -260,24 +339,40 @@ class Job:
     def refresh(self) -> None:
         """Nothing is remembered that could be old: each look asks the store."""
 
-    def cancel(self, pipeline: Any = None, enqueue_dependents: bool = False, remove_from_dependencies: bool = False) -> None:
+    def cancel(
+        self,
+        pipeline: Any = None,
+        enqueue_dependents: bool = False,
+        remove_from_dependencies: bool = False,
+    ) -> None:
         """Take it out; one that runs is stopped, and those that wait for it fail."""
         del pipeline
         if enqueue_dependents or remove_from_dependencies:
-            raise UsageError("Job.cancel: enqueue_dependents and remove_from_dependencies are not supported: what waits for a cancelled job fails")
+            raise UsageError(
+                "Job.cancel: enqueue_dependents and remove_from_dependencies are not supported:"
+                " what waits for a cancelled job fails"
+            )
         self.job.cancel()
 
-    def delete(self, pipeline: Any = None, remove_from_queue: bool = True, delete_dependents: bool = False) -> None:
+    def delete(
+        self, pipeline: Any = None, remove_from_queue: bool = True, delete_dependents: bool = False
+    ) -> None:
         """Forget it."""
         del pipeline
         if delete_dependents or not remove_from_queue:
-            raise UsageError("Job.delete: delete_dependents and remove_from_queue=False are not supported; delete each job by itself")
+            raise UsageError(
+                "Job.delete: delete_dependents and remove_from_queue=False are not supported;"
+                " delete each job by itself"
+            )
         self.job.delete()
 
     def requeue(self, at_front: bool = False) -> None:
         """Put it back, where it failed."""
         if at_front:
-            raise UsageError("Job.requeue: at_front is not supported: what is put back goes to the end of its queue")
+            raise UsageError(
+                "Job.requeue: at_front is not supported: what is put back goes to the end of its"
+                " queue"
+            )
         self.job.requeue()
 
     @property
@@ -312,7 +407,14 @@ class Result:
         STOPPED = 3
         RETRIED = 4
 
-    def __init__(self, job_id: str, type: Type, created_at: datetime | None, return_value: Any = None, exc_string: str | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        job_id: str,
+        type: Type,  # noqa: A002
+        created_at: datetime | None,
+        return_value: Any = None,
+        exc_string: str | None = None,
+    ) -> None:
         self.job_id = job_id
         self.type = type
         self.created_at = created_at
@@ -327,25 +429,46 @@ class Queue:
     """A queue, in RQ's words; `queue` is Laneway's."""
 
     def __init__(
-        self, name: str = "default", connection: Any = None, default_timeout: float | str | None = None, is_async: bool = True, **unknown: object
+        self,
+        name: str = "default",
+        connection: Any = None,
+        default_timeout: float | str | None = None,
+        is_async: bool = True,
+        **unknown: object,
     ) -> None:
-        config.refuse_unknown("Queue", unknown.keys() - {"job_class", "serializer", "death_penalty_class"}, ("name", "connection", "default_timeout"))
+        config.refuse_unknown(
+            "Queue",
+            unknown.keys() - {"job_class", "serializer", "death_penalty_class"},
+            ("name", "connection", "default_timeout"),
+        )
         if unknown.get("serializer") is not None:
-            raise UsageError("Queue: serializer is not supported: arguments travel as JSON, typed by the function's annotations")
+            raise UsageError(
+                "Queue: serializer is not supported: arguments travel as JSON, typed by the"
+                " function's annotations"
+            )
         self.app = application(connection)
         self.name = name
         timeout = default_timeout if default_timeout is not None else DEFAULT_TIMEOUT
-        self.queue = self.app.queue(name, isolation="process", default_timeout=cast("float", timeout))
+        self.queue = self.app.queue(
+            name, isolation="process", default_timeout=cast("float", timeout)
+        )
         self.queue.tags = "strict"
         self.app.policy(name, on_expiry="drop")  # RQ's ttl cancels a job; it does not fail
         self._is_async = is_async
 
     def enqueue(self, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
-        """Have a function called in a worker; options stand among the keyword arguments, or `args` and `kwargs` hold the function's."""
+        """
+        Have a function called in a worker; options stand among the keyword arguments, or `args` and
+        `kwargs` hold the function's.
+        """
         own = {name: kwargs.pop(name) for name in list(kwargs) if name in _OPTIONS}
         if "timeout" in own:
             own["job_timeout"] = own.pop("timeout")
-        if not args and ("args" in kwargs or "kwargs" in kwargs) and not kwargs.keys() - {"args", "kwargs"}:
+        if (
+            not args
+            and ("args" in kwargs or "kwargs" in kwargs)
+            and not kwargs.keys() - {"args", "kwargs"}
+        ):
             args, kwargs = tuple(kwargs.get("args") or ()), dict(kwargs.get("kwargs") or {})
         return self._enqueue(self._call(f, args, kwargs, own))
 
@@ -361,27 +484,42 @@ class Queue:
         return f"rq:queue:{self.name}"
 
     def enqueue_call(
-        self, func: Callable[..., Any] | str, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, timeout: Any = None, **options: Any
+        self,
+        func: Callable[..., Any] | str,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout: Any = None,
+        **options: Any,
     ) -> Job:
         """As `enqueue`, the function's arguments apart."""
         if timeout is not None:
             options["job_timeout"] = timeout
         return self._enqueue(self._call(func, tuple(args), dict(kwargs or {}), options))
 
-    def enqueue_at(self, when: datetime, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
+    def enqueue_at(
+        self, when: datetime, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
+    ) -> Job:
         """As `enqueue`, due at a moment; one without a time zone is this machine's."""
-        return self.enqueue(f, *args, at=when if when.tzinfo is not None else when.astimezone(), **kwargs)
+        return self.enqueue(
+            f, *args, at=when if when.tzinfo is not None else when.astimezone(), **kwargs
+        )
 
-    def enqueue_in(self, delta: timedelta, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
+    def enqueue_in(
+        self, delta: timedelta, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
+    ) -> Job:
         """As `enqueue`, due after a while."""
         return self.enqueue(f, *args, delay=delta, **kwargs)
 
-    def enqueue_many(self, job_datas: Iterable[Call], pipeline: Any = None, **unknown: object) -> list[Job]:
+    def enqueue_many(
+        self, job_datas: Iterable[Call], pipeline: Any = None, **unknown: object
+    ) -> list[Job]:
         """Several that `prepare_data` has made."""
         del pipeline
         config.refuse_unknown("enqueue_many", unknown, ("job_datas",))
         calls = list(job_datas)
-        return [Job(job, call) for job, call in zip(self.queue.enqueue_many(calls), calls, strict=True)]
+        return [
+            Job(job, call) for job, call in zip(self.queue.enqueue_many(calls), calls, strict=True)
+        ]
 
     @classmethod
     def prepare_data(
@@ -406,14 +544,30 @@ class Queue:
         """A call for `enqueue_many`."""
         config.refuse_unknown("prepare_data", unknown, ("func", "args", "kwargs", *_OPTIONS))
         said = {
-            "job_timeout": timeout, "result_ttl": result_ttl, "ttl": ttl, "failure_ttl": failure_ttl, "description": description,
-            "depends_on": depends_on, "job_id": job_id, "meta": meta, "retry": retry, "on_success": on_success, "on_failure": on_failure,
-        }  # fmt: skip
+            "job_timeout": timeout,
+            "result_ttl": result_ttl,
+            "ttl": ttl,
+            "failure_ttl": failure_ttl,
+            "description": description,
+            "depends_on": depends_on,
+            "job_id": job_id,
+            "meta": meta,
+            "retry": retry,
+            "on_success": on_success,
+            "on_failure": on_failure,
+        }
         options: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
-        return cls._call(func, tuple(args or ()), dict(kwargs or {}), {**options, **({"at_front": True} if at_front else {})})
+        return cls._call(
+            func,
+            tuple(args or ()),
+            dict(kwargs or {}),
+            {**options, **({"at_front": True} if at_front else {})},
+        )
 
     @staticmethod
-    def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> Call:
+    def _call(
+        function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
+    ) -> Call:
         config.refuse_unknown("enqueue", options.keys() - _OPTIONS, _OPTIONS)
         retry = options.pop("retry", None)
         if isinstance(retry, Retry):
@@ -431,7 +585,9 @@ class Queue:
                 return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs), call)
             finally:
                 self.app.eager = False
-        return Job(self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options), call)
+        return Job(
+            self.queue.enqueue_call(call.function, call.args, call.kwargs, **call.options), call
+        )
 
     @property
     def jobs(self) -> list[Job]:
@@ -484,17 +640,37 @@ class Queue:
 
     def __getattr__(self, name: str) -> Any:
         if name.endswith("_registry"):
-            raise UsageError(f"Queue.{name} is not supported; jobs that wait are in `jobs`, those that failed in `failed_job_registry`")
+            raise UsageError(
+                f"Queue.{name} is not supported; jobs that wait are in `jobs`, those that failed in"
+                " `failed_job_registry`"
+            )
         raise AttributeError(name)
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
 
 
-_OPTIONS = frozenset({
-    "job_timeout", "timeout", "result_ttl", "failure_ttl", "ttl", "depends_on", "job_id", "at_front", "description", "on_success", "on_failure",
-    "retry", "retry_delay", "meta", "pipeline", "at", "delay",
-})  # fmt: skip
+_OPTIONS = frozenset(
+    {
+        "job_timeout",
+        "timeout",
+        "result_ttl",
+        "failure_ttl",
+        "ttl",
+        "depends_on",
+        "job_id",
+        "at_front",
+        "description",
+        "on_success",
+        "on_failure",
+        "retry",
+        "retry_delay",
+        "meta",
+        "pipeline",
+        "at",
+        "delay",
+    }
+)
 
 
 class FailedJobRegistry:
@@ -538,11 +714,17 @@ def get_current_job(connection: Any = None) -> Job | None:
     request = current_request()
     if request is None:
         return None
-    app = _known(*request.store) if connection is None and request.store is not None else application(connection)
+    app = (
+        _known(*request.store)
+        if connection is None and request.store is not None
+        else application(connection)
+    )
     return Job(app.job(request.id, request.topic))
 
 
-def job(queue: Queue | str, connection: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def job(
+    queue: Queue | str, connection: Any = None, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a function a `delay`: `@job("low", connection=redis, timeout=5)`."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -557,15 +739,31 @@ def job(queue: Queue | str, connection: Any = None, **options: Any) -> Callable[
 
 
 class Worker:
-    """A worker for queues, in the order named; each job runs in a child process of its own that can be killed."""
+    """
+    A worker for queues, in the order named; each job runs in a child process of its own that can be
+    killed.
+    """
 
     isolation = "process"
 
-    def __init__(self, queues: Any, connection: Any = None, name: str | None = None, **unknown: object) -> None:
-        passed = {"job_class", "queue_class", "exception_handlers", "default_worker_ttl", "default_result_ttl", "log_job_description", "serializer"}
+    def __init__(
+        self, queues: Any, connection: Any = None, name: str | None = None, **unknown: object
+    ) -> None:
+        passed = {
+            "job_class",
+            "queue_class",
+            "exception_handlers",
+            "default_worker_ttl",
+            "default_result_ttl",
+            "log_job_description",
+            "serializer",
+        }
         config.refuse_unknown("Worker", unknown.keys() - passed, ("queues", "connection", "name"))
         if unknown.get("exception_handlers"):
-            raise UsageError("Worker: exception_handlers are not supported; use on_failure= with the job, or laneway.signals.task_failure")
+            raise UsageError(
+                "Worker: exception_handlers are not supported; use on_failure= with the job, or"
+                " laneway.signals.task_failure"
+            )
         listed = queues if isinstance(queues, (list, tuple)) else [queues]
         self.app = listed[0].app if isinstance(listed[0], Queue) else application(connection)
         self.name = name
@@ -586,18 +784,37 @@ class Worker:
         **unknown: object,
     ) -> bool:
         """
-        Run jobs until told to stop, with `burst` until nothing is left, with `max_jobs` until so many have run; whether there were any.
+        Run jobs until told to stop, with `burst` until nothing is left, with `max_jobs` until so
+        many have run; whether there were any.
 
-        `with_scheduler` means nothing here: what is due is found by every worker. `concurrency`: jobs at once (RQ's worker has one).
+        `with_scheduler` means nothing here: what is due is found by every worker. `concurrency`:
+        jobs at once (RQ's worker has one).
         """
         del with_scheduler
         if unknown.get("dequeue_strategy") in (None, "default"):
             unknown.pop("dequeue_strategy", None)
-        known = ("burst", "logging_level", "date_format", "log_format", "max_jobs", "with_scheduler", "concurrency")
-        config.refuse_unknown("Worker.work", {name for name, value in unknown.items() if value is not None}, known)
+        known = (
+            "burst",
+            "logging_level",
+            "date_format",
+            "log_format",
+            "max_jobs",
+            "with_scheduler",
+            "concurrency",
+        )
+        config.refuse_unknown(
+            "Worker.work", {name for name, value in unknown.items() if value is not None}, known
+        )
         if logging_level is not None:
-            logging.basicConfig(level=logging_level, format=log_format or logging.BASIC_FORMAT, datefmt=date_format)
-        return self.app.run_worker(topics=self.queues, burst=burst, concurrency=concurrency, max_messages=max_jobs).handled > 0
+            logging.basicConfig(
+                level=logging_level, format=log_format or logging.BASIC_FORMAT, datefmt=date_format
+            )
+        return (
+            self.app.run_worker(
+                topics=self.queues, burst=burst, concurrency=concurrency, max_messages=max_jobs
+            ).handled
+            > 0
+        )
 
 
 class SimpleWorker(Worker):
@@ -608,19 +825,30 @@ class SimpleWorker(Worker):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """`python -m laneway.compat.rq high low`: what `rq worker high low` does."""
-    parser = argparse.ArgumentParser(prog="python -m laneway.compat.rq", description="Run the jobs of queues, in the order named.")
+    parser = argparse.ArgumentParser(
+        prog="python -m laneway.compat.rq",
+        description="Run the jobs of queues, in the order named.",
+    )
     parser.add_argument("queues", nargs="*", default=["default"])
-    parser.add_argument("-u", "--url", help="the store: redis://localhost, sqlite:///jobs.db; default: $LANEWAY_URL, ./laneway.db")
+    parser.add_argument(
+        "-u",
+        "--url",
+        help="the store: redis://localhost, sqlite:///jobs.db; default: $LANEWAY_URL, ./laneway.db",
+    )
     parser.add_argument("-b", "--burst", action="store_true", help="end when nothing is left")
     parser.add_argument("-c", "--concurrency", type=int, default=1, help="jobs at once (default 1)")
-    parser.add_argument("-P", "--path", default=".", help="where modules are looked for (default: here)")
+    parser.add_argument(
+        "-P", "--path", default=".", help="where modules are looked for (default: here)"
+    )
     said = parser.parse_args(arguments)
     handler = logging.StreamHandler()
     handler.setFormatter(TextLines("%(asctime)s %(message)s"))
     logging.basicConfig(level="INFO", handlers=[handler])
     sys.path.insert(0, said.path)
     try:
-        Worker(said.queues, connection=said.url).work(burst=said.burst, concurrency=said.concurrency)
+        Worker(said.queues, connection=said.url).work(
+            burst=said.burst, concurrency=said.concurrency
+        )
     except LanewayError as error:
         sys.stderr.write(f"Error: {escaped(without_passwords(str(error)))}\n")
         return 1

@@ -1,1 +1,3 @@
-"""The half-minute demonstration: `laneway demo`. Every figure that it prints was measured in that run."""
+"""
+The half-minute demonstration: `laneway demo`. Every figure that it prints was measured in that run.
+"""

@@ -1,5 +1,6 @@
 """
-The demo's application: merchants that are told of their orders, by a worker in a process of its own.
+The demo's application: merchants that are told of their orders, by a worker in a process of its
+own.
 
 Each handler writes down what it did; the log is what the report is made of.
 """
@@ -19,7 +20,12 @@ TIERS = {"high": 6, "mid": 3, "low": 1}
 RATE, CONCURRENCY = 50, 4
 """The limits of each ordinary merchant."""
 
-FLOOD, BROKEN, BEST_SELLER, SLOW = "sale.mid.flood", "push.high.broken", "push.high.best-seller", "push.low.slow"
+FLOOD, BROKEN, BEST_SELLER, SLOW = (
+    "sale.mid.flood",
+    "push.high.broken",
+    "push.high.best-seller",
+    "push.low.slow",
+)
 LATENCY, SHARE_LATENCY, SLOW_LATENCY = 0.004, 0.012, 0.2
 """Seconds that a merchant's endpoint takes to answer."""
 
@@ -28,21 +34,34 @@ WORKERS = 100
 
 FLUSH_EVERY = 0.25
 
-FOLDER_VARIABLE, URL_VARIABLE, DURABILITY_VARIABLE = "LANEWAY_DEMO_FOLDER", "LANEWAY_DEMO_URL", "LANEWAY_DEMO_DURABILITY"
+FOLDER_VARIABLE, URL_VARIABLE, DURABILITY_VARIABLE = (
+    "LANEWAY_DEMO_FOLDER",
+    "LANEWAY_DEMO_URL",
+    "LANEWAY_DEMO_DURABILITY",
+)
 
 
 def make_app(folder: Path) -> Laneway:
     """The application on a file in that folder, or the server that was named, with its policies."""
-    made = Laneway(os.environ.get(URL_VARIABLE, f"sqlite:///{folder}/demo.db"), tiers=TIERS, durability=os.environ.get(DURABILITY_VARIABLE, "fsync"))  # type: ignore[arg-type]  # one of the choices
+    made = Laneway(
+        os.environ.get(URL_VARIABLE, f"sqlite:///{folder}/demo.db"),
+        tiers=TIERS,
+        durability=os.environ.get(DURABILITY_VARIABLE, "fsync"),  # type: ignore[arg-type]
+    )  # one of the choices
     for tier in TIERS:
-        made.policy(f"push.{tier}.*", tier=tier, rate=RATE, concurrency=CONCURRENCY, retries=2, backoff=0.5)
+        made.policy(
+            f"push.{tier}.*", tier=tier, rate=RATE, concurrency=CONCURRENCY, retries=2, backoff=0.5
+        )
         made.policy(f"share.{tier}.*", tier=tier)
     made.policy(FLOOD, tier="mid")  # no limits of its own: only fairness holds it back
     return made
 
 
 class Log:
-    """What the handlers did: topic, published, started, ended (seconds); written to the disk four times a second."""
+    """
+    What the handlers did: topic, published, started, ended (seconds); written to the disk four
+    times a second.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -71,7 +90,9 @@ def register(app: Laneway, folder: Path) -> None:
     async def push(message: Message) -> None:
         started = time.time()
         try:
-            await asyncio.sleep(SLOW_LATENCY if message.topic == SLOW else LATENCY * draw.uniform(0.5, 1.5))
+            await asyncio.sleep(
+                SLOW_LATENCY if message.topic == SLOW else LATENCY * draw.uniform(0.5, 1.5)
+            )
             if message.topic == BROKEN:
                 raise ConnectionError("the merchant's endpoint answered 500")
         finally:

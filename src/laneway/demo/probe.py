@@ -1,7 +1,9 @@
 """
-A process that only sleeps: how late it is woken says how busy the machine is, whatever Laneway does.
+A process that only sleeps: how late it is woken says how busy the machine is, whatever Laneway
+does.
 
-`python -m laneway.demo.probe FILE` writes a line for each sleep: when it ended, and by how much too late (seconds).
+`python -m laneway.demo.probe FILE` writes a line for each sleep: when it ended, and by how much too
+late (seconds).
 """
 
 from __future__ import annotations

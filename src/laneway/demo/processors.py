@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class Used(msgspec.Struct, frozen=True):
-    """Ticks of all processors since the machine began: in all, busy, and busy with some processes."""
+    """
+    Ticks of all processors since the machine began: in all, busy, and busy with some processes.
+    """
 
     total: int
     busy: int
@@ -20,7 +22,11 @@ class Used(msgspec.Struct, frozen=True):
     def others_since(self, before: Used) -> float:
         """The part of all processors that other programs used between two looks."""
         total = self.total - before.total
-        return max(0.0, min(1.0, (self.busy - before.busy - (self.own - before.own)) / total)) if total > 0 else 0.0
+        return (
+            max(0.0, min(1.0, (self.busy - before.busy - (self.own - before.own)) / total))
+            if total > 0
+            else 0.0
+        )
 
 
 def used(processes: Iterable[int]) -> Used | None:

@@ -15,26 +15,39 @@ if TYPE_CHECKING:
     from laneway.demo.logs import Handled
     from laneway.engines.base import FullEngine, Overview
 
-BEFORE, ARRIVING, DURING, AFTER = "before the flood", "publishing the flood", "during the flood", "after the flood"
+BEFORE, ARRIVING, DURING, AFTER = (
+    "before the flood",
+    "publishing the flood",
+    "during the flood",
+    "after the flood",
+)
 SHARING = "while all tiers had work"
 
 START_SLACK = 2
 """
-Starts may lie closer together than their permits: a permit is taken at delivery, the handler starts a moment later, and that moment
-varies.
+Starts may lie closer together than their permits: a permit is taken at delivery, the handler starts
+a moment later, and that moment varies.
 """
 
 QUIET_FACTOR = 2.0
 """The quiet merchants' p99 may grow by so much while one merchant floods."""
 
 QUIET_FLOOR = 0.01
-"""Seconds of p99 up to which nobody is said to wait: a timer and two processes that take turns are not more exact."""
+"""
+Seconds of p99 up to which nobody is said to wait: a timer and two processes that take turns are not
+more exact.
+"""
 
 QUIET_MOST = 0.25
-"""Seconds of p99 without any flood beyond which a comparison says nothing, where the machine is too busy."""
+"""
+Seconds of p99 without any flood beyond which a comparison says nothing, where the machine is too
+busy.
+"""
 
 OTHERS = 0.2
-"""Where other programs use so much of the processors, or more, the machine is too busy to measure on."""
+"""
+Where other programs use so much of the processors, or more, the machine is too busy to measure on.
+"""
 
 LATE = 0.02
 """The same where an idle process is woken so much too late (p99, seconds)."""
@@ -67,7 +80,10 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct):
-    """All that the demo has seen so far; `lags` are (when, by how much too late an idle process was woken)."""
+    """
+    All that the demo has seen so far; `lags` are (when, by how much too late an idle process was
+    woken).
+    """
 
     phases: dict[str, Phase] = {}
     handled: list[Handled] = []
@@ -82,18 +98,33 @@ def report(engine: FullEngine, seen: Seen, took: float) -> dict[str, Any]:
     return {
         "throughput": {
             "in all": f"{end.done:,} messages handled in {took:.1f} s",
-            **{name: f"{(phase.after.done - phase.before.done) / phase.seconds:,.0f}/s" for name, phase in phases.items()},
+            **{
+                name: f"{(phase.after.done - phase.before.done) / phase.seconds:,.0f}/s"
+                for name, phase in phases.items()
+            },
             "of the flood": f"{sum(each.topic == FLOOD for each in handled):,} messages handled",
         },
-        "waiting time of the quiet merchants": {name: _p50_p99(_waits(quiet, phase)) for name, phase in phases.items() if name.endswith("the flood")},
-        "lateness of an idle process": {name: _p50_p99(_lags(seen, phase), "looks") for name, phase in phases.items() if name.endswith("the flood")},
+        "waiting time of the quiet merchants": {
+            name: _p50_p99(_waits(quiet, phase))
+            for name, phase in phases.items()
+            if name.endswith("the flood")
+        },
+        "lateness of an idle process": {
+            name: _p50_p99(_lags(seen, phase), "looks")
+            for name, phase in phases.items()
+            if name.endswith("the flood")
+        },
         "processors used by other programs": {
-            name: f"{phase.others:.0%}" for name, phase in phases.items() if name.endswith("the flood") and phase.others is not None
+            name: f"{phase.others:.0%}"
+            for name, phase in phases.items()
+            if name.endswith("the flood") and phase.others is not None
         },
         "shares of the tiers, while all had work": _shares(phases[SHARING])[0],
         "limits": {
             f"{BEST_SELLER}: most starts in one second": _starts(handled)[1],
-            "any limited merchant: most at once": f"{_together(handled)} (concurrency {CONCURRENCY})",
+            "any limited merchant: most at once": (
+                f"{_together(handled)} (concurrency {CONCURRENCY})"
+            ),
         },
         "the failing merchant": {
             "attempts that failed": f"{sum(each.topic == BROKEN for each in handled):,}",
@@ -101,7 +132,9 @@ def report(engine: FullEngine, seen: Seen, took: float) -> dict[str, Any]:
         },
         "accounts": {
             "published": f"{end.published:,}",
-            "= done + waiting + leased + dead": f"{end.done:,} + {end.waiting:,} + {end.leased:,} + {end.dead:,}",
+            "= done + waiting + leased + dead": (
+                f"{end.done:,} + {end.waiting:,} + {end.leased:,} + {end.dead:,}"
+            ),
         },
         "promises": {each.name: f"{each.state}: {each.detail}" for each in told},
         "in one sentence": sentence(seen),
@@ -112,7 +145,13 @@ def report(engine: FullEngine, seen: Seen, took: float) -> dict[str, Any]:
 
 def promises(engine: FullEngine, seen: Seen, *, is_over: bool = False) -> list[Promise]:
     """Each promise as far as it can be judged by now."""
-    return [_quiet(seen), *_limits(seen), _failing(engine, is_over=is_over), _tiers(seen), _accounts(engine, is_over=is_over)]
+    return [
+        _quiet(seen),
+        *_limits(seen),
+        _failing(engine, is_over=is_over),
+        _tiers(seen),
+        _accounts(engine, is_over=is_over),
+    ]
 
 
 def sentence(seen: Seen) -> str:
@@ -130,8 +169,8 @@ def sentence(seen: Seen) -> str:
     p50 = [percentile(waits[name], 0.5) * 1000 for name in (DURING, BEFORE)]
     p99 = [percentile(waits[name], 0.99) * 1000 for name in (DURING, BEFORE)]
     return (
-        f"While one merchant published about {round(published, -3):,}, the other {others:,} waited {p50[0]:.1f} ms instead of {p50[1]:.1f} "
-        f"(p99 {p99[0]:.1f} instead of {p99[1]:.1f})."
+        f"While one merchant published about {round(published, -3):,}, the other {others:,} waited"
+        f" {p50[0]:.1f} ms instead of {p50[1]:.1f} (p99 {p99[0]:.1f} instead of {p99[1]:.1f})."
     )
 
 
@@ -164,10 +203,16 @@ def _quiet(seen: Seen) -> Promise:
     held = became <= max(QUIET_FACTOR * was, QUIET_FLOOR)
     if held and was <= QUIET_MOST:
         return Promise(name, "held", detail)
-    late = [percentile(lags, 0.99) if (lags := _lags(seen, seen.phases[phase])) else 0.0 for phase in (BEFORE, DURING)]
+    late = [
+        percentile(lags, 0.99) if (lags := _lags(seen, seen.phases[phase])) else 0.0
+        for phase in (BEFORE, DURING)
+    ]
     others = max(seen.phases[phase].others or 0.0 for phase in (BEFORE, DURING))
     if others >= OTHERS or max(late) >= LATE:
-        why = f"the machine is too busy: other programs used {others:.0%} of its processors, an idle process was woken {_ms(max(late))} late (p99)"
+        why = (
+            f"the machine is too busy: other programs used {others:.0%} of its processors, an idle"
+            f" process was woken {_ms(max(late))} late (p99)"
+        )
         return Promise(name, "not judged", f"{detail}; {why}")
     return Promise(name, "held" if held else "broken", detail)
 
@@ -181,7 +226,9 @@ def _limits(seen: Seen) -> list[Promise]:
     together = _together(seen.handled)
     return [
         Promise(rate, "held" if starts <= RATE + _burst() + START_SLACK else "broken", f"{told}"),
-        Promise(at_once, "held" if together <= CONCURRENCY else "broken", f"most at once: {together}"),
+        Promise(
+            at_once, "held" if together <= CONCURRENCY else "broken", f"most at once: {together}"
+        ),
     ]
 
 
@@ -190,7 +237,11 @@ def _failing(engine: FullEngine, *, is_over: bool) -> Promise:
     stats = engine.topic_stats(BROKEN)
     left = stats.waiting + stats.leased
     if left or not stats.dead:
-        return Promise(name, "broken" if is_over and not stats.dead else "pending" if not is_over else "held", f"{stats.dead:,} dead, {left:,} to go")
+        return Promise(
+            name,
+            "broken" if is_over and not stats.dead else "pending" if not is_over else "held",
+            f"{stats.dead:,} dead, {left:,} to go",
+        )
     return Promise(name, "held", f"{stats.dead:,} dead letters, each with its reason")
 
 
@@ -199,7 +250,10 @@ def _tiers(seen: Seen) -> Promise:
     if SHARING not in seen.phases:
         return Promise(name)
     _, given, held = _shares(seen.phases[SHARING])
-    detail = " : ".join(f"{part:.1%}" for part in given.values()) + f" (1 % slack, {_all_given(seen.phases[SHARING]):,} deliveries)"
+    detail = (
+        " : ".join(f"{part:.1%}" for part in given.values())
+        + f" (1 % slack, {_all_given(seen.phases[SHARING]):,} deliveries)"
+    )
     return Promise(name, "held" if held else "broken", detail)
 
 
@@ -209,7 +263,10 @@ def _accounts(engine: FullEngine, *, is_over: bool) -> Promise:
         return Promise(name)
     end = engine.overview()
     is_right = end.published == end.done + end.waiting + end.leased + end.dead
-    detail = f"{end.published:,} published = {end.done:,} done + {end.waiting + end.leased:,} left + {end.dead:,} dead"
+    detail = (
+        f"{end.published:,} published = {end.done:,} done + {end.waiting + end.leased:,} left +"
+        f" {end.dead:,} dead"
+    )
     return Promise(name, "held" if is_right else "broken", detail)
 
 
@@ -226,12 +283,17 @@ def _burst() -> float:
 
 def _starts(handled: Sequence[Handled]) -> tuple[int, str]:
     starts = _most_in_a_second([each.started for each in handled if each.topic == BEST_SELLER])
-    allowed = f"rate {RATE}/s, burst {_burst():g}, slack {START_SLACK}: a start comes a moment after its permit"
+    allowed = (
+        f"rate {RATE}/s, burst {_burst():g}, slack {START_SLACK}: a start comes a moment after its"
+        " permit"
+    )
     return starts, f"{starts} ({allowed})"
 
 
 def _together(handled: Sequence[Handled]) -> int:
-    return max((_most_at_once(each) for each in _by_topic(handled) if each[0].topic != FLOOD), default=0)
+    return max(
+        (_most_at_once(each) for each in _by_topic(handled) if each[0].topic != FLOOD), default=0
+    )
 
 
 def _by_topic(handled: Sequence[Handled]) -> list[list[Handled]]:
@@ -268,7 +330,9 @@ def _most_in_a_second(starts: list[float]) -> int:
 
 
 def _most_at_once(handled: list[Handled]) -> int:
-    changes = sorted([(each.started, 1) for each in handled] + [(each.ended, -1) for each in handled])
+    changes = sorted(
+        [(each.started, 1) for each in handled] + [(each.ended, -1) for each in handled]
+    )
     most = now = 0
     for _, change in changes:
         now += change
@@ -280,8 +344,15 @@ def _shares(phase: Phase) -> tuple[dict[str, str], dict[str, float], bool]:
     """Each tier's part of the deliveries against its target, while all three had work."""
     parts = shares_between(phase.before, phase.after)
     total, targets = _all_given(phase), target_shares()
-    told = {tier: f"{part:.1%} of {total:,} (target {targets[tier]:.0%})" for tier, part in parts.items()}
-    return told, parts, bool(total) and all(abs(parts[tier] - targets[tier]) <= SHARE_SLACK for tier in TIERS)
+    told = {
+        tier: f"{part:.1%} of {total:,} (target {targets[tier]:.0%})"
+        for tier, part in parts.items()
+    }
+    return (
+        told,
+        parts,
+        bool(total) and all(abs(parts[tier] - targets[tier]) <= SHARE_SLACK for tier in TIERS),
+    )
 
 
 def target_shares() -> dict[str, float]:

@@ -36,7 +36,19 @@ from laneway.demo.merchants import (
     make_app,
 )
 from laneway.demo.processors import used
-from laneway.demo.report import AFTER, ARRIVING, BEFORE, DURING, SHARING, Phase, Seen, promises, quiet_only, report, shares_between
+from laneway.demo.report import (
+    AFTER,
+    ARRIVING,
+    BEFORE,
+    DURING,
+    SHARING,
+    Phase,
+    Seen,
+    promises,
+    quiet_only,
+    report,
+    shares_between,
+)
 from laneway.demo.view import Scene, picture
 from laneway.errors import LanewayError
 from laneway.message import Message
@@ -52,13 +64,18 @@ QUIET_RATE = 500.0
 """Messages a second of all ordinary merchants together."""
 
 GATHER = 0.01
-"""What the ordinary merchants publish within so many seconds shares a transaction, as the threads of a web server would."""
+"""
+What the ordinary merchants publish within so many seconds shares a transaction, as the threads of a
+web server would.
+"""
 
 SHARE_TOPICS = 20
 """Topics of each tier in the phase that measures the tiers' shares."""
 
 SPECIAL = 4
-"""Merchants with a part of their own: the one that floods, the failing, the slow, the best seller."""
+"""
+Merchants with a part of their own: the one that floods, the failing, the slow, the best seller.
+"""
 
 LOOK_EVERY = 0.5
 
@@ -86,7 +103,11 @@ class Trickle(threading.Thread):
         while not self.stop.wait(GATHER):
             orders: list[Message] = []
             while due <= time.monotonic():
-                orders.append(Message(self._random.choice(self._topics), {"order": self._published + len(orders)}))
+                orders.append(
+                    Message(
+                        self._random.choice(self._topics), {"order": self._published + len(orders)}
+                    )
+                )
                 due += self._random.expovariate(QUIET_RATE)
             if orders:
                 self._app.publish_many(orders, progress=False)
@@ -101,7 +122,9 @@ def _server(engine: str, durability: str) -> Iterator[Server | None]:
         yield None
         return
     try:
-        server = Server(appendonly="yes", appendfsync="always") if durability == "fsync" else Server()
+        server = (
+            Server(appendonly="yes", appendfsync="always") if durability == "fsync" else Server()
+        )
     except NoServer as error:
         leave(str(error), 1)
     with server:
@@ -123,12 +146,30 @@ def run(
     as_json: bool = False,
     svg: Path | None = None,
 ) -> int:
-    """The whole demo; returns the exit code: 0 if all that was promised held. `svg`: a file for a picture of the last screen."""
-    with _server(engine, durability) as server, tempfile.TemporaryDirectory(prefix="laneway-demo-") as folder:
+    """
+    The whole demo; returns the exit code: 0 if all that was promised held. `svg`: a file for a
+    picture of the last screen.
+    """
+    with (
+        _server(engine, durability) as server,
+        tempfile.TemporaryDirectory(prefix="laneway-demo-") as folder,
+    ):
         app = make_app(Path(folder))
-        with open(f"{folder}/worker.log", "w", encoding="utf-8") as log:  # not on our screen: one merchant fails all the time
+        with open(
+            f"{folder}/worker.log", "w", encoding="utf-8"
+        ) as log:  # not on our screen: one merchant fails all the time
             worker = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-                [sys.executable, "-m", "laneway", "worker", "laneway.demo.merchants:app", "-c", str(WORKERS), "--log-level", "error"],
+                [
+                    sys.executable,
+                    "-m",
+                    "laneway",
+                    "worker",
+                    "laneway.demo.merchants:app",
+                    "-c",
+                    str(WORKERS),
+                    "--log-level",
+                    "error",
+                ],
                 env={**os.environ, FOLDER_VARIABLE: folder},
                 stderr=log,
             )
@@ -165,16 +206,28 @@ def run(
 
 def save_picture(scene: Scene, path: Path) -> None:
     """The last screen as an SVG file, without fonts from elsewhere."""
-    console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True, width=110, file=io.StringIO(), force_terminal=True, color_system="truecolor"
+    )
     console.print(picture(scene, 110))
     drawn = console.export_svg(title="make demo")
-    path.write_text(re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL).replace("Fira Code", "monospace"), encoding="utf-8")
+    path.write_text(
+        re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL).replace("Fira Code", "monospace"),
+        encoding="utf-8",
+    )
 
 
 class _Play:
     """The acts of the demo, one after the other."""
 
-    def __init__(self, app: Laneway, worker: subprocess.Popen[bytes], seconds: float, flood: int, stage: _Stage) -> None:
+    def __init__(
+        self,
+        app: Laneway,
+        worker: subprocess.Popen[bytes],
+        seconds: float,
+        flood: int,
+        stage: _Stage,
+    ) -> None:
         self._app = app
         self._worker = worker
         self._seconds = seconds
@@ -183,12 +236,21 @@ class _Play:
 
     def play(self, seed: int) -> None:
         draw = random.Random(seed)
-        ordinary = [f"push.{draw.choice(list(TIERS))}.m{n}" for n in range(self._stage.scene.merchants)]
+        ordinary = [
+            f"push.{draw.choice(list(TIERS))}.m{n}" for n in range(self._stage.scene.merchants)
+        ]
         trickle = Trickle(self._app, ordinary, seed)
         trickle.start()
         self._get_ready()
-        self._phase(BEFORE, f"{len(ordinary):,} quiet merchants, one that fails, one that is slow", 0.2)
-        self._phase(ARRIVING, f"one merchant publishes {self._flood:,} messages at once", 0.02, self._publish_flood)
+        self._phase(
+            BEFORE, f"{len(ordinary):,} quiet merchants, one that fails, one that is slow", 0.2
+        )
+        self._phase(
+            ARRIVING,
+            f"one merchant publishes {self._flood:,} messages at once",
+            0.02,
+            self._publish_flood,
+        )
         self._phase(DURING, f"{self._flood:,} messages of one merchant wait", 0.26)
         self._phase(AFTER, self._stop_flood(), 0.17)
         self._stage.watch("publishing for all three tiers", 0.5, self._publish_shares)
@@ -197,13 +259,19 @@ class _Play:
         trickle.join()
         self._stage.watch("the end", 1.0)
 
-    def _phase(self, name: str, title: str, part: float, act: Callable[[], object] | None = None) -> None:
+    def _phase(
+        self, name: str, title: str, part: float, act: Callable[[], object] | None = None
+    ) -> None:
         began, before, used_before = time.time(), self._app.engine.overview(), used(self._stage.own)
         self._stage.shares_since = before if name == SHARING else None
         self._stage.watch(title, self._seconds * part, act)
         now_used = used(self._stage.own)
-        others = None if used_before is None or now_used is None else now_used.others_since(used_before)
-        self._stage.ended(name, Phase(began, time.time(), before, self._app.engine.overview(), others))
+        others = (
+            None if used_before is None or now_used is None else now_used.others_since(used_before)
+        )
+        self._stage.ended(
+            name, Phase(began, time.time(), before, self._app.engine.overview(), others)
+        )
 
     def _get_ready(self) -> None:
         """What the special merchants have from the beginning, and a worker that works."""
@@ -215,9 +283,13 @@ class _Play:
             deadline = time.monotonic() + START_SECONDS
             while not self._app.engine.overview().done:
                 if self._worker.poll() is not None:
-                    raise DemoFailed(f"the demo's worker ended with exit code {self._worker.returncode}")
+                    raise DemoFailed(
+                        f"the demo's worker ended with exit code {self._worker.returncode}"
+                    )
                 if time.monotonic() > deadline:
-                    raise DemoFailed(f"the demo's worker has handled nothing within {START_SECONDS:g} s")
+                    raise DemoFailed(
+                        f"the demo's worker has handled nothing within {START_SECONDS:g} s"
+                    )
                 time.sleep(0.05)
 
         self._stage.watch("getting ready", self._seconds * 0.06, act)
@@ -226,7 +298,10 @@ class _Play:
         _publish(self._app, (Message(FLOOD, {"order": n}) for n in range(self._flood)))
 
     def _stop_flood(self) -> str:
-        """Half a minute may be too short for all of it: what is left waits, paused. Returns what happened."""
+        """
+        Half a minute may be too short for all of it: what is left waits, paused. Returns what
+        happened.
+        """
         left = self._app.topic(FLOOD).stats().waiting
         if not left:
             return "after the flood: all of it was handled"
@@ -235,8 +310,18 @@ class _Play:
 
     def _publish_shares(self) -> None:
         """For each tier more than its share of what the worker can do, were it alone."""
-        each = {tier: int(share / sum(TIERS.values()) * WORKERS / SHARE_LATENCY * self._seconds * 0.25) for tier, share in TIERS.items()}
-        _publish(self._app, (Message(f"share.{tier}.{n % SHARE_TOPICS}", n) for tier, number in each.items() for n in range(number)))
+        each = {
+            tier: int(share / sum(TIERS.values()) * WORKERS / SHARE_LATENCY * self._seconds * 0.25)
+            for tier, share in TIERS.items()
+        }
+        _publish(
+            self._app,
+            (
+                Message(f"share.{tier}.{n % SHARE_TOPICS}", n)
+                for tier, number in each.items()
+                for n in range(number)
+            ),
+        )
 
 
 def _publish(app: Laneway, messages: Iterable[Message]) -> None:
@@ -244,9 +329,14 @@ def _publish(app: Laneway, messages: Iterable[Message]) -> None:
 
 
 class _Stage:
-    """What is seen and shown: the live view; plain lines where there is no terminal, nothing with --json."""
+    """
+    What is seen and shown: the live view; plain lines where there is no terminal, nothing with
+    --json.
+    """
 
-    def __init__(self, app: Laneway, folder: Path, merchants: int, own: list[int], *, quiet: bool) -> None:
+    def __init__(
+        self, app: Laneway, folder: Path, merchants: int, own: list[int], *, quiet: bool
+    ) -> None:
         self.seen = Seen(handled=[], phases={}, lags=[])
         self.scene = Scene(merchants - SPECIAL, promises=promises(app.engine, self.seen))
         self.shares_since: Overview | None = None
@@ -255,7 +345,11 @@ class _Stage:
         self._console = Console()
         self._quiet = quiet
         self._looks_of_flood = 0
-        self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal and not quiet else None
+        self._live = (
+            Live(console=self._console, auto_refresh=False, transient=True)
+            if self._console.is_terminal and not quiet
+            else None
+        )
         self._before = app.engine.overview()
         self._threads = ThreadPoolExecutor(1)
         self._handled, self._lags = Growing(folder, "handled.*.log"), Growing(folder, "lags.log")
@@ -272,12 +366,19 @@ class _Stage:
 
     def close(self, found: dict[str, Any]) -> None:
         """Show how it ended: all promises are judged now."""
-        self.scene.title, self.scene.left = "the demo is over; the waits are those before, during and after the flood", 0.0
+        self.scene.title, self.scene.left = (
+            "the demo is over; the waits are those before, during and after the flood",
+            0.0,
+        )
         self.scene.promises = promises(self._app.engine, self.seen, is_over=True)
         parts = [self.seen.phases[name] for name in (BEFORE, AFTER) if name in self.seen.phases]
         if len(parts) == 2:  # after that the worker is overloaded on purpose
             began, ended = parts[0].began, parts[1].ended
-            self.scene.phase_waits = [each.wait for each in quiet_only(self.seen.handled) if began <= each.published < ended]
+            self.scene.phase_waits = [
+                each.wait
+                for each in quiet_only(self.seen.handled)
+                if began <= each.published < ended
+            ]
             self.scene.keep_looks(self._looks_of_flood)
         self.scene.sentence = found["in one sentence"]
         if self._live is not None:
@@ -286,7 +387,10 @@ class _Stage:
             say(self.scene.sentence, bold=True)
 
     def watch(self, what: str, seconds: float, act: Callable[[], object] | None = None) -> None:
-        """Show what happens for a while, and until the act, which is done meanwhile, is over. Raises what it raises."""
+        """
+        Show what happens for a while, and until the act, which is done meanwhile, is over. Raises
+        what it raises.
+        """
         self.scene.begin(what)
         if self._live is None and not self._quiet:
             self._console.print(f"{what} …", highlight=False, soft_wrap=True)
@@ -308,17 +412,25 @@ class _Stage:
         self.scene.promises = promises(self._app.engine, self.seen)
 
     def read(self) -> list[float]:
-        """Take in what the other processes wrote down; the waits of the quiet merchants that are new."""
+        """
+        Take in what the other processes wrote down; the waits of the quiet merchants that are new.
+        """
         new = [Handled.read(line) for line in self._handled.lines()]
         self.seen.handled += new
-        self.seen.lags += [(float(moment), float(late)) for moment, late in map(str.split, self._lags.lines())]
+        self.seen.lags += [
+            (float(moment), float(late)) for moment, late in map(str.split, self._lags.lines())
+        ]
         return [each.wait for each in quiet_only(new)]
 
     def _look(self) -> None:
         waits, now = self.read(), self._app.engine.overview()
         scene, seconds = self.scene, max((now.now_us - self._before.now_us) / 1e6, 1e-3)
         scene.look(waits, self._app.engine.topic_stats(FLOOD).waiting)
-        scene.rate, scene.done, scene.dead = max(0.0, (now.done - self._before.done) / seconds), now.done, now.dead
+        scene.rate, scene.done, scene.dead = (
+            max(0.0, (now.done - self._before.done) / seconds),
+            now.done,
+            now.dead,
+        )
         since = self.shares_since
         if since is not None:
             scene.shares, scene.shares_count = shares_between(since, now), True
@@ -347,4 +459,9 @@ def _print_verdict(found: dict[str, Any]) -> None:
     elif found["all judged"]:
         say("Every promise held.", bold=True, fg="green")
     else:
-        say("Every promise that could be judged held; the machine was too busy for the others, see above.", bold=True, fg="yellow")
+        say(
+            "Every promise that could be judged held; the machine was too busy for the others, see"
+            " above.",
+            bold=True,
+            fg="yellow",
+        )

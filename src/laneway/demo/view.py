@@ -1,4 +1,7 @@
-"""The demo's screen: what the quiet merchants wait beside the flood's backlog, the tiers, and the promises as they are proven."""
+"""
+The demo's screen: what the quiet merchants wait beside the flood's backlog, the tiers, and the
+promises as they are proven.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,12 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 WIDE = 100
 """Columns from which the promises' figures stand beside them."""
 
-MARKS = {"pending": ("…", "dim"), "held": ("✓", "bold green"), "broken": ("✗", "bold red"), "not judged": ("?", "yellow")}
+MARKS = {
+    "pending": ("…", "dim"),
+    "held": ("✓", "bold green"),
+    "broken": ("✗", "bold red"),
+    "not judged": ("?", "yellow"),
+}
 
 
 class Scene(msgspec.Struct):
@@ -63,14 +71,24 @@ def picture(scene: Scene, width: int) -> Any:
     left = f"  {scene.left:.0f} s" if scene.left >= 1 else ""
     head = Text(scene.title, style="bold", no_wrap=True, overflow="ellipsis")
     head.append(left, style="dim")
-    return Group(head, Text(), _series(scene, width), Text(), _tiers(scene, width), Text(), *_promises(scene, width))
+    return Group(
+        head,
+        Text(),
+        _series(scene, width),
+        Text(),
+        _tiers(scene, width),
+        Text(),
+        *_promises(scene, width),
+    )
 
 
 def sparkline(values: Sequence[float], top: float, width: int) -> str:
     """The last values as blocks, `top` being the highest."""
     shown = values[-width:]
     highest = len(BLOCKS) - 1
-    return "".join(BLOCKS[min(highest, int(value / top * highest + 0.5)) if top > 0 else 0] for value in shown)
+    return "".join(
+        BLOCKS[min(highest, int(value / top * highest + 0.5)) if top > 0 else 0] for value in shown
+    )
 
 
 def bar(part: float, target: float, width: int) -> tuple[str, str, str]:
@@ -91,14 +109,26 @@ def _series(scene: Scene, width: int) -> Table:
     grid.add_column(no_wrap=True, justify="right", width=15)
     grid.add_column(no_wrap=True, overflow="crop")
     grid.add_row(f"{scene.merchants:,} quiet merchants", "", "")
-    grid.add_row("  wait (p50)", Text(f"{p50 * 1000:,.1f} ms", style="bold green"), Text(sparkline(scene.p50s, top, room), style="green"))
-    grid.add_row("  wait (p99)", Text(f"{p99 * 1000:,.1f} ms", style="bold cyan"), Text(sparkline(scene.p99s, top, room), style="cyan"))
+    grid.add_row(
+        "  wait (p50)",
+        Text(f"{p50 * 1000:,.1f} ms", style="bold green"),
+        Text(sparkline(scene.p50s, top, room), style="green"),
+    )
+    grid.add_row(
+        "  wait (p99)",
+        Text(f"{p99 * 1000:,.1f} ms", style="bold cyan"),
+        Text(sparkline(scene.p99s, top, room), style="cyan"),
+    )
     backlog = scene.backlogs[-1] if scene.backlogs else 0
     grid.add_row("one merchant floods", "", "")
-    flood = sparkline([float(each) for each in scene.backlogs], float(max([1, *scene.backlogs])), room)
+    flood = sparkline(
+        [float(each) for each in scene.backlogs], float(max([1, *scene.backlogs])), room
+    )
     grid.add_row("  its backlog", Text(f"{backlog:,}", style="bold red"), Text(flood, style="red"))
     grid.add_row(
-        "all together", Text(f"{scene.rate:,.0f}/s", style="bold"), Text(f"{scene.done:,} handled, {scene.dead:,} dead letters", style="dim")
+        "all together",
+        Text(f"{scene.rate:,.0f}/s", style="bold"),
+        Text(f"{scene.done:,} handled, {scene.dead:,} dead letters", style="dim"),
     )
     return grid
 
@@ -114,7 +144,15 @@ def _tiers(scene: Scene, width: int) -> Table:
         before, mark, behind = bar(part, target, room)
         style = "blue" if scene.shares_count else "dim"
         line = Text.assemble((before, style), (mark, "bold yellow"), (behind, style))
-        grid.add_row(f"tier {tier}", f"{part:.1%} of {target:.0%}" if scene.shares_count else Text(f"target {target:.0%}", style="dim"), line)
+        grid.add_row(
+            f"tier {tier}",
+            (
+                f"{part:.1%} of {target:.0%}"
+                if scene.shares_count
+                else Text(f"target {target:.0%}", style="dim")
+            ),
+            line,
+        )
     return grid
 
 

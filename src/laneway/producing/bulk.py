@@ -37,7 +37,8 @@ def put_all(
     is_one: bool = False,
 ) -> list[Receipt]:
     """
-    Publish everything; answers per message. An error's notes say how many messages were accepted before it.
+    Publish everything; answers per message. An error's notes say how many messages were accepted
+    before it.
 
     `is_one`: in one batch, however many bytes they are.
     """
@@ -52,7 +53,9 @@ def put_all(
             if bar is not None:
                 bar.show(len(receipts))
     except Exception as error:
-        error.add_note(f"publish_many: the first {len(receipts):,} messages had been answered before")
+        error.add_note(
+            f"publish_many: the first {len(receipts):,} messages had been answered before"
+        )
         raise
     finally:
         if bar is not None:
@@ -68,7 +71,9 @@ def _batches(messages: Iterable[Message], *, most_bytes: int) -> Iterator[list[D
         size = 0
         for message in islice(stream, BATCH):
             if not isinstance(message, Message):
-                raise BadMessage(f"publish_many: expected item {position} to be a Message, got {message!r:.80}")
+                raise BadMessage(
+                    f"publish_many: expected item {position} to be a Message, got {message!r:.80}"
+                )
             drafts.append(codec.draft(message))
             position += 1
             size += len(drafts[-1].body)
@@ -87,11 +92,18 @@ def wait_for_room(
     timeout: float | None,
     given_up: threading.Event | None = None,
 ) -> None:
-    """Offer what was refused again, where the policy says that producers wait, until it is taken, the time is over, or it is given up."""
+    """
+    Offer what was refused again, where the policy says that producers wait, until it is taken, the
+    time is over, or it is given up.
+    """
     given_up = given_up or threading.Event()
     deadline = None if timeout is None else time.monotonic() + timeout
     pause = ROOM_FIRST
-    while waiting := [n for n, answer in enumerate(answers) if answer.outcome == "refused" and has_to_wait(drafts[n].topic)]:
+    while waiting := [
+        n
+        for n, answer in enumerate(answers)
+        if answer.outcome == "refused" and has_to_wait(drafts[n].topic)
+    ]:
         left = pause if deadline is None else deadline - time.monotonic()
         if left <= 0:
             return

@@ -1,8 +1,8 @@
 """
 The middlewares that messages pass on their way to the engine: in, and back with the receipt.
 
-A middleware is a generator function, so one shape serves single messages and streams, threads and coroutines: whoever publishes
-waits between its two halves in his own way.
+A middleware is a generator function, so one shape serves single messages and streams, threads and
+coroutines: whoever publishes waits between its two halves in his own way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class Passing:
-    """One message on its way through the middlewares: in by the first that was registered, back by the last."""
+    """
+    One message on its way through the middlewares: in by the first that was registered, back by the
+    last.
+    """
 
     __slots__ = ("_entered", "message", "receipt")
 
@@ -43,7 +46,10 @@ class Passing:
         generator = middleware(self.message)
         changed = next(generator, None)
         if not isinstance(changed, Message):
-            raise UsageError(f"{_name(middleware)}: a middleware of publish yields the message, this one yielded {changed!r:.80}")
+            raise UsageError(
+                f"{_name(middleware)}: a middleware of publish yields the message, this one yielded"
+                f" {changed!r:.80}"
+            )
         self._entered.append((middleware, generator))
         self.message = changed
 
@@ -58,10 +64,15 @@ class Passing:
                 continue
             except BaseException as error:  # noqa: BLE001  # those before it are told, then it is raised
                 self.fail(error)
-            self.fail(UsageError(f"{_name(middleware)}: a middleware yields once, this one yielded again"))
+            self.fail(
+                UsageError(f"{_name(middleware)}: a middleware yields once, this one yielded again")
+            )
 
     def fail(self, error: BaseException) -> None:
-        """It was not published: each middleware gets the error, and may raise another one instead. Raises."""
+        """
+        It was not published: each middleware gets the error, and may raise another one instead.
+        Raises.
+        """
         cause = error
         while self._entered:
             _, generator = self._entered.pop()
@@ -115,14 +126,20 @@ class Middlewares:
 
 
 class Stream:
-    """Many messages on their way: each goes back through the middlewares when its batch was answered."""
+    """
+    Many messages on their way: each goes back through the middlewares when its batch was answered.
+    """
 
-    def __init__(self, middlewares: Sequence[Middleware], messages: Iterable[Message], put: Put) -> None:
+    def __init__(
+        self, middlewares: Sequence[Middleware], messages: Iterable[Message], put: Put
+    ) -> None:
         self._middlewares = middlewares
         self._messages = messages
         self._put = put
         self._coming: deque[Passing] = deque()
-        self._refused: dict[int, tuple[Draft, Passing]] = {}  # of the last batch, by the draft's identity: there may be room later
+        self._refused: dict[
+            int, tuple[Draft, Passing]
+        ] = {}  # of the last batch, by the draft's identity: there may be room later
 
     def __iter__(self) -> Iterator[Message]:
         for message in self._messages:
@@ -155,7 +172,10 @@ class Stream:
         return receipts
 
     def end(self, error: BaseException | None) -> None:
-        """What nobody offers again goes back with its refusal; what was not published is told the error."""
+        """
+        What nobody offers again goes back with its refusal; what was not published is told the
+        error.
+        """
         self._leave_refused()
         if error is not None:
             for passing in self._coming:

@@ -1,9 +1,11 @@
 """
-Group commit: whoever publishes while a commit is running joins the next one, so that many callers cost one transaction.
+Group commit: whoever publishes while a commit is running joins the next one, so that many callers
+cost one transaction.
 
-Leader and followers: who finds nobody committing commits at once, so a lone call goes straight through. Who comes meanwhile
-queues and sleeps; when the leader is done, the first of the queue leads the next commit with all that has queued up.
-Coroutines are gathered per turn of their event loop and join the same queue as one group.
+Leader and followers: who finds nobody committing commits at once, so a lone call goes straight
+through. Who comes meanwhile queues and sleeps; when the leader is done, the first of the queue
+leads the next commit with all that has queued up. Coroutines are gathered per turn of their event
+loop and join the same queue as one group.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class _Entry:
 
     __slots__ = ("drafts", "error", "future", "receipts")
 
-    def __init__(self, drafts: list[Draft], future: asyncio.Future[list[Receipt]] | None = None) -> None:
+    def __init__(
+        self, drafts: list[Draft], future: asyncio.Future[list[Receipt]] | None = None
+    ) -> None:
         self.drafts = drafts
         self.future = future
         self.receipts: list[Receipt] = []
@@ -58,12 +62,22 @@ class _Entry:
 
 
 def _error_of(entry: _Entry, error: Exception) -> Exception:
-    """What the caller gets whose messages the engine did not take: always one of the library's own errors."""
+    """
+    What the caller gets whose messages the engine did not take: always one of the library's own
+    errors.
+    """
     if isinstance(error, LanewayError):
         return error
     first = entry.drafts[0].topic if entry.drafts else ""
-    which = f"message to {first}" if len(entry.drafts) == 1 else f"one of {len(entry.drafts):,} messages (the first to {first})"
-    made = BadMessage(f"{which}: the store cannot hold it ({texts.type_name(type(error))}: {texts.of(error, 200)}); nothing was stored, change it")
+    which = (
+        f"message to {first}"
+        if len(entry.drafts) == 1
+        else f"one of {len(entry.drafts):,} messages (the first to {first})"
+    )
+    made = BadMessage(
+        f"{which}: the store cannot hold it ({texts.type_name(type(error))}:"
+        f" {texts.of(error, 200)}); nothing was stored, change it"
+    )
     made.__cause__ = error
     return made
 
@@ -95,13 +109,18 @@ class Publisher:
         self._turns: dict[asyncio.AbstractEventLoop, list[_Entry]] = {}
 
     def put(self, drafts: list[Draft]) -> list[Receipt]:
-        """Accept messages, together with those of whoever else publishes now. Raises what the engine raises."""
+        """
+        Accept messages, together with those of whoever else publishes now. Raises what the engine
+        raises.
+        """
         entry = _Entry(drafts)
         self._join(_Group([entry]))
         return entry.answer()
 
     def put_alone(self, drafts: list[Draft]) -> list[Receipt]:
-        """As `put`, in a call of the engine by themselves: a flow is stored in one step only there."""
+        """
+        As `put`, in a call of the engine by themselves: a flow is stored in one step only there.
+        """
         entry = _Entry(drafts)
         self._commit([entry])
         return entry.answer()
@@ -111,7 +130,11 @@ class Publisher:
         with self._mutex:
             leads = not self._leading
             self._leading = True
-            if not leads and self._gathering is not None and len(self._queue) + 1 >= self._companions:
+            if (
+                not leads
+                and self._gathering is not None
+                and len(self._queue) + 1 >= self._companions
+            ):
                 # The last of those that were waited for leads: it is awake.
                 self._queue.appendleft(self._gathering)
                 self._gathering = None
@@ -125,9 +148,9 @@ class Publisher:
 
     def _waits_for_others(self, group: _Group) -> bool:
         """
-        A leader waits a moment for as many as joined the last commit: just woken, they are likely to come again at once, and a
-        transaction of one costs as much as one of several. True: the last of them has led and the group is done. A lone caller
-        finds nobody to wait for.
+        A leader waits a moment for as many as joined the last commit: just woken, they are likely
+        to come again at once, and a transaction of one costs as much as one of several. True: the
+        last of them has led and the group is done. A lone caller finds nobody to wait for.
         """
         with self._mutex:
             if len(self._queue) >= self._companions:
@@ -194,12 +217,17 @@ class Publisher:
     @staticmethod
     def _commit_unclear(entries: list[_Entry], error: BaseException) -> None:
         """A part of a commit may have been stored: to repeat it would publish that part twice."""
-        text = f"publishing was interrupted ({texts.of(error, 200)}), perhaps after the message was stored; publish the same ids again"
+        text = (
+            f"publishing was interrupted ({texts.of(error, 200)}), perhaps after the message was"
+            " stored; publish the same ids again"
+        )
         for entry in entries:
             entry.error = EngineUnavailable(text, applied=None)
 
     async def aput(self, drafts: list[Draft]) -> list[Receipt]:
-        """As `put`, awaited; what coroutines publish in one turn of their loop becomes one group."""
+        """
+        As `put`, awaited; what coroutines publish in one turn of their loop becomes one group.
+        """
         loop = asyncio.get_running_loop()
         entry = _Entry(drafts, loop.create_future())
         gathered = self._turns.get(loop)
@@ -212,7 +240,10 @@ class Publisher:
         return await entry.future
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
-        """End of the turn: what was gathered goes to a thread. What comes meanwhile is gathered for the next time."""
+        """
+        End of the turn: what was gathered goes to a thread. What comes meanwhile is gathered for
+        the next time.
+        """
         entries = self._turns[loop]
         if not entries:
             del self._turns[loop]
@@ -228,5 +259,6 @@ class Publisher:
     def _answer(self, loop: asyncio.AbstractEventLoop, entries: list[_Entry]) -> None:
         for entry in entries:
             entry.tell()
-        # The callers that were answered run first and may publish again: theirs goes with this turn's.
+        # The callers that were answered run first and may publish again: theirs goes with this
+        # turn's.
         loop.call_soon(self._send, loop)

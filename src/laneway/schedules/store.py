@@ -1,9 +1,11 @@
 """
 The schedules of an application: made in code or at run time, kept in the store.
 
-A schedule is one message in a topic of its own, due when it fires next. Whoever handles it publishes the call and the next such message, both with
-ids made of the schedule's name and the time that was meant, which the store knows for a day: handled twice, by two workers or after a crash, it
-fires once. So no worker is special, and the store's clock is the only one. Pausing is pausing the topic, removing is emptying it.
+A schedule is one message in a topic of its own, due when it fires next. Whoever handles it
+publishes the call and the next such message, both with ids made of the schedule's name and the time
+that was meant, which the store knows for a day: handled twice, by two workers or after a crash, it
+fires once. So no worker is special, and the store's clock is the only one. Pausing is pausing the
+topic, removing is emptying it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ MOST_MISSED = 10_000
 """Missed firings that "all" makes up for at once; the others before them are told in the log."""
 
 RETRIES, BACKOFF_SECONDS = 1_000_000, 60.0
-"""A firing that cannot be published now (its topic is full) is tried for ever: a dead letter would be the end of its schedule."""
+"""
+A firing that cannot be published now (its topic is full) is tried for ever: a dead letter would be
+the end of its schedule.
+"""
 
 Missed = Literal["skip", "one", "all"]
 MISSED = ("skip", "one", "all")
@@ -56,7 +61,10 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Schedule(msgspec.Struct, frozen=True):
-    """What is called when. `spread_us`: calls come so much later at most, each schedule by its own share of it."""
+    """
+    What is called when. `spread_us`: calls come so much later at most, each schedule by its own
+    share of it.
+    """
 
     name: str
     when: Every | Cron | Sun | Once
@@ -82,15 +90,28 @@ class Schedule(msgspec.Struct, frozen=True):
     def entry(self, nominal: datetime) -> Draft:
         """The message that is due at a firing."""
         body = msgspec.json.encode(Entry(self, nominal))
-        return Draft(self.topic, body, at_us=_us(nominal), id=f"{self.name}@{nominal.isoformat()}#{self.fingerprint}", sticky=True)
+        return Draft(
+            self.topic,
+            body,
+            at_us=_us(nominal),
+            id=f"{self.name}@{nominal.isoformat()}#{self.fingerprint}",
+            sticky=True,
+        )
 
     def firing(self, nominal: datetime) -> Draft:
         """The call of a firing."""
         call = self.call
         return Draft(
-            call.topic, call.body, key=call.key, priority=call.priority, at_us=_us(nominal) + self.shift_us, ttl_us=call.ttl_us,
-            id=f"{self.name}@{nominal.isoformat()}", headers={**(call.headers or {}), "laneway-schedule": self.name}, sticky=True,
-        )  # fmt: skip
+            call.topic,
+            call.body,
+            key=call.key,
+            priority=call.priority,
+            at_us=_us(nominal) + self.shift_us,
+            ttl_us=call.ttl_us,
+            id=f"{self.name}@{nominal.isoformat()}",
+            headers={**(call.headers or {}), "laneway-schedule": self.name},
+            sticky=True,
+        )
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -128,23 +149,59 @@ class Planned(msgspec.Struct, frozen=True):
     is_paused: bool
 
 
-def made(name: str, when: Every | Cron | Sun | Once, message: Message, *, missed: str = "one", spread_us: int = 0) -> Schedule:
+def made(
+    name: str,
+    when: Every | Cron | Sun | Once,
+    message: Message,
+    *,
+    missed: str = "one",
+    spread_us: int = 0,
+) -> Schedule:
     """Check a schedule. Raises UsageError, BadMessage."""
-    if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 150 or "@" in name or "*" in name:
-        raise UsageError(f'schedule: expected a name without "@" and "*", of 150 characters at most, got {name!r:.80}')
+    if (
+        not isinstance(name, str)
+        or not name
+        or not name.isprintable()
+        or len(name) > 150
+        or "@" in name
+        or "*" in name
+    ):
+        raise UsageError(
+            'schedule: expected a name without "@" and "*", of 150 characters at most, got'
+            f" {name!r:.80}"
+        )
     if missed not in MISSED:
-        raise UsageError(f"schedule {name}: expected missed to be one of {', '.join(MISSED)}, got {missed!r}")
-    if message.at is not None or message.delay is not None or message.id is not None or message.at_front:
-        raise BadMessage(f"schedule {name}: when it is due, its id and its place are the schedule's to say; leave them out of the call")
+        raise UsageError(
+            f"schedule {name}: expected missed to be one of {', '.join(MISSED)}, got {missed!r}"
+        )
+    if (
+        message.at is not None
+        or message.delay is not None
+        or message.id is not None
+        or message.at_front
+    ):
+        raise BadMessage(
+            f"schedule {name}: when it is due, its id and its place are the schedule's to say;"
+            " leave them out of the call"
+        )
     draft = codec.draft(message)
-    return Schedule(name, when, Call(draft.topic, draft.body, draft.headers, draft.key, draft.priority, draft.ttl_us), missed, spread_us)
+    return Schedule(
+        name,
+        when,
+        Call(draft.topic, draft.body, draft.headers, draft.key, draft.priority, draft.ttl_us),
+        missed,
+        spread_us,
+    )
 
 
 # In the store
 
 
 def put(engine: FullEngine, schedule: Schedule) -> bool:
-    """Have it in the store, as it is now; False: it stands there like that already, or never fires again."""
+    """
+    Have it in the store, as it is now; False: it stands there like that already, or never fires
+    again.
+    """
     standing = _standing(engine, schedule.topic)
     if any(entry.schedule.fingerprint == schedule.fingerprint for entry in standing):
         return False
@@ -169,23 +226,39 @@ def set_paused(engine: FullEngine, name: str, *, paused: bool | None) -> None:
 
 def planned(engine: FullEngine, limit: int, after: str | None = None) -> list[Planned]:
     """Schedules of the store, in the order of their names, from behind `after` on."""
-    topics = engine.topic_list(pattern=PREFIX + "*", limit=limit, after=PREFIX + after if after is not None else None)
-    return [_planned(entry, is_paused=topic.state == "paused") for topic in topics for entry in _standing(engine, topic.topic)]
+    topics = engine.topic_list(
+        pattern=PREFIX + "*", limit=limit, after=PREFIX + after if after is not None else None
+    )
+    return [
+        _planned(entry, is_paused=topic.state == "paused")
+        for topic in topics
+        for entry in _standing(engine, topic.topic)
+    ]
 
 
 def find(engine: FullEngine, name: str) -> Planned | None:
     """One schedule of the store."""
     standing = _standing(engine, PREFIX + name)
-    return _planned(standing[0], is_paused=engine.policy_of(PREFIX + name).paused) if standing else None
+    return (
+        _planned(standing[0], is_paused=engine.policy_of(PREFIX + name).paused)
+        if standing
+        else None
+    )
 
 
 def _planned(entry: Entry, *, is_paused: bool) -> Planned:
     plan = entry.schedule
-    return Planned(plan.name, plan.when.text(), entry.nominal, plan.call.topic, plan.missed, is_paused)
+    return Planned(
+        plan.name, plan.when.text(), entry.nominal, plan.call.topic, plan.missed, is_paused
+    )
 
 
 def _standing(engine: FullEngine, topic: str) -> list[Entry]:
-    return [entry for view in engine.topic_peek(topic, limit=10) if (entry := _read(view.body)) is not None]
+    return [
+        entry
+        for view in engine.topic_peek(topic, limit=10)
+        if (entry := _read(view.body)) is not None
+    ]
 
 
 def _read(body: bytes) -> Entry | None:
@@ -198,12 +271,19 @@ def _read(body: bytes) -> Entry | None:
 # Firing
 
 
-def install(handlers: Handlers, engine: Callable[[], FullEngine], schedules: Iterable[Schedule]) -> None:
-    """Let a worker serve schedules: those of the code are put into the store, all of the store are handled."""
+def install(
+    handlers: Handlers, engine: Callable[[], FullEngine], schedules: Iterable[Schedule]
+) -> None:
+    """
+    Let a worker serve schedules: those of the code are put into the store, all of the store are
+    handled.
+    """
     if not handlers.has_pattern(PREFIX + "*"):
         handlers.add(_Firing(engine))
     if engine().policy_of(PREFIX + "*").retries != RETRIES:
-        engine().policy_set("code", PREFIX + "*", {"retries": RETRIES, "backoff": {"cap": BACKOFF_SECONDS}})
+        engine().policy_set(
+            "code", PREFIX + "*", {"retries": RETRIES, "backoff": {"cap": BACKOFF_SECONDS}}
+        )
     for schedule in schedules:
         put(engine(), schedule)
 
@@ -221,22 +301,35 @@ class _Firing(Handler):
         except msgspec.ValidationError as error:
             raise Reject(f"this is no schedule: {error}") from error
         engine, schedule = self._engine(), entry.schedule
-        if any(other.schedule.fingerprint != schedule.fingerprint for other in _standing(engine, schedule.topic)):
-            log.info("schedule %s was changed: the firing of %s is the new one's", schedule.name, entry.nominal)
+        if any(
+            other.schedule.fingerprint != schedule.fingerprint
+            for other in _standing(engine, schedule.topic)
+        ):
+            log.info(
+                "schedule %s was changed: the firing of %s is the new one's",
+                schedule.name,
+                entry.nominal,
+            )
             return
         due, following = _due(schedule, entry.nominal, _now(engine, schedule.topic))
         _publish(engine, schedule, [schedule.firing(nominal) for nominal in due])
-        if following is not None:  # only then: else each period would leave one more entry that waits for the room of its call
+        # Only after the calls: else each period would leave one more entry that waits.
+        if following is not None:
             _publish(engine, schedule, [schedule.entry(following)])
 
 
 def _publish(engine: FullEngine, schedule: Schedule, drafts: list[Draft]) -> None:
     for receipt in engine.put(drafts):
         if receipt.outcome == "refused":
-            raise BadMessage(f"schedule {schedule.name}: {receipt.topic} is full ({receipt.reason}); it is tried again")
+            raise BadMessage(
+                f"schedule {schedule.name}: {receipt.topic} is full ({receipt.reason}); it is tried"
+                " again"
+            )
 
 
-def _due(schedule: Schedule, nominal: datetime, now: datetime) -> tuple[list[datetime], datetime | None]:
+def _due(
+    schedule: Schedule, nominal: datetime, now: datetime
+) -> tuple[list[datetime], datetime | None]:
     """Which firings are to be made up to now, and the next one after them."""
     firings, following = [nominal], schedule.when.next_after(nominal)
     while following is not None and following <= now:
@@ -247,7 +340,13 @@ def _due(schedule: Schedule, nominal: datetime, now: datetime) -> tuple[list[dat
     if len(firings) == 1 and now - nominal <= LATE:
         return firings, following
     if len(firings) > 1:
-        log.warning("schedule %s: %d firings were missed from %s on; its setting is %r", schedule.name, len(firings), nominal, schedule.missed)
+        log.warning(
+            "schedule %s: %d firings were missed from %s on; its setting is %r",
+            schedule.name,
+            len(firings),
+            nominal,
+            schedule.missed,
+        )
     if schedule.missed == "all":
         return firings, following
     if schedule.missed == "skip" and now - firings[-1] > LATE:

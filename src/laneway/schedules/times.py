@@ -1,4 +1,7 @@
-"""When a schedule fires: every so often, by a cron line, by the sun, or once; in time zones, also across changes of the clock."""
+"""
+When a schedule fires: every so often, by a cron line, by the sun, or once; in time zones, also
+across changes of the clock.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,14 @@ if TYPE_CHECKING:
     from laneway.units import Duration
 
 FIELDS = ("second", "minute", "hour", "day of month", "month", "day of week")
-RANGES = ("0-59", "0-59", "0-23", "1-31, L, LW or 15W", "1-12 or JAN-DEC", "0-7 or SUN-SAT, 5L, 1#2")
+RANGES = (
+    "0-59",
+    "0-59",
+    "0-23",
+    "1-31, L, LW or 15W",
+    "1-12 or JAN-DEC",
+    "0-7 or SUN-SAT, 5L, 1#2",
+)
 _NEAREST = re.compile(r"(\d{1,2})W")
 _ONE_TO_ITSELF = re.compile(r"(\w+)-\1/\d+")
 _BAD_FIELD = re.compile(r"Bad (.+)")
@@ -30,7 +40,10 @@ EVENTS = ("dawn", "sunrise", "noon", "sunset", "dusk")
 
 
 class Every(msgspec.Struct, frozen=True, tag="every"):
-    """At all multiples of so many seconds since 1970, so that it fires at the same times wherever it is computed."""
+    """
+    At all multiples of so many seconds since 1970, so that it fires at the same times wherever it
+    is computed.
+    """
 
     seconds: float
 
@@ -49,9 +62,10 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
     """
     By a cron line of five fields, or six with seconds first, on the clocks of a time zone.
 
-    `L` is the month's last day, `LW` its last weekday, `15W` the weekday nearest to the 15th, `5L` the last Friday, `1#2` the second Monday. A time
-    that a change of the clock leaves out fires when the clock has been changed; one that comes twice fires once (the rule of Debian's cron). Where
-    the hour or the minute begins with `*` each instant counts by itself.
+    `L` is the month's last day, `LW` its last weekday, `15W` the weekday nearest to the 15th, `5L`
+    the last Friday, `1#2` the second Monday. A time that a change of the clock leaves out fires
+    when the clock has been changed; one that comes twice fires once (the rule of Debian's cron).
+    Where the hour or the minute begins with `*` each instant counts by itself.
     """
 
     line: str
@@ -72,7 +86,9 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
         return parts[-3] if len(parts) in (5, 6) else ""
 
     def _next_nearest(self, wanted: int, local: datetime) -> datetime | None:
-        """Month by month, with the weekday that is nearest to the wanted day of it, in the same month."""
+        """
+        Month by month, with the weekday that is nearest to the wanted day of it, in the same month.
+        """
         parts = self.line.split()
         year, month = local.year, local.month
         while year <= local.year + YEARS_AHEAD:
@@ -93,16 +109,24 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
 
 
 def _astral() -> tuple[Any, Any]:
-    """The class of a place, and the module of the sun. Raises UsageError where the extra is not installed."""
+    """
+    The class of a place, and the module of the sun. Raises UsageError where the extra is not
+    installed.
+    """
     try:
         from astral import LocationInfo, sun  # noqa: PLC0415  # an extra
     except ImportError as error:
-        raise UsageError("schedule: sun= needs the package astral; pip install 'laneway[solar]'") from error
+        raise UsageError(
+            "schedule: sun= needs the package astral; pip install 'laneway[solar]'"
+        ) from error
     return LocationInfo, sun
 
 
 class Sun(msgspec.Struct, frozen=True, tag="sun"):
-    """At an event of the sun at a place: dawn, sunrise, noon, sunset or dusk, and so many seconds after it (before, where negative)."""
+    """
+    At an event of the sun at a place: dawn, sunrise, noon, sunset or dusk, and so many seconds
+    after it (before, where negative).
+    """
 
     event: str
     latitude: float
@@ -110,7 +134,10 @@ class Sun(msgspec.Struct, frozen=True, tag="sun"):
     offset: float = 0.0
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """The first firing after a moment; days without the event (a polar night) have none. None: not within a year."""
+        """
+        The first firing after a moment; days without the event (a polar night) have none. None: not
+        within a year.
+        """
         LocationInfo, almanac = _astral()  # noqa: N806
         place = LocationInfo(latitude=self.latitude, longitude=self.longitude).observer
         shift = timedelta(seconds=self.offset)
@@ -127,7 +154,9 @@ class Sun(msgspec.Struct, frozen=True, tag="sun"):
 
     def text(self) -> str:
         """In words."""
-        return f"{self.event} at {self.latitude:g}, {self.longitude:g}" + (f" {self.offset:+g} s" if self.offset else "")
+        return f"{self.event} at {self.latitude:g}, {self.longitude:g}" + (
+            f" {self.offset:+g} s" if self.offset else ""
+        )
 
 
 class Once(msgspec.Struct, frozen=True, tag="once"):
@@ -147,21 +176,35 @@ class Once(msgspec.Struct, frozen=True, tag="once"):
 When = Every | Cron | Sun | Once
 
 
-def chosen(name: str, period: Duration | None, line: str | None, event: tuple[str, float, float] | None, moment: datetime | None, zone: str) -> When:
+def chosen(
+    name: str,
+    period: Duration | None,
+    line: str | None,
+    event: tuple[str, float, float] | None,
+    moment: datetime | None,
+    zone: str,
+) -> When:
     """The one that was named. Raises UsageError where that is none, or several."""
     given = [each for each in (period, line, event, moment) if each is not None]
     if len(given) != 1:
-        raise UsageError(f"schedule {name}: say when by one of every, cron, sun and at; {len(given)} are given")
+        raise UsageError(
+            f"schedule {name}: say when by one of every, cron, sun and at; {len(given)} are given"
+        )
     if period is not None:
         return every(arguments.seconds(f"schedule {name}", "every", period))
     if line is not None:
         return cron(line, zone)
     if event is not None:
         if not isinstance(event, (tuple, list)) or len(event) not in (3, 4):
-            raise UsageError(f'schedule {name}: expected sun to be like ("sunrise", 52.5, 13.4), got {event!r:.80}')
+            raise UsageError(
+                f'schedule {name}: expected sun to be like ("sunrise", 52.5, 13.4), got'
+                f" {event!r:.80}"
+            )
         return sun(*event)
     if not isinstance(moment, datetime) or moment.tzinfo is None:
-        raise UsageError(f"schedule {name}: expected at to be a datetime with a time zone, got {moment!r:.80}")
+        raise UsageError(
+            f"schedule {name}: expected at to be a datetime with a time zone, got {moment!r:.80}"
+        )
     return Once(moment.astimezone(UTC))
 
 
@@ -173,7 +216,9 @@ def every(seconds: float) -> Every:
 
 
 def cron(line: object, zone: object = "UTC") -> Cron:
-    """Raises UsageError, which names the field that cannot be read, or a time zone that is not there."""
+    """
+    Raises UsageError, which names the field that cannot be read, or a time zone that is not there.
+    """
     from cronsim import CronSimError  # noqa: PLC0415
 
     if not isinstance(line, str):
@@ -189,7 +234,10 @@ def cron(line: object, zone: object = "UTC") -> Cron:
         name = (_BAD_FIELD.match(str(error)) or ["", str(error)])[1].replace("-", " ")
         place = FIELDS.index(name)
         part = parts[place - (6 - len(parts))]
-        raise UsageError(f"schedule: the {name} of the cron line {line!r} cannot be {part!r}; expected {RANGES[place]}") from error
+        raise UsageError(
+            f"schedule: the {name} of the cron line {line!r} cannot be {part!r}; expected"
+            f" {RANGES[place]}"
+        ) from error
     if found is None:
         raise UsageError(f"schedule: the cron line {line!r} never comes; look at its day and month")
     return made
@@ -197,15 +245,23 @@ def cron(line: object, zone: object = "UTC") -> Cron:
 
 def _without_idle_steps(part: str) -> str:
     """`8-8/5` is 8; cronsim takes it for `8/5`, which is 8, 13, 18 …"""
-    return ",".join(_ONE_TO_ITSELF.sub(r"\1", item) if _ONE_TO_ITSELF.fullmatch(item) else item for item in part.split(","))
+    return ",".join(
+        _ONE_TO_ITSELF.sub(r"\1", item) if _ONE_TO_ITSELF.fullmatch(item) else item
+        for item in part.split(",")
+    )
 
 
 def sun(event: object, latitude: float, longitude: float, offset: float = 0.0) -> Sun:
     """Raises UsageError where there is no such event or place."""
     if event not in EVENTS:
-        raise UsageError(f"schedule: expected an event of the sun, one of {', '.join(EVENTS)}, got {event!r}")
+        raise UsageError(
+            f"schedule: expected an event of the sun, one of {', '.join(EVENTS)}, got {event!r}"
+        )
     if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):
-        raise UsageError(f"schedule: expected a latitude of -90 to 90 and a longitude of -180 to 180, got {latitude!r}, {longitude!r}")
+        raise UsageError(
+            "schedule: expected a latitude of -90 to 90 and a longitude of -180 to 180, got"
+            f" {latitude!r}, {longitude!r}"
+        )
     _astral()  # said here, and not by the worker that fires it
     return Sun(str(event), float(latitude), float(longitude), offset)
 
@@ -225,7 +281,8 @@ def _next(line: str, local: datetime, last_year: int) -> datetime | None:
 
     parts = line.split()
     if len(parts) == 6 and not parts[1].startswith("*") and not parts[2].startswith("*"):
-        # Like lines of five fields: a time of the day, not an instant. cronsim sees to the clock's changes in those only.
+        # Like lines of five fields: a time of the day, not an instant. cronsim sees to the clock's
+        # changes in those only.
         for wall in CronSim(line, local.replace(tzinfo=None)):
             found = _on_the_clock(wall, local)
             if found > local or wall.year > last_year:
@@ -239,7 +296,10 @@ def _next(line: str, local: datetime, last_year: int) -> datetime | None:
 
 
 def _on_the_clock(wall: datetime, local: datetime) -> datetime:
-    """The first instant at which the clocks show a time; where they leave it out, as long after the change as it would have been."""
+    """
+    The first instant at which the clocks show a time; where they leave it out, as long after the
+    change as it would have been.
+    """
     return wall.replace(tzinfo=local.tzinfo, fold=0).astimezone(UTC).astimezone(local.tzinfo)
 
 

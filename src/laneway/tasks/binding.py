@@ -1,4 +1,6 @@
-"""How the arguments of a call travel: checked by the function's signature, decoded to its annotations."""
+"""
+How the arguments of a call travel: checked by the function's signature, decoded to its annotations.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +28,41 @@ class Binding:
     """
     The signature of a task's function, as callers see it.
 
-    `skips`: of a bound task the first parameter is the task itself. A parameter annotated `Request` is given by the worker.
+    `skips`: of a bound task the first parameter is the task itself. A parameter annotated `Request`
+    is given by the worker.
     """
 
     def __init__(self, task: str, function: Callable[..., Any], *, skips: bool) -> None:
         self._task = task
         parameters = list(inspect.signature(function).parameters.values())
         hints = _hints(function)
-        self.injected = [(place, each) for place, each in enumerate(parameters[int(skips) :]) if _is_request(hints.get(each.name))]
+        self.injected = [
+            (place, each)
+            for place, each in enumerate(parameters[int(skips) :])
+            if _is_request(hints.get(each.name))
+        ]
         given = {each.name for _, each in self.injected}
         self.returns = _returned(hints)
-        self.signature = inspect.Signature([each for each in parameters[int(skips) :] if each.name not in given])
+        self.signature = inspect.Signature(
+            [each for each in parameters[int(skips) :] if each.name not in given]
+        )
         self._types = {
-            each.name: (each.kind, hint) for each in self.signature.parameters.values() if (hint := hints.get(each.name, Any)) not in _PLAIN
+            each.name: (each.kind, hint)
+            for each in self.signature.parameters.values()
+            if (hint := hints.get(each.name, Any)) not in _PLAIN
         }
 
     def annotated(self) -> tuple[set[int], set[str]]:
         """Places and names of the arguments whose types are known."""
-        places = {place for place, name in enumerate(self.signature.parameters) if name in self._types}
+        places = {
+            place for place, name in enumerate(self.signature.parameters) if name in self._types
+        }
         return places, set(self._types)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All arguments of a call by name, defaults too. Raises BadMessage where they do not fit."""
+        """
+        All arguments of a call by name, defaults too. Raises BadMessage where they do not fit.
+        """
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -55,9 +70,12 @@ class Binding:
         bound.apply_defaults()
         return bound.arguments
 
-    def decode(self, body: Any, first: tuple[Any, ...] = (), *, converts: bool = True) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def decode(
+        self, body: Any, first: tuple[Any, ...] = (), *, converts: bool = True
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """
-        The arguments of a call that has travelled, behind those that come `first`; `converts`: made the types that the function asks for.
+        The arguments of a call that has travelled, behind those that come `first`; `converts`: made
+        the types that the function asks for.
 
         Raises Reject.
         """
@@ -89,7 +107,10 @@ class Binding:
                 return {key: convert(each, hint) for key, each in value.items()}
             return convert(value, hint)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
-            raise Reject(f'task "{self._task}": the argument "{name}" is not what the function asks for: {error}') from error
+            raise Reject(
+                f'task "{self._task}": the argument "{name}" is not what the function asks for:'
+                f" {error}"
+            ) from error
 
 
 def _returned(hints: dict[str, Any]) -> Any:
@@ -99,7 +120,10 @@ def _returned(hints: dict[str, Any]) -> Any:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations as types; of those that cannot be evaluated (imported for type checkers only) nothing is known."""
+    """
+    Annotations as types; of those that cannot be evaluated (imported for type checkers only)
+    nothing is known.
+    """
     function = inspect.unwrap(function)
     try:
         return typing.get_type_hints(function)
@@ -108,11 +132,16 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
         for name, written in getattr(function, "__annotations__", {}).items():
             holder = types.SimpleNamespace(__annotations__={name: written})
             try:
-                found |= typing.get_type_hints(holder, globalns=getattr(function, "__globals__", {}))
+                found |= typing.get_type_hints(
+                    holder, globalns=getattr(function, "__globals__", {})
+                )
             except Exception as error:  # noqa: BLE001
                 log.debug("of the argument %s of %s nothing is known: %s", name, function, error)
         return found
 
 
 def _is_request(hint: Any) -> bool:
-    return hint is Request or (typing.get_origin(hint) in (typing.Union, types.UnionType) and Request in typing.get_args(hint))
+    return hint is Request or (
+        typing.get_origin(hint) in (typing.Union, types.UnionType)
+        and Request in typing.get_args(hint)
+    )

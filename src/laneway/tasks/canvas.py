@@ -1,8 +1,10 @@
 """
-Flows: calls that follow each other, in the words of Celery: `a.s(1) | b.s()`, `group(…)`, `chord(group(…), c.s())`, nested as one likes.
+Flows: calls that follow each other, in the words of Celery: `a.s(1) | b.s()`, `group(…)`,
+`chord(group(…), c.s())`, nested as one likes.
 
-A flow becomes a graph of messages; each but the first ones waits for signals of those before it, see `laneway.tasks.flow`. All are put into the
-store before any of them can begin, or none, see `laneway.tasks.whole`.
+A flow becomes a graph of messages; each but the first ones waits for signals of those before it,
+see `laneway.tasks.flow`. All are put into the store before any of them can begin, or none, see
+`laneway.tasks.whole`.
 """
 
 from __future__ import annotations
@@ -39,11 +41,20 @@ H = TypeVar("H")
 K = TypeVar("K")
 L = TypeVar("L")
 
-CELERY_NAMES = {"countdown": "delay", "eta": "at", "expires": "ttl", "task_id": "id", "queue": "topic"}  # Celery's options by our names
+CELERY_NAMES = {
+    "countdown": "delay",
+    "eta": "at",
+    "expires": "ttl",
+    "task_id": "id",
+    "queue": "topic",
+}  # Celery's options by our names
 
 
 class Part(ABC, Generic[H]):
-    """Something that can stand in a flow. `H` is the handle that publishing gives: `Job[R]`, or `GroupJob[R]` where a group is last."""
+    """
+    Something that can stand in a flow. `H` is the handle that publishing gives: `Job[R]`, or
+    `GroupJob[R]` where a group is last.
+    """
 
     _unclear_id: str | None = None
     """Under which id it was published when it is not known how far that went."""
@@ -69,8 +80,13 @@ class Part(ABC, Generic[H]):
         """Whose tasks these are. Raises UsageError where they are those of several applications."""
         apps = {id(call.task.app): call.task.app for call in self.calls()}
         if len(apps) != 1:
-            raise UsageError("a flow: its tasks are those of one application, and there is at least one" if not apps else
-                             "a flow: its tasks are those of several applications; a flow lives in one store")  # fmt: skip
+            raise UsageError(
+                "a flow: its tasks are those of one application, and there is at least one"
+                if not apps
+                else (
+                    "a flow: its tasks are those of several applications; a flow lives in one store"
+                )
+            )
         return next(iter(apps.values()))
 
     @property
@@ -79,18 +95,24 @@ class Part(ABC, Generic[H]):
         return self.app.threads
 
     def link(self, follower: L) -> L:
-        """Something that follows with its result, but is no part of it: the flow goes on without it. Returns the follower."""
+        """
+        Something that follows with its result, but is no part of it: the flow goes on without it.
+        Returns the follower.
+        """
         last = list(self.calls())[-1]
         last.followers.append(_part(follower).clone())
         return follower
 
     def link_error(self, follower: L) -> L:
         """
-        A call that is made when this fails for good, with the id of the job, its error in a line and the traceback as arguments (with `si` with its
-        own); once for a flow, whichever of its calls failed. Returns the follower.
+        A call that is made when this fails for good, with the id of the job, its error in a line
+        and the traceback as arguments (with `si` with its own); once for a flow, whichever of its
+        calls failed. Returns the follower.
         """
         if not isinstance(follower, Signature):
-            raise UsageError(f"link_error: expected a call of a task, like handle.s(), got {follower!r:.80}")
+            raise UsageError(
+                f"link_error: expected a call of a task, like handle.s(), got {follower!r:.80}"
+            )
         error_id = uuid.uuid4().hex
         for call in self.calls():
             call.errors.append((error_id, follower))
@@ -105,10 +127,12 @@ class Part(ABC, Generic[H]):
 
     def enqueue(self) -> H:
         """
-        Publish all of it, or nothing. Returns the handle of its end: a Job, or a GroupJob where a group is last.
+        Publish all of it, or nothing. Returns the handle of its end: a Job, or a GroupJob where a
+        group is last.
 
-        Raises what `publish` raises. After EngineUnavailable it is not known whether the flow was stored; call this
-        again on the same object then: it stores what is missing, and nothing twice.
+        Raises what `publish` raises. After EngineUnavailable it is not known whether the flow was
+        stored; call this again on the same object then: it stores what is missing, and nothing
+        twice.
         """
         app = self.app
         if app.eager:
@@ -146,12 +170,19 @@ class Part(ABC, Generic[H]):
         """Celery's shorter word for `delay`."""
         return self.delay(*args, **kwargs)
 
-    def apply_async(self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any) -> H:
-        """As `delay`, with options of a call (those of `using`, and Celery's names) for what begins; `link` and `link_error` hold for all of it."""
+    def apply_async(
+        self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> H:
+        """
+        As `delay`, with options of a call (those of `using`, and Celery's names) for what begins;
+        `link` and `link_error` hold for all of it.
+        """
         made = self._with(tuple(args), kwargs or {})
         for name in ("link", "link_error"):
             said = options.pop(name, None)
-            for each in said if isinstance(said, (list, tuple)) else [said] if said is not None else []:
+            for each in (
+                said if isinstance(said, (list, tuple)) else [said] if said is not None else []
+            ):
                 getattr(made, name)(each)
         if options:
             for call in made.first():
@@ -174,7 +205,13 @@ class Signature(Part[Job[R]], Generic[R]):
     """One call of a task, not made yet."""
 
     def __init__(
-        self, task: Task[..., R], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any], *, immutable: bool = False
+        self,
+        task: Task[..., R],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: dict[str, Any],
+        *,
+        immutable: bool = False,
     ) -> None:
         self.task = task
         self.args = args
@@ -186,13 +223,23 @@ class Signature(Part[Job[R]], Generic[R]):
         self.each = False
 
     def clone(self) -> Self:
-        made = type(self)(self.task, self.args, dict(self.kwargs), dict(self.options), immutable=self.immutable)
-        made.followers, made.errors, made.each = [each.clone() for each in self.followers], list(self.errors), self.each
+        made = type(self)(
+            self.task, self.args, dict(self.kwargs), dict(self.options), immutable=self.immutable
+        )
+        made.followers, made.errors, made.each = (
+            [each.clone() for each in self.followers],
+            list(self.errors),
+            self.each,
+        )
         return made
 
     def set(self, **options: Any) -> Self:
         """Say something of the call: options of `using`, also by Celery's names. Returns it."""
-        said = {CELERY_NAMES.get(name, name): value for name, value in options.items() if value is not None}
+        said = {
+            CELERY_NAMES.get(name, name): value
+            for name, value in options.items()
+            if value is not None
+        }
         self.task._check(said)  # noqa: SLF001  # one module in two files
         self.options.update(said)
         return self
@@ -212,7 +259,10 @@ class Signature(Part[Job[R]], Generic[R]):
 
     def enqueue(self) -> Job[R]:
         """Publish the call, and what is linked to it. Returns its handle."""
-        if not (self.followers or self.errors or self.each or self.immutable) and not self.task.app.eager:
+        if (
+            not (self.followers or self.errors or self.each or self.immutable)
+            and not self.task.app.eager
+        ):
             return cast("Job[R]", self.task.publish(self.args, self.kwargs, self.options))
         return super().enqueue()
 
@@ -232,7 +282,9 @@ class Signature(Part[Job[R]], Generic[R]):
         return self.task(*args, *self.args, **{**self.kwargs, **kwargs})
 
     def __repr__(self) -> str:
-        said = ", ".join([*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())])
+        said = ", ".join(
+            [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
+        )
         return f"{self.task.name}({said})"
 
 
@@ -242,7 +294,9 @@ class Chain(Part[H]):
     def __init__(self, parts: Sequence[Part[Any]]) -> None:
         if not parts:
             raise UsageError("chain: expected at least one call, like chain(a.s(1), b.s())")
-        self.parts: list[Part[Any]] = [inner for part in parts for inner in (part.parts if isinstance(part, Chain) else [part])]
+        self.parts: list[Part[Any]] = [
+            inner for part in parts for inner in (part.parts if isinstance(part, Chain) else [part])
+        ]
 
     def clone(self) -> Self:
         return type(self)([part.clone() for part in self.parts])
@@ -278,7 +332,9 @@ class Group(Part["GroupJob[R]"], Generic[R]):
     """All at once."""
 
     def __init__(self, parts: Sequence[Part[Any]]) -> None:
-        self.parts: list[Part[Any]] = [inner for part in parts for inner in (part.parts if isinstance(part, Group) else [part])]
+        self.parts: list[Part[Any]] = [
+            inner for part in parts for inner in (part.parts if isinstance(part, Group) else [part])
+        ]
 
     def clone(self) -> Self:
         return type(self)([part.clone() for part in self.parts])
@@ -303,7 +359,10 @@ class Group(Part["GroupJob[R]"], Generic[R]):
         return GroupJob([part.eagerly(before) for part in self.parts])
 
     def link_error(self, follower: L) -> L:
-        """A call that is made when one of them fails for good; in Celery's words, for each of them that fails."""
+        """
+        A call that is made when one of them fails for good; in Celery's words, for each of them
+        that fails.
+        """
         if self.parts and next(self.calls()).task.errors_of_each:
             for part in self.parts:
                 part.link_error(follower)
@@ -344,9 +403,16 @@ def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]:
 @overload
 def chord(header: Iterable[Part[Any]] | Group[Any], body: Part[H]) -> Chain[H]: ...
 @overload
-def chord(header: Iterable[Part[Any]] | Group[Any], body: None = None) -> Callable[[Part[H]], H]: ...
-def chord(header: Iterable[Part[Any]] | Group[Any], body: Part[Any] | None = None) -> Chain[Any] | Callable[[Part[Any]], Any]:
-    """A group, and a call with the list of all results once they are there; without `body` a function that takes it."""
+def chord(
+    header: Iterable[Part[Any]] | Group[Any], body: None = None
+) -> Callable[[Part[H]], H]: ...
+def chord(
+    header: Iterable[Part[Any]] | Group[Any], body: Part[Any] | None = None
+) -> Chain[Any] | Callable[[Part[Any]], Any]:
+    """
+    A group, and a call with the list of all results once they are there; without `body` a function
+    that takes it.
+    """
     made = header.clone() if isinstance(header, Group) else group(*header)
     if body is None:
         return lambda last: chord(made, last).enqueue()
@@ -363,7 +429,10 @@ def chunks(task: Task[..., R], items: Iterable[Sequence[Any]], size: int) -> Gro
 
 
 def over(task: Task[..., Any], items: Iterable[Sequence[Any]]) -> Signature[Any]:
-    """One message in which a task is called for each of several items, which hold its arguments; its result is the list of theirs."""
+    """
+    One message in which a task is called for each of several items, which hold its arguments; its
+    result is the list of theirs.
+    """
     page = tuple(tuple(each) for each in items)
     for each in page:
         task.binding.bind(each, {})
@@ -394,10 +463,19 @@ class GroupJob(Generic[R]):
         return self.jobs
 
     def get(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:
-        """What they returned, in their order; waits for all, at most `timeout`. The first failure is raised. Raises TimeoutError."""
+        """
+        What they returned, in their order; waits for all, at most `timeout`. The first failure is
+        raised. Raises TimeoutError.
+        """
         seconds = arguments.seconds_or_none("get", "timeout", timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
-        return [job.get(None if deadline is None else max(0.0, deadline - time.monotonic()), propagate=propagate) for job in self.jobs]
+        return [
+            job.get(
+                None if deadline is None else max(0.0, deadline - time.monotonic()),
+                propagate=propagate,
+            )
+            for job in self.jobs
+        ]
 
     join = get
 
@@ -413,7 +491,10 @@ class GroupJob(Generic[R]):
         """Until all have ended; False where that takes longer than `timeout`."""
         seconds = arguments.seconds_or_none("wait", "timeout", timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
-        return all(job.wait(None if deadline is None else max(0.0, deadline - time.monotonic())) for job in self.jobs)
+        return all(
+            job.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            for job in self.jobs
+        )
 
     def completed_count(self) -> int:
         """How many have returned."""
@@ -444,8 +525,8 @@ class GroupJob(Generic[R]):
 
 class _Ends(msgspec.Struct):
     """
-    Where a part of a flow ends. `is_group`: what follows gets a list, also of one. `shape`: of a group, None for each call, a list for each group
-    in which a part of it ends.
+    Where a part of a flow ends. `is_group`: what follows gets a list, also of one. `shape`: of a
+    group, None for each call, a list for each group in which a part of it ends.
     """
 
     nodes: list[Any]
@@ -466,18 +547,29 @@ class _Node:
         self.then: list[Target] = []
         options = call.options
         self.id: str = options.get("id") or f"{graph.id}.{len(graph.nodes)}"
-        takes = None if call.immutable or not (before.nodes or before.is_group) else "all" if before.is_group else "one"
+        takes = (
+            None
+            if call.immutable or not (before.nodes or before.is_group)
+            else "all"
+            if before.is_group
+            else "one"
+        )
         self.takes = takes if before.nodes else None
         args = call.args
         if takes is not None and not before.nodes:  # behind a group of nothing
             args = ([], *args)
         is_nested = self.takes == "all" and any(before.shape)
         self.flow = Flow(
-            takes=self.takes, shape=before.shape if is_nested else None, errors=[_follower(error_id, call) for error_id, call in call.errors]
+            takes=self.takes,
+            shape=before.shape if is_nested else None,
+            errors=[_follower(error_id, call) for error_id, call in call.errors],
         )
         self.needs = len(before.nodes)
         if self.needs > MOST_SIGNALS:
-            raise UsageError(f"a flow: {call!r:.80} would wait for {self.needs:,} calls, at most {MOST_SIGNALS:,} can be waited for; use chunks")
+            raise UsageError(
+                f"a flow: {call!r:.80} would wait for {self.needs:,} calls, at most"
+                f" {MOST_SIGNALS:,} can be waited for; use chunks"
+            )
         self._args = args
         # Where it will be, before it is known what it says of those behind it.
         self.topic, _, said = self._told({})
@@ -487,16 +579,28 @@ class _Node:
 
     def _told(self, more: dict[str, Any]) -> tuple[str, Any, Any]:
         call = self.call
-        options = {name: value for name, value in call.options.items() if name in CALL_OPTIONS} | {"id": self.id}
+        options = {name: value for name, value in call.options.items() if name in CALL_OPTIONS} | {
+            "id": self.id
+        }
         if self.needs:
-            options = {name: value for name, value in options.items() if name not in ("delay", "at")}  # it begins when it may
+            options = {
+                name: value for name, value in options.items() if name not in ("delay", "at")
+            }  # it begins when it may
         headers = {FLOW_HEADER: "1"}
         if self.needs:
             headers[NEEDS_HEADER] = str(self.needs)
         first = (LATER,) if self.takes is not None else ()
         if call.each:
             more = {"each": True, **more}
-        return call.task._call_of(self._args, call.kwargs, options, first=first, more=more, headers=headers, each=call.each)  # noqa: SLF001
+        return call.task._call_of(  # noqa: SLF001
+            self._args,
+            call.kwargs,
+            options,
+            first=first,
+            more=more,
+            headers=headers,
+            each=call.each,
+        )
 
     def message(self) -> Message:
         """With all that it says of those behind it."""
@@ -506,7 +610,13 @@ class _Node:
 
     def job(self) -> Job[Any]:
         """Its handle."""
-        return Job(self.call.task.app, self.id, self.topic, task=self.call.task, is_kept=self.call.task._is_kept(self.call.options))  # noqa: SLF001
+        return Job(
+            self.call.task.app,
+            self.id,
+            self.topic,
+            task=self.call.task,
+            is_kept=self.call.task._is_kept(self.call.options),  # noqa: SLF001
+        )
 
 
 class _Graph:
@@ -537,23 +647,32 @@ class _Graph:
 
 
 def _group_job(members: list[Any], before: tuple[Job[Any], ...] = ()) -> GroupJob[Any]:
-    return GroupJob([_group_job(each) if isinstance(each, list) else each for each in members], before)
+    return GroupJob(
+        [_group_job(each) if isinstance(each, list) else each for each in members], before
+    )
 
 
 def _follower(error_id: str, call: Signature[Any]) -> Follower:
     """What is published when a task fails: the call as a message."""
     task, args = call.task, call.args
     first = () if call.immutable else (LATER,) * task.errback_takes(len(args))
-    topic, body, said = task._call_of(args, call.kwargs, {**call.options, "id": call.options.get("id", error_id)}, first=first)  # noqa: SLF001
+    topic, body, said = task._call_of(  # noqa: SLF001
+        args, call.kwargs, {**call.options, "id": call.options.get("id", error_id)}, first=first
+    )
     if not call.immutable and task.errors_of_each and task.serializer == "json":
         body = {"errback": len(first), "args": list(args), "kwargs": call.kwargs}
     elif not call.immutable:
         if task.serializer != "json" or args or call.kwargs:
-            raise UsageError(f"link_error: {call!r:.80} is called with the id, the error and the traceback; use si(…) for arguments of its own")
+            raise UsageError(
+                f"link_error: {call!r:.80} is called with the id, the error and the traceback; use"
+                " si(…) for arguments of its own"
+            )
         body = None
     elif not isinstance(body, dict):
         raise UsageError(f'link_error: the task "{task.name}" has to read JSON')
-    return Follower(topic, str(said.get("id")), body, dict(said.get("headers") or {}), said.get("key"))
+    return Follower(
+        topic, str(said.get("id")), body, dict(said.get("headers") or {}), said.get("key")
+    )
 
 
 def _is_nothing(part: Part[Any]) -> bool:
@@ -562,7 +681,10 @@ def _is_nothing(part: Part[Any]) -> bool:
 
 def _part(said: object) -> Part[Any]:
     if not isinstance(said, Part):
-        raise UsageError(f"a flow: expected a call that is not made yet, like add.s(1, 2), or a chain or group of such, got {said!r:.80}")
+        raise UsageError(
+            "a flow: expected a call that is not made yet, like add.s(1, 2), or a chain or group"
+            f" of such, got {said!r:.80}"
+        )
     return said
 
 
@@ -571,7 +693,11 @@ def _parts(said: Iterable[Any]) -> list[Part[Any]]:
     for each in said:
         if isinstance(each, Part):
             listed.append(each)
-        elif isinstance(each, Task) or not hasattr(each, "__iter__") or isinstance(each, (str, bytes, dict)):
+        elif (
+            isinstance(each, Task)
+            or not hasattr(each, "__iter__")
+            or isinstance(each, (str, bytes, dict))
+        ):
             _part(each)
         else:
             listed += each

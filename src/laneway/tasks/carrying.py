@@ -1,4 +1,7 @@
-"""Context variables of a program that go with its calls, from publisher to worker; and loggers that know which task runs."""
+"""
+Context variables of a program that go with its calls, from publisher to worker; and loggers that
+know which task runs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ def carry(app: Laneway, variable: ContextVar[Any], name: str | None = None) -> N
         try:
             written = msgspec.json.encode(value).decode()
         except (TypeError, ValueError) as error:
-            raise BadMessage(f"the context variable {variable.name} cannot go with a message: {error}; carry what JSON can hold") from error
+            raise BadMessage(
+                f"the context variable {variable.name} cannot go with a message: {error}; carry"
+                " what JSON can hold"
+            ) from error
         yield msgspec.structs.replace(message, headers={**(message.headers or {}), header: written})
 
     @app.around_handling
@@ -68,8 +74,9 @@ _ABOUT = _About()
 
 def get_task_logger(name: str) -> logging.Logger:
     """
-    The logger of that name, whose records say which task they were written in: `%(task_id)s`, `%(task_name)s`, `%(topic)s`, `%(attempt)s` for a
-    formatter of your own. (With `--log-json` every line says it, whatever its logger.)
+    The logger of that name, whose records say which task they were written in: `%(task_id)s`,
+    `%(task_name)s`, `%(topic)s`, `%(attempt)s` for a formatter of your own. (With `--log-json`
+    every line says it, whatever its logger.)
     """
     logger = logging.getLogger(name)
     if _ABOUT not in logger.filters:

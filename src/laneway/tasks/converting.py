@@ -9,7 +9,10 @@ import msgspec
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """A value as JSON gives it, as the type that is asked for. Raises ValueError (ValidationError) or TypeError; what nobody can check passes."""
+    """
+    A value as JSON gives it, as the type that is asked for. Raises ValueError (ValidationError) or
+    TypeError; what nobody can check passes.
+    """
     if not is_known(kind):
         return value
     return msgspec.convert(value, kind, dec_hook=_convert_own)
@@ -25,7 +28,10 @@ def _convert_own(kind: type, value: Any) -> Any:
             return value
     except TypeError:  # nobody can check it
         return value
-    raise ValueError(f"JSON gives {type(value).__name__}, not {kind.__name__}; take a dataclass, a msgspec or pydantic model instead")
+    raise ValueError(
+        f"JSON gives {type(value).__name__}, not {kind.__name__}; take a dataclass, a msgspec or"
+        " pydantic model instead"
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,8 +1,10 @@
 """
-How tasks follow each other: a task that others come before is a message that waits for their signals, put into the store before they begin.
+How tasks follow each other: a task that others come before is a message that waits for their
+signals, put into the store before they begin.
 
-Whoever ends, signals those behind it in the same step as its own end, so a crash between the two neither loses nor doubles a step. A
-signal carries the result; it counts once for each number. A failure is a signal too: those behind fail with it, and pass it on.
+Whoever ends, signals those behind it in the same step as its own end, so a crash between the two
+neither loses nor doubles a step. A signal carries the result; it counts once for each number. A
+failure is a signal too: those behind fail with it, and pass it on.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ log = logging.getLogger("laneway.worker")
 
 
 class Target(msgspec.Struct, array_like=True, frozen=True):
-    """A message that waits: where it is, and as the how manieth of its signals this one counts. `key`: it finds its partition."""
+    """
+    A message that waits: where it is, and as the how manieth of its signals this one counts. `key`:
+    it finds its partition.
+    """
 
     topic: str
     id: str
@@ -57,7 +62,10 @@ class Follower(msgspec.Struct, omit_defaults=True):
 
 
 class Opening(msgspec.Struct, array_like=True, frozen=True):
-    """A call with which a flow begins: it waits for one signal until the flow opens, see `whole`. With its own delay, time and ttl."""
+    """
+    A call with which a flow begins: it waits for one signal until the flow opens, see `whole`. With
+    its own delay, time and ttl.
+    """
 
     topic: str
     id: str
@@ -71,9 +79,10 @@ class Flow(msgspec.Struct, omit_defaults=True):
     """
     What a task's body says of the others around it.
 
-    `then`: who is signalled when it ends. `takes`: what of those before it goes first among its arguments: "one" result, "all" as a list, or
-    nothing; `shape`: how that list is nested, None for each result. `allows_failure`: it runs also where one of them failed. `errors`: what is
-    called when it fails.
+    `then`: who is signalled when it ends. `takes`: what of those before it goes first among its
+    arguments: "one" result, "all" as a list, or nothing; `shape`: how that list is nested, None for
+    each result. `allows_failure`: it runs also where one of them failed. `errors`: what is called
+    when it fails.
     """
 
     then: list[Target] = []
@@ -88,7 +97,10 @@ class Flow(msgspec.Struct, omit_defaults=True):
 
 
 class Opener(msgspec.Struct, omit_defaults=True):
-    """The body of a message that opens a flow. `fails`: why it does not. `size`: of the root, the calls of the flow."""
+    """
+    The body of a message that opens a flow. `fails`: why it does not. `size`: of the root, the
+    calls of the flow.
+    """
 
     flow: Flow
     fails: str | None = None
@@ -133,7 +145,9 @@ def signals_of(lease: Lease) -> list[Signal]:
     if lease.headers is None or NEEDS_HEADER not in lease.headers or lease.bodies is None:
         return []
     signals = sorted(map(_signal, lease.bodies[1:]), key=lambda signal: signal.number)
-    return [signal for signal in signals if signal.number != OPENED or signal.status != outcomes.SUCCESS]
+    return [
+        signal for signal in signals if signal.number != OPENED or signal.status != outcomes.SUCCESS
+    ]
 
 
 def results_of(flow: Flow, signals: Sequence[Signal], read: Any) -> tuple[Any, ...]:
@@ -151,7 +165,9 @@ def results_of(flow: Flow, signals: Sequence[Signal], read: Any) -> tuple[Any, .
 
 def shaped(shape: list[Any], values: Iterator[Any]) -> list[Any]:
     """The values nested as the shape is, which has a None for each."""
-    return [shaped(each, values) if isinstance(each, list) else next(values, None) for each in shape]
+    return [
+        shaped(each, values) if isinstance(each, list) else next(values, None) for each in shape
+    ]
 
 
 def failed_before(signal: Signal) -> DependencyFailed:
@@ -160,26 +176,49 @@ def failed_before(signal: Signal) -> DependencyFailed:
     if details is None:
         told = f"job {signal.id}: {signal.reason or signal.status}"
         details = Details(_ENDS.get(signal.status, "laneway.errors:JobFailed"), told, args=[told])
-    return DependencyFailed(f"job {signal.id} before it ended with {signal.status}: {details.message}", details)
+    return DependencyFailed(
+        f"job {signal.id} before it ended with {signal.status}: {details.message}", details
+    )
 
 
-_ENDS = {"cancelled": "laneway.errors:JobCancelled", "expired": "laneway.errors:JobExpired", "dead": "laneway.errors:JobDead"}
+_ENDS = {
+    "cancelled": "laneway.errors:JobCancelled",
+    "expired": "laneway.errors:JobExpired",
+    "dead": "laneway.errors:JobDead",
+}
 
 
-def following(job_id: str, flow: Flow, ended: Outcome, *, is_own_failure: bool = True, published_us: int = 0) -> list[Draft]:
-    """What is put into the store with the end of a task: signals for those behind it, calls of what handles its error."""
+def following(
+    job_id: str, flow: Flow, ended: Outcome, *, is_own_failure: bool = True, published_us: int = 0
+) -> list[Draft]:
+    """
+    What is put into the store with the end of a task: signals for those behind it, calls of what
+    handles its error.
+    """
     drafts = [signal(target, job_id, ended) for target in flow.then]
     if flow.opens or flow.others:
         drafts += _opened(job_id, flow, ended, published_us)
     if ended.status != outcomes.SUCCESS and is_own_failure:
         for follower in flow.errors:
             body = _errback(job_id, ended, follower.body)
-            drafts.append(Draft(follower.topic, encode(body), key=follower.key, id=follower.id, headers=dict(follower.headers), sticky=True))
+            drafts.append(
+                Draft(
+                    follower.topic,
+                    encode(body),
+                    key=follower.key,
+                    id=follower.id,
+                    headers=dict(follower.headers),
+                    sticky=True,
+                )
+            )
     return drafts
 
 
 def _errback(job_id: str, ended: Outcome, body: Any) -> Any:
-    """The body of a call that is made when a task fails: its own arguments stand behind what is told of the failure."""
+    """
+    The body of a call that is made when a task fails: its own arguments stand behind what is told
+    of the failure.
+    """
     told = [job_id, *_told(ended)]
     if body is None:
         return {"args": told, "kwargs": {}}
@@ -197,7 +236,10 @@ def _opened(opener_id: str, flow: Flow, ended: Outcome, published_us: int) -> li
 
 
 def opening_signal(opening: Opening, opener_id: str, published_us: int = 0) -> Draft:
-    """The one signal for which a call waits with which a flow begins. A delay counts from when the flow was published."""
+    """
+    The one signal for which a call waits with which a flow begins. A delay counts from when the
+    flow was published.
+    """
     body = encode(Signal(OPENED, opener_id, outcomes.SUCCESS))
     made = Draft(opening.topic, body, key=opening.key, id=opening.id, signal=1)
     made.at_us, made.ttl_us = opening.at_us, opening.ttl_us
@@ -207,7 +249,10 @@ def opening_signal(opening: Opening, opener_id: str, published_us: int = 0) -> D
 
 
 def _told(ended: Outcome) -> tuple[str, str]:
-    """What an error handler is called with behind the job's id: the error in one line, and its traceback."""
+    """
+    What an error handler is called with behind the job's id: the error in one line, and its
+    traceback.
+    """
     if ended.error is None:
         return ended.reason or ended.status, ""
     return f"{ended.error.type.rpartition(':')[2]}: {ended.error.message}", ended.error.traceback
@@ -216,7 +261,16 @@ def _told(ended: Outcome) -> tuple[str, str]:
 def signal(target: Target, job_id: str, ended: Outcome) -> Draft:
     """What a target is told; a failure that it does not allow ends its waiting at once."""
     number = target.number if ended.status == outcomes.SUCCESS or target.allows_failure else 0
-    said = Signal(target.number, job_id, ended.status, ended.result, ended.pickled, ended.error, ended.reason, ended.tagged)
+    said = Signal(
+        target.number,
+        job_id,
+        ended.status,
+        ended.result,
+        ended.pickled,
+        ended.error,
+        ended.reason,
+        ended.tagged,
+    )
     return Draft(target.topic, encode(said), key=target.key, id=target.id, signal=number)
 
 
@@ -231,7 +285,10 @@ _obituary = msgspec.json.Decoder(_Obituary).decode
 
 
 class EndedHandler(Handler):
-    """Tells those who wait of the end of a message that no handler told, or that began to wait when it had been published already."""
+    """
+    Tells those who wait of the end of a message that no handler told, or that began to wait when it
+    had been published already.
+    """
 
     def __init__(self) -> None:
         super().__init__(_nothing, "laneway.ended", name=ENDED)
@@ -241,7 +298,9 @@ class EndedHandler(Handler):
         del lease
         return (), {}
 
-    def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> list[Draft]:
+    def concluded(
+        self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
+    ) -> list[Draft]:
         """Signals, in the same step as its own end."""
         del returned, error
         try:
@@ -251,7 +310,12 @@ class EndedHandler(Handler):
             return []
         drafts = [signal(target, said.id, said.outcome) for target in said.followers]
         if said.body is not None and said.body.flow is not None:
-            drafts += following(said.id, said.body.flow, said.outcome, is_own_failure=said.outcome.status != outcomes.CANCELLED)
+            drafts += following(
+                said.id,
+                said.body.flow,
+                said.outcome,
+                is_own_failure=said.outcome.status != outcomes.CANCELLED,
+            )
         return drafts
 
 
@@ -266,7 +330,9 @@ class OpenHandler(Handler):
         del lease
         return (), {}
 
-    def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> list[Draft]:
+    def concluded(
+        self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
+    ) -> list[Draft]:
         """Signals, in the same step as its own end."""
         del returned, error
         try:
@@ -282,7 +348,13 @@ class OpenHandler(Handler):
         else:
             ended = outcomes.Outcome(status=outcomes.SUCCESS)
         if said.size and ended.status != outcomes.SUCCESS:
-            log.warning("flow %s of %d calls, topic %s: %s", lease.id, said.size, lease.topic, ended.reason or ended.status)
+            log.warning(
+                "flow %s of %d calls, topic %s: %s",
+                lease.id,
+                said.size,
+                lease.topic,
+                ended.reason or ended.status,
+            )
         return following(lease.id, said.flow, ended, published_us=lease.published_us)
 
 

@@ -1,4 +1,7 @@
-"""The handle of a task's call: how it stands, what it returned, and how to wait for it, watch it or cancel it."""
+"""
+The handle of a task's call: how it stands, what it returned, and how to wait for it, watch it or
+cancel it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,13 @@ log = logging.getLogger("laneway.job")
 
 R = TypeVar("R")
 
-_STATES = {"ready": "pending", "parked": "pending", "delayed": "delayed", "leased": "started", "dead": "dead"}
+_STATES = {
+    "ready": "pending",
+    "parked": "pending",
+    "delayed": "delayed",
+    "leased": "started",
+    "dead": "dead",
+}
 """Of messages, as those of jobs."""
 
 _RUN = "call world.run() first, or world.run_all() to let the clock go on"
@@ -57,9 +66,11 @@ class JobState(msgspec.Struct, kw_only=True):
     """
     A job at one moment.
 
-    `status`: pending, delayed, deferred (waits for other jobs), started, progress (or what `update_state` said), retry, success, failure, cancelled,
-    expired, dead (ended without an end of its own), or unknown (never there, or no longer kept). `info`: what `update_state` said with it.
-    `error`: class and text of what it raised. `finished_at`: Unix seconds. `said`: the state that the task ended with by its own word.
+    `status`: pending, delayed, deferred (waits for other jobs), started, progress (or what
+    `update_state` said), retry, success, failure, cancelled, expired, dead (ended without an end of
+    its own), or unknown (never there, or no longer kept). `info`: what `update_state` said with it.
+    `error`: class and text of what it raised. `finished_at`: Unix seconds. `said`: the state that
+    the task ended with by its own word.
     """
 
     id: str
@@ -85,7 +96,8 @@ class Job(Generic[R]):
     """
     One call of a task, from any process: what `delay` and its like give, and `app.job(id)`.
 
-    Waiting is woken by the engine, also across processes. What a job returned or raised is kept for the task's `result_ttl` / `failure_ttl`.
+    Waiting is woken by the engine, also across processes. What a job returned or raised is kept for
+    the task's `result_ttl` / `failure_ttl`.
     """
 
     def __init__(
@@ -118,7 +130,9 @@ class Job(Generic[R]):
 
     @property
     def outcome(self) -> str:
-        """What became of its message when it was published: `"accepted"`, `"merged"` or `"duplicate"`."""
+        """
+        What became of its message when it was published: `"accepted"`, `"merged"` or `"duplicate"`.
+        """
         return self.receipt.outcome if self.receipt is not None else "accepted"
 
     @property
@@ -139,7 +153,9 @@ class Job(Generic[R]):
             if view is not None:
                 return self._state_of(kept, None, view)
             kept = self.app.engine.kept(place)[0]  # it may have ended in between
-        return self._state_of(kept, outcomes.read(kept.outcome) if kept.outcome is not None else None, None)
+        return self._state_of(
+            kept, outcomes.read(kept.outcome) if kept.outcome is not None else None, None
+        )
 
     astate = async_variant(state)
 
@@ -153,7 +169,9 @@ class Job(Generic[R]):
 
     def _state_of(self, kept: Kept, ended: Outcome | None, view: MessageView | None) -> JobState:
         noted = outcomes.progress(kept.note)
-        state = JobState(id=self.id, topic=self.topic, status="unknown", info=noted.about, meta=noted.meta or {})
+        state = JobState(
+            id=self.id, topic=self.topic, status="unknown", info=noted.about, meta=noted.meta or {}
+        )
         if ended is not None:
             state.status, state.finished_at = ended.status, ended.at or None
             state.topic = self.topic or ended.topic
@@ -165,14 +183,22 @@ class Job(Generic[R]):
             elif ended.status == outcomes.SUCCESS:
                 state.result = self._value(ended)
         elif view is not None:
-            state.status, state.attempts, state.published_at = _status(view, noted), view.attempts, view.published_us / SECOND
+            state.status, state.attempts, state.published_at = (
+                _status(view, noted),
+                view.attempts,
+                view.published_us / SECOND,
+            )
             if view.state == "dead":
                 state.error, state.traceback = view.reason, view.error
         return state
 
     def _value(self, ended: Outcome) -> Any:
         task = self._task
-        return outcomes.value(ended, task.returns if task is not None else None, task.serializer if task is not None else None)
+        return outcomes.value(
+            ended,
+            task.returns if task is not None else None,
+            task.serializer if task is not None else None,
+        )
 
     @property
     def status(self) -> str:
@@ -231,9 +257,10 @@ class Job(Generic[R]):
         """
         What it returned, as the type that the task says; waits for it, at most `timeout`.
 
-        Where it failed, its error is raised, as itself where its class is known here, else JobFailed (JobCancelled, JobExpired, JobDead); without
-        `propagate` the error is returned. `on_message` is called with each state that `update_state` sets, and with the final
-        one. Raises TimeoutError.
+        Where it failed, its error is raised, as itself where its class is known here, else
+        JobFailed (JobCancelled, JobExpired, JobDead); without `propagate` the error is returned.
+        `on_message` is called with each state that `update_state` sets, and with the final one.
+        Raises TimeoutError.
         """
         self._warn_inside()
         seconds = arguments.seconds_or_none("get", "timeout", timeout)
@@ -272,14 +299,23 @@ class Job(Generic[R]):
 
     def _check_kept(self) -> None:
         if not self._is_kept:
-            raise UsageError(f"job {self.id}: nobody keeps its result, its task says ignore_result; leave that out to wait for it")
+            raise UsageError(
+                f"job {self.id}: nobody keeps its result, its task says ignore_result; leave that"
+                " out to wait for it"
+            )
 
     def _warn_inside(self) -> None:
         self._check_kept()
         if self._local is None and current_request() is not None:
-            log.warning("job %s is waited for inside a task: with every slot of the workers taken so, none gets on; let a flow do it", self.id)
+            log.warning(
+                "job %s is waited for inside a task: with every slot of the workers taken so, none"
+                " gets on; let a flow do it",
+                self.id,
+            )
 
-    def _wait(self, seconds: float | None, on_message: Callable[[JobState], object] | None) -> Outcome:
+    def _wait(
+        self, seconds: float | None, on_message: Callable[[JobState], object] | None
+    ) -> Outcome:
         if self._local is not None:
             return self._local
         for kept in self._kept(seconds):
@@ -288,8 +324,13 @@ class Job(Generic[R]):
                 return ended
         raise AssertionError("it waits until there is one")
 
-    def _report(self, kept: Kept, on_message: Callable[[JobState], object] | None) -> Outcome | None:
-        """Pass the state to `on_message` if there is something to say; returns how the job ended, if it has."""
+    def _report(
+        self, kept: Kept, on_message: Callable[[JobState], object] | None
+    ) -> Outcome | None:
+        """
+        Pass the state to `on_message` if there is something to say; returns how the job ended, if
+        it has.
+        """
         ended = outcomes.read(kept.outcome) if kept.outcome is not None else None
         if on_message is not None and (ended is not None or kept.note is not None):
             state = self._state_of(kept, ended, None)
@@ -323,7 +364,10 @@ class Job(Generic[R]):
     def _check_that_it_can_end(self) -> None:
         if not getattr(self.app.engine, "runs_by_itself", True):
             status = self.status
-            raise UsageError(f"job {self.id}: it is {status}, and nothing runs by itself in a virtual world; {_HINTS.get(status, _RUN)}")
+            raise UsageError(
+                f"job {self.id}: it is {status}, and nothing runs by itself in a virtual world;"
+                f" {_HINTS.get(status, _RUN)}"
+            )
 
     async def _akept(self) -> AsyncIterator[Kept]:
         loop = asyncio.get_running_loop()
@@ -333,10 +377,14 @@ class Job(Generic[R]):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 loop.call_soon_threadsafe(told.put_nowait, kept)
 
-        first = await loop.run_in_executor(self.threads, self.app.engine.kept, [(self.id, self.topic)])
+        first = await loop.run_in_executor(
+            self.threads, self.app.engine.kept, [(self.id, self.topic)]
+        )
         if first[0].outcome is None:
             self._check_that_it_can_end()
-        await loop.run_in_executor(self.threads, self.app.result_waiter.watch, self.id, self.topic, tell)
+        await loop.run_in_executor(
+            self.threads, self.app.result_waiter.watch, self.id, self.topic, tell
+        )
         last: Kept | None = None
         try:
             while True:
@@ -359,15 +407,26 @@ class Job(Generic[R]):
             return False
         return True
 
-    def then(self, callback: Callable[[Job[R]], object], on_error: Callable[[Job[R]], object] | None = None) -> Job[R]:
-        """Call `callback` with this job once it has returned, `on_error` (default: `callback`) once it has failed; in a thread. Returns the job."""
+    def then(
+        self,
+        callback: Callable[[Job[R]], object],
+        on_error: Callable[[Job[R]], object] | None = None,
+    ) -> Job[R]:
+        """
+        Call `callback` with this job once it has returned, `on_error` (default: `callback`) once it
+        has failed; in a thread. Returns the job.
+        """
         self._check_kept()
 
         def done(kept: Kept) -> None:
             if kept.outcome is None:
                 return
             self.app.result_waiter.unwatch(self.id, done)
-            call = callback if outcomes.read(kept.outcome).status == outcomes.SUCCESS or on_error is None else on_error
+            call = (
+                callback
+                if outcomes.read(kept.outcome).status == outcomes.SUCCESS or on_error is None
+                else on_error
+            )
             self.threads.submit(_called, call, self)
 
         if self._local is not None:
@@ -407,7 +466,10 @@ class Job(Generic[R]):
                 return
 
     def follow(self, timeout: Duration | None = None, *, stream: TextIO | None = None) -> JobState:
-        """Watch it on a terminal, with a bar where `update_state` says `current` and `total`; returns its last state."""
+        """
+        Watch it on a terminal, with a bar where `update_state` says `current` and `total`; returns
+        its last state.
+        """
         out = stream if stream is not None else sys.stderr
         shown = 0
         state = JobState(id=self.id, topic=self.topic, status="unknown")
@@ -448,21 +510,27 @@ class Job(Generic[R]):
         noted = outcomes.progress(self.app.engine.kept([(self.id, self.topic)])[0].note)
         change(noted)
         topic = self.topic or self.state().topic or ""
-        return self.app.engine.note([Note(self.id, topic, outcomes.noted(noted), NOTES_LAST * SECOND, handle, fence)])[0]
+        return self.app.engine.note(
+            [Note(self.id, topic, outcomes.noted(noted), NOTES_LAST * SECOND, handle, fence)]
+        )[0]
 
     # Ending it
 
     def cancel(self) -> bool:
         """
-        Take it out, whatever it waits for; one that runs is stopped: a coroutine is cancelled, a child process killed, in a thread JobCancelled is
-        raised (which it sees at its next Python instruction, not inside a long C call). Jobs before it in its flow are cancelled too, jobs behind
-        it fail.
+        Take it out, whatever it waits for; one that runs is stopped: a coroutine is cancelled, a
+        child process killed, in a thread JobCancelled is raised (which it sees at its next Python
+        instruction, not inside a long C call). Jobs before it in its flow are cancelled too, jobs
+        behind it fail.
 
         False: it had ended already.
         """
         for each in self.before:
             each.cancel()
-        return self._find() is not None and self.app.engine.withdraw(self.id, self.topic) in ("cancelled", "aborted")
+        return self._find() is not None and self.app.engine.withdraw(self.id, self.topic) in (
+            "cancelled",
+            "aborted",
+        )
 
     acancel = async_variant(cancel)
 
@@ -504,12 +572,19 @@ class _Timeout:
     async def __aenter__(self) -> None:
         await self._timeout.__aenter__()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
             status = (await self._job.astate()).status
-            raise TimeoutError(f"job {self._job.id}: not over within {self._seconds:g} s; it is {status}") from None
+            raise TimeoutError(
+                f"job {self._job.id}: not over within {self._seconds:g} s; it is {status}"
+            ) from None
 
 
 def _status(view: MessageView, noted: Progress) -> str:

@@ -1,4 +1,7 @@
-"""How the end of a task is kept, and what was noted of it meanwhile: JSON under the message's id; and how an error comes back as itself."""
+"""
+How the end of a task is kept, and what was noted of it meanwhile: JSON under the message's id; and
+how an error comes back as itself.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ ENDS = (SUCCESS, FAILURE, CANCELLED, EXPIRED, DEAD)
 
 
 class Said(msgspec.Struct):
-    """Returned by a run that has said itself how it ended: `state` and `about` are what `update_state` was told last."""
+    """
+    Returned by a run that has said itself how it ended: `state` and `about` are what `update_state`
+    was told last.
+    """
 
     state: str
     about: Any = None
@@ -48,9 +54,9 @@ class Said(msgspec.Struct):
 
 class Outcome(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
-    How a task ended. `pickled`: the result of a task that pickles, base64. `reason`: of ends that the task itself did not tell.
-    `topic`, `published_us`: of its message, which is gone by then. `said`: the state that the task has set itself.
-    `tagged`: the result has its types with it.
+    How a task ended. `pickled`: the result of a task that pickles, base64. `reason`: of ends that
+    the task itself did not tell. `topic`, `published_us`: of its message, which is gone by then.
+    `said`: the state that the task has set itself. `tagged`: the result has its types with it.
     """
 
     status: str
@@ -66,7 +72,10 @@ class Outcome(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What is noted of a task: a state of its own with something about it, and what `save_meta` keeps. `at`: Unix seconds."""
+    """
+    What is noted of a task: a state of its own with something about it, and what `save_meta` keeps.
+    `at`: Unix seconds.
+    """
 
     state: str | None = None
     about: Any = None
@@ -100,12 +109,21 @@ def success(task: str, serializer: Serializer, returned: Any, **origin: Unpack[O
         if returned is not None and serializer != "pickle" and b"null" in kept:
             codec.encode(returned, task)  # it tells numbers that JSON cannot hold
     except BadMessage as error:
-        raise Reject(f'task "{task}": its result cannot be kept: {str(error).partition(": ")[2].replace("body", "result")}') from error
+        raise Reject(
+            f'task "{task}": its result cannot be kept:'
+            f" {str(error).partition(': ')[2].replace('body', 'result')}"
+        ) from error
     except BaseException as error:  # the objects' own code runs here
         told = f"{texts.type_name(type(error))}: {texts.of(error, 200)}"
-        raise Reject(f'task "{task}": its result cannot be kept: {told}; return what JSON can hold, or say ignore_result=True') from error
+        raise Reject(
+            f'task "{task}": its result cannot be kept: {told}; return what JSON can hold, or say'
+            " ignore_result=True"
+        ) from error
     if len(kept) > MAX_RESULT:
-        raise Reject(f'task "{task}": its result has {len(kept):,} bytes, at most {MAX_RESULT:,} are kept; store it elsewhere and return its name')
+        raise Reject(
+            f'task "{task}": its result has {len(kept):,} bytes, at most {MAX_RESULT:,} are kept;'
+            " store it elsewhere and return its name"
+        )
     return kept
 
 
@@ -136,17 +154,27 @@ def noted(made: Progress) -> bytes:
     try:
         kept = _encode(made)
     except Exception as error:  # models of the user's own run their code here
-        raise BadMessage(f"update_state: JSON cannot hold this ({texts.of(error, 200)}); convert it first") from error
+        raise BadMessage(
+            f"update_state: JSON cannot hold this ({texts.of(error, 200)}); convert it first"
+        ) from error
     if len(kept) > MAX_RESULT:
-        raise BadMessage(f"update_state: {len(kept):,} bytes are more than the {MAX_RESULT:,} that are kept")
+        raise BadMessage(
+            f"update_state: {len(kept):,} bytes are more than the {MAX_RESULT:,} that are kept"
+        )
     return kept
 
 
 def value(outcome: Outcome, kind: Any, serializer: Serializer | None) -> Any:
-    """The result, as the type that the task says it returns. Raises JobFailed where it is pickled and nobody here said that this is wanted."""
+    """
+    The result, as the type that the task says it returns. Raises JobFailed where it is pickled and
+    nobody here said that this is wanted.
+    """
     if outcome.pickled is not None:
         if serializer != "pickle":
-            raise JobFailed('its result is pickled; read it by a program that has the task, with serializer="pickle"')
+            raise JobFailed(
+                "its result is pickled; read it by a program that has the task, with"
+                ' serializer="pickle"'
+            )
         return pickle.loads(base64.b64decode(outcome.pickled))  # noqa: S301  # the application chose it by name
     result = tagged.untag(outcome.result) if outcome.tagged else outcome.result
     if kind is None:
@@ -158,10 +186,15 @@ def value(outcome: Outcome, kind: Any, serializer: Serializer | None) -> Any:
 
 
 def error_of(job_id: str, outcome: Outcome) -> BaseException:
-    """What a failed task's handle raises: the error itself where its class is known here, with the remote traceback as its cause."""
+    """
+    What a failed task's handle raises: the error itself where its class is known here, with the
+    remote traceback as its cause.
+    """
     details = outcome.error
     if details is None:
-        kind = {CANCELLED: JobCancelled, EXPIRED: JobExpired, DEAD: JobDead}.get(outcome.status, JobFailed)
+        kind = {CANCELLED: JobCancelled, EXPIRED: JobExpired, DEAD: JobDead}.get(
+            outcome.status, JobFailed
+        )
         return kind(f"job {job_id}: {outcome.reason or outcome.status}")
     made = _made_again(details)
     if made is None:
@@ -178,7 +211,10 @@ class RemoteTraceback(Exception):  # it is none: it stands behind one
 
 
 def _made_again(details: Details) -> BaseException | None:
-    """The error, if its class is loaded here (nothing is imported because a message says so) and can be made of what was kept."""
+    """
+    The error, if its class is loaded here (nothing is imported because a message says so) and can
+    be made of what was kept.
+    """
     kind = _class(details.type)
     if kind is None or details.args is None:
         return None
@@ -198,9 +234,14 @@ def _class(name: str) -> type[Exception] | None:
 
 
 def _namespace(holder: object) -> Mapping[str, Any]:
-    """What a module or a class holds itself. No `getattr`: a lazy module imports what is asked for, and who wrote the outcome asks."""
+    """
+    What a module or a class holds itself. No `getattr`: a lazy module imports what is asked for,
+    and who wrote the outcome asks.
+    """
     if issubclass(type(holder), ModuleType):
-        return cast("Mapping[str, Any]", ModuleType.__getattribute__(cast("ModuleType", holder), "__dict__"))
+        return cast(
+            "Mapping[str, Any]", ModuleType.__getattribute__(cast("ModuleType", holder), "__dict__")
+        )
     if issubclass(type(holder), type):
         return cast("Mapping[str, Any]", type.__dict__["__dict__"].__get__(holder))
     return {}

@@ -1,4 +1,7 @@
-"""RQ's hand: `app.queue("low").enqueue(function, …)` for any function that can be imported, without declaring it a task."""
+"""
+RQ's hand: `app.queue("low").enqueue(function, …)` for any function that can be imported, without
+declaring it a task.
+"""
 
 from __future__ import annotations
 
@@ -39,19 +42,30 @@ log = logging.getLogger("laneway.task")
 PREFIX, PREFIX_APART = "call:", "call!"
 """How the task header begins of a function by its name; the second in a child process."""
 
-ON_SUCCESS, ON_FAILURE, DESCRIPTION, RETRY_DELAY = "on-success", "on-failure", "description", control.RETRY_DELAY
+ON_SUCCESS, ON_FAILURE, DESCRIPTION, RETRY_DELAY = (
+    "on-success",
+    "on-failure",
+    "description",
+    control.RETRY_DELAY,
+)
 """Headers of such a call."""
 
 MISSING_SECONDS, MOST_MISSING = 1.0, 1_000
 _MISSING: dict[str, float] = {}
-"""Functions that could not be imported, and until when that is not tried again: thousands of their calls may come at once."""
+"""
+Functions that could not be imported, and until when that is not tried again: thousands of their
+calls may come at once.
+"""
 
 LISTED = 1_000
 """Jobs of a queue that are listed at most."""
 
 
 class Dependency(msgspec.Struct, frozen=True):
-    """Jobs (or their ids) that a job waits for; with `allow_failure` it runs also where one of them failed."""
+    """
+    Jobs (or their ids) that a job waits for; with `allow_failure` it runs also where one of them
+    failed.
+    """
 
     jobs: Any
     allow_failure: bool = False
@@ -61,11 +75,13 @@ class EnqueueOptions(TypedDict, total=False):
     """
     What `enqueue` can say besides the function's arguments.
 
-    `job_timeout`: how long it may run. `result_ttl`, `failure_ttl`: how long what comes of it is kept. `ttl`: how long it may wait.
-    `depends_on`: a job, an id, several, or a `Dependency`. `job_id`: your own. `at_front`: before all others. `description`: for people.
-    `on_success`, `on_failure`: functions called in the worker behind it, with (job, None, result) and (job, None, class, error, traceback).
-    `retry`: how often it is tried again, `retry_delay`: after how long (several: one after the other, the last again and again). `meta`: what
-    `job.meta` begins with. `delay`, `at`: when it is due. `priority`: -100 … 100.
+    `job_timeout`: how long it may run. `result_ttl`, `failure_ttl`: how long what comes of it is
+    kept. `ttl`: how long it may wait. `depends_on`: a job, an id, several, or a `Dependency`.
+    `job_id`: your own. `at_front`: before all others. `description`: for people. `on_success`,
+    `on_failure`: functions called in the worker behind it, with (job, None, result) and (job, None,
+    class, error, traceback). `retry`: how often it is tried again, `retry_delay`: after how long
+    (several: one after the other, the last again and again). `meta`: what `job.meta` begins with.
+    `delay`, `at`: when it is due. `priority`: -100 … 100.
     """
 
     job_timeout: Duration | None
@@ -102,11 +118,18 @@ class Queue:
     """
     A topic whose messages are calls of functions by their names; what `app.queue(name)` gives.
 
-    A worker imports and runs functions by name only for queues that its program has named with `app.queue`: whoever may publish to these can have any
-    importable function called there.
+    A worker imports and runs functions by name only for queues that its program has named with
+    `app.queue`: whoever may publish to these can have any importable function called there.
     """
 
-    def __init__(self, app: Laneway, name: str, *, isolation: Isolation | None = None, default_timeout: Duration | None = None) -> None:
+    def __init__(
+        self,
+        app: Laneway,
+        name: str,
+        *,
+        isolation: Isolation | None = None,
+        default_timeout: Duration | None = None,
+    ) -> None:
         self.app = app
         self.name = check_topic(name)
         self.prefix = PREFIX_APART if isolation == "process" else PREFIX
@@ -122,10 +145,12 @@ class Queue:
 
     def enqueue(self, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job[Any]:
         """
-        Have a function called in a worker: a function at the top of a module, or its name ("package.module.function").
+        Have a function called in a worker: a function at the top of a module, or its name
+        ("package.module.function").
 
-        Options (see `EnqueueOptions`) stand among its keyword arguments; where it has an argument of such a name, use `enqueue_call`. Raises
-        UsageError, BadMessage where the arguments do not fit, and what `publish` raises.
+        Options (see `EnqueueOptions`) stand among its keyword arguments; where it has an argument
+        of such a name, use `enqueue_call`. Raises UsageError, BadMessage where the arguments do not
+        fit, and what `publish` raises.
         """
         return self._enqueue(self._prepared(function, args, kwargs))
 
@@ -139,31 +164,49 @@ class Queue:
         timeout: Duration | None = None,
         **options: Unpack[EnqueueOptions],
     ) -> Job[Any]:
-        """As `enqueue`, with the function's arguments apart from the options; `timeout` is `job_timeout`."""
+        """
+        As `enqueue`, with the function's arguments apart from the options; `timeout` is
+        `job_timeout`.
+        """
         config.refuse_unknown("enqueue_call", options.keys() - OPTIONS, OPTIONS)
         if timeout is not None:
             options["job_timeout"] = timeout
         return self._enqueue(Call(function, tuple(args), dict(kwargs or {}), dict(options)))
 
-    def enqueue_at(self, at: datetime | float, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+    def enqueue_at(
+        self, at: datetime | float, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
+    ) -> Job[Any]:
         """As `enqueue`, due at a moment (an aware datetime or Unix seconds)."""
         return self.enqueue(function, *args, at=at, **kwargs)
 
-    def enqueue_in(self, delay: Duration, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+    def enqueue_in(
+        self, delay: Duration, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
+    ) -> Job[Any]:
         """As `enqueue`, due after a while (seconds, a timedelta or "10m")."""
         return self.enqueue(function, *args, delay=delay, **kwargs)
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[Job[Any]]:
-        """Several that `prepare` has made, published together; they may depend on each other by their `job_id`."""
+        """
+        Several that `prepare` has made, published together; they may depend on each other by their
+        `job_id`.
+        """
         listed = list(calls)
-        order = _sorted([call.options.get("job_id") for call in listed], [_ids(call.options.get("depends_on")) for call in listed])
+        order = _sorted(
+            [call.options.get("job_id") for call in listed],
+            [_ids(call.options.get("depends_on")) for call in listed],
+        )
         if any(call.options.get("depends_on") is not None for call in listed) or self.app.eager:
             found = {n: self._enqueue(listed[n]) for n in order}
             return [found[n] for n in range(len(listed))]
         tasks = [self._task(call.function) for call in listed]
-        messages = [self._message(task, call, None) for task, call in zip(tasks, listed, strict=True)]
+        messages = [
+            self._message(task, call, None) for task, call in zip(tasks, listed, strict=True)
+        ]
         receipts = self.app.publish_many(messages, progress=False)
-        return [self._published(task, call, receipt) for task, call, receipt in zip(tasks, listed, receipts, strict=True)]
+        return [
+            self._published(task, call, receipt)
+            for task, call, receipt in zip(tasks, listed, receipts, strict=True)
+        ]
 
     @staticmethod
     def prepare(function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Call:
@@ -173,12 +216,16 @@ class Queue:
     @staticmethod
     def _prepared(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         own = {name: value for name, value in kwargs.items() if name not in OPTIONS}
-        return Call(function, args, own, {name: value for name, value in kwargs.items() if name in OPTIONS})
+        return Call(
+            function, args, own, {name: value for name, value in kwargs.items() if name in OPTIONS}
+        )
 
     def _task(self, function: Any) -> NamedTask:
         name = self.prefix + name_of(function)
         if isinstance(function, str) and self.tags == "strict" and not self.app.eager:
-            return _known_by_name(self.app, name, tags=self.tags)  # RQ's way: the publisher may not have it
+            return _known_by_name(
+                self.app, name, tags=self.tags
+            )  # RQ's way: the publisher may not have it
         task = self.app.named_task(name)
         task.tags = self.tags
         return task
@@ -196,8 +243,13 @@ class Queue:
             raise UsageError(f"enqueue: job {job_id} depends on itself; leave it out of depends_on")
         for job in before:
             if job.status == "unknown":
-                raise UsageError(f"enqueue: depends_on names job {job.id}, which nobody knows, or whose result is kept no longer")
-        made = self._published(task, call, self._publish(self._message(task, call, waits, len(before))))
+                raise UsageError(
+                    f"enqueue: depends_on names job {job.id}, which nobody knows, or whose result"
+                    " is kept no longer"
+                )
+        made = self._published(
+            task, call, self._publish(self._message(task, call, waits, len(before)))
+        )
         for number, job in enumerate(before, 1):
             target = Target(self.name, made.id, number, None, waits.allow_failure)
             ended = self.app.engine.follow(job.id, job.topic, msgspec.json.encode(target))
@@ -207,10 +259,24 @@ class Queue:
         return made
 
     def _publish(self, message: Message) -> Receipt:
-        options = {"id": message.id, "headers": message.headers, "delay": message.delay, "at": message.at, "ttl": message.ttl}
-        return self.app.publish(message.topic, message.body, priority=message.priority, at_front=message.at_front, **options)  # type: ignore[arg-type]
+        options = {
+            "id": message.id,
+            "headers": message.headers,
+            "delay": message.delay,
+            "at": message.at,
+            "ttl": message.ttl,
+        }
+        return self.app.publish(
+            message.topic,
+            message.body,
+            priority=message.priority,
+            at_front=message.at_front,
+            **options,  # type: ignore[arg-type]
+        )
 
-    def _message(self, task: NamedTask, call: Call, waits: Dependency | None, count: int = 0) -> Message:
+    def _message(
+        self, task: NamedTask, call: Call, waits: Dependency | None, count: int = 0
+    ) -> Message:
         said = call.options
         config.refuse_unknown("enqueue", said.keys() - OPTIONS, OPTIONS)
         headers = {}
@@ -218,16 +284,31 @@ class Queue:
             if said.get(name) is not None:
                 headers[header] = name_of(said[name])
         if said.get("retry_delay") is not None:
-            delays = said["retry_delay"] if isinstance(said["retry_delay"], (list, tuple)) else [said["retry_delay"]]
-            headers[RETRY_DELAY] = ",".join(f"{arguments.seconds('enqueue', 'retry_delay', each):g}" for each in delays)
+            delays = (
+                said["retry_delay"]
+                if isinstance(said["retry_delay"], (list, tuple))
+                else [said["retry_delay"]]
+            )
+            headers[RETRY_DELAY] = ",".join(
+                f"{arguments.seconds('enqueue', 'retry_delay', each):g}" for each in delays
+            )
         if said.get("description") is not None:
             headers[DESCRIPTION] = str(said["description"])
         timeout = said["job_timeout"] if said.get("job_timeout") is not None else self._timeout
         options = {
-            "topic": self.name, "headers": headers, "id": said.get("job_id"), "ttl": said.get("ttl"), "at_front": said.get("at_front", False),
-            "result_ttl": said.get("result_ttl"), "failure_ttl": said.get("failure_ttl"), "delay": said.get("delay"), "at": said.get("at"),
-            "priority": said.get("priority", 0), "retries": said.get("retry") or 0, "time_limit": timeout,
-        }  # fmt: skip
+            "topic": self.name,
+            "headers": headers,
+            "id": said.get("job_id"),
+            "ttl": said.get("ttl"),
+            "at_front": said.get("at_front", False),
+            "result_ttl": said.get("result_ttl"),
+            "failure_ttl": said.get("failure_ttl"),
+            "delay": said.get("delay"),
+            "at": said.get("at"),
+            "priority": said.get("priority", 0),
+            "retries": said.get("retry") or 0,
+            "time_limit": timeout,
+        }
         more, own = None, None
         if waits is not None:
             more = {"flow": msgspec.to_builtins(Flow(allows_failure=waits.allow_failure))}
@@ -288,7 +369,10 @@ class NamedTask(Task[..., Any]):
     tags: str | None = "json"
 
     def tagged_result(self, returned: Any) -> Any:
-        """What is kept of a result: tuples and sets too are what they were, where all of it can be that."""
+        """
+        What is kept of a result: tuples and sets too are what they were, where all of it can be
+        that.
+        """
         if self.returns is not None:
             return returned
         try:
@@ -296,7 +380,9 @@ class NamedTask(Task[..., Any]):
         except BadMessage:
             return returned
 
-    def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_success(
+        self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Call the function that was named for it."""
         del args, kwargs
         name = _header(ON_SUCCESS)
@@ -304,12 +390,21 @@ class NamedTask(Task[..., Any]):
             return function_of(name)(Job(self.app, task_id), None, retval)
         return None
 
-    def on_failure(self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str) -> Any:
+    def on_failure(
+        self,
+        exc: BaseException,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: str,
+    ) -> Any:
         """Call the function that was named for it."""
         del args, kwargs, einfo
         name = _header(ON_FAILURE)
         if name is not None:
-            return function_of(name)(Job(self.app, task_id), None, type(exc), exc, exc.__traceback__)
+            return function_of(name)(
+                Job(self.app, task_id), None, type(exc), exc, exc.__traceback__
+            )
         return None
 
     def _verdict(self, request: Request, error: Exception) -> Exception:
@@ -328,11 +423,17 @@ def named_task(app: Laneway, name: str) -> NamedTask:
     if isinstance(function, Task):
         function = function.function
     try:
-        task = NamedTask(app, function, TaskOptions(name=name, topic="default", isolation="process" if is_apart else None))
+        task = NamedTask(
+            app,
+            function,
+            TaskOptions(name=name, topic="default", isolation="process" if is_apart else None),
+        )
     except LanewayError:
         raise
     except Exception as error:  # something that can be called and has no signature
-        raise UsageError(f"{_shown(name[len(PREFIX) :])} cannot be called as a job: {texts.of(error, 200)}") from error
+        raise UsageError(
+            f"{_shown(name[len(PREFIX) :])} cannot be called as a job: {texts.of(error, 200)}"
+        ) from error
     task.handler.own_address = "laneway.app:perform_apart"
     return task
 
@@ -349,7 +450,10 @@ def _any(*args: Any, **kwargs: Any) -> None:
 
 
 def find(app: Laneway, name: str, topic: str) -> Handler | None:
-    """Who handles a call of a function by its name in a topic: nobody, unless the program has named that queue."""
+    """
+    Who handles a call of a function by its name in a topic: nobody, unless the program has named
+    that queue.
+    """
     queue = app.queues.get(topic)
     if queue is None or not name.startswith((PREFIX, PREFIX_APART)):
         return None
@@ -357,7 +461,9 @@ def find(app: Laneway, name: str, topic: str) -> Handler | None:
     if missing is not None and time.monotonic() < missing:
         return None
     try:
-        return app.named_task(queue.prefix + name[len(PREFIX) :]).handler  # where it runs is the worker's choice
+        return app.named_task(
+            queue.prefix + name[len(PREFIX) :]
+        ).handler  # where it runs is the worker's choice
     except BaseException as error:  # noqa: BLE001  # a module that raises KeyboardInterrupt has no function either
         log.warning("queue %s: %s", topic, texts.of(error, texts.MAX_REASON))
         if len(_MISSING) >= MOST_MISSING:
@@ -374,11 +480,20 @@ def name_of(function: Any) -> str:
         function = function.function
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not callable(function) or not isinstance(module, str) or not isinstance(name, str):
-        raise UsageError(f'enqueue: expected a function or its name, like "package.module.function", got {function!r:.80}')
+        raise UsageError(
+            'enqueue: expected a function or its name, like "package.module.function", got'
+            f" {function!r:.80}"
+        )
     if module == "__main__":
-        raise UsageError(f"enqueue: {name} is in the program that runs, where a worker cannot find it; put it into a module and import it from there")
+        raise UsageError(
+            f"enqueue: {name} is in the program that runs, where a worker cannot find it; put it"
+            " into a module and import it from there"
+        )
     if "<" in name:
-        raise UsageError(f"enqueue: {name} is made inside another function, where a worker cannot find it; put it at the top of a module")
+        raise UsageError(
+            f"enqueue: {name} is made inside another function, where a worker cannot find it; put"
+            " it at the top of a module"
+        )
     return f"{module}:{name}"
 
 
@@ -390,8 +505,14 @@ def function_of(name: str) -> Any:
             found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:  # the module's own code runs here, and may raise anything
-        raise UsageError(f"there is no function {_shown(name)}: {texts.type_name(type(error))}: {texts.of(error, 200)}") from error
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # the module's own code runs here, and may raise anything
+        raise UsageError(
+            f"there is no function {_shown(name)}: {texts.type_name(type(error))}:"
+            f" {texts.of(error, 200)}"
+        ) from error
     if not callable(found):
         raise UsageError(f"{_shown(name)} is no function")
     return found
@@ -416,14 +537,24 @@ def _jobs(app: Laneway, said: Any) -> list[Job[Any]]:
     listed = said if isinstance(said, (list, tuple)) else [said]
     found: dict[str, Job[Any]] = {}
     for each in listed:
-        job = each if isinstance(each, Job) else app.job(arguments.name("enqueue", "depends_on", each))
+        job = (
+            each
+            if isinstance(each, Job)
+            else app.job(arguments.name("enqueue", "depends_on", each))
+        )
         found.setdefault(job.id, job)
     return list(found.values())
 
 
 def _ids(said: Any) -> list[str]:
     waits = _dependency(said)
-    listed = [] if waits is None else waits.jobs if isinstance(waits.jobs, (list, tuple)) else [waits.jobs]
+    listed = (
+        []
+        if waits is None
+        else waits.jobs
+        if isinstance(waits.jobs, (list, tuple))
+        else [waits.jobs]
+    )
     return [each.id if isinstance(each, Job) else str(each) for each in listed]
 
 
@@ -438,7 +569,10 @@ def _sorted(ids: list[str | None], before: list[list[str]]) -> list[int]:
             return
         if state.get(n) == 1:
             cycle = path[path.index(str(ids[n])) :] if str(ids[n]) in path else path
-            raise UsageError(f"enqueue_many: jobs depend on each other in a cycle: {' → '.join([*cycle, str(ids[n])])}")
+            raise UsageError(
+                "enqueue_many: jobs depend on each other in a cycle:"
+                f" {' → '.join([*cycle, str(ids[n])])}"
+            )
         state[n] = 1
         for job_id in before[n]:
             if job_id in places:

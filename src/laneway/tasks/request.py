@@ -32,11 +32,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """
     One run of a task.
 
-    `id` is the message's, `attempt` 1 for the first, `deliveries` counts hand-outs too. `parent_id` is the task that made the call, `root_id` the
-    first of them all (its own id where nobody called it). `eta`: when it was to begin, as text in ISO 8601, where that was said.
-    `retries_limit`: how often it may be tried again, as far as the call says so; where `is_limited` the topic's policy was looked at too.
-    `store`: URL and namespace, of a function called by its name. `before`: how the jobs ended that it waited for.
-    `is_kept`: whether anybody keeps what comes of it.
+    `id` is the message's, `attempt` 1 for the first, `deliveries` counts hand-outs too. `parent_id`
+    is the task that made the call, `root_id` the first of them all (its own id where nobody called
+    it). `eta`: when it was to begin, as text in ISO 8601, where that was said. `retries_limit`: how
+    often it may be tried again, as far as the call says so; where `is_limited` the topic's policy
+    was looked at too. `store`: URL and namespace, of a function called by its name. `before`: how
+    the jobs ended that it waited for. `is_kept`: whether anybody keeps what comes of it.
     """
 
     id: str
@@ -78,7 +79,13 @@ def current_request() -> Request | None:
 
 
 def request_of(
-    task: str, lease: Lease, args: tuple[Any, ...], kwargs: dict[str, Any], *, before: Sequence[Signal] = (), each: bool = False
+    task: str,
+    lease: Lease,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    before: Sequence[Signal] = (),
+    each: bool = False,
 ) -> Request:
     """The run that a lease asks for."""
     headers = lease.headers or {}

@@ -1,7 +1,8 @@
 """
 How a call becomes bytes and is read again: JSON, or by the task's choice msgpack or pickle.
 
-What a task reads is decided by the task, never by the message: a body that says it is pickled is refused by every task that does not pickle itself.
+What a task reads is decided by the task, never by the message: a body that says it is pickled is
+refused by every task that does not pickle itself.
 """
 
 from __future__ import annotations
@@ -31,14 +32,24 @@ _unpack = msgspec.msgpack.Decoder().decode
 def check(task: str, serializer: object) -> None:
     """Raises UsageError where there is none of that name."""
     if serializer not in SERIALIZERS:
-        raise UsageError(f'task "{task}": expected serializer to be one of {", ".join(SERIALIZERS)}, got {serializer!r}')
+        raise UsageError(
+            f'task "{task}": expected serializer to be one of {", ".join(SERIALIZERS)}, got'
+            f" {serializer!r}"
+        )
 
 
-def encode(task: str, serializer: Serializer, args: tuple[Any, ...], kwargs: dict[str, Any], more: dict[str, Any] | None = None) -> Any:
+def encode(
+    task: str,
+    serializer: Serializer,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    more: dict[str, Any] | None = None,
+) -> Any:
     """
     The body of a call, as `publish` takes it. Raises BadMessage where it cannot be written.
 
-    `more` stands beside the arguments in JSON, whatever these are written in: others than the task read it.
+    `more` stands beside the arguments in JSON, whatever these are written in: others than the task
+    read it.
     """
     body: dict[str, Any] = {"args": args, "kwargs": kwargs}
     if serializer == "json":
@@ -46,15 +57,23 @@ def encode(task: str, serializer: Serializer, args: tuple[Any, ...], kwargs: dic
     try:
         written = _pack(body) if serializer == "msgpack" else pickle.dumps(body)
     except Exception as error:  # pickle runs the objects' own code
-        raise BadMessage(f'task "{task}": {serializer} cannot hold the arguments: {error}') from error
+        raise BadMessage(
+            f'task "{task}": {serializer} cannot hold the arguments: {error}'
+        ) from error
     return {"call": base64.b64encode(written).decode(), **more} if more else written
 
 
 def decode(task: str, serializer: Serializer, lease: Lease) -> Any:
-    """The body of a call. Raises Reject where it is another program's, or not written as this task reads it."""
+    """
+    The body of a call. Raises Reject where it is another program's, or not written as this task
+    reads it.
+    """
     written = (lease.headers or {}).get(SERIALIZER_HEADER, "json")
     if written not in ("json", serializer):
-        raise Reject(f'the body is no call of task "{task}": it is written as {written!r:.40}, and the task reads {serializer}')
+        raise Reject(
+            f'the body is no call of task "{task}": it is written as {written!r:.40}, and the task'
+            f" reads {serializer}"
+        )
     try:
         body = codec.decode(lease.body, lease.headers)
         if written == "json":

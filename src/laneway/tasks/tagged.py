@@ -1,7 +1,9 @@
 """
-Values that JSON does not know, with their types: `{"__type__": "datetime", "__value__": …}`, so that they come back as what they were.
+Values that JSON does not know, with their types: `{"__type__": "datetime", "__value__": …}`, so
+that they come back as what they were.
 
-For programs of Celery (whose JSON does the same) and RQ (which pickles), whose functions have no annotations that would say it.
+For programs of Celery (whose JSON does the same) and RQ (which pickles), whose functions have no
+annotations that would say it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def tag(value: Any, *, strict: bool = False) -> Any:
-    """The value with its types. `strict`: also of tuples, sets and keys; raises BadMessage for what would not come back the same."""
+    """
+    The value with its types. `strict`: also of tuples, sets and keys; raises BadMessage for what
+    would not come back the same.
+    """
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -56,7 +61,13 @@ def tag(value: Any, *, strict: bool = False) -> Any:
         return [tag(each, strict=strict) for each in value]
     if kind is dict:
         if TYPE in value or (strict and not all(type(key) is str for key in value)):
-            return {TYPE: "dict", VALUE: [[tag(key, strict=strict), tag(each, strict=strict)] for key, each in value.items()]}
+            return {
+                TYPE: "dict",
+                VALUE: [
+                    [tag(key, strict=strict), tag(each, strict=strict)]
+                    for key, each in value.items()
+                ],
+            }
         return {key: tag(each, strict=strict) for key, each in value.items()}
     if kind is tuple:
         members = [tag(each, strict=strict) for each in value]
@@ -64,7 +75,10 @@ def tag(value: Any, *, strict: bool = False) -> Any:
     if strict and kind in (set, frozenset):
         return {TYPE: kind.__name__, VALUE: [tag(each, strict=True) for each in value]}
     if strict:
-        raise BadMessage(f"an argument of type {kind.__qualname__} would not come back the same; annotate the function's argument with its type")
+        raise BadMessage(
+            f"an argument of type {kind.__qualname__} would not come back the same; annotate the"
+            " function's argument with its type"
+        )
     return value
 
 

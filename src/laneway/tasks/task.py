@@ -1,4 +1,7 @@
-"""`@app.task`: a function that can be called in the background: the call is published, a worker makes it."""
+"""
+`@app.task`: a function that can be called in the background: the call is published, a worker makes
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,19 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 import msgspec
 
@@ -21,15 +36,36 @@ from laneway import arguments, codec, config, signals, units
 from laneway import headers as control
 from laneway.engines.base import KEEPS_HEADER, TASK_HEADER
 from laneway.engines.shared.refusals import brief, keeps, retries_used_up
-from laneway.errors import BadMessage, DependencyFailed, DestinationUnavailable, EngineUnavailable, Reject, Retry, UsageError
+from laneway.errors import (
+    BadMessage,
+    DependencyFailed,
+    DestinationUnavailable,
+    EngineUnavailable,
+    Reject,
+    Retry,
+    UsageError,
+)
 from laneway.message import Lease, Message, Receipt
 from laneway.policy import Backoff, PolicyOptions
 from laneway.tasks import flow, outcomes, serializers, tagged
 from laneway.tasks.binding import Binding
 from laneway.tasks.job import Job
-from laneway.tasks.request import ETA_HEADER, RETRIES_HEADER, Request, current_request, lineage, request_of
+from laneway.tasks.request import (
+    ETA_HEADER,
+    RETRIES_HEADER,
+    Request,
+    current_request,
+    lineage,
+    request_of,
+)
 from laneway.tasks.serializers import SERIALIZER_HEADER, Serializer
-from laneway.working.handler import CURRENT, SOFT_TIME_LIMIT_HEADER, TIME_LIMIT_HEADER, Handler, Isolation
+from laneway.working.handler import (
+    CURRENT,
+    SOFT_TIME_LIMIT_HEADER,
+    TIME_LIMIT_HEADER,
+    Handler,
+    Isolation,
+)
 from laneway.working.settle import Portable, WorkerLost, describe, error_text, text_of
 
 if TYPE_CHECKING:
@@ -51,11 +87,13 @@ class CallOptions(TypedDict, total=False):
     """
     What `using` can say of one call.
 
-    `delay` (a duration) or `at` (an aware datetime or Unix seconds): when it is due. `ttl`: how long it may wait. `priority`: -100 … 100, larger
-    first. `key`: instead of the task's. `id`: your own. `topic`: instead of the task's. `headers`: short text by name. `at_front`: before all
-    others of its priority. `retries`: how often it may be tried again, at most what the topic's policy says. `ignore_result`, `result_ttl`,
-    `failure_ttl`, `time_limit`, `soft_time_limit`: instead of the task's. `link`: calls that follow with its result; `link_error`: calls
-    made when it fails for good, with its id, its error and the traceback.
+    `delay` (a duration) or `at` (an aware datetime or Unix seconds): when it is due. `ttl`: how
+    long it may wait. `priority`: -100 … 100, larger first. `key`: instead of the task's. `id`: your
+    own. `topic`: instead of the task's. `headers`: short text by name. `at_front`: before all
+    others of its priority. `retries`: how often it may be tried again, at most what the topic's
+    policy says. `ignore_result`, `result_ttl`, `failure_ttl`, `time_limit`, `soft_time_limit`:
+    instead of the task's. `link`: calls that follow with its result; `link_error`: calls made when
+    it fails for good, with its id, its error and the traceback.
     """
 
     delay: Duration | None
@@ -105,7 +143,10 @@ class TaskOptions(msgspec.Struct, kw_only=True):
 
 
 class TaskKeywords(PolicyOptions, total=False):
-    """The options of `@app.task` for type checkers: those of `TaskOptions`, of the policy, and Celery's names of some."""
+    """
+    The options of `@app.task` for type checkers: those of `TaskOptions`, of the policy, and
+    Celery's names of some.
+    """
 
     topic: str | None
     name: str | None
@@ -128,15 +169,26 @@ class TaskKeywords(PolicyOptions, total=False):
     retry_jitter: bool
 
 
-RETRY_OPTIONS = ("max_retries", "default_retry_delay", "retry_backoff", "retry_backoff_max", "retry_jitter")
+RETRY_OPTIONS = (
+    "max_retries",
+    "default_retry_delay",
+    "retry_backoff",
+    "retry_backoff_max",
+    "retry_jitter",
+)
 """Celery's names for the policy's `retries` and `backoff`."""
 
 
 class _Later:
-    """Stands for an argument that only the result before a task gives: nothing can be made of it yet."""
+    """
+    Stands for an argument that only the result before a task gives: nothing can be made of it yet.
+    """
 
     def __format__(self, spec: str) -> str:
-        raise BadMessage("a topic, key or id cannot name the argument that the result before it gives; say it with the call: .set(topic=…, key=…)")
+        raise BadMessage(
+            "a topic, key or id cannot name the argument that the result before it gives; say it"
+            " with the call: .set(topic=…, key=…)"
+        )
 
 
 LATER = _Later()
@@ -150,13 +202,20 @@ class Template:
         self._task = task
         self._what = what
         try:
-            self.fields = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+            self.fields = [
+                name for _, name, _, _ in string.Formatter().parse(text) if name is not None
+            ]
         except ValueError as error:
-            raise UsageError(f'task "{task}": the {what} {text!r} is no template ({error})') from error
+            raise UsageError(
+                f'task "{task}": the {what} {text!r} is no template ({error})'
+            ) from error
         for name in self.fields:
             if name not in signature.parameters:
                 known = ", ".join(signature.parameters) or "none"
-                raise UsageError(f'task "{task}": the {what} {text!r} names "{name}", which is no argument of the function; there are: {known}')
+                raise UsageError(
+                    f'task "{task}": the {what} {text!r} names "{name}", which is no argument of'
+                    f" the function; there are: {known}"
+                )
 
     def fill(self, arguments: dict[str, Any]) -> str:
         """The text of one call. Raises BadMessage where an argument that it names is empty."""
@@ -164,7 +223,10 @@ class Template:
             return self.text
         for name in self.fields:
             if arguments[name] is None or arguments[name] == "":
-                raise BadMessage(f'task "{self._task}": the {self._what} {self.text!r} needs "{name}", which is {arguments[name]!r}')
+                raise BadMessage(
+                    f'task "{self._task}": the {self._what} {self.text!r} needs "{name}", which is'
+                    f" {arguments[name]!r}"
+                )
         return self.text.format_map(arguments)
 
     def pattern(self) -> str:
@@ -173,7 +235,10 @@ class Template:
         if not brace:
             return self.text
         if not stem.endswith("."):
-            raise UsageError(f'task "{self._task}": policy fields need a topic like "mail.{{customer}}", got {self.text!r}; use app.policy')
+            raise UsageError(
+                f'task "{self._task}": policy fields need a topic like "mail.{{customer}}", got'
+                f" {self.text!r}; use app.policy"
+            )
         return stem + "*"
 
 
@@ -193,9 +258,13 @@ class _TaskHandler(Handler):
     def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
         request = self.task.request_for(lease)
         if self.own_address is not None:
-            request = msgspec.structs.replace(request, store=(self.task.app.url, self.task.app.namespace))
+            request = msgspec.structs.replace(
+                request, store=(self.task.app.url, self.task.app.namespace)
+            )
         if self.task.asks_for_limit:  # here, since a child process has no engine
-            request = msgspec.structs.replace(request, retries_limit=self.task.retries_limit(request), is_limited=True)
+            request = msgspec.structs.replace(
+                request, retries_limit=self.task.retries_limit(request), is_limited=True
+            )
         return (request,), {}
 
     def refusal(self, lease: Lease, losses: int) -> Exception | None:
@@ -208,10 +277,15 @@ class _TaskHandler(Handler):
         refused.__cause__ = error
         return refused
 
-    def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> Sequence[Draft]:
+    def concluded(
+        self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
+    ) -> Sequence[Draft]:
         """What is kept of a run with its end, and who is told of it."""
         if settlement.action == "retry" and error is not None and self.task.is_final(error):
-            settlement.action, settlement.reason = "dead", (settlement.error or "failed").partition("\n")[0]
+            settlement.action, settlement.reason = (
+                "dead",
+                (settlement.error or "failed").partition("\n")[0],
+            )
         times, around = keeps(lease.headers), flow.of(lease.body, lease.headers)
         if settlement.action == "retry":
             self._look_at_retries(lease, settlement, is_in_flow=around is not None)
@@ -221,9 +295,16 @@ class _TaskHandler(Handler):
         if isinstance(returned, outcomes.Said):
             origin["said"], returned = returned.state, returned.about
         if error is None and self.task.tags:
-            origin["tagged"], returned = True, returned if isinstance(returned, Portable) else self.task.tagged_result(returned)
+            origin["tagged"], returned = (
+                True,
+                returned if isinstance(returned, Portable) else self.task.tagged_result(returned),
+            )
         if error is None:
-            kept = returned if issubclass(type(returned), Portable) else outcomes.success(self.task.name, self.task.serializer, returned, **origin)
+            kept = (
+                returned
+                if issubclass(type(returned), Portable)
+                else outcomes.success(self.task.name, self.task.serializer, returned, **origin)
+            )
         elif settlement.action in ("retry", "dead"):
             kept = outcomes.failure(describe(error), **origin)
         else:
@@ -232,50 +313,77 @@ class _TaskHandler(Handler):
         if never_began:
             settlement.action = "ack"  # nobody is to try again what never began
         if settlement.action == "retry" and around is not None:
-            return ()  # were it dead after all, since its policy has just changed, then the engine tells of it
+            # were it dead after all, since its policy has just changed, then the engine tells of it
+            return ()
         if times is not None:
-            settlement.id, settlement.outcome, settlement.keep_us = lease.id, kept, times[error is not None]
+            settlement.id, settlement.outcome, settlement.keep_us = (
+                lease.id,
+                kept,
+                times[error is not None],
+            )
         if around is None or not (around.then or around.errors):
             return ()
         return flow.following(lease.id, around, outcomes.read(kept), is_own_failure=not never_began)
 
     def _look_at_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
-        """A failure is final where its call allows no more retries; in a flow also where the policy does not: what follows is told with it."""
+        """
+        A failure is final where its call allows no more retries; in a flow also where the policy
+        does not: what follows is told with it.
+        """
         said = control.retries(lease.headers)
         limit = said if said is not None else sys.maxsize
         if is_in_flow:
-            with contextlib.suppress(EngineUnavailable):  # the engine tells what follows of its end then
+            with contextlib.suppress(
+                EngineUnavailable
+            ):  # the engine tells what follows of its end then
                 limit = min(limit, self.task.app.engine.policy_of(lease.topic).retries)
         if lease.attempt > limit:
-            settlement.action, settlement.reason = "dead", retries_used_up(lease.attempt, settlement.error, settlement.reason)
+            settlement.action, settlement.reason = (
+                "dead",
+                retries_used_up(lease.attempt, settlement.error, settlement.reason),
+            )
 
 
 class Task(Generic[P, R]):
     """
     A function that can be called in the background. Called, it is the function.
 
-    `delay(…)` publishes the call; a worker makes it. Arguments travel as JSON and arrive as what the function's annotations say (dataclasses,
-    msgspec, attrs and pydantic models, datetime, UUID, Decimal, Enum …); a wrong call fails here, not in the worker.
+    `delay(…)` publishes the call; a worker makes it. Arguments travel as JSON and arrive as what
+    the function's annotations say (dataclasses, msgspec, attrs and pydantic models, datetime, UUID,
+    Decimal, Enum …); a wrong call fails here, not in the worker.
 
-    A class of your own (`@app.task(base=…)`) may say what is done around each run: `before_start`, `on_success`, `on_retry`, `on_failure`,
-    `after_return`. They run where the function does; those of a coroutine may be coroutines.
+    A class of your own (`@app.task(base=…)`) may say what is done around each run: `before_start`,
+    `on_success`, `on_retry`, `on_failure`, `after_return`. They run where the function does; those
+    of a coroutine may be coroutines.
     """
 
     def __init__(self, app: Laneway, function: Callable[..., Any], options: TaskOptions) -> None:
         self.app = app
-        self.name = function.__qualname__ if options.name is None else arguments.name("task", "name", options.name)
+        self.name = (
+            function.__qualname__
+            if options.name is None
+            else arguments.name("task", "name", options.name)
+        )
         self.function = function
         serializers.check(self.name, options.serializer)
         self.binding = Binding(self.name, function, skips=options.bind)
         self._options = options
-        self.template = self._template("topic", f"task.{self.name}" if options.topic is None else options.topic)
+        self.template = self._template(
+            "topic", f"task.{self.name}" if options.topic is None else options.topic
+        )
         self._key = None if options.key is None else self._template("key", options.key)
         self._id = None if options.id is None else self._template("id", options.id)
-        self._has_hooks = any(getattr(type(self), name) is not getattr(Task, name) for name in HOOKS)
+        self._has_hooks = any(
+            getattr(type(self), name) is not getattr(Task, name) for name in HOOKS
+        )
         self.asks_for_limit = self._has_hooks or options.bind
         functools.update_wrapper(self, function)
         perform = self.aperform if inspect.iscoroutinefunction(function) else self.perform
-        run = {"isolation": options.isolation, "time_limit": options.time_limit, "soft_time_limit": options.soft_time_limit}
+        run = {
+            "isolation": options.isolation,
+            "time_limit": options.time_limit,
+            "soft_time_limit": options.soft_time_limit,
+        }
         self.handler = _TaskHandler(perform, self.template.text, name=self.name, **run)  # type: ignore[arg-type]
         self.handler.task = self
         self.serializer = options.serializer
@@ -290,7 +398,9 @@ class Task(Generic[P, R]):
         """For how long what comes of a call is kept."""
         own, app = self._options, self.app
         found = [
-            next(value for value in (said.get(name), getattr(own, name), usual) if value is not None)
+            next(
+                value for value in (said.get(name), getattr(own, name), usual) if value is not None
+            )
             for name, usual in (("result_ttl", app.result_ttl), ("failure_ttl", app.failure_ttl))
         ]
         where = f'task "{self.name}"'
@@ -305,14 +415,19 @@ class Task(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, here and now."""
-        called: R = self.function(self, *args, **kwargs) if self._options.bind else self.function(*args, **kwargs)
+        called: R = (
+            self.function(self, *args, **kwargs)
+            if self._options.bind
+            else self.function(*args, **kwargs)
+        )
         return called
 
     # Calling it in the background
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """
-        Publish the call. Raises BadMessage where the arguments do not fit the function or JSON, and what `publish` raises.
+        Publish the call. Raises BadMessage where the arguments do not fit the function or JSON, and
+        what `publish` raises.
         """
         return cast("Job[R]", self.publish(args, kwargs, {}))
 
@@ -323,7 +438,10 @@ class Task(Generic[P, R]):
     # In a flow
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
-        """The call as a part of a flow: in a chain, behind a group, or as a `link` it gets the result before it as its first argument."""
+        """
+        The call as a part of a flow: in a chain, behind a group, or as a `link` it gets the result
+        before it as its first argument.
+        """
         return self.signature(args, kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature[R]:
@@ -331,7 +449,12 @@ class Task(Generic[P, R]):
         return self.signature(args, kwargs, immutable=True)
 
     def signature(
-        self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, *, immutable: bool = False, **options: Unpack[CallOptions]
+        self,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        immutable: bool = False,
+        **options: Unpack[CallOptions],
     ) -> Signature[R]:
         """As `s`, with something said of the call."""
         from laneway.tasks.canvas import Signature  # noqa: PLC0415  # it stands upon tasks
@@ -340,7 +463,8 @@ class Task(Generic[P, R]):
 
     def chunks(self, items: Iterable[Sequence[Any]], size: int) -> Group[list[R]]:
         """
-        Calls for many items, each of which holds arguments, `size` of them in one message: a group whose results are lists of as many.
+        Calls for many items, each of which holds arguments, `size` of them in one message: a group
+        whose results are lists of as many.
         """
         from laneway.tasks.canvas import chunks  # noqa: PLC0415
 
@@ -368,33 +492,49 @@ class Task(Generic[P, R]):
         **options: Unpack[CallOptions],
     ) -> Job[R]:
         """
-        Celery's names for what `using` says: `countdown` is `delay`, `eta` is `at`, `expires` (also a moment) is `ttl`, `task_id` is `id`, `queue`
-        is `topic`. Raises what `delay` raises.
+        Celery's names for what `using` says: `countdown` is `delay`, `eta` is `at`, `expires` (also
+        a moment) is `ttl`, `task_id` is `id`, `queue` is `topic`. Raises what `delay` raises.
         """
         self._check(options, "countdown", "eta", "expires", "task_id", "queue")
-        said = {"delay": countdown, "at": eta, "ttl": _ttl(self.name, expires), "id": task_id, "topic": queue}
+        said = {
+            "delay": countdown,
+            "at": eta,
+            "ttl": _ttl(self.name, expires),
+            "id": task_id,
+            "topic": queue,
+        }
         meant: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
         for name in meant.keys() & options.keys():
-            raise UsageError(f'task {self.name}: "{name}" is said twice, also by its name in Celery; say it once')
+            raise UsageError(
+                f'task {self.name}: "{name}" is said twice, also by its name in Celery; say it once'
+            )
         return cast("Job[R]", self.publish(tuple(args), kwargs or {}, {**options, **meant}))
 
     def map(self, items: Iterable[Any], **options: Unpack[CallOptions]) -> list[Job[R]]:
         """One call for each item, which is its only argument; published in batches."""
         return self.starmap(((item,) for item in items), **options)
 
-    def starmap(self, items: Iterable[Sequence[Any]], **options: Unpack[CallOptions]) -> list[Job[R]]:
+    def starmap(
+        self, items: Iterable[Sequence[Any]], **options: Unpack[CallOptions]
+    ) -> list[Job[R]]:
         """One call for each item, which holds its arguments; published in batches."""
         self._check(options)
         if self.app.eager or _links(options):
             return [self.publish(tuple(each), {}, options) for each in items]
-        receipts = self.app.publish_many((self.message(tuple(each), {}, options) for each in items), progress=False)
+        receipts = self.app.publish_many(
+            (self.message(tuple(each), {}, options) for each in items), progress=False
+        )
         is_kept = self._is_kept(options)
         return [self.given(self._job(receipt, is_kept=is_kept)) for receipt in receipts]
 
     def _check(self, options: Mapping[str, Any], *more: str) -> None:
-        config.refuse_unknown(f"task {self.name}", options.keys() - CALL_OPTIONS, (*CALL_OPTIONS, *more))
+        config.refuse_unknown(
+            f"task {self.name}", options.keys() - CALL_OPTIONS, (*CALL_OPTIONS, *more)
+        )
 
-    def publish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Any:
+    def publish(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    ) -> Any:
         """Publish a call of which something may be said."""
         if _links(options):
             return self._linked(args, kwargs, options).enqueue()
@@ -405,25 +545,38 @@ class Task(Generic[P, R]):
             publishing.receipt = self.app.publish(topic, body, **said)
         return self.given(self._job(publishing.receipt, is_kept=self._is_kept(options)))
 
-    async def apublish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Any:
+    async def apublish(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    ) -> Any:
         """As `publish`, awaited."""
         if _links(options):
             return await self._linked(args, kwargs, options).aenqueue()
         topic, body, said = self._call_of(args, kwargs, options)
         if self.app.eager:
             request, receipt = self._run_for(topic, body, said)
-            return self.given(self._local_job(receipt, await _awaited(self.handler.function(request))))
+            return self.given(
+                self._local_job(receipt, await _awaited(self.handler.function(request)))
+            )
         with _Publishing(self, topic, body, said) as publishing:
             publishing.receipt = await self.app.apublish(topic, body, **said)
         return self.given(self._job(publishing.receipt, is_kept=self._is_kept(options)))
 
     def given(self, job: Any) -> Any:
-        """What the caller gets of a job (or of a group of them); a class of your own may make something else of it."""
+        """
+        What the caller gets of a job (or of a group of them); a class of your own may make
+        something else of it.
+        """
         return job
 
-    def _linked(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Signature[Any]:
+    def _linked(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    ) -> Signature[Any]:
         """A call with others behind it."""
-        made: Signature[Any] = self.signature(args, kwargs, **{name: value for name, value in options.items() if not name.startswith("link")})
+        made: Signature[Any] = self.signature(
+            args,
+            kwargs,
+            **{name: value for name, value in options.items() if not name.startswith("link")},
+        )
         for name, add in (("link", made.link), ("link_error", made.link_error)):
             for each in _listed(options.get(name)):
                 add(each)
@@ -448,18 +601,34 @@ class Task(Generic[P, R]):
         request, receipt = self._run_for(topic, body, said)
         if self.handler.kind == "async":
             with ThreadPoolExecutor(1) as thread:  # the caller may be on a loop of its own
-                return self._local_job(receipt, thread.submit(asyncio.run, self.aperform(request)).result())
+                return self._local_job(
+                    receipt, thread.submit(asyncio.run, self.aperform(request)).result()
+                )
         return self._local_job(receipt, self.perform(request))
 
     def _run_for(self, topic: str, body: Any, said: PublishOptions) -> tuple[Request, Receipt]:
-        """The run that a worker would make of a call, its arguments decoded as they would be there."""
+        """
+        The run that a worker would make of a call, its arguments decoded as they would be there.
+        """
         draft = codec.draft(Message(topic, body, **said))
         made = draft.id if draft.id is not None else f"eager-{uuid.uuid4().hex}"
-        sent = Lease(0, 0, made, topic, draft.body, 0, key=draft.key, priority=draft.priority, headers=draft.headers)
+        sent = Lease(
+            0,
+            0,
+            made,
+            topic,
+            draft.body,
+            0,
+            key=draft.key,
+            priority=draft.priority,
+            headers=draft.headers,
+        )
         sent.published_us = time.time_ns() // 1000
         return self.request_for(sent), Receipt(made, topic)
 
-    def message(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Message:
+    def message(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    ) -> Message:
         """A call as the message that it is."""
         topic, body, said = self._call_of(args, kwargs, options)
         return Message(topic, body, **said)
@@ -470,20 +639,32 @@ class Task(Generic[P, R]):
         if self.tags and isinstance(body, dict) and self.serializer == "json":
             body |= {name: tagged.untag(body[name]) for name in ("args", "kwargs") if name in body}
         around, before = flow.of(lease.body, lease.headers), flow.signals_of(lease)
-        first = flow.results_of(around, before, self._result_before) if around is not None and (before or around.takes) else ()
+        first = (
+            flow.results_of(around, before, self._result_before)
+            if around is not None and (before or around.takes)
+            else ()
+        )
         each = isinstance(body, dict) and body.get("each") is True
         if each:
             args, kwargs = (*first, *body["args"]), dict[str, Any]()
         else:
             is_errback = self.errors_of_each and isinstance(body, dict) and body.get("errback") == 3
-            args, kwargs = self.binding.decode(body, first, converts=self.serializer != "pickle" and not is_errback)
+            args, kwargs = self.binding.decode(
+                body, first, converts=self.serializer != "pickle" and not is_errback
+            )
             if is_errback:
                 args = self.errback_args(args, body.get("error"))
         return request_of(self.name, lease, args, kwargs, before=before, each=each)
 
     def _result_before(self, signal: flow.Signal) -> Any:
-        ended = outcomes.Outcome(status=signal.status, result=signal.result, pickled=signal.pickled, tagged=signal.tagged)
-        return outcomes.value(ended, None, self.serializer) if signal.status == outcomes.SUCCESS else None
+        ended = outcomes.Outcome(
+            status=signal.status, result=signal.result, pickled=signal.pickled, tagged=signal.tagged
+        )
+        return (
+            outcomes.value(ended, None, self.serializer)
+            if signal.status == outcomes.SUCCESS
+            else None
+        )
 
     def _call_of(
         self,
@@ -499,7 +680,8 @@ class Task(Generic[P, R]):
         """
         Topic, body and options of the message. Raises BadMessage.
 
-        `first`: what stands for arguments that come only later. `more`, `headers`: what goes with it. `each`: the arguments are those of many calls.
+        `first`: what stands for arguments that come only later. `more`, `headers`: what goes with
+        it. `each`: the arguments are those of many calls.
         """
         bound = self.binding.bind((*first, *args), kwargs) if not each else {}
         said: PublishOptions = {"headers": self._headers}
@@ -514,42 +696,73 @@ class Task(Generic[P, R]):
             if options.get("ignore_result"):
                 told.pop(KEEPS_HEADER, None)
             said["headers"] = told
-            said |= {name: value for name, value in options.items() if name in _OF_MESSAGES and value is not None}  # type: ignore[typeddict-item]
+            said |= {
+                name: value
+                for name, value in options.items()
+                if name in _OF_MESSAGES and value is not None
+            }  # type: ignore[typeddict-item]
         if self.tags and self.serializer == "json":
             args, kwargs = self._tagged(args, kwargs)
         return topic, serializers.encode(self.name, self.serializer, args, kwargs, more), said
 
     tags: str | None = None
-    """Whether the types of values that JSON does not know go with them: "json": of those of Celery's, "strict": or the call is refused."""
+    """
+    Whether the types of values that JSON does not know go with them: "json": of those of Celery's,
+    "strict": or the call is refused.
+    """
 
-    def _tagged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _tagged(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments with their types; those that are annotated get theirs by that."""
         places, by_name = self.binding.annotated()
         strict = self.tags == "strict"
-        made = tuple(each if place in places else tagged.tag(each, strict=strict) for place, each in enumerate(args))
-        return made, {name: each if name in by_name else tagged.tag(each, strict=strict) for name, each in kwargs.items()}
+        made = tuple(
+            each if place in places else tagged.tag(each, strict=strict)
+            for place, each in enumerate(args)
+        )
+        return made, {
+            name: each if name in by_name else tagged.tag(each, strict=strict)
+            for name, each in kwargs.items()
+        }
 
     def tagged_result(self, returned: Any) -> Any:
         """What is kept of a result."""
-        return tagged.tag(returned) if self.tags and self.serializer == "json" and self.returns is None else returned
+        return (
+            tagged.tag(returned)
+            if self.tags and self.serializer == "json" and self.returns is None
+            else returned
+        )
 
     def _headers_of(self, options: Mapping[str, Any]) -> dict[str, str]:
         """What the run is to know of its call."""
         found: dict[str, str] = {}
-        for name, header in (("time_limit", TIME_LIMIT_HEADER), ("soft_time_limit", SOFT_TIME_LIMIT_HEADER)):
+        for name, header in (
+            ("time_limit", TIME_LIMIT_HEADER),
+            ("soft_time_limit", SOFT_TIME_LIMIT_HEADER),
+        ):
             if options.get(name) is not None:
                 found[header] = f"{arguments.seconds(f'task {self.name}', name, options[name]):g}"
         at, delay, retries = options.get("at"), options.get("delay"), options.get("retries")
-        is_own = any(options.get(name) is not None for name in _KEEPING) or KEEPS_HEADER not in self._headers
+        is_own = (
+            any(options.get(name) is not None for name in _KEEPING)
+            or KEEPS_HEADER not in self._headers
+        )
         if is_own and self._is_kept(options):
             found[KEEPS_HEADER] = self._keeps(options)
         if retries is not None:
-            found[RETRIES_HEADER] = str(arguments.whole(f"task {self.name}", "retries", retries, least=0))
+            found[RETRIES_HEADER] = str(
+                arguments.whole(f"task {self.name}", "retries", retries, least=0)
+            )
         try:
             if at is not None:
-                found[ETA_HEADER] = datetime.fromtimestamp(units.moment(at) / units.SECOND, UTC).isoformat()
+                found[ETA_HEADER] = datetime.fromtimestamp(
+                    units.moment(at) / units.SECOND, UTC
+                ).isoformat()
             elif delay is not None:
-                found[ETA_HEADER] = (datetime.now(UTC) + timedelta(seconds=units.seconds(delay))).isoformat()
+                found[ETA_HEADER] = (
+                    datetime.now(UTC) + timedelta(seconds=units.seconds(delay))
+                ).isoformat()
         except (ValueError, OverflowError, OSError) as error:
             raise BadMessage(f"task {self.name}: {error}") from error
         return found
@@ -561,7 +774,10 @@ class Task(Generic[P, R]):
         """The run that the caller is part of. Raises UsageError outside of one."""
         found = current_request()
         if found is None:
-            raise UsageError(f'task "{self.name}": there is a request only while a worker runs the task; called as a function it has none')
+            raise UsageError(
+                f'task "{self.name}": there is a request only while a worker runs the task; called'
+                " as a function it has none"
+            )
         return found
 
     def retry(
@@ -573,13 +789,18 @@ class Task(Generic[P, R]):
         max_retries: int | None = None,
     ) -> NoReturn:
         """
-        Give up this attempt and try again, after `countdown` or at `eta` (default: the policy's backoff): `raise self.retry(countdown=10)`.
+        Give up this attempt and try again, after `countdown` or at `eta` (default: the policy's
+        backoff): `raise self.retry(countdown=10)`.
 
-        `exc`: why; by itself what is being handled. After `max_retries` (at most the policy's) it is a dead letter with that reason.
-        Raises Retry, or Reject where there are no more retries.
+        `exc`: why; by itself what is being handled. After `max_retries` (at most the policy's) it
+        is a dead letter with that reason. Raises Retry, or Reject where there are no more retries.
         """
         request = self.request
-        limit = self.retries_limit(request) if max_retries is None else min(max_retries, self.retries_limit(request))
+        limit = (
+            self.retries_limit(request)
+            if max_retries is None
+            else min(max_retries, self.retries_limit(request))
+        )
         cause = exc if exc is not None else sys.exception()
         if request.retries >= limit:
             raise used_up(request.attempt, cause) from cause
@@ -589,7 +810,10 @@ class Task(Generic[P, R]):
         raise Retry(str(cause) if cause is not None else "", delay=delay) from cause
 
     def retries_limit(self, request: Request) -> int:
-        """How often a run may be tried again: what its call said, at most what the topic's policy says."""
+        """
+        How often a run may be tried again: what its call said, at most what the topic's policy
+        says.
+        """
         if request.is_limited:
             return cast("int", request.retries_limit)
         policy = sys.maxsize if self.app.eager else self.app.engine.policy_of(request.topic).retries
@@ -597,9 +821,11 @@ class Task(Generic[P, R]):
 
     def update_state(self, state: str = "PROGRESS", meta: Any = None) -> None:
         """
-        Say how far this run is: `job.status` and `job.progress` tell it, whoever watches the job sees it.
+        Say how far this run is: `job.status` and `job.progress` tell it, whoever watches the job
+        sees it.
 
-        `meta`: anything that JSON can hold; with `current` and `total` it becomes a bar. In a coroutine it is on its way when this returns.
+        `meta`: anything that JSON can hold; with `current` and `total` it becomes a bar. In a
+        coroutine it is on its way when this returns.
         """
         self.app.note(self.request, state, meta)
 
@@ -608,17 +834,44 @@ class Task(Generic[P, R]):
     def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called before each run; what it raises is the run's failure."""
 
-    def on_success(self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def on_success(
+        self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Called when it has returned."""
 
-    def on_retry(self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str) -> Any:
+    def on_retry(
+        self,
+        exc: BaseException,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: str,
+    ) -> Any:
         """Called when it failed and will be tried again. `einfo`: the traceback as text."""
 
-    def on_failure(self, exc: BaseException, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str) -> Any:
+    def on_failure(
+        self,
+        exc: BaseException,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: str,
+    ) -> Any:
         """Called when it failed for good."""
 
-    def after_return(self, status: str, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any], einfo: str | None) -> Any:
-        """Called after each run: `status` is "SUCCESS", "RETRY" or "FAILURE", `retval` what it returned or raised."""
+    def after_return(
+        self,
+        status: str,
+        retval: Any,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: str | None,
+    ) -> Any:
+        """
+        Called after each run: `status` is "SUCCESS", "RETRY" or "FAILURE", `retval` what it
+        returned or raised.
+        """
 
     # What a worker calls
 
@@ -628,7 +881,13 @@ class Task(Generic[P, R]):
         try:
             try:
                 if signals.task_prerun.receivers:
-                    signals.task_prerun.send(self, task_id=request.id, task=self, args=request.args, kwargs=request.kwargs)
+                    signals.task_prerun.send(
+                        self,
+                        task_id=request.id,
+                        task=self,
+                        args=request.args,
+                        kwargs=request.kwargs,
+                    )
                 if self._has_hooks:
                     self.before_start(request.id, request.args, request.kwargs)
                 returned = self._run(request)
@@ -653,7 +912,9 @@ class Task(Generic[P, R]):
         if not request.is_kept:
             return None
         published_us = round(request.published_at * units.SECOND)
-        outcome = outcomes.success(self.name, self.serializer, returned, topic=request.topic, published_us=published_us)
+        outcome = outcomes.success(
+            self.name, self.serializer, returned, topic=request.topic, published_us=published_us
+        )
         return Portable(outcome)
 
     async def aperform(self, request: Request) -> Any:
@@ -662,7 +923,13 @@ class Task(Generic[P, R]):
         try:
             try:
                 if signals.task_prerun.receivers:
-                    signals.task_prerun.send(self, task_id=request.id, task=self, args=request.args, kwargs=request.kwargs)
+                    signals.task_prerun.send(
+                        self,
+                        task_id=request.id,
+                        task=self,
+                        args=request.args,
+                        kwargs=request.kwargs,
+                    )
                 if self._has_hooks:
                     await _awaited(self.before_start(request.id, request.args, request.kwargs))
                 returned = await self._run(request)
@@ -684,11 +951,19 @@ class Task(Generic[P, R]):
     def _run(self, request: Request) -> Any:
         if request.each:
             return self._run_each(request)
-        args, kwargs = self.binding.complete(request) if self.binding.injected else (request.args, request.kwargs)
+        args, kwargs = (
+            self.binding.complete(request)
+            if self.binding.injected
+            else (request.args, request.kwargs)
+        )
         return self._invoke(args, kwargs)
 
     def _invoke(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return self.function(self, *args, **kwargs) if self._options.bind else self.function(*args, **kwargs)
+        return (
+            self.function(self, *args, **kwargs)
+            if self._options.bind
+            else self.function(*args, **kwargs)
+        )
 
     def _run_each(self, request: Request) -> Any:
         """One call after the other, of `chunks`."""
@@ -701,14 +976,21 @@ class Task(Generic[P, R]):
 
     def _single_runs(self, request: Request) -> Iterator[Request]:
         for each in request.args:
-            args, kwargs = self.binding.decode({"args": each, "kwargs": {}}, converts=self.serializer != "pickle")
+            args, kwargs = self.binding.decode(
+                {"args": each, "kwargs": {}}, converts=self.serializer != "pickle"
+            )
             yield msgspec.structs.replace(request, args=args, kwargs=kwargs, each=False)
 
     errors_of_each = False
-    """As Celery: an error handler of a group is called for each of its members that fails, and gets (request, error, traceback), or the id alone."""
+    """
+    As Celery: an error handler of a group is called for each of its members that fails, and gets
+    (request, error, traceback), or the id alone.
+    """
 
     def errback_takes(self, own: int) -> int:
-        """How many arguments about a failure it takes as an error handler, before so many of its own."""
+        """
+        How many arguments about a failure it takes as an error handler, before so many of its own.
+        """
         del own
         return 3
 
@@ -721,7 +1003,10 @@ class Task(Generic[P, R]):
     """Whether a call that runs where it is made is tried again there."""
 
     def lost_limit(self, lease: Lease) -> int | None:
-        """How often a run may lose its worker, and be tried again alone, since another's run may have ended it; None: as the policy says."""
+        """
+        How often a run may lose its worker, and be tried again alone, since another's run may have
+        ended it; None: as the policy says.
+        """
         said = control.retries(lease.headers)
         return None if said is None else max(1, said)
 
@@ -731,7 +1016,10 @@ class Task(Generic[P, R]):
         return False
 
     def _verdict(self, request: Request, error: Exception) -> Exception:
-        """What a failure means: itself (the policy decides), or Reject where the call or the task says that it is final."""
+        """
+        What a failure means: itself (the policy decides), or Reject where the call or the task says
+        that it is final.
+        """
         if isinstance(error, (Reject, DestinationUnavailable)):
             return error
         options = self._options
@@ -750,23 +1038,44 @@ class Task(Generic[P, R]):
             yield functools.partial(self.after_return, "SUCCESS", returned, *about, None)
         if signals.of_runs():
             yield functools.partial(signals.task_success.send, self, result=returned)
-            yield functools.partial(signals.task_postrun.send, self, **_told_of(request), retval=returned, state="SUCCESS")
+            yield functools.partial(
+                signals.task_postrun.send,
+                self,
+                **_told_of(request),
+                retval=returned,
+                state="SUCCESS",
+            )
 
-    def _hooks_of_failure(self, request: Request, error: Exception, verdict: Exception) -> Iterator[Callable[[], Any]]:
+    def _hooks_of_failure(
+        self, request: Request, error: Exception, verdict: Exception
+    ) -> Iterator[Callable[[], Any]]:
         if self._has_hooks or signals.of_runs():
             is_final = isinstance(verdict, Reject) or (self.app.eager and not self.retries_eagerly)
-            why = error.__cause__ if isinstance(error, (Retry, Reject)) and error.__cause__ is not None else error
+            why = (
+                error.__cause__
+                if isinstance(error, (Retry, Reject)) and error.__cause__ is not None
+                else error
+            )
             einfo, state = text_of(why), "FAILURE" if is_final else "RETRY"
             about = (request.id, request.args, request.kwargs, einfo)
             if self._has_hooks:
                 yield functools.partial(self.on_failure if is_final else self.on_retry, why, *about)
                 yield functools.partial(self.after_return, state, why, *about)
             if is_final:
-                told = {**_told_of(request), "exception": why, "traceback": why.__traceback__, "einfo": einfo}
+                told = {
+                    **_told_of(request),
+                    "exception": why,
+                    "traceback": why.__traceback__,
+                    "einfo": einfo,
+                }
                 yield functools.partial(signals.task_failure.send, self, **told)
             else:
-                yield functools.partial(signals.task_retry.send, self, request=request, reason=why, einfo=einfo)
-            yield functools.partial(signals.task_postrun.send, self, **_told_of(request), retval=why, state=state)
+                yield functools.partial(
+                    signals.task_retry.send, self, request=request, reason=why, einfo=einfo
+                )
+            yield functools.partial(
+                signals.task_postrun.send, self, **_told_of(request), retval=why, state=state
+            )
 
     def __repr__(self) -> str:
         return f"<Task {self.name} on {self.template.text}>"
@@ -783,9 +1092,16 @@ if TYPE_CHECKING:
 class _Publishing:
     """Tells signals of a call that is published."""
 
-    def __init__(self, task: Task[Any, Any], topic: str, body: Any, said: Mapping[str, Any]) -> None:
+    def __init__(
+        self, task: Task[Any, Any], topic: str, body: Any, said: Mapping[str, Any]
+    ) -> None:
         self._task = task
-        self._told = {"body": body, "headers": {**(said.get("headers") or {}), "task": task.name}, "routing_key": topic, "exchange": ""}
+        self._told = {
+            "body": body,
+            "headers": {**(said.get("headers") or {}), "task": task.name},
+            "routing_key": topic,
+            "exchange": "",
+        }
         self.receipt: Any = None
 
     def __enter__(self) -> _Publishing:
@@ -850,7 +1166,10 @@ def _ttl(task: str, expires: Duration | datetime | None) -> Duration | None:
         return expires
     left = units.moment(expires) / units.SECOND - datetime.now(UTC).timestamp()
     if left <= 0:
-        raise BadMessage(f"task {task}: the call would expire at {expires}, which is past; give it a later moment")
+        raise BadMessage(
+            f"task {task}: the call would expire at {expires}, which is past; give it a later"
+            " moment"
+        )
     return left
 
 
@@ -874,9 +1193,17 @@ class Call(Generic[P, R]):
 
 
 class TaskDecorator:
-    """What `app.task(…)` returns: makes a function a `Task`, registers it and sets its topic's policy."""
+    """
+    What `app.task(…)` returns: makes a function a `Task`, registers it and sets its topic's policy.
+    """
 
-    def __init__(self, app: Laneway, base: type[Task[Any, Any]] | None, options: TaskOptions, policy: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        app: Laneway,
+        base: type[Task[Any, Any]] | None,
+        options: TaskOptions,
+        policy: dict[str, Any],
+    ) -> None:
         self._app = app
         self._base = _base(base)
         self._options = options
@@ -901,7 +1228,9 @@ class BoundTaskDecorator(TaskDecorator):
     """With `bind=True`: the function's first argument is the task itself."""
 
     @overload
-    def __call__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> AsyncTask[P, R]: ...
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
+    ) -> AsyncTask[P, R]: ...
 
     @overload
     def __call__(self, function: Callable[Concatenate[Any, P], R]) -> Task[P, R]: ...
@@ -915,7 +1244,9 @@ def _base(base: object) -> type[Task[Any, Any]]:
     if base is None:
         return Task
     if not isinstance(base, type) or not issubclass(base, Task):
-        raise UsageError(f"task: expected base to be a class made of laneway.Task, got {base!r:.80}")
+        raise UsageError(
+            f"task: expected base to be a class made of laneway.Task, got {base!r:.80}"
+        )
     return base
 
 
@@ -932,7 +1263,9 @@ def _with_retries(policy: dict[str, Any]) -> dict[str, Any]:
     if backoff is not False:
         base = 1.0 if backoff is True else arguments.seconds("task", "retry_backoff", backoff)
         cap = arguments.seconds("task", "retry_backoff_max", said.get("retry_backoff_max", 600))
-        made["backoff"] = Backoff(base=base, cap=max(cap, base), jitter=bool(said.get("retry_jitter", True)))
+        made["backoff"] = Backoff(
+            base=base, cap=max(cap, base), jitter=bool(said.get("retry_jitter", True))
+        )
     elif "default_retry_delay" in said:
         made["backoff"] = said["default_retry_delay"]
     return made

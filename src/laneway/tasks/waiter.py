@@ -1,4 +1,7 @@
-"""Waiting for jobs: one thread of a process hears of all that it waits for, and tells whoever wants to know."""
+"""
+Waiting for jobs: one thread of a process hears of all that it waits for, and tells whoever wants to
+know.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.job")
 
 LISTEN = 60.0
-"""Seconds of one listening; engines look by themselves more often where they may have missed something."""
+"""
+Seconds of one listening; engines look by themselves more often where they may have missed
+something.
+"""
 
 IDLE = 30.0
 """Seconds after the last wait until the thread ends."""
@@ -32,7 +38,10 @@ AWAY = 0.2
 
 
 class ResultWaiter:
-    """Tells what is kept of jobs: once when asked, and at each change. `engine`: gives the engine that is to be heard now."""
+    """
+    Tells what is kept of jobs: once when asked, and at each change. `engine`: gives the engine that
+    is to be heard now.
+    """
 
     def __init__(self, engine: Callable[[], FullEngine]) -> None:
         self._engine = engine
@@ -40,11 +49,18 @@ class ResultWaiter:
         self._listening: _Listening | None = None
 
     def watch(self, job_id: str, topic: str | None, told: Told) -> None:
-        """Call `told` with what is kept of a job, from the hub's thread: at once, and at each change. It must not block."""
+        """
+        Call `told` with what is kept of a job, from the hub's thread: at once, and at each change.
+        It must not block.
+        """
         engine = self._engine()
         with self._lock:
             listening = self._listening
-            while listening is None or not listening.serves(engine) or not listening.add(job_id, topic, told):
+            while (
+                listening is None
+                or not listening.serves(engine)
+                or not listening.add(job_id, topic, told)
+            ):
                 listening = self._listening = _Listening(engine)
                 listening.start()
 
@@ -116,7 +132,11 @@ class _Listening(threading.Thread):
                     if not self._watched and time.monotonic() - self._idle_since > IDLE:
                         self._ended = True
                         break
-                    wanted = list(self._watched) if notified is None else [each for each in dict.fromkeys(notified) if each in self._watched]
+                    wanted = (
+                        list(self._watched)
+                        if notified is None
+                        else [each for each in dict.fromkeys(notified) if each in self._watched]
+                    )
                 if wanted and not self._ended:
                     self._tell(wanted)
         finally:
@@ -130,7 +150,9 @@ class _Listening(threading.Thread):
             found = self._engine.kept([(each, topic) for each, (topic, _) in those])
         except EngineUnavailable as error:
             if not self._ended:
-                log.warning("what became of %d jobs cannot be read, trying again: %s", len(those), error)
+                log.warning(
+                    "what became of %d jobs cannot be read, trying again: %s", len(those), error
+                )
                 time.sleep(AWAY)  # nobody is served meanwhile: all of them wait for the same engine
                 with contextlib.suppress(OSError):
                     self._listener.subscribe(*wanted)

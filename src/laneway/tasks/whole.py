@@ -1,21 +1,23 @@
 """
 How a flow is stored: whole, or not at all.
 
-A flow that one call of the engine stores in one step needs nothing else. A larger one is stored in several
-steps, and nothing of it runs before the last of them:
+A flow that one call of the engine stores in one step needs nothing else. A larger one is stored in
+several steps, and nothing of it runs before the last of them:
 
-1. the *timeout*, a message that is due in an hour, and the *root*, a message that waits for one signal;
-2. *openers*, which wait for a signal too: a tree below the root, whose leaves name all calls of the flow, a
-   hundred each;
+1. the *timeout*, a message that is due in an hour, and the *root*, a message that waits for one
+   signal;
+2. *openers*, which wait for a signal too: a tree below the root, whose leaves name all calls of the
+   flow, a hundred each;
 3. the calls; those with which the flow begins wait for a signal of their opener;
 4. the signal to the root. This is the one last write that makes the flow visible.
 
-Then a worker handles the root, which signals its openers, these the next, and the leaves the calls: each in the
-same step as its own end, at most a hundred signals in a step, so that no shard is held for long. A signal counts
-once, so a worker that dies in between, or a publisher that repeats all of it, does no harm.
+Then a worker handles the root, which signals its openers, these the next, and the leaves the calls:
+each in the same step as its own end, at most a hundred signals in a step, so that no shard is held
+for long. A signal counts once, so a worker that dies in between, or a publisher that repeats all of
+it, does no harm.
 
-If the last write never comes, the timeout signals a failure to the root. It goes the same way down: every call
-that was stored ends with it, and none runs.
+If the last write never comes, the timeout signals a failure to the root. It goes the same way down:
+every call that was stored ends with it, and none runs.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ NOT_WHOLE = "incomplete flow: not all of it was stored within 1 h, so none of it
 
 def publish(app: Laneway, flow_id: str, messages: Sequence[Message], *, again: bool) -> None:
     """
-    Store a flow's messages, the last first. Raises what publishing raises; nothing of the flow runs then.
+    Store a flow's messages, the last first. Raises what publishing raises; nothing of the flow runs
+    then.
 
     `again`: it was tried before under this id, and it is not known how far that went.
     """
@@ -80,18 +83,27 @@ def _is_one_step(app: Laneway, messages: Sequence[Message]) -> bool:
         return True
     if len(messages) > BATCH or app.limits_backlog:
         return False
-    return app.engine.puts_whole([Draft(message.topic, b"", key=message.key, id=message.id) for message in messages])
+    return app.engine.puts_whole(
+        [Draft(message.topic, b"", key=message.key, id=message.id) for message in messages]
+    )
 
 
 def _is_stored(app: Laneway, messages: Sequence[Message]) -> bool:
     """Whether the one step was done: any of its messages is known, or how it ended."""
     engine = app.engine
-    if any(kept.outcome is not None for kept in engine.kept([(message.id or "", message.topic) for message in messages])):
+    if any(
+        kept.outcome is not None
+        for kept in engine.kept([(message.id or "", message.topic) for message in messages])
+    ):
         return True
     by_topic: dict[str, list[str]] = {}
     for message in messages:
         by_topic.setdefault(message.topic, []).append(message.id or "")
-    return any(state != "unknown" for topic, ids in by_topic.items() for state in engine.lookup(topic, ids).values())
+    return any(
+        state != "unknown"
+        for topic, ids in by_topic.items()
+        for state in engine.lookup(topic, ids).values()
+    )
 
 
 def _check(receipts: Sequence[Receipt]) -> None:
@@ -115,22 +127,37 @@ class _Staged:
         levels = self._openers()
         began = time.monotonic()
         timeout = Opener(Flow(others=[self._root]), NOT_WHOLE)
-        delayed = Draft(self._topic, encode(timeout), id=self._timeout_id, headers={TASK_HEADER: OPEN}, own=True)
+        delayed = Draft(
+            self._topic, encode(timeout), id=self._timeout_id, headers={TASK_HEADER: OPEN}, own=True
+        )
         delayed.delay_us, delayed.ttl_us = ENDS_AFTER * SECOND, FOR_EVER_US
         self._put([delayed, *levels[0]])
         try:
             for level in levels[1:]:
                 for start in range(0, len(level), BATCH):
                     self._put(level[start : start + BATCH])
-            _check(self._app.publish_flow([_held_back(message) for message in self._messages], sticky=True))
+            _check(
+                self._app.publish_flow(
+                    [_held_back(message) for message in self._messages], sticky=True
+                )
+            )
             if time.monotonic() - began > LAST_WRITE_BEFORE:
-                raise UsageError(f"a flow: to store its {len(self._messages):,} calls took longer than {LAST_WRITE_BEFORE:,} s; none of it runs")
+                raise UsageError(
+                    f"a flow: to store its {len(self._messages):,} calls took longer than"
+                    f" {LAST_WRITE_BEFORE:,} s; none of it runs"
+                )
         except EngineUnavailable:
             raise  # the timeout ends it, or whoever publishes it again completes it
         except Exception as error:
             self._give_up(error)
             raise
-        self._put([opening_signal(Opening(self._root.topic, self._root.id, ttl_us=FOR_EVER_US), self._root.id)])
+        self._put(
+            [
+                opening_signal(
+                    Opening(self._root.topic, self._root.id, ttl_us=FOR_EVER_US), self._root.id
+                )
+            ]
+        )
         self._end_timeout()
 
     def _put(self, drafts: list[Draft]) -> None:
@@ -152,15 +179,23 @@ class _Staged:
         for topic, count in Counter(message.topic for message in self._messages).items():
             limit = self._app.engine.policy_of(topic).max_backlog
             if limit is not None and count > limit:
-                raise UsageError(f"a flow: {count:,} calls in topic {topic}, whose max_backlog is {limit:,}; raise it, or make the flow smaller")
+                raise UsageError(
+                    f"a flow: {count:,} calls in topic {topic}, whose max_backlog is {limit:,};"
+                    " raise it, or make the flow smaller"
+                )
 
     def _openers(self) -> list[list[Draft]]:
         """The tree from the root down, by levels."""
         parts = [_leaf(part) for part in _parts(self._messages)]
         levels: list[list[Draft]] = []
         while len(parts) > 1:
-            targets = [Opening(self._topic, f"{self._root.id}.{len(levels)}.{n}", ttl_us=FOR_EVER_US) for n in range(len(parts))]
-            levels.append([self._opener(target.id, flow) for target, flow in zip(targets, parts, strict=True)])
+            targets = [
+                Opening(self._topic, f"{self._root.id}.{len(levels)}.{n}", ttl_us=FOR_EVER_US)
+                for n in range(len(parts))
+            ]
+            levels.append(
+                [self._opener(target.id, flow) for target, flow in zip(targets, parts, strict=True)]
+            )
             parts = [Flow(opens=part) for part in _parts(targets)]
         levels.append([self._opener(self._root.id, parts[0], size=len(self._messages))])
         return levels[::-1]
@@ -168,7 +203,9 @@ class _Staged:
     def _opener(self, message_id: str, flow: Flow, *, size: int = 0) -> Draft:
         headers = {TASK_HEADER: OPEN, FLOW_HEADER: "1", NEEDS_HEADER: "1"}
         body = encode(Opener(flow, size=size))
-        return Draft(self._topic, body, id=message_id, headers=headers, at_front=True, sticky=True, own=True)
+        return Draft(
+            self._topic, body, id=message_id, headers=headers, at_front=True, sticky=True, own=True
+        )
 
 
 FOR_EVER_US = 100 * 365 * 86_400 * SECOND
@@ -188,12 +225,23 @@ def _held_back(message: Message) -> Message:
 
 
 def _leaf(messages: Sequence[Message]) -> Flow:
-    """What signals these: those that begin the flow when it opens, all of them when it ends before."""
+    """
+    What signals these: those that begin the flow when it opens, all of them when it ends before.
+    """
     flow = Flow()
     for message in messages:
         draft = codec.draft(message)
         if _begins(message):
-            flow.opens.append(Opening(draft.topic, draft.id or "", draft.key, draft.delay_us, draft.at_us, draft.ttl_us))
+            flow.opens.append(
+                Opening(
+                    draft.topic,
+                    draft.id or "",
+                    draft.key,
+                    draft.delay_us,
+                    draft.at_us,
+                    draft.ttl_us,
+                )
+            )
         else:
             flow.others.append(Target(draft.topic, draft.id or "", 1, draft.key))
     return flow

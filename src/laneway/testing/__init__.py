@@ -1,5 +1,6 @@
 """
-What tests of programs and of engines need. Nothing of Laneway itself imports this; `laneway.testing.conformance` and `.fixtures` need pytest.
+What tests of programs and of engines need. Nothing of Laneway itself imports this;
+`laneway.testing.conformance` and `.fixtures` need pytest.
 
 - `virtual`: an application in memory, under a clock that moves only when it is told to.
 - `eager`: tasks run where they are called.

@@ -23,8 +23,9 @@ class EngineDriver:
     """
     An engine, and a clock that only `later` moves.
 
-    `make` opens an engine that holds nothing yet; it is called again by `open`. `now` is the engine's time in microseconds since 1970;
-    every call here passes it on as `now_us`. `random` of the engine is 1.0: a back-off is as long as it can be.
+    `make` opens an engine that holds nothing yet; it is called again by `open`. `now` is the
+    engine's time in microseconds since 1970; every call here passes it on as `now_us`. `random` of
+    the engine is 1.0: a back-off is as long as it can be.
     """
 
     def __init__(self, make: Callable[[Settings], FullEngine]) -> None:

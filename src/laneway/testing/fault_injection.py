@@ -20,18 +20,22 @@ HOT = frozenset({"put", "lease", "start", "settle", "extend", "tick"})
 
 def sleepy(engine: FullEngine, seconds: float = 0.02, *, calls: frozenset[str] = HOT) -> FullEngine:
     """
-    The same engine, each of whose `calls` takes that much longer; half of it passes before the call, half after.
+    The same engine, each of whose `calls` takes that much longer; half of it passes before the
+    call, half after.
 
-    For tests of what has to hold also where the store is far away: that callers batch, that leases outlast a round trip, that nobody
-    asks again what was answered. It says `embedded=False`, since other threads can run meanwhile. Closing it closes the engine.
-    Its attribute `made` counts the calls by name.
+    For tests of what has to hold also where the store is far away: that callers batch, that leases
+    outlast a round trip, that nobody asks again what was answered. It says `embedded=False`, since
+    other threads can run meanwhile. Closing it closes the engine. Its attribute `made` counts the
+    calls by name.
     """
     return cast("FullEngine", _Sleepy(engine, seconds, calls))
 
 
 class _Sleepy:
     def __init__(self, engine: FullEngine, seconds: float, calls: frozenset[str]) -> None:
-        self.capabilities = msgspec.structs.replace(engine.capabilities, name=f"sleepy {engine.capabilities.name}", embedded=False)
+        self.capabilities = msgspec.structs.replace(
+            engine.capabilities, name=f"sleepy {engine.capabilities.name}", embedded=False
+        )
         self._engine = engine
         self._half = seconds / 2
         self._calls = calls

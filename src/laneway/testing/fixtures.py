@@ -1,8 +1,9 @@
 """
 Fixtures of pytest: `pytest_plugins = ["laneway.testing.fixtures"]` in conftest.py.
 
-`laneway_world` makes of an application one in memory, under a clock of its own: `world = laneway_world(app)`. `laneway_eager` makes its tasks
-run where they are called: `laneway_eager(app)`. Both end with the test.
+`laneway_world` makes of an application one in memory, under a clock of its own: `world =
+laneway_world(app)`. `laneway_eager` makes its tasks run where they are called:
+`laneway_eager(app)`. Both end with the test.
 """
 
 from __future__ import annotations

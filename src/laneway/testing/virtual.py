@@ -1,4 +1,7 @@
-"""An application in memory, under a clock that moves only when it is told to: tests of what happens in an hour take milliseconds."""
+"""
+An application in memory, under a clock that moves only when it is told to: tests of what happens in
+an hour take milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ if TYPE_CHECKING:
     from laneway.working.work import Work
 
 MOST_ROUNDS = 100_000
-"""Times that the clock may be moved by one `run_all`: a task that calls itself again and again would never end."""
+"""
+Times that the clock may be moved by one `run_all`: a task that calls itself again and again would
+never end.
+"""
 
 MOST_SCHEDULES = 10_000
 """Schedules that `run_all` looks at."""
@@ -46,15 +52,19 @@ KEPT_FOR = 10 * 365 * 86_400
 @contextmanager
 def virtual(app: Laneway, *, start: datetime | None = None) -> Iterator[World]:
     """
-    All that the application does in the block, it does in memory, in a world with a clock of its own.
+    All that the application does in the block, it does in memory, in a world with a clock of its
+    own.
 
-    `start`: what the clock says (default: now). Policies, gates, tiers, handlers and tasks are the application's; its real store is not touched.
-    Backoffs are as long as they can be, so that a test is the same each time. Results are kept, however far the clock goes.
+    `start`: what the clock says (default: now). Policies, gates, tiers, handlers and tasks are the
+    application's; its real store is not touched. Backoffs are as long as they can be, so that a
+    test is the same each time. Results are kept, however far the clock goes.
     """
     clock = _Clock(units.moment(start) if start is not None else units.moment(datetime.now(UTC)))
 
     def make(settings: Settings) -> FullEngine:
-        settings = msgspec.structs.replace(settings, namespace="default", durability=None, create=True, random=lambda: 1.0)
+        settings = msgspec.structs.replace(
+            settings, namespace="default", durability=None, create=True, random=lambda: 1.0
+        )
         return cast("FullEngine", _Clocked(open_engine("sqlite://", settings), clock))
 
     with app.lent(make) as engine:
@@ -67,10 +77,11 @@ def virtual(app: Laneway, *, start: datetime | None = None) -> Iterator[World]:
 @contextmanager
 def eager(app: Laneway) -> Iterator[None]:
     """
-    Tasks run where they are called, before `delay` and the like return, and what they raise is raised there.
+    Tasks run where they are called, before `delay` and the like return, and what they raise is
+    raised there.
 
-    Their arguments are encoded and decoded as on their way to a worker. Delays, rates, retries and everything else of a queue are passed over, and
-    nothing is stored; `virtual` has them all.
+    Their arguments are encoded and decoded as on their way to a worker. Delays, rates, retries and
+    everything else of a queue are passed over, and nothing is stored; `virtual` has them all.
     """
     before, app.eager = app.eager, True
     try:
@@ -101,7 +112,8 @@ class World:
 
     def run(self, *, raising: bool = False, pool: str = "default") -> Summary:
         """
-        Handle all that can be handled now: what is due, and what that brings about, as far as rates and limits admit it at this moment.
+        Handle all that can be handled now: what is due, and what that brings about, as far as rates
+        and limits admit it at this moment.
 
         `raising`: when all is done, raise the first error of a handler.
         """
@@ -112,23 +124,39 @@ class World:
             raise worker.errors[0]
         return summary
 
-    def run_all(self, *, within: Duration = "7d", raising: bool = False, pool: str = "default", schedules: bool = False) -> Summary:
+    def run_all(
+        self,
+        *,
+        within: Duration = "7d",
+        raising: bool = False,
+        pool: str = "default",
+        schedules: bool = False,
+    ) -> Summary:
         """
-        Handle everything: as `run`, then move the clock to when something is due, until nothing waits.
+        Handle everything: as `run`, then move the clock to when something is due, until nothing
+        waits.
 
-        What is paused stays, and what is due after `within`. With `schedules` they fire as the clock passes their times, up to `within`;
-        otherwise only what was due at the call fires. Raises UsageError where it does not end.
+        What is paused stays, and what is due after `within`. With `schedules` they fire as the
+        clock passes their times, up to `within`; otherwise only what was due at the call fires.
+        Raises UsageError where it does not end.
         """
         until = self._clock.now_us + units.microseconds(within)
         total = self.run(raising=raising, pool=pool)
         with contextlib.nullcontext() if schedules else self._held_schedules():
             for _ in range(MOST_ROUNDS):
                 wake = self._engine.tick()
-                if wake is None or wake > until or not self._can_go_on(wake, pool, schedules=schedules):
+                if (
+                    wake is None
+                    or wake > until
+                    or not self._can_go_on(wake, pool, schedules=schedules)
+                ):
                     return total
                 self._clock.now_us = max(wake, self._clock.now_us + 1)
                 total = _sum(total, self.run(raising=raising, pool=pool))
-        raise UsageError(f"run_all: the clock was moved {MOST_ROUNDS:,} times and something still waits; does a task call itself?")
+        raise UsageError(
+            f"run_all: the clock was moved {MOST_ROUNDS:,} times and something still waits; does a"
+            " task call itself?"
+        )
 
     @contextmanager
     def _held_schedules(self) -> Iterator[None]:
@@ -144,27 +172,45 @@ class World:
         waiting = self._engine.overview().waiting
         if schedules or not waiting:
             return waiting > 0
-        held = {units.moment(entry.next_at) for entry in schedule_store.planned(self._engine, MOST_SCHEDULES)}
+        held = {
+            units.moment(entry.next_at)
+            for entry in schedule_store.planned(self._engine, MOST_SCHEDULES)
+        }
         return waiting > len(held) and (wake not in held or self._has_others(pool))
 
     def _has_others(self, pool: str) -> bool:
         """Whether something waits that the clock may make due, schedules aside."""
         return any(
-            topic.waiting and topic.pool == pool and topic.state != "paused" and not topic.topic.startswith(schedule_store.PREFIX)
+            topic.waiting
+            and topic.pool == pool
+            and topic.state != "paused"
+            and not topic.topic.startswith(schedule_store.PREFIX)
             for topic in self._topics()
         )
 
     async def arun(self, *, raising: bool = False, pool: str = "default") -> Summary:
         """As `run`, from a coroutine: handlers run in another thread, on a loop of their own."""
-        return await asyncio.get_running_loop().run_in_executor(None, partial(self.run, raising=raising, pool=pool))
+        return await asyncio.get_running_loop().run_in_executor(
+            None, partial(self.run, raising=raising, pool=pool)
+        )
 
-    async def arun_all(self, *, within: Duration = "7d", raising: bool = False, pool: str = "default", schedules: bool = False) -> Summary:
+    async def arun_all(
+        self,
+        *,
+        within: Duration = "7d",
+        raising: bool = False,
+        pool: str = "default",
+        schedules: bool = False,
+    ) -> Summary:
         """As `run_all`, from a coroutine."""
         call = partial(self.run_all, within=within, raising=raising, pool=pool, schedules=schedules)
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
     def waiting(self, pattern: str = "*") -> list[Message]:
-        """The messages that wait in the topics of a pattern, also the delayed, in the order of their topics, then of their turn."""
+        """
+        The messages that wait in the topics of a pattern, also the delayed, in the order of their
+        topics, then of their turn.
+        """
         found: list[Message] = []
         for topic in self._topics(pattern):
             found += self._app.topic(topic.topic).peek(topic.waiting) if topic.waiting else []
@@ -178,7 +224,9 @@ class World:
 
 
 def _sum(one: Summary, other: Summary) -> Summary:
-    return Summary(*(getattr(one, name) + getattr(other, name) for name in Summary.__struct_fields__))
+    return Summary(
+        *(getattr(one, name) + getattr(other, name) for name in Summary.__struct_fields__)
+    )
 
 
 class _Clock:
@@ -187,7 +235,10 @@ class _Clock:
 
 
 class _Clocked:
-    """The engine, told the time at each call. A wait ends when something has changed; no time passes meanwhile."""
+    """
+    The engine, told the time at each call. A wait ends when something has changed; no time passes
+    meanwhile.
+    """
 
     runs_by_itself = False
     """Whoever waited here would wait for ever."""
@@ -221,17 +272,34 @@ class _Clocked:
     # Results outlive the clock: `run_all` goes on for days, and a test reads them after it.
 
     def put(self, drafts: Sequence[Draft], **options: Any) -> list[Receipt]:
-        return self._told(self._own.put, changes=True)([_kept_for_long(draft) for draft in drafts], **options)  # type: ignore[no-any-return]
+        return self._told(self._own.put, changes=True)(  # type: ignore[no-any-return]
+            [_kept_for_long(draft) for draft in drafts], **options
+        )
 
-    def settle(self, settlements: Sequence[Settlement], *, publish: Mapping[int, Sequence[Draft]] | None = None, **options: Any) -> list[str]:
-        following = {n: [_kept_for_long(draft) for draft in drafts] for n, drafts in (publish or {}).items()}
+    def settle(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        publish: Mapping[int, Sequence[Draft]] | None = None,
+        **options: Any,
+    ) -> list[str]:
+        following = {
+            n: [_kept_for_long(draft) for draft in drafts] for n, drafts in (publish or {}).items()
+        }
         return self._told(self._own.settle, changes=True)(settlements, publish=following, **options)  # type: ignore[no-any-return]
 
     def note(self, notes: Sequence[Note], **options: Any) -> list[bool]:
         kept = [msgspec.structs.replace(each, keep_us=KEPT_FOR * units.SECOND) for each in notes]
         return self._told(self._own.note, changes=True)(kept, **options)  # type: ignore[no-any-return]
 
-    def wait(self, timeout: float, *, pool: str = "default", topics: object = None, interrupt: Interrupt | None = None) -> bool:
+    def wait(
+        self,
+        timeout: float,
+        *,
+        pool: str = "default",
+        topics: object = None,
+        interrupt: Interrupt | None = None,
+    ) -> bool:
         del pool, topics
         interrupt = interrupt or Interrupt()
         with interrupt.waking(self._notify), self._changed:
@@ -252,7 +320,9 @@ class _Clocked:
 def _kept_for_long(draft: Draft) -> Draft:
     if draft.headers is None or KEEPS_HEADER not in draft.headers:
         return draft
-    return msgspec.structs.replace(draft, headers={**draft.headers, KEEPS_HEADER: f"{KEPT_FOR},{KEPT_FOR}"})
+    return msgspec.structs.replace(
+        draft, headers={**draft.headers, KEEPS_HEADER: f"{KEPT_FOR},{KEPT_FOR}"}
+    )
 
 
 class _NothingLater:

@@ -1,4 +1,7 @@
-"""Hears of leases that were ended from outside, so that their handlers are stopped at once and not when the lease is next prolonged."""
+"""
+Hears of leases that were ended from outside, so that their handlers are stopped at once and not
+when the lease is next prolonged.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.worker")
 
 BEGIN = 0.5
-"""Seconds that it may take until the engine listens; a lease that is taken before could not be told of."""
+"""
+Seconds that it may take until the engine listens; a lease that is taken before could not be told
+of.
+"""
 
 LISTEN = 60.0
 """Seconds of one listening."""
@@ -39,8 +45,12 @@ class Aborts(threading.Thread):
     def run(self) -> None:
         try:
             while not self._ended:
-                notified = self._listener.poll(LISTEN)  # what is missed is seen when the lease is prolonged
-                ids = {each.removeprefix(ABORT) for each in notified or () if len(each) > len(ABORT)}
+                notified = self._listener.poll(
+                    LISTEN
+                )  # what is missed is seen when the lease is prolonged
+                ids = {
+                    each.removeprefix(ABORT) for each in notified or () if len(each) > len(ABORT)
+                }
                 if ids:
                     self._aborted(ids)
         except Exception:  # as above

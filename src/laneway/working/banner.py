@@ -1,4 +1,7 @@
-"""The first lines of a worker's log: what it is, which store it serves, what it handles, and how to stop it."""
+"""
+The first lines of a worker's log: what it is, which store it serves, what it handles, and how to
+stop it.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,30 @@ MOST_NAMES = 20
 
 
 def tell_banner(app: Any, options: Options, how_to_stop: str) -> None:
-    """One record a line, at info; a warning where another store was named too. `app`: the `Laneway` application, opened."""
+    """
+    One record a line, at info; a warning where another store was named too. `app`: the `Laneway`
+    application, opened.
+    """
     store = app.store
     level = logging.WARNING if store.passed_over else logging.INFO
-    log.log(level, "laneway %s: store %s, durability %s, namespace %s", _version(), store, app.engine.durability, app.namespace)
+    log.log(
+        level,
+        "laneway %s: store %s, durability %s, namespace %s",
+        _version(),
+        store,
+        app.engine.durability,
+        app.namespace,
+    )
     if not log.isEnabledFor(logging.INFO):
         return
     handlers = app.handlers
     _tell_names(
-        "handlers", [f"{handler.pattern} ({handler.name})" for handler in handlers.by_pattern() if not handler.pattern.startswith("laneway.")]
+        "handlers",
+        [
+            f"{handler.pattern} ({handler.name})"
+            for handler in handlers.by_pattern()
+            if not handler.pattern.startswith("laneway.")
+        ],
     )
     _tell_names("tasks", handlers.task_names())
     _tell_names("queues", sorted(handlers.queues))
@@ -36,15 +54,25 @@ def tell_banner(app: Any, options: Options, how_to_stop: str) -> None:
     processes = f"{options.processes} processes, " if options.processes > 1 else ""
     topics = f", topics {', '.join(options.topics)}" if options.topics else ""
     log.info(
-        "%spool %s%s, %d at once%s; %s", processes, options.pool, topics, options.concurrency,
-        ", ends when nothing is left to run now" if options.burst else "", how_to_stop,
-    )  # fmt: skip
+        "%spool %s%s, %d at once%s; %s",
+        processes,
+        options.pool,
+        topics,
+        options.concurrency,
+        ", ends when nothing is left to run now" if options.burst else "",
+        how_to_stop,
+    )
 
 
 def _tell_names(what: str, names: Sequence[str]) -> None:
     if names:
         more = len(names) - MOST_NAMES
-        log.info("%s: %s%s", what, ", ".join(names[:MOST_NAMES]), f" and {more:,} more" if more > 0 else "")
+        log.info(
+            "%s: %s%s",
+            what,
+            ", ".join(names[:MOST_NAMES]),
+            f" and {more:,} more" if more > 0 else "",
+        )
 
 
 def _schedules(app: Any) -> list[str]:
@@ -52,7 +80,11 @@ def _schedules(app: Any) -> list[str]:
         planned = app.schedules(limit=MOST_NAMES + 1)
     except LanewayError as error:
         return [f"cannot be read ({error})"]
-    return [f"{each.name} ({'paused' if each.is_paused else 'next at ' + each.next_at.isoformat(' ', 'seconds')})" for each in planned]
+    return [
+        f"{each.name}"
+        f" ({'paused' if each.is_paused else 'next at ' + each.next_at.isoformat(' ', 'seconds')})"
+        for each in planned
+    ]
 
 
 def _version() -> str:

@@ -1,12 +1,14 @@
 """
 What was leased and is not yet begun, by handler.
 
-The engine is fair in what it hands out; this keeps the few milliseconds of work that a worker has ahead fair too. Topics take
-turns, one message each, so that what comes of a quiet topic does not stand behind all that was leased of a busy one before it.
-Within a topic it is priority, then hand-out. Whatever is here will be begun: shares and weights are decided by what was leased.
+The engine is fair in what it hands out; this keeps the few milliseconds of work that a worker has
+ahead fair too. Topics take turns, one message each, so that what comes of a quiet topic does not
+stand behind all that was leased of a busy one before it. Within a topic it is priority, then
+hand-out. Whatever is here will be begun: shares and weights are decided by what was leased.
 
-Turns are of no use to a quiet topic whose message comes when a busy one has every slot. So while a crowd of one topic waits here and others come
-and go, one slot in ten is kept for *newcomers*: topics of which nothing waited here when their message came.
+Turns are of no use to a quiet topic whose message comes when a busy one has every slot. So while a
+crowd of one topic waits here and others come and go, one slot in ten is kept for *newcomers*:
+topics of which nothing waited here when their message came.
 """
 
 from __future__ import annotations
@@ -29,13 +31,27 @@ CROWD = 8
 """So many of one topic wait here only where handlers are quick and much of it is leased ahead."""
 
 SPARE = 16
-"""Messages that wait for a handler which is at its own limit, beyond twice that limit; the others go back."""
+"""
+Messages that wait for a handler which is at its own limit, beyond twice that limit; the others go
+back.
+"""
 
 
 class Shelf:
     """One handler's messages, and how many of it run."""
 
-    __slots__ = ("_coming", "_lines", "_turn", "count", "crowd", "handler", "most", "newcomers", "round", "running")
+    __slots__ = (
+        "_coming",
+        "_lines",
+        "_turn",
+        "count",
+        "crowd",
+        "handler",
+        "most",
+        "newcomers",
+        "round",
+        "running",
+    )
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
         self.handler = handler
@@ -63,7 +79,9 @@ class Shelf:
             line.append(work)
         else:
             priority = work.lease.priority
-            line.insert(next(n for n, other in enumerate(line) if other.lease.priority < priority), work)
+            line.insert(
+                next(n for n, other in enumerate(line) if other.lease.priority < priority), work
+            )
         self.count += 1
         if line is None:
             return True
@@ -112,8 +130,14 @@ class Shelf:
 
     @property
     def is_over_full(self) -> bool:
-        """Whether a handler that has a limit of its own is so far behind that others should be served instead."""
-        return self.handler.concurrency is not None and self.count > 2 * self.most * (self.handler.batch or 1) + SPARE
+        """
+        Whether a handler that has a limit of its own is so far behind that others should be served
+        instead.
+        """
+        return (
+            self.handler.concurrency is not None
+            and self.count > 2 * self.most * (self.handler.batch or 1) + SPARE
+        )
 
 
 class Buffer:
@@ -157,7 +181,10 @@ class Buffer:
         return True
 
     def seconds_kept(self) -> float:
-        """For how long slots are kept from now on, if nobody new comes. Keeps none any more when that is over."""
+        """
+        For how long slots are kept from now on, if nobody new comes. Keeps none any more when that
+        is over.
+        """
         left = self._kept_until - time.monotonic()
         if left <= 0:
             self.kept = 0
@@ -165,7 +192,9 @@ class Buffer:
 
     def newcomers_shelf(self) -> Shelf | None:
         """A shelf that has a newcomer which can be begun."""
-        return next((shelf for shelf in self._filled.values() if shelf.newcomers and shelf.is_open), None)
+        return next(
+            (shelf for shelf in self._filled.values() if shelf.newcomers and shelf.is_open), None
+        )
 
     def next_shelf(self) -> Shelf | None:
         """The shelf whose first message is to be begun next; None: nothing can be begun."""
@@ -180,7 +209,9 @@ class Buffer:
         else:
             for handler in [handler for handler, shelf in filled.items() if shelf.count == 0]:
                 del filled[handler]
-            shelf = min((shelf for shelf in filled.values() if shelf.is_open), key=Shelf.rank, default=None)
+            shelf = min(
+                (shelf for shelf in filled.values() if shelf.is_open), key=Shelf.rank, default=None
+            )
             if shelf is None:
                 return None
             found = shelf

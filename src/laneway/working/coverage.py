@@ -1,11 +1,13 @@
 """
 Leasing only what this worker can handle, once it has met another program's messages in its pool.
 
-As long as a worker handles all that it gets, it leases all. When a message comes whose topic no handler's pattern covers, it leases by its own
-patterns from then on (`lease(only=…)`): the engine passes over the others, a bounded number in a call. While others stand there, a worker that
-found nothing of its own looks again after ten times as long as looking took. A few messages are leased without regard to patterns every few
-seconds: tasks may be called in any topic, and what no program handles has to be met by somebody to be told of. What such a probe gets first
-goes back at once: another program may handle it.
+As long as a worker handles all that it gets, it leases all. When a message comes whose topic no
+handler's pattern covers, it leases by its own patterns from then on (`lease(only=…)`): the engine
+passes over the others, a bounded number in a call. While others stand there, a worker that found
+nothing of its own looks again after ten times as long as looking took. A few messages are leased
+without regard to patterns every few seconds: tasks may be called in any topic, and what no program
+handles has to be met by somebody to be told of. What such a probe gets first goes back at once:
+another program may handle it.
 """
 
 from __future__ import annotations
@@ -47,23 +49,35 @@ class Coverage:
         self.only: list[str] | None = None
         """The patterns to lease by; None: everything."""
         self.look_at = 0.0
-        """When to look again (monotonic seconds), where others' messages stand before this worker's."""
+        """
+        When to look again (monotonic seconds), where others' messages stand before this worker's.
+        """
         self._seconds = 0.0
         self._met_at = 0.0
         self._probe_at = 0.0
 
     def covers(self, topic: str) -> bool:
         """Whether a topic is one of this worker's."""
-        return self._patterns is None or any(pattern in self._covering for pattern in prefixes(topic))
+        return self._patterns is None or any(
+            pattern in self._covering for pattern in prefixes(topic)
+        )
 
     def met(self, leases: Iterable[Lease]) -> None:
         """There is no handler for these."""
-        if self._patterns is None or self.only is not None or all(self.covers(lease.topic) for lease in leases):
+        if (
+            self._patterns is None
+            or self.only is not None
+            or all(self.covers(lease.topic) for lease in leases)
+        ):
             return
         self.only = self._patterns
         self._met_at = time.monotonic()
         self._probe_at = self._met_at + 1.5 * PROBE_SECONDS  # not when these are due again
-        log.info("other programs' messages are in this pool: only topics of these patterns are leased from now on: %s", ", ".join(self.only[:20]))
+        log.info(
+            "other programs' messages are in this pool: only topics of these patterns are leased"
+            " from now on: %s",
+            ", ".join(self.only[:20]),
+        )
 
     def learn(self, topics: Iterable[str]) -> None:
         """There are handlers for messages of these topics."""

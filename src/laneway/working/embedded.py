@@ -1,4 +1,7 @@
-"""`app.worker()` and `app.arun_worker()`: a worker inside a program that does other things too, such as a web server."""
+"""
+`app.worker()` and `app.arun_worker()`: a worker inside a program that does other things too, such
+as a web server.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,9 @@ class EmbeddedWorker:
     """
     A worker on the caller's event loop, or in the caller's thread. It never touches signals.
 
-    `async with app.worker() as worker:` runs it during the block; leaving the block stops it in order and waits for its end.
-    `await worker.arun()` and `worker.run()` return when it was stopped. Used once.
+    `async with app.worker() as worker:` runs it during the block; leaving the block stops it in
+    order and waits for its end. `await worker.arun()` and `worker.run()` return when it was
+    stopped. Used once.
     """
 
     def __init__(self, app: Application, options: Options, registry: WorkerRegistry) -> None:
@@ -62,19 +66,27 @@ class EmbeddedWorker:
         """Longest time from the stop to the end."""
 
     def run(self) -> Summary:
-        """Work in this thread until `stop` is called, or with `burst` until nothing is left to run now. Raises UsageError."""
+        """
+        Work in this thread until `stop` is called, or with `burst` until nothing is left to run
+        now. Raises UsageError.
+        """
         self._use("worker.run")
         refuse_running_loop("worker.run")
         with self._running():
             return self._make().run(signals=())
 
     async def arun(self) -> Summary:
-        """As `run`, on the running event loop. Cancelled, it stops in order; cancelled again, at once."""
+        """
+        As `run`, on the running event loop. Cancelled, it stops in order; cancelled again, at once.
+        """
         self._use("arun_worker")
         return await self._arun(None)
 
     def stop(self) -> None:
-        """Stop in order: running handlers may end within the grace; called again, at once. From any thread; does not wait."""
+        """
+        Stop in order: running handlers may end within the grace; called again, at once. From any
+        thread; does not wait.
+        """
         with self._lock:
             self._stops += 1
             if self._worker is not None:
@@ -97,7 +109,12 @@ class EmbeddedWorker:
         self._task.add_done_callback(_tell_failure)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         assert self._task is not None
         self.stop()
         try:
@@ -110,7 +127,9 @@ class EmbeddedWorker:
     async def _arun(self, ready: asyncio.Future[None] | None) -> Summary:
         with self._running():
             worker = await asyncio.get_running_loop().run_in_executor(self._app.threads, self._make)
-            return await worker.arun(ready=None if ready is None else lambda: ready.set_result(None))
+            return await worker.arun(
+                ready=None if ready is None else lambda: ready.set_result(None)
+            )
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
@@ -151,7 +170,10 @@ def refuse_running_loop(call: str) -> None:
         asyncio.get_running_loop()
     except RuntimeError:
         return
-    raise UsageError(f"{call}: an event loop runs in this thread already; use await app.arun_worker() or async with app.worker():")
+    raise UsageError(
+        f"{call}: an event loop runs in this thread already; use await app.arun_worker() or async"
+        " with app.worker():"
+    )
 
 
 def _tell_failure(task: asyncio.Task[Summary]) -> None:

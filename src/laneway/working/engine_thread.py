@@ -1,8 +1,10 @@
 """
-The one thread of a worker that talks to the engine: it settles, extends, records starts and leases, all in batches.
+The one thread of a worker that talks to the engine: it settles, extends, records starts and leases,
+all in batches.
 
-It owns `held`: every lease this worker has and has not settled. What is to be done is put into its boxes from the event loop;
-what came of it is handed back there. Everything a turn finds in the boxes goes in one batch, so batches grow with the load.
+It owns `held`: every lease this worker has and has not settled. What is to be done is put into its
+boxes from the event loop; what came of it is handed back there. Everything a turn finds in the
+boxes goes in one batch, so batches grow with the load.
 """
 
 from __future__ import annotations
@@ -56,19 +58,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.worker")
 
 AHEAD_SECONDS = 0.01
-"""So much work, at the pace of late, is leased ahead of what runs: it bounds how long a message waits here."""
+"""
+So much work, at the pace of late, is leased ahead of what runs: it bounds how long a message waits
+here.
+"""
 
 ASK_AT = 5
-"""More is asked for when one part in so many of that is used up: a quiet topic's message waits no longer than that takes."""
+"""
+More is asked for when one part in so many of that is used up: a quiet topic's message waits no
+longer than that takes.
+"""
 
 AHEAD_MOST = 2_000
 
 FOR_ARRIVALS = 4
-"""So many are asked for when something has arrived, whatever else there is to do: a quiet topic's message is among the first of them."""
+"""
+So many are asked for when something has arrived, whatever else there is to do: a quiet topic's
+message is among the first of them.
+"""
 
 FREQUENT_SECONDS = 0.05
 AT_ONCE_PART, LEAST_AT_ONCE = 10, 16
-"""While arrivals are frequent, a lease is one part in so many of what is leased ahead, a millisecond's work: they wait for the one under way."""
+"""
+While arrivals are frequent, a lease is one part in so many of what is leased ahead, a millisecond's
+work: they wait for the one under way.
+"""
 
 PACE_WINDOW = 0.02
 AWAY_FIRST, AWAY_MOST = 0.05, 5.0
@@ -84,7 +98,10 @@ BUSY_SECONDS = 5.0
 """How long after it last had all that it asked for the worker still counts as busy."""
 
 FOLLOWERS_AT_ONCE = 250
-"""Messages that are published with the settlements of one call: a step that opens a part of a flow has a hundred."""
+"""
+Messages that are published with the settlements of one call: a step that opens a part of a flow has
+a hundred.
+"""
 
 FOLLOW_LATER_US = 5_000_000
 """When a message comes again whose end could not be told since a backlog was full."""
@@ -96,7 +113,9 @@ BURST_LOOK = 1_000
 class EngineThread(threading.Thread):
     """Between the engine and one worker."""
 
-    def __init__(self, engine: FullEngine, options: Options, callbacks: WorkerCallbacks, pause: Pause) -> None:
+    def __init__(
+        self, engine: FullEngine, options: Options, callbacks: WorkerCallbacks, pause: Pause
+    ) -> None:
         super().__init__(name="laneway-engine", daemon=True)
         self.summary = Summary()
         self.settlements: deque[Settlement] = deque()
@@ -140,7 +159,9 @@ class EngineThread(threading.Thread):
             self.go.set()
 
     def end(self, seconds: float) -> None:
-        """Settle what is in the boxes, then stop; waits for that. From any thread but the loop's."""
+        """
+        Settle what is in the boxes, then stop; waits for that. From any thread but the loop's.
+        """
         self._ending = True
         self.go.set()
         self.join(seconds)
@@ -163,7 +184,11 @@ class EngineThread(threading.Thread):
                     raise
                 except EngineUnavailable as error:
                     if self._ending:
-                        log.warning("the engine is away, %d leases will run out by themselves: %s", len(self.held), error)
+                        log.warning(
+                            "the engine is away, %d leases will run out by themselves: %s",
+                            len(self.held),
+                            error,
+                        )
                         return
                     self._back_off(error)
                 else:
@@ -181,15 +206,22 @@ class EngineThread(threading.Thread):
         self._ask_again = True
         self._renewal.next_look = 0.0
         self.go.clear()
-        # Settlements that come meanwhile wait with the others; only the end of the worker cuts this short.
-        deadline = time.monotonic() + self._away * random.uniform(0.5, 1.0)  # spreads workers that come back
+        # Settlements that come meanwhile wait with the others; only the end of the worker cuts this
+        # short.
+        deadline = time.monotonic() + self._away * random.uniform(
+            0.5, 1.0
+        )  # spreads workers that come back
         while not self._ending and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(left, 0.05))
 
     def _sleep(self) -> None:
         if self.settlements or self.starts or self._ending:
             return
-        seconds = min(self._renewal.next_look - time.monotonic(), WAKEUP_SECONDS) if self.held else WAKEUP_SECONDS
+        seconds = (
+            min(self._renewal.next_look - time.monotonic(), WAKEUP_SECONDS)
+            if self.held
+            else WAKEUP_SECONDS
+        )
         if self._coverage.look_at:
             seconds = min(seconds, self._coverage.look_at - time.monotonic())
         self.go.wait(max(seconds, 0.0))
@@ -205,13 +237,20 @@ class EngineThread(threading.Thread):
         if not self._leasing or self.pauses or not self._ask_again:
             return 0
         if room < max(1, ahead // ASK_AT):
-            # The engine notified this worker only. It asks although it is full, so that the engine notifies
-            # another worker of what this one cannot start.
+            # The engine notified this worker only. It asks although it is full, so that the engine
+            # notifies another worker of what this one cannot start.
             return int(self._was_notified)
-        return min(room, max(LEAST_AT_ONCE, ahead // AT_ONCE_PART)) if self._arrivals.are_frequent else room
+        return (
+            min(room, max(LEAST_AT_ONCE, ahead // AT_ONCE_PART))
+            if self._arrivals.are_frequent
+            else room
+        )
 
     def _lease_arrivals(self, ahead: int) -> None:
-        """A few at once where something has arrived, before anything that takes longer; what is leased ahead is then half as much again, at most."""
+        """
+        A few at once where something has arrived, before anything that takes longer; what is leased
+        ahead is then half as much again, at most.
+        """
         asked = min(FOR_ARRIVALS, self._options.concurrency + ahead + ahead // 2 - len(self.held))
         if self._arrivals.take() and self._leasing and not self.pauses and asked > 0:
             self._deliver(self._lease(asked), asked)
@@ -245,7 +284,8 @@ class EngineThread(threading.Thread):
         """
         Settle so many, all at once where that can be.
 
-        What an engine raises for one of them, and which is not that it is away, is narrowed down to that one by halves.
+        What an engine raises for one of them, and which is not that it is away, is narrowed down to
+        that one by halves.
         """
         left = [self.settlements.popleft() for _ in range(count)]
         size = count
@@ -297,25 +337,58 @@ class EngineThread(threading.Thread):
         follow = self.follow
         if not follow:
             return self._engine.settle(settlements)
-        publish = {n: follow[settlement.fence] for n, settlement in enumerate(settlements) if settlement.fence in follow}
+        publish = {
+            n: follow[settlement.fence]
+            for n, settlement in enumerate(settlements)
+            if settlement.fence in follow
+        }
         return self._engine.settle(settlements, publish=publish)
 
     def _settle_impossible(self, settlement: Settlement, error: Exception) -> str:
-        """A settlement that the engine does not take becomes a dead letter with that reason; its lease ends in any case."""
+        """
+        A settlement that the engine does not take becomes a dead letter with that reason; its lease
+        ends in any case.
+        """
         handle, fence = settlement.handle, settlement.fence
         if isinstance(error, BacklogFull):
-            log.warning("what follows message %d cannot be published now, the message is handled again later: %s", handle, error)
-            return self._engine.settle([Settlement(handle, fence, "release", delay_us=FOLLOW_LATER_US)])[0]
-        log.warning("message %d cannot be settled by %s: it becomes a dead letter", handle, settlement.action, exc_info=error)
-        reason = f"{CANNOT_SETTLE}{texts.type_name(type(error))}: {texts.of(error, texts.MAX_REASON // 2)}"
-        told = Settlement(handle, fence, "dead", reason=reason, error=settlement.error, cost_us=settlement.cost_us)
-        for again in (codec.checked(told), Settlement(handle, fence, "dead", reason=CANNOT_SETTLE.strip(": ")), Settlement(handle, fence, "release")):
+            log.warning(
+                "what follows message %d cannot be published now, the message is handled again"
+                " later: %s",
+                handle,
+                error,
+            )
+            return self._engine.settle(
+                [Settlement(handle, fence, "release", delay_us=FOLLOW_LATER_US)]
+            )[0]
+        log.warning(
+            "message %d cannot be settled by %s: it becomes a dead letter",
+            handle,
+            settlement.action,
+            exc_info=error,
+        )
+        reason = (
+            f"{CANNOT_SETTLE}{texts.type_name(type(error))}:"
+            f" {texts.of(error, texts.MAX_REASON // 2)}"
+        )
+        told = Settlement(
+            handle, fence, "dead", reason=reason, error=settlement.error, cost_us=settlement.cost_us
+        )
+        for again in (
+            codec.checked(told),
+            Settlement(handle, fence, "dead", reason=CANNOT_SETTLE.strip(": ")),
+            Settlement(handle, fence, "release"),
+        ):
             try:
                 return self._engine.settle([again])[0]
             except EngineUnavailable:
                 raise
             except Exception as fault:  # noqa: BLE001  # the next one says less
-                log.warning("message %d cannot be settled by %s either: %s", handle, again.action, texts.of(fault, 200))
+                log.warning(
+                    "message %d cannot be settled by %s either: %s",
+                    handle,
+                    again.action,
+                    texts.of(fault, 200),
+                )
         return "lost"  # the lease runs out by itself
 
     def _count(self, answer: str, settlement: Settlement) -> None:
@@ -329,7 +402,11 @@ class EngineThread(threading.Thread):
                 self.summary.released += 1
             case _:
                 self.summary.lost += 1
-                log.debug("a lease (fence %d) had ended before it was settled: %s", settlement.fence, answer)
+                log.debug(
+                    "a lease (fence %d) had ended before it was settled: %s",
+                    settlement.fence,
+                    answer,
+                )
 
     def _measure(self, count: int) -> None:
         self._counted += count
@@ -383,7 +460,11 @@ class EngineThread(threading.Thread):
         refused: dict[Work, Exception] = {}
         for work in works:
             if work.parts is None and work.lease.attempt > 1:
-                view = self._engine.find(work.lease.id, work.lease.topic) if work.handler.asks_for_losses else None
+                view = (
+                    self._engine.find(work.lease.id, work.lease.topic)
+                    if work.handler.asks_for_losses
+                    else None
+                )
                 error = work.handler.refusal(work.lease, _losses(view))
                 if error is not None:
                     refused[work] = error
@@ -394,24 +475,35 @@ class EngineThread(threading.Thread):
         startable = max(0, options.concurrency - len(self.held))
         self._was_notified = False
         if coverage.only is None:
-            return self._engine.lease(count, pool=options.pool, topics=options.topics, startable=startable)
+            return self._engine.lease(
+                count, pool=options.pool, topics=options.topics, startable=startable
+            )
         if coverage.is_time_to_probe():
             batch = self._engine.lease(min(count, PROBE), pool=options.pool, startable=startable)
             foreign = [lease for lease in batch.leases if self._callbacks.find(lease) is None]
-            coverage.learn({lease.topic for lease in batch.leases} - {lease.topic for lease in foreign})
+            coverage.learn(
+                {lease.topic for lease in batch.leases} - {lease.topic for lease in foreign}
+            )
             self._pass_on(batch, foreign)
             batch.goes_on = True  # what is this worker's is still to be looked for
             return batch
         began = time.monotonic()
-        batch = self._engine.lease(count, pool=options.pool, startable=startable, only=coverage.only)
+        batch = self._engine.lease(
+            count, pool=options.pool, startable=startable, only=coverage.only
+        )
         coverage.looked(batch, time.monotonic() - began)
         return batch
 
     def _pass_on(self, batch: Batch, foreign: list[Lease]) -> None:
-        """What a probe is the first to get, another program may be about to take: it goes back at once, without a delay."""
+        """
+        What a probe is the first to get, another program may be about to take: it goes back at
+        once, without a delay.
+        """
         first = [lease for lease in foreign if lease.deliveries == 1]
         if first:
-            self._engine.settle([Settlement(lease.handle, lease.fence, "release", begun=False) for lease in first])
+            self._engine.settle(
+                [Settlement(lease.handle, lease.fence, "release", begun=False) for lease in first]
+            )
             fences = {lease.fence for lease in first}
             batch.leases = [lease for lease in batch.leases if lease.fence not in fences]
 
@@ -463,7 +555,10 @@ class EngineThread(threading.Thread):
         self._wakeup.poll(seconds)
 
     def _anything_ready(self) -> bool:
-        """Whether a rate, a gate or a concurrency holds something back that could run now. Delays, pauses and back-offs hold up no burst."""
+        """
+        Whether a rate, a gate or a concurrency holds something back that could run now. Delays,
+        pauses and back-offs hold up no burst.
+        """
         options = self._options
         return any(
             topic.ready
@@ -477,14 +572,21 @@ class EngineThread(threading.Thread):
 
 
 def _narrowed(call: Callable[[Sequence[Work]], list[bool]], works: Sequence[Work]) -> list[bool]:
-    """The answers of an engine; False for a lease, and that one alone, whose own call raises something else than that the engine is away."""
+    """
+    The answers of an engine; False for a lease, and that one alone, whose own call raises something
+    else than that the engine is away.
+    """
     try:
         return call(works)
     except EngineUnavailable:
         raise
     except Exception:
         if len(works) == 1:
-            log.exception("message %s in %s: the engine refuses its lease; it is given up", works[0].lease.id, works[0].lease.topic)
+            log.exception(
+                "message %s in %s: the engine refuses its lease; it is given up",
+                works[0].lease.id,
+                works[0].lease.topic,
+            )
             return [False]
         middle = len(works) // 2
         return _narrowed(call, works[:middle]) + _narrowed(call, works[middle:])
@@ -501,7 +603,10 @@ def _losses(view: MessageView | None) -> int:
 
 
 class _WakeupThread(threading.Thread):
-    """Sleeps in `engine.wait` on the courier's behalf, so that a settlement never waits for a message to come."""
+    """
+    Sleeps in `engine.wait` on the courier's behalf, so that a settlement never waits for a message
+    to come.
+    """
 
     def __init__(self, engine: FullEngine, options: Options, go: threading.Event) -> None:
         super().__init__(name="laneway-wakeup", daemon=True)
@@ -534,7 +639,10 @@ class _WakeupThread(threading.Thread):
             self._engine.interrupt()
 
     def finish(self) -> None:
-        """Have it ended when this returns: who has a worker may close the engine next. Again and again: a wait may be just about to begin."""
+        """
+        Have it ended when this returns: who has a worker may close the engine next. Again and
+        again: a wait may be just about to begin.
+        """
         deadline = time.monotonic() + BELL_END_SECONDS
         while self.is_alive() and time.monotonic() < deadline:
             self.end()
@@ -546,7 +654,9 @@ class _WakeupThread(threading.Thread):
             if self._ended:
                 return
             try:
-                self._engine.wait(self._seconds, pool=self._options.pool, topics=self._options.topics)
+                self._engine.wait(
+                    self._seconds, pool=self._options.pool, topics=self._options.topics
+                )
             except EngineUnavailable:
                 log.debug("the engine was away while the worker waited for messages")
             self._listening = False
@@ -555,7 +665,10 @@ class _WakeupThread(threading.Thread):
 
 
 class _Arrivals(threading.Thread):
-    """Listens while the worker is busy: what comes to a quiet topic should not wait until some of what is leased ahead is done."""
+    """
+    Listens while the worker is busy: what comes to a quiet topic should not wait until some of what
+    is leased ahead is done.
+    """
 
     def __init__(self, engine: FullEngine, pool: str, go: threading.Event) -> None:
         super().__init__(name="laneway-arrivals", daemon=True)
@@ -613,7 +726,10 @@ class _Arrivals(threading.Thread):
                 log.debug("the engine was away while the worker listened for what arrives")
                 self._busy.clear()
             except Exception:  # the worker goes on without it
-                log.exception("what arrives while this worker is busy is no longer heard of: it is seen when the worker next asks")
+                log.exception(
+                    "what arrives while this worker is busy is no longer heard of: it is seen when"
+                    " the worker next asks"
+                )
                 return
             finally:
                 if (listener := self._listener) is not None:

@@ -1,4 +1,6 @@
-"""What handles which message: registration, its checks, and the choice of the most specific pattern."""
+"""
+What handles which message: registration, its checks, and the choice of the most specific pattern.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ CURRENT: ContextVar[Any] = ContextVar("laneway_run")
 """The run of a task that this code is part of: a `laneway.Request`."""
 
 DELIVERY: ContextVar[Any] = ContextVar("laneway_delivery", default=None)
-"""What the running handler was given: a lease, a message, or of a batch what its log lines are to say."""
+"""
+What the running handler was given: a lease, a message, or of a batch what its log lines are to say.
+"""
 
 KNOWN_TOPICS = 100_000
 """Topics whose handler is remembered; beyond it the memory begins anew."""
@@ -69,8 +73,15 @@ class Handler:
         self.time_limit = _limit(where, "time_limit", time_limit)
         self.soft_time_limit = _limit(where, "soft_time_limit", soft_time_limit)
         self.has_time_limit = self.time_limit is not None or self.soft_time_limit is not None
-        if self.time_limit is not None and self.soft_time_limit is not None and self.soft_time_limit >= self.time_limit:
-            raise UsageError(f"{where}: soft_time_limit must be below time_limit, got {soft_time_limit!r} and {time_limit!r}")
+        if (
+            self.time_limit is not None
+            and self.soft_time_limit is not None
+            and self.soft_time_limit >= self.time_limit
+        ):
+            raise UsageError(
+                f"{where}: soft_time_limit must be below time_limit, got {soft_time_limit!r} and"
+                f" {time_limit!r}"
+            )
 
     @property
     def address(self) -> str:
@@ -85,16 +96,25 @@ class Handler:
             raise Reject(str(error)) from error
 
     asks_for_losses = False
-    """Whether `refusal` is to be told how often a message has lost its worker: that is one more question to the engine."""
+    """
+    Whether `refusal` is to be told how often a message has lost its worker: that is one more
+    question to the engine.
+    """
 
     def refusal(self, lease: Lease, losses: int) -> Exception | None:
-        """What a message ends with that has lost its worker `losses` times in a row, the starts of suspects counted; None: it is tried once more."""
+        """
+        What a message ends with that has lost its worker `losses` times in a row, the starts of
+        suspects counted; None: it is tried once more.
+        """
         del lease, losses
         return None
 
-    def concluded(self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement) -> Sequence[Draft]:
+    def concluded(
+        self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
+    ) -> Sequence[Draft]:
         """
-        The handler has ended, and this is how its lease will: what is kept of that may be added. Returns what is to be published with it.
+        The handler has ended, and this is how its lease will: what is kept of that may be added.
+        Returns what is to be published with it.
 
         Raises Reject where what was returned cannot be kept; it is asked again then.
         """
@@ -108,18 +128,33 @@ def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None)
     if not callable(function):
         raise UsageError(f"{where}: expected a function, got {function!r}")
     if isolation not in (None, "thread", "process"):
-        raise UsageError(f'{where}: expected isolation to be "thread" or "process", got {isolation!r}')
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004  # an object
+        raise UsageError(
+            f'{where}: expected isolation to be "thread" or "process", got {isolation!r}'
+        )
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    ):  # an object
         if isolation is not None:
-            raise UsageError(f'{where}: an async function runs on the event loop; write it as "def" for isolation="{isolation}"')
+            raise UsageError(
+                f'{where}: an async function runs on the event loop; write it as "def" for'
+                f' isolation="{isolation}"'
+            )
         return "async"
-    if isolation == "process" and ("<" in getattr(function, "__qualname__", "<") or not getattr(function, "__module__", None)):
-        raise UsageError(f'{where}: isolation="process" needs a function at the top of a module, so that the child can import it')
+    if isolation == "process" and (
+        "<" in getattr(function, "__qualname__", "<") or not getattr(function, "__module__", None)
+    ):
+        raise UsageError(
+            f'{where}: isolation="process" needs a function at the top of a module, so that the'
+            " child can import it"
+        )
     return isolation or "thread"
 
 
 def check_parameters(handler: Handler) -> None:
-    """A handler gets the message and nothing else. Raises UsageError where its function cannot be called so."""
+    """
+    A handler gets the message and nothing else. Raises UsageError where its function cannot be
+    called so.
+    """
     try:
         signature = inspect.signature(handler.function)
     except (TypeError, ValueError):  # some written in C do not tell
@@ -129,8 +164,9 @@ def check_parameters(handler: Handler) -> None:
     except TypeError as error:
         what = "messages" if handler.batch is not None else "message"
         raise UsageError(
-            f"handler {handler.name}: it is called with the {what} as its one argument, and takes {signature}"
-            f" ({error}); write def {handler.name.rpartition('.')[2]}({what}), or use @app.task for other arguments"
+            f"handler {handler.name}: it is called with the {what} as its one argument, and takes"
+            f" {signature} ({error}); write def {handler.name.rpartition('.')[2]}({what}), or use"
+            " @app.task for other arguments"
         ) from None
 
 
@@ -157,7 +193,10 @@ def _covering(text: str) -> str:
 
 
 def fields() -> dict[str, Any]:
-    """What the code that runs here is about: message, topic, attempt, and of a task its name; empty outside of handlers."""
+    """
+    What the code that runs here is about: message, topic, attempt, and of a task its name; empty
+    outside of handlers.
+    """
     run = CURRENT.get(None)
     if run is not None:
         return {"task": run.task, "message": run.id, "topic": run.topic, "attempt": run.attempt}
@@ -168,7 +207,10 @@ def fields() -> dict[str, Any]:
 
 
 def kind_of(message: Message | Lease) -> str:
-    """What a message is one of, among few: the task that it names, else the pattern one above its topic."""
+    """
+    What a message is one of, among few: the task that it names, else the pattern one above its
+    topic.
+    """
     task = (message.headers or {}).get(TASK_HEADER)
     if task is not None:
         return task
@@ -177,7 +219,9 @@ def kind_of(message: Message | Lease) -> str:
 
 
 class Handlers:
-    """All handlers of an application, by pattern, and tasks by name; and what surrounds them all."""
+    """
+    All handlers of an application, by pattern, and tasks by name; and what surrounds them all.
+    """
 
     def __init__(self) -> None:
         self._by_pattern: dict[str, Handler] = {}
@@ -196,25 +240,40 @@ class Handlers:
         self._ahead_us = now_us - time.time_ns() // 1000
 
     def now(self) -> float:
-        """Unix seconds by the store's clock, as far as a worker has read it; else by this machine's."""
+        """
+        Unix seconds by the store's clock, as far as a worker has read it; else by this machine's.
+        """
         return time.time() + self._ahead_us / units.SECOND
 
     def add(self, handler: Handler) -> None:
-        """Register for the handler's pattern. Raises UsageError where the pattern has one already."""
+        """
+        Register for the handler's pattern. Raises UsageError where the pattern has one already.
+        """
         try:
             check_pattern(handler.pattern)
         except BadPolicy as error:
-            raise UsageError(f"handler {handler.name}: {str(error).removeprefix('policy ')}") from error
+            raise UsageError(
+                f"handler {handler.name}: {str(error).removeprefix('policy ')}"
+            ) from error
         taken = self._by_pattern.get(handler.pattern)
         if taken is not None:
-            raise UsageError(f'handler {handler.name}: "{handler.pattern}" is handled by {taken.name} already; give one of them another pattern')
+            raise UsageError(
+                f'handler {handler.name}: "{handler.pattern}" is handled by {taken.name} already;'
+                " give one of them another pattern"
+            )
         self._by_pattern[handler.pattern] = handler
         self._by_topic.clear()
 
     def add_task(self, handler: Handler, *, replaces: bool = False) -> None:
-        """Register a task by its name. Raises UsageError where the name is taken, unless it `replaces` that."""
+        """
+        Register a task by its name. Raises UsageError where the name is taken, unless it `replaces`
+        that.
+        """
         if handler.name in self._by_task and not replaces:
-            raise UsageError(f'task "{handler.name}": there is a task of that name already; give one of them another name=')
+            raise UsageError(
+                f'task "{handler.name}": there is a task of that name already; give one of them'
+                " another name="
+            )
         self._by_task[handler.name] = handler
 
     def add_own(self, handler: Handler) -> None:
@@ -222,8 +281,17 @@ class Handlers:
         self._own[handler.name] = handler
 
     def coverage(self) -> list[str] | None:
-        """Patterns that cover the topics of all handlers, tasks and queues; None: it may be any topic."""
-        texts = [handler.pattern for handler in (*self._by_pattern.values(), *self._by_task.values(), *self._own.values())]
+        """
+        Patterns that cover the topics of all handlers, tasks and queues; None: it may be any topic.
+        """
+        texts = [
+            handler.pattern
+            for handler in (
+                *self._by_pattern.values(),
+                *self._by_task.values(),
+                *self._own.values(),
+            )
+        ]
         found = {_covering(text) for text in texts} | set(self.queues)
         return None if "*" in found else sorted(found)
 
@@ -252,19 +320,31 @@ class Handlers:
     def task(self, name: str) -> Handler:
         """The task of a name. Raises UnknownHandler."""
         if name not in self._by_task:
-            raise UnknownHandler(f'task "{name}": there is none of that name; there are: {", ".join(sorted(self._by_task)) or "none"}')
+            raise UnknownHandler(
+                f'task "{name}": there is none of that name; there are:'
+                f" {', '.join(sorted(self._by_task)) or 'none'}"
+            )
         return self._by_task[name]
 
     def find(self, lease: Lease) -> Handler | None:
-        """Who handles a delivery: the task it names, else the handler with the most specific pattern."""
+        """
+        Who handles a delivery: the task it names, else the handler with the most specific pattern.
+        """
         if lease.headers is not None and (task := lease.headers.get(TASK_HEADER)) is not None:
             found = self._by_task.get(task) or self._own.get(task)
-            return self.find_named(task, lease.topic) if found is None and self.find_named is not None else found
+            return (
+                self.find_named(task, lease.topic)
+                if found is None and self.find_named is not None
+                else found
+            )
         return self._by_topic[lease.topic]
 
 
 class _ByTopic(dict[str, "Handler | None"]):
-    """Who handles a topic, by the most specific pattern; whoever asks for one that is not there finds it."""
+    """
+    Who handles a topic, by the most specific pattern; whoever asks for one that is not there finds
+    it.
+    """
 
     def __init__(self, by_pattern: Mapping[str, Handler]) -> None:
         super().__init__()
@@ -276,7 +356,9 @@ class _ByTopic(dict[str, "Handler | None"]):
         by_pattern = self._by_pattern
         found = by_pattern.get(topic)
         end = len(topic)
-        while found is None and (end := topic.rfind(".", 0, end)) >= 0:  # as `policy.prefixes`, without the list: this may be every message
+        while (
+            found is None and (end := topic.rfind(".", 0, end)) >= 0
+        ):  # as `policy.prefixes`, without the list: this may be every message
             found = by_pattern.get(topic[: end + 1] + "*")
         self[topic] = found = found if found is not None else by_pattern.get("*")
         return found

@@ -1,8 +1,10 @@
 """
-`--health-port`: whether the worker lives, and whether its store answers, over HTTP for Kubernetes and the like.
+`--health-port`: whether the worker lives, and whether its store answers, over HTTP for Kubernetes
+and the like.
 
-`GET /live`: the event loop turns and the engine thread is alive; on 503 restart the process. `GET /ready`: the worker has started,
-is not stopping, and the store has answered within some seconds. One thread serves one request after the other.
+`GET /live`: the event loop turns and the engine thread is alive; on 503 restart the process. `GET
+/ready`: the worker has started, is not stopping, and the store has answered within some seconds.
+One thread serves one request after the other.
 """
 
 from __future__ import annotations
@@ -45,8 +47,16 @@ REQUEST_SECONDS = 5.0
 class Health:
     """Serves from `start` to `close`. The probes are called in the server's thread."""
 
-    def __init__(self, address: str, port: int, *, call_soon: Callable[[Callable[[], None]], object], is_alive: Callable[[], bool],
-                 is_serving: Callable[[], bool], ask_store: Callable[[], object]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        *,
+        call_soon: Callable[[Callable[[], None]], object],
+        is_alive: Callable[[], bool],
+        is_serving: Callable[[], bool],
+        ask_store: Callable[[], object],
+    ) -> None:
         self._call_soon = call_soon
         self._is_alive = is_alive
         self._is_serving = is_serving
@@ -59,11 +69,18 @@ class Health:
             self._server = server_class((address, port), _Request)
         except OSError as error:
             raise UsageError(
-                f"worker: the health port {port} of {address} cannot be opened ({error.strerror or error}); choose another one"
+                f"worker: the health port {port} of {address} cannot be opened"
+                f" ({error.strerror or error}); choose another one"
             ) from error
         self._server.probes = {"/live": self._live, "/ready": self._ready}
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(STOP_LOOK_SECONDS,), name="laneway-health-port", daemon=True)
-        self.url = f"http://{f'[{address}]' if ':' in address else address}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            args=(STOP_LOOK_SECONDS,),
+            name="laneway-health-port",
+            daemon=True,
+        )
+        host = f"[{address}]" if ":" in address else address
+        self.url = f"http://{host}:{self._server.server_address[1]}"
 
     def start(self) -> None:
         self._thread.start()
@@ -127,7 +144,10 @@ class _Request(http.server.BaseHTTPRequestHandler):
             self._answer(404, {"error": "there are /live and /ready"})
             return
         wrong = probe()
-        self._answer(200 if wrong is None else 503, {"ok": wrong is None, **({"error": wrong} if wrong is not None else {})})
+        self._answer(
+            200 if wrong is None else 503,
+            {"ok": wrong is None, **({"error": wrong} if wrong is not None else {})},
+        )
 
     do_HEAD = do_GET  # noqa: N815
 

@@ -1,4 +1,7 @@
-"""Time limits: what is raised in a handler that takes too long, and how it gets into a coroutine or a thread."""
+"""
+Time limits: what is raised in a handler that takes too long, and how it gets into a coroutine or a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,23 @@ class SoftTimeLimit(LanewayError):
 
 
 class TimeLimit(LanewayError):
-    """What the error of a message says whose handler was stopped at its `time_limit`; never raised in the handler."""
+    """
+    What the error of a message says whose handler was stopped at its `time_limit`; never raised in
+    the handler.
+    """
 
 
 class WorkerStopped(LanewayError):
-    """Raised in a thread's handler that has not ended when the worker does; its message was given back."""
+    """
+    Raised in a thread's handler that has not ended when the worker does; its message was given
+    back.
+    """
 
 
 class Interrupter:
-    """Brings an exception into a coroutine that `interruptible` runs: asyncio itself can only cancel."""
+    """
+    Brings an exception into a coroutine that `interruptible` runs: asyncio itself can only cancel.
+    """
 
     __slots__ = ("_error", "task")
 
@@ -52,7 +63,9 @@ class Interrupter:
 
 
 @types.coroutine
-def interruptible(coroutine: Coroutine[Any, Any, Any], interrupter: Interrupter) -> Generator[Any, Any, Any]:
+def interruptible(
+    coroutine: Coroutine[Any, Any, Any], interrupter: Interrupter
+) -> Generator[Any, Any, Any]:
     """Run the coroutine; an error thrown by the interrupter is raised where it awaits."""
     error: BaseException | None = None
     while True:
@@ -74,13 +87,18 @@ def interruptible(coroutine: Coroutine[Any, Any, Any], interrupter: Interrupter)
 
 
 def raise_in_thread(ident: int, error: Exception | None) -> None:
-    """Raise an error in a thread at its next bytecode; None takes back one that was not raised yet."""
+    """
+    Raise an error in a thread at its next bytecode; None takes back one that was not raised yet.
+    """
     what = ctypes.py_object(_without_arguments(error)) if error is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), what)
 
 
 def _without_arguments(error: Exception) -> type[Exception]:
-    """The error as a class: the interpreter takes only a class, and makes the instance without arguments."""
+    """
+    The error as a class: the interpreter takes only a class, and makes the instance without
+    arguments.
+    """
     kind = type(error)
 
     def fill(self: Exception) -> None:

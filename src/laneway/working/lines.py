@@ -1,7 +1,9 @@
 """
-What a worker logs of messages that ended: a line each, up to a number a second; of the others how many there were.
+What a worker logs of messages that ended: a line each, up to a number a second; of the others how
+many there were.
 
-Successes are told on the event loop. What failed is told in the engine thread, once the engine has answered what became of it.
+Successes are told on the event loop. What failed is told in the engine thread, once the engine has
+answered what became of it.
 """
 
 from __future__ import annotations
@@ -31,10 +33,15 @@ log = logging.getLogger("laneway.worker")
 
 
 def _escape_traceback(record: logging.LogRecord) -> bool:
-    """Programs with a formatter of their own, or none, write this text as it is; what strangers wrote must do nothing in a terminal."""
+    """
+    Programs with a formatter of their own, or none, write this text as it is; what strangers wrote
+    must do nothing in a terminal.
+    """
     if record.exc_info and record.exc_info[1] is not None and not record.exc_text:
         try:
-            record.exc_text = escaped(without_passwords(traces.whole(record.exc_info[1]).rstrip("\n")), lines=True)
+            record.exc_text = escaped(
+                without_passwords(traces.whole(record.exc_info[1]).rstrip("\n")), lines=True
+            )
         except BaseException:  # noqa: BLE001  # the error's own code
             record.exc_text = "its traceback cannot be shown"
     return True
@@ -43,7 +50,10 @@ def _escape_traceback(record: logging.LogRecord) -> bool:
 log.addFilter(_escape_traceback)
 
 LINES_A_SECOND = 100
-"""Of successes, and as many of failures: a line costs some ten microseconds, and nobody reads thousands a second."""
+"""
+Of successes, and as many of failures: a line costs some ten microseconds, and nobody reads
+thousands a second.
+"""
 
 
 class _Failure(msgspec.Struct):
@@ -53,9 +63,14 @@ class _Failure(msgspec.Struct):
 
 
 class EndingLines:
-    """Tells how messages ended. The caller counts `count` up at each success, and calls `succeeded` while `is_open`."""
+    """
+    Tells how messages ended. The caller counts `count` up at each success, and calls `succeeded`
+    while `is_open`.
+    """
 
-    def __init__(self, engine: FullEngine, loop: asyncio.AbstractEventLoop, *, with_tracebacks: bool) -> None:
+    def __init__(
+        self, engine: FullEngine, loop: asyncio.AbstractEventLoop, *, with_tracebacks: bool
+    ) -> None:
         self.count = 0
         """Successes of this second."""
         self.is_open = log.isEnabledFor(logging.INFO)
@@ -77,7 +92,14 @@ class EndingLines:
             self._loop.call_later(1.0, self._begin_second)
         self._told += 1
         self.is_open = self._told < LINES_A_SECOND
-        log.info("message %s in %s: %ssucceeded in %.3f s", lease.id, lease.topic, _task(lease), cost_us / units.SECOND, extra=_about(lease, cost_us))
+        log.info(
+            "message %s in %s: %ssucceeded in %.3f s",
+            lease.id,
+            lease.topic,
+            _task(lease),
+            cost_us / units.SECOND,
+            extra=_about(lease, cost_us),
+        )
 
     def _begin_second(self) -> None:
         more = self.count - self._told
@@ -93,20 +115,37 @@ class EndingLines:
         """The handler has failed, and its settlement is on its way."""
         if issubclass(type(error), DependencyFailed):  # its message is acked
             said = texts.of(error, texts.MAX_REASON)
-            log.info("message %s in %s: %snot run: %s", lease.id, lease.topic, _task(lease), said, extra=_about(lease, cost_us, error))
+            log.info(
+                "message %s in %s: %snot run: %s",
+                lease.id,
+                lease.topic,
+                _task(lease),
+                said,
+                extra=_about(lease, cost_us, error),
+            )
             return
         with self._lock:
             self._failures[lease.fence] = _Failure(lease, error, cost_us)
 
     def settled(self, settlement: Settlement, answer: str) -> None:
-        """What became of a message that was not simply acked; in the engine thread. Never raises."""
+        """
+        What became of a message that was not simply acked; in the engine thread. Never raises.
+        """
         failure = self._failures.pop(settlement.fence, None)
-        if failure is None or (settlement.action == "unhandled" and answer != "died") or not self._may_tell():
+        if (
+            failure is None
+            or (settlement.action == "unhandled" and answer != "died")
+            or not self._may_tell()
+        ):
             return
         try:
             self._tell(failure, settlement, answer)
         except BaseException:  # noqa: BLE001  # the error's own code, or a log handler of the program
-            log.warning("message %s in %s: its handler failed, and how cannot be told", failure.lease.id, failure.lease.topic)
+            log.warning(
+                "message %s in %s: its handler failed, and how cannot be told",
+                failure.lease.id,
+                failure.lease.topic,
+            )
 
     def _may_tell(self) -> bool:
         now = time.monotonic()
@@ -130,18 +169,32 @@ class EndingLines:
         lease, error = failure.lease, failure.error
         attempt = f"{_task(lease)}attempt {lease.attempt}"
         cause: BaseException | None = error
-        kind, said = type(error), texts.of(error, texts.MAX_REASON)  # not isinstance: it asks the error's own `__class__`
+        kind, said = (
+            type(error),
+            texts.of(error, texts.MAX_REASON),
+        )  # not isinstance: it asks the error's own `__class__`
         if issubclass(kind, Reject):
             is_refusal = attribute(error, "error") is None
-            level, what = logging.WARNING, f"rejected: {said}" if is_refusal else f"{attempt} failed: {said}"
+            level, what = (
+                logging.WARNING,
+                f"rejected: {said}" if is_refusal else f"{attempt} failed: {said}",
+            )
             cause = None if is_refusal else attribute(error, "__cause__") or error
         elif settlement.action == "unhandled":
             level, what, cause = logging.ERROR, said, None
         elif issubclass(kind, DestinationUnavailable):
-            span = "" if settlement.delay_us is None else f" for {settlement.delay_us / units.SECOND:.1f} s"
+            span = (
+                ""
+                if settlement.delay_us is None
+                else f" for {settlement.delay_us / units.SECOND:.1f} s"
+            )
             level, what, cause = logging.WARNING, f"the topic backs off{span}: {said}", None
         elif issubclass(kind, Retry):
-            level, what, cause = logging.INFO, f"{attempt} asks to be tried again: {error_text(error).partition(chr(10))[0]}", cause_of(error)
+            level, what, cause = (
+                logging.INFO,
+                f"{attempt} asks to be tried again: {error_text(error).partition(chr(10))[0]}",
+                cause_of(error),
+            )
         else:
             level, what = logging.WARNING, f"{attempt} failed: {_shortly(error)}"
         is_last = answer == "died"
@@ -155,9 +208,16 @@ class EndingLines:
             return
         shows = cause is not None and (is_last or self._with_tracebacks) and _can_be_shown(cause)
         log.log(
-            level, "message %s in %s: %s", lease.id, lease.topic, escaped(what),
-            exc_info=(type(cause), cause, cause.__traceback__) if shows and cause is not None else None, extra=_about(lease, failure.cost_us, error),
-        )  # fmt: skip
+            level,
+            "message %s in %s: %s",
+            lease.id,
+            lease.topic,
+            escaped(what),
+            exc_info=(
+                (type(cause), cause, cause.__traceback__) if shows and cause is not None else None
+            ),
+            extra=_about(lease, failure.cost_us, error),
+        )
 
     def _again(self, lease: Lease, settlement: Settlement) -> str:
         policy = self._engine.policy_of(lease.topic)
@@ -165,7 +225,10 @@ class EndingLines:
         if settlement.delay_us is not None:
             return f"; again in {settlement.delay_us / units.SECOND:.1f} s ({left})"
         delay_us = policy.backoff.delay_us(lease.attempt, 1.0)
-        return f"; again {'within' if policy.backoff.jitter else 'in'} {delay_us / units.SECOND:.1f} s ({left})"
+        return (
+            f"; again {'within' if policy.backoff.jitter else 'in'} {delay_us / units.SECOND:.1f} s"
+            f" ({left})"
+        )
 
     def close(self) -> None:
         """Tell how many were not told."""
@@ -190,7 +253,12 @@ def _task(lease: Lease) -> str:
 
 
 def _about(lease: Lease, cost_us: int, error: BaseException | None = None) -> dict[str, Any]:
-    about: dict[str, Any] = {"message": lease.id, "topic": lease.topic, "attempt": lease.attempt, "seconds": cost_us / units.SECOND}
+    about: dict[str, Any] = {
+        "message": lease.id,
+        "topic": lease.topic,
+        "attempt": lease.attempt,
+        "seconds": cost_us / units.SECOND,
+    }
     if error is not None:
         about["error"] = texts.type_name(type(error))
     return {FIELDS: about}

@@ -1,4 +1,7 @@
-"""How a worker's log is written: lines for people, or one JSON object a line for machines; and what is said of a message that ended."""
+"""
+How a worker's log is written: lines for people, or one JSON object a line for machines; and what is
+said of a message that ended.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,19 @@ def _in_words(about: dict[str, Any]) -> str:
 
 
 class TextLines(logging.Formatter):
-    """Lines for people: what strangers wrote into them is shown and does nothing, and no password is in them."""
+    """
+    Lines for people: what strangers wrote into them is shown and does nothing, and no password is
+    in them.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         record.exc_text = None  # it may have been made for other handlers: here it is indented
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        is_ours = record.name.partition(".")[0] == "laneway"  # the program's own lines may be several
+        is_ours = (
+            record.name.partition(".")[0] == "laneway"
+        )  # the program's own lines may be several
         record.message = escaped(without_passwords(record.message), lines=not is_ours)
         if not is_ours:  # ours name it themselves
             record.message += _in_words(_about(record))
@@ -52,7 +60,9 @@ class TextLines(logging.Formatter):
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
         """Local time with its zone."""
         del datefmt
-        return datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(" ", "milliseconds")
+        return (
+            datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(" ", "milliseconds")
+        )
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         told = escaped(without_passwords(super().formatException(ei)), lines=True)
@@ -60,7 +70,10 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger, event, the error if there is one, and what it is about."""
+    """
+    One JSON object a line: time, level, logger, event, the error if there is one, and what it is
+    about.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -72,7 +85,9 @@ class JsonLines(logging.Formatter):
             **_about(record),
         }
         if record.exc_info is not None and record.exc_info[0] is not None:
-            line["traceback"] = without_passwords("".join(traceback.format_exception(*record.exc_info)).rstrip())
+            line["traceback"] = without_passwords(
+                "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            )
         try:
             return escaped_json(msgspec.json.encode(line, enc_hook=str).decode())
         except UnicodeEncodeError:  # a lone surrogate somewhere
@@ -91,7 +106,10 @@ class Style(msgspec.Struct, frozen=True):
         root = logging.getLogger()
         if not root.handlers:
             return Style()
-        return Style(root.getEffectiveLevel(), any(isinstance(handler.formatter, JsonLines) for handler in root.handlers))
+        return Style(
+            root.getEffectiveLevel(),
+            any(isinstance(handler.formatter, JsonLines) for handler in root.handlers),
+        )
 
     def apply(self) -> None:
         """Write so from now on, unless the program has set up logging itself."""
@@ -100,4 +118,6 @@ class Style(msgspec.Struct, frozen=True):
         logging.basicConfig(level=self.level, handlers=[handler])
         selector = logging.getLogger("asyncio")
         if selector.level == logging.NOTSET:
-            selector.setLevel(max(self.level, logging.INFO))  # at debug it tells of its own parts only
+            selector.setLevel(
+                max(self.level, logging.INFO)
+            )  # at debug it tells of its own parts only

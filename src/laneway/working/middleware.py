@@ -1,8 +1,9 @@
 """
 What surrounds handlers: middlewares around each call, and hooks that are told how a message ended.
 
-Hooks run in a thread of their own, after the engine has taken the settlement: what they are told is so. A hook that raises is
-logged and changes nothing; a process that is killed between the settlement and the hook tells nobody.
+Hooks run in a thread of their own, after the engine has taken the settlement: what they are told is
+so. A hook that raises is logged and changes nothing; a process that is killed between the
+settlement and the hook tells nobody.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ log = logging.getLogger("laneway.worker")
 Kind = Literal["success", "failure", "retry", "dead", "back_off"]
 
 BEHIND = 10_000
-"""So many endings that hooks have yet to be told of hold up the next messages: hooks that are slower than handlers set the pace."""
+"""
+So many endings that hooks have yet to be told of hold up the next messages: hooks that are slower
+than handlers set the pace.
+"""
 
 
 class HandlingMiddlewares:
@@ -43,7 +47,13 @@ class HandlingMiddlewares:
 
     def __init__(self) -> None:
         self._middlewares: list[Callable[[Any], contextlib.AbstractContextManager[None]]] = []
-        self._hooks: dict[Kind, list[Hook]] = {"success": [], "failure": [], "retry": [], "dead": [], "back_off": []}
+        self._hooks: dict[Kind, list[Hook]] = {
+            "success": [],
+            "failure": [],
+            "retry": [],
+            "dead": [],
+            "back_off": [],
+        }
 
     def add_middleware(self, middleware: Middleware) -> None:
         """Raises UsageError where it is no generator function."""
@@ -52,8 +62,15 @@ class HandlingMiddlewares:
 
     def add_hook(self, kind: Kind, hook: Hook) -> None:
         """Raises UsageError where it is no plain function."""
-        if not callable(hook) or inspect.iscoroutinefunction(hook) or inspect.isgeneratorfunction(hook):
-            raise UsageError(f'on_{kind}: expected a plain function, got {hook!r}; hooks run in a thread, write it as "def"')
+        if (
+            not callable(hook)
+            or inspect.iscoroutinefunction(hook)
+            or inspect.isgeneratorfunction(hook)
+        ):
+            raise UsageError(
+                f"on_{kind}: expected a plain function, got {hook!r}; hooks run in a thread, write"
+                ' it as "def"'
+            )
         self._hooks[kind].append(hook)
 
     @property
@@ -66,7 +83,10 @@ class HandlingMiddlewares:
 
     @contextlib.contextmanager
     def around(self, subject: Message | list[Any] | None) -> Iterator[None]:
-        """Call the handler inside; the first middleware is the outermost. What it raises passes them all, and each may change it."""
+        """
+        Call the handler inside; the first middleware is the outermost. What it raises passes them
+        all, and each may change it.
+        """
         with contextlib.ExitStack() as stack:
             for middleware in self._middlewares:
                 stack.enter_context(middleware(subject))
@@ -76,8 +96,12 @@ class HandlingMiddlewares:
         for hook in self._hooks[kind]:
             try:
                 hook(*arguments)
-            except BaseException:  # also SystemExit: the next hook, and the next message's, are called all the same
-                log.exception("the hook %s of on_%s failed", getattr(hook, "__qualname__", hook), kind)
+            except (
+                BaseException
+            ):  # also SystemExit: the next hook, and the next message's, are called all the same
+                log.exception(
+                    "the hook %s of on_%s failed", getattr(hook, "__qualname__", hook), kind
+                )
 
 
 class _Ended(msgspec.Struct):
@@ -89,7 +113,10 @@ class _Ended(msgspec.Struct):
 
 
 class HookThread(threading.Thread):
-    """Tells hooks. `resume` is called, from this thread, when they have caught up after having been behind."""
+    """
+    Tells hooks. `resume` is called, from this thread, when they have caught up after having been
+    behind.
+    """
 
     def __init__(self, middlewares: HandlingMiddlewares, resume: Callable[[], None]) -> None:
         super().__init__(name="laneway-hooks", daemon=True)
@@ -100,7 +127,10 @@ class HookThread(threading.Thread):
         self._is_awaited = False
 
     def asks_to_wait(self) -> bool:
-        """Whether hooks are so far behind that nothing more is to be begun before `resume` is called, as it will be then."""
+        """
+        Whether hooks are so far behind that nothing more is to be begun before `resume` is called,
+        as it will be then.
+        """
         if self._ended.qsize() <= BEHIND:
             return False
         self._is_awaited = True
@@ -124,7 +154,12 @@ class HookThread(threading.Thread):
             try:
                 self._tell(ended)
             except BaseException as error:  # noqa: BLE001  # a thread that ended here would hold the worker up for good
-                log.warning("message %s in %s: hooks cannot be told of its end: %s", ended.lease.id, ended.lease.topic, texts.of(error, 200))
+                log.warning(
+                    "message %s in %s: hooks cannot be told of its end: %s",
+                    ended.lease.id,
+                    ended.lease.topic,
+                    texts.of(error, 200),
+                )
             if self._is_awaited and self._ended.qsize() < BEHIND // 2:
                 self._is_awaited = False
                 self._resume()
@@ -151,7 +186,10 @@ class HookThread(threading.Thread):
         self._ended.put(None)
         self.join(seconds)
         if self.is_alive():
-            log.warning("hooks are slow: %d endings were not told before the worker ended", self._ended.qsize())
+            log.warning(
+                "hooks are slow: %d endings were not told before the worker ended",
+                self._ended.qsize(),
+            )
 
 
 class EngineWithHooks:
@@ -162,7 +200,11 @@ class EngineWithHooks:
         self._hooks = hooks
 
     def settle(
-        self, settlements: Sequence[Settlement], *, publish: Mapping[int, Sequence[Draft]] | None = None, now_us: int | None = None
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        publish: Mapping[int, Sequence[Draft]] | None = None,
+        now_us: int | None = None,
     ) -> list[str]:
         answers = self._engine.settle(settlements, publish=publish, now_us=now_us)
         self._hooks.told(settlements, answers)
@@ -177,4 +219,12 @@ def message_of(lease: Lease) -> Message:
     try:
         return codec.message_of(lease)
     except ValueError:
-        return Message(lease.topic, lease.body, lease.key, lease.priority, id=lease.id, headers=lease.headers, attempt=lease.attempt)
+        return Message(
+            lease.topic,
+            lease.body,
+            lease.key,
+            lease.priority,
+            id=lease.id,
+            headers=lease.headers,
+            attempt=lease.attempt,
+        )

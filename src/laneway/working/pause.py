@@ -1,9 +1,10 @@
 """
 Standing aside while an embedded engine works.
 
-SQLite gives up the interpreter's lock (GIL) at every row; with busy threads around, the engine's thread would wait for it at each,
-and an engine call of milliseconds would take seconds. So whoever runs handlers stands aside while the engine works, but
-no longer than the call may need: an engine that waits (for another process, for the disk) holds nobody up.
+SQLite gives up the interpreter's lock (GIL) at every row; with busy threads around, the engine's
+thread would wait for it at each, and an engine call of milliseconds would take seconds. So whoever
+runs handlers stands aside while the engine works, but no longer than the call may need: an engine
+that waits (for another process, for the disk) holds nobody up.
 """
 
 from __future__ import annotations
@@ -28,8 +29,13 @@ class Pause:
         self._allowance = 0.0
 
     @contextmanager
-    def during(self, messages: int, call_soon: Callable[[Callable[[], None]], object]) -> Iterator[None]:
-        """Hold the others off while the engine handles so many messages; `call_soon` brings `respect` to the event loop."""
+    def during(
+        self, messages: int, call_soon: Callable[[Callable[[], None]], object]
+    ) -> Iterator[None]:
+        """
+        Hold the others off while the engine handles so many messages; `call_soon` brings `respect`
+        to the event loop.
+        """
         if not self._embedded:
             yield
             return

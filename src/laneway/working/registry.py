@@ -1,4 +1,7 @@
-"""The workers that an application runs in this process, so that closing the application ends them first."""
+"""
+The workers that an application runs in this process, so that closing the application ends them
+first.
+"""
 
 from __future__ import annotations
 
@@ -48,19 +51,32 @@ class WorkerRegistry:
                 self._workers.discard(worker)
 
     def end_all(self, call: str) -> None:
-        """Stop all workers in order and wait for their end. Raises UsageError where waiting would block the worker itself."""
+        """
+        Stop all workers in order and wait for their end. Raises UsageError where waiting would
+        block the worker itself.
+        """
         self._forget_parents()
         with self._lock:
             workers = list(self._workers)
         if workers and fields():
-            raise UsageError(f"{call}: a handler cannot close the application that runs it; stop the worker instead")
+            raise UsageError(
+                f"{call}: a handler cannot close the application that runs it; stop the worker"
+                " instead"
+            )
         if any(worker.runs_in_this_thread() for worker in workers):
-            raise UsageError(f"{call}: a worker of this application runs on this event loop; await app.a{call}(), or stop the worker first")
+            raise UsageError(
+                f"{call}: a worker of this application runs on this event loop; await"
+                f" app.a{call}(), or stop the worker first"
+            )
         for worker in workers:
             worker.stop()
         for worker in workers:
             if not worker.ended.wait(worker.stop_seconds):
-                log.warning("%s: a worker has not ended after %g s; it goes on without its engine", call, worker.stop_seconds)
+                log.warning(
+                    "%s: a worker has not ended after %g s; it goes on without its engine",
+                    call,
+                    worker.stop_seconds,
+                )
 
     def _forget_parents(self) -> None:
         if self._pid != os.getpid():

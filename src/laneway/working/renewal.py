@@ -18,7 +18,10 @@ PARTS = 3
 
 
 class LeaseRenewal:
-    """Extends running and buffered deliveries at a third of their lease, all that are due in one batch per length of lease."""
+    """
+    Extends running and buffered deliveries at a third of their lease, all that are due in one batch
+    per length of lease.
+    """
 
     def __init__(self) -> None:
         self.next_look = float(FOREVER)

@@ -1,4 +1,7 @@
-"""`app.run_worker`: one worker in this process, or a supervisor of several, or one that begins anew when the code changes."""
+"""
+`app.run_worker`: one worker in this process, or a supervisor of several, or one that begins anew
+when the code changes.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +28,25 @@ def run_worker(app: Laneway, options: Options, registry: WorkerRegistry) -> Summ
     refuse_running_loop("run_worker")
     check_handlers(app.handlers)
     app.install_schedules()
-    tell_banner(app, options, f"stop with Ctrl-C or SIGTERM: running handlers may go on for {options.grace:g} s")
+    tell_banner(
+        app,
+        options,
+        f"stop with Ctrl-C or SIGTERM: running handlers may go on for {options.grace:g} s",
+    )
     if options.processes > 1 or options.reload:
-        from laneway.working.supervisor import Supervisor, target_of  # noqa: PLC0415  # most workers need no supervisor
+        from laneway.working.supervisor import (  # noqa: PLC0415
+            Supervisor,
+            target_of,
+        )  # most workers need no supervisor
 
         if not app.engine.capabilities.processes:  # opened here, too: what cannot be is told once
             raise UsageError(
-                f"run_worker: {redacted(app.url)} lives in this process alone; several processes, and reload, need a store that they share"
+                f"run_worker: {redacted(app.url)} lives in this process alone; several processes,"
+                " and reload, need a store that they share"
             )
-        return Supervisor(target_of(app, options), msgspec.structs.replace(options, store=app.store_options)).run()
+        return Supervisor(
+            target_of(app, options), msgspec.structs.replace(options, store=app.store_options)
+        ).run()
     worker = Worker(app.engine, app.handlers, options)
     with registry.running(worker):
         return worker.run()

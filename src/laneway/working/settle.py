@@ -31,7 +31,10 @@ MOST_CAUSES = 10
 
 
 class Details(msgspec.Struct, omit_defaults=True):
-    """What is told of an error: `module:Class`, its text, its arguments where JSON can hold them, and the traceback."""
+    """
+    What is told of an error: `module:Class`, its text, its arguments where JSON can hold them, and
+    the traceback.
+    """
 
     type: str
     message: str
@@ -40,7 +43,10 @@ class Details(msgspec.Struct, omit_defaults=True):
 
 
 class RemoteFailure(LanewayError):
-    """An exception of a handler in a child process: all that came over is its text, and what is told of it."""
+    """
+    An exception of a handler in a child process: all that came over is its text, and what is told
+    of it.
+    """
 
     def __init__(self, text: str, details: Details | None = None) -> None:
         super().__init__(text)
@@ -59,7 +65,9 @@ class ChildDied(LanewayError):
 
 
 CANNOT_SETTLE = "cannot be settled: "
-"""How the reason of a dead letter begins whose handler ended in a way that no settlement can say."""
+"""
+How the reason of a dead letter begins whose handler ended in a way that no settlement can say.
+"""
 
 
 class WorkerLost(LanewayError):
@@ -73,9 +81,21 @@ def judge(work: Work, error: BaseException | None, cost_us: int) -> Settlement:
         return Settlement(handle, fence, "ack", cost_us=cost_us)
     kind = type(error)  # not isinstance: it asks the error's own `__class__`
     if issubclass(kind, Reject):
-        return Settlement(handle, fence, "dead", reason=said(error, "reason"), error=said(error, "error"), cost_us=cost_us)
+        return Settlement(
+            handle,
+            fence,
+            "dead",
+            reason=said(error, "reason"),
+            error=said(error, "error"),
+            cost_us=cost_us,
+        )
     if issubclass(kind, Retry):
-        return _again(Settlement(handle, fence, "retry", error=error_text(error), cost_us=cost_us), work, "delay", attribute(error, "delay"))
+        return _again(
+            Settlement(handle, fence, "retry", error=error_text(error), cost_us=cost_us),
+            work,
+            "delay",
+            attribute(error, "delay"),
+        )
     if issubclass(kind, DestinationUnavailable):
         settlement = Settlement(handle, fence, "rest", error=said(error, "reason"), cost_us=cost_us)
         return _again(settlement, work, "retry_after", attribute(error, "retry_after"))
@@ -83,7 +103,10 @@ def judge(work: Work, error: BaseException | None, cost_us: int) -> Settlement:
 
 
 def error_text(error: BaseException) -> str:
-    """What is kept of an error with its message. Of a Retry: its reason, and the error that it was raised from or while handling."""
+    """
+    What is kept of an error with its message. Of a Retry: its reason, and the error that it was
+    raised from or while handling.
+    """
     if not issubclass(type(error), Retry):
         return text_of(error)
     reason, cause = said(error, "reason"), cause_of(error)
@@ -93,19 +116,37 @@ def error_text(error: BaseException) -> str:
 
 def cause_of(error: BaseException) -> BaseException | None:
     """The error that it was raised from, else the one that was being handled."""
-    names = ["__cause__"] if attribute(error, "__suppress_context__") else ["__cause__", "__context__"]
+    names = (
+        ["__cause__"] if attribute(error, "__suppress_context__") else ["__cause__", "__context__"]
+    )
     found = [attribute(error, name) for name in names]
     return next((each for each in found if issubclass(type(each), BaseException)), None)
 
 
-def impossible(work: Work, error: BaseException | None, fault: BaseException, cost_us: int) -> Settlement:
-    """The dead letter of a message whose handler ended in a way that cannot be settled; `fault`: what went wrong with that."""
-    reason = f"{CANNOT_SETTLE}{texts.type_name(type(fault))}: {texts.of(fault, texts.MAX_REASON // 2)}"
-    return Settlement(work.lease.handle, work.lease.fence, "dead", reason=reason, error=text_of(fault if error is None else error), cost_us=cost_us)
+def impossible(
+    work: Work, error: BaseException | None, fault: BaseException, cost_us: int
+) -> Settlement:
+    """
+    The dead letter of a message whose handler ended in a way that cannot be settled; `fault`: what
+    went wrong with that.
+    """
+    reason = (
+        f"{CANNOT_SETTLE}{texts.type_name(type(fault))}: {texts.of(fault, texts.MAX_REASON // 2)}"
+    )
+    return Settlement(
+        work.lease.handle,
+        work.lease.fence,
+        "dead",
+        reason=reason,
+        error=text_of(fault if error is None else error),
+        cost_us=cost_us,
+    )
 
 
 def attribute(error: BaseException, name: str) -> Any:
-    """What an error says of itself; None where a class of the user's own has left that out, or raises."""
+    """
+    What an error says of itself; None where a class of the user's own has left that out, or raises.
+    """
     try:
         return getattr(error, name, None)
     except BaseException:  # noqa: BLE001  # a property may raise anything
@@ -119,14 +160,23 @@ def said(error: BaseException, name: str) -> str | None:
 
 
 def _again(settlement: Settlement, work: Work, name: str, delay: Duration | None) -> Settlement:
-    """With the delay that the handler asked for. Of one that cannot be, the message's history tells, and the policy's is taken."""
+    """
+    With the delay that the handler asked for. Of one that cannot be, the message's history tells,
+    and the policy's is taken.
+    """
     if delay is not None:
         try:
             settlement.delay_us = max(0, units.microseconds(delay))
         except BaseException as error:  # noqa: BLE001  # it may be of a class of the user's own
             fault = f"({name}: {texts.of(error, 200)}; the policy's is taken)"
-            log.warning("message %s in %s: its handler asks for a delay that cannot be %s", work.lease.id, work.lease.topic, fault)
-            settlement.error = f"{texts.clean(settlement.error or '', texts.MAX_ERROR - len(fault) - 1)} {fault}".lstrip()
+            log.warning(
+                "message %s in %s: its handler asks for a delay that cannot be %s",
+                work.lease.id,
+                work.lease.topic,
+                fault,
+            )
+            before = texts.clean(settlement.error or "", texts.MAX_ERROR - len(fault) - 1)
+            settlement.error = f"{before} {fault}".lstrip()
     return settlement
 
 
@@ -135,43 +185,70 @@ def nonsense(handler: str, returned: Any) -> TypeError | None:
     if issubclass(type(returned), types.CoroutineType):
         with contextlib.suppress(Exception):
             returned.close()
-        return TypeError(f'handler {handler} returned a coroutine that nobody awaits; write it as "async def"')
+        return TypeError(
+            f'handler {handler} returned a coroutine that nobody awaits; write it as "async def"'
+        )
     return None
 
 
 def give_back(work: Work, *, begun: bool, delay_us: int | None = None) -> Settlement:
     """A release: no attempt is counted; what was not begun gives its rate permit back too."""
-    return Settlement(work.lease.handle, work.lease.fence, "release", begun=begun, delay_us=delay_us)
+    return Settlement(
+        work.lease.handle, work.lease.fence, "release", begun=begun, delay_us=delay_us
+    )
 
 
 def describe(error: BaseException, depth: int = 0) -> Details:
-    """What is told of an error; of a Retry, and of a Reject that was made of another error, that one. Never raises."""
+    """
+    What is told of an error; of a Retry, and of a Reject that was made of another error, that one.
+    Never raises.
+    """
     told = attribute(error, "details")
     if type(told) is Details:
         return told
     kind = type(error)
     cause = cause_of(error) if issubclass(kind, Retry) else attribute(error, "__cause__")
-    stands_for_another = issubclass(kind, Retry) or (issubclass(kind, Reject) and attribute(error, "error") is not None)
-    if stands_for_another and cause is not None and issubclass(type(cause), BaseException) and depth < MOST_CAUSES:
+    stands_for_another = issubclass(kind, Retry) or (
+        issubclass(kind, Reject) and attribute(error, "error") is not None
+    )
+    if (
+        stands_for_another
+        and cause is not None
+        and issubclass(type(cause), BaseException)
+        and depth < MOST_CAUSES
+    ):
         return describe(cause, depth + 1)
-    return Details(texts.qualified_name(kind), texts.of(error, ERROR_CHARACTERS), _traceback_of(error), _arguments_of(error))
+    return Details(
+        texts.qualified_name(kind),
+        texts.of(error, ERROR_CHARACTERS),
+        _traceback_of(error),
+        _arguments_of(error),
+    )
 
 
 def _traceback_of(error: BaseException) -> str:
     try:
         trace = traces.whole(error)
     except BaseException as fault:  # noqa: BLE001  # notes, causes and frames may be of classes of the user's own
-        trace = f"{texts.type_name(type(error))}: {texts.of(error)}\n(its traceback cannot be read: {texts.type_name(type(fault))})"
+        trace = (
+            f"{texts.type_name(type(error))}: {texts.of(error)}\n(its traceback cannot be read:"
+            f" {texts.type_name(type(fault))})"
+        )
     if len(trace) > TRACEBACK_CHARACTERS:
         trace = f"{trace[: TRACEBACK_CHARACTERS // 2]}\n…\n{trace[-TRACEBACK_CHARACTERS // 2 :]}"
     return texts.clean(trace.rstrip(), 2 * TRACEBACK_CHARACTERS)
 
 
 def _arguments_of(error: BaseException) -> list[Any] | None:
-    """As JSON gives them back; None where it cannot hold them: the error is told by its text alone then."""
+    """
+    As JSON gives them back; None where it cannot hold them: the error is told by its text alone
+    then.
+    """
     try:
         encoded = msgspec.json.encode(error.args)
-        found: list[Any] | None = msgspec.json.decode(encoded) if len(encoded) <= ERROR_CHARACTERS else None
+        found: list[Any] | None = (
+            msgspec.json.decode(encoded) if len(encoded) <= ERROR_CHARACTERS else None
+        )
     except BaseException:  # noqa: BLE001  # encoding runs code of the user's own
         return None
     return found

@@ -1,8 +1,9 @@
 """
 Starting processes that never run the program's main module again.
 
-A *fresh* process is a new interpreter that imports what it needs by name. A *forked* one has what only this process has, such as the functions
-of the main module; it is copied from this process, or from a `Template` that was copied while this process had no other threads at work.
+A *fresh* process is a new interpreter that imports what it needs by name. A *forked* one has what
+only this process has, such as the functions of the main module; it is copied from this process, or
+from a `Template` that was copied while this process had no other threads at work.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ END_SECONDS = 5.0
 MAIN = "__main__"
 
 _BOOT = (
-    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "  # a Ctrl-C in the terminal reaches the whole group; the parent acts on it
-    "from multiprocessing.connection import Connection; pipe = Connection({fd}); sys.path[:] = pipe.recv(); "
+    # a Ctrl-C in the terminal reaches the whole group; the parent acts on it
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from multiprocessing.connection import Connection; pipe = Connection({fd}); sys.path[:] ="
+    " pipe.recv(); "
     "from laneway.working.starting import boot; boot(pipe)"
 )
 
@@ -55,7 +58,10 @@ class Process(Protocol):
     pipe: Connection
 
     def exit_code(self, seconds: float = 0) -> int | None:
-        """Its exit code (minus the signal that killed it), waited for at most so long; None: it still runs."""
+        """
+        Its exit code (minus the signal that killed it), waited for at most so long; None: it still
+        runs.
+        """
         ...
 
     def send_signal(self, number: int) -> None:
@@ -64,17 +70,28 @@ class Process(Protocol):
 
 
 class Fresh:
-    """A new interpreter that calls `entry` ("module:function") with its end of the pipe and the arguments."""
+    """
+    A new interpreter that calls `entry` ("module:function") with its end of the pipe and the
+    arguments.
+    """
 
     def __init__(self, entry: str, args: tuple[Any, ...]) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         try:
             with theirs:
                 fd = theirs.fileno()
-                command = [sys.executable, *subprocess._args_from_interpreter_flags(), "-P", "-c", _BOOT.format(fd=fd)]  # type: ignore[attr-defined]  # noqa: SLF001
+                command = [
+                    sys.executable,
+                    *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]  # noqa: SLF001
+                    "-P",
+                    "-c",
+                    _BOOT.format(fd=fd),
+                ]
                 self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)  # noqa: S603  # this interpreter
             self.pid = self._process.pid
-            with contextlib.suppress(OSError):  # it has died already; who asks it something learns that
+            with contextlib.suppress(
+                OSError
+            ):  # it has died already; who asks it something learns that
                 self.pipe.send(list(sys.path))
                 self.pipe.send((list(sys.argv), entry, args))
         except BaseException:
@@ -170,11 +187,16 @@ class Forked:
 
 
 def fork(run: Callable[[int], object]) -> int:
-    """Run a function in a copy of this process; it gets this process's id, and never returns from it. Returns the copy's id."""
+    """
+    Run a function in a copy of this process; it gets this process's id, and never returns from it.
+    Returns the copy's id.
+    """
     parent = os.getpid()
     flush()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads: what of them could be in the way is renewed after a fork
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # other threads: what of them could be in the way is renewed after a fork
         pid = os.fork()
     if pid:
         return pid
@@ -218,7 +240,8 @@ def wait_for(pid: int, seconds: float = 0) -> int | None:
 
 class Template:
     """
-    A copy of this process that does nothing but copy itself again: its copies have the functions of the main module, and no other thread's locks.
+    A copy of this process that does nothing but copy itself again: its copies have the functions of
+    the main module, and no other thread's locks.
 
     Made before a worker starts its threads.
     """

@@ -1,8 +1,10 @@
 """
-Several whole workers under one parent that restarts the dead, forwards signals, and, in development, begins anew when the code changes.
+Several whole workers under one parent that restarts the dead, forwards signals, and, in
+development, begins anew when the code changes.
 
-Each worker is a fresh interpreter that imports the application by its address; one of the main module is a copy of this process, so that the main
-module never runs twice. Nothing is shared but the engine.
+Each worker is a fresh interpreter that imports the application by its address; one of the main
+module is a copy of this process, so that the main module never runs twice. Nothing is shared but
+the engine.
 """
 
 from __future__ import annotations
@@ -49,46 +51,78 @@ LOOK_SECONDS = 1.0
 IN_MAIN = f"{starting.MAIN}:"
 
 USAGE, AWAY, RELOAD = 2, 3, 4
-"""Exit codes of a worker: the program has to be changed; the engine is away, try again; the code has changed."""
+"""
+Exit codes of a worker: the program has to be changed; the engine is away, try again; the code has
+changed.
+"""
 
 
 def target_of(app: Laneway, options: Options) -> str | Laneway:
     """
-    `module:name` by which another process finds the application; of the main module, itself: its workers are copies. Raises UsageError.
+    `module:name` by which another process finds the application; of the main module, itself: its
+    workers are copies. Raises UsageError.
     """
-    found = [f"{name}:{each}" for name, module in list(sys.modules.items()) for each in _names_of(app, name, module)]
+    found = [
+        f"{name}:{each}"
+        for name, module in list(sys.modules.items())
+        for each in _names_of(app, name, module)
+    ]
     if not found:
-        raise UsageError("run_worker: several processes need the application at the top of a module, like `app = Laneway(…)`")
-    is_of_main = any(each.startswith(IN_MAIN) for each in [*found, *(handler.address for handler in app.handlers)])
+        raise UsageError(
+            "run_worker: several processes need the application at the top of a module, like `app ="
+            " Laneway(…)`"
+        )
+    is_of_main = any(
+        each.startswith(IN_MAIN)
+        for each in [*found, *(handler.address for handler in app.handlers)]
+    )
     if is_of_main and options.reload:
         name = Path(getattr(sys.modules[starting.MAIN], "__file__", None) or "program.py").stem
-        raise UsageError(f"run_worker: reload imports the program again, which the main module cannot be; use: laneway worker {name} --reload")
+        raise UsageError(
+            "run_worker: reload imports the program again, which the main module cannot be; use:"
+            f" laneway worker {name} --reload"
+        )
     return app if is_of_main else found[0]
 
 
 def _names_of(app: Laneway, module_name: str, module: object) -> list[str]:
     if module_name.startswith("laneway."):
         return []
-    return [name for name, value in list(getattr(module, "__dict__", {}).items()) if value is app or _stands_for(value, app)]
+    return [
+        name
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if value is app or _stands_for(value, app)
+    ]
 
 
 def _stands_for(value: object, app: Laneway) -> bool:
     """Whether it is an application in another system's words, with this one beneath it."""
     module = getattr(type(value), "__module__", None)  # of a stranger's class it may be anything
-    return isinstance(module, str) and module.startswith("laneway.compat.") and getattr(value, "laneway", None) is app
+    return (
+        isinstance(module, str)
+        and module.startswith("laneway.compat.")
+        and getattr(value, "laneway", None) is app
+    )
 
 
 class Supervisor:
-    """Keeps `processes` workers running until told to stop, or until all have ended by themselves."""
+    """
+    Keeps `processes` workers running until told to stop, or until all have ended by themselves.
+    """
 
     def __init__(self, target: str | Laneway, options: Options) -> None:
-        """`options.store` is what the application was told to use instead of what its code names."""
+        """
+        `options.store` is what the application was told to use instead of what its code names.
+        """
         self._options = options
         self._places = [_Place(number, target, options) for number in range(options.processes)]
         self._stops = 0
 
     def run(self) -> Summary:
-        """Returns what all workers together did. Raises UsageError where a worker could not be started by the program's fault."""
+        """
+        Returns what all workers together did. Raises UsageError where a worker could not be started
+        by the program's fault.
+        """
         with _signals(self._stop):
             for place in self._places:
                 place.start()
@@ -102,7 +136,11 @@ class Supervisor:
 
     def _look(self) -> None:
         answering = [place.answers for place in self._places if place.answers is not None]
-        pauses = [place.restart_at - time.monotonic() for place in self._places if place.is_wanted and place.process is None]
+        pauses = [
+            place.restart_at - time.monotonic()
+            for place in self._places
+            if place.is_wanted and place.process is None
+        ]
         ending = any(place.process is not None and place.answers is None for place in self._places)
         seconds = max(0.0, min([*pauses, starting.WAIT_SECONDS if ending else LOOK_SECONDS]))
         if answering:
@@ -137,7 +175,11 @@ class _Place:
         """What it says at its end; None once its end of the pipe is closed."""
         self.summary = Summary()
         self._target = target
-        port = None if options.health_port is None else options.health_port + (number if options.health_port else 0)
+        port = (
+            None
+            if options.health_port is None
+            else options.health_port + (number if options.health_port else 0)
+        )
         self._options = msgspec.structs.replace(options, processes=1, health_port=port)
         self._pause = RESTART_FIRST
         self._started = 0.0
@@ -146,7 +188,10 @@ class _Place:
         self._started = time.monotonic()
         kind = starting.Fresh if isinstance(self._target, str) else starting.Forked
         try:
-            self.process = kind("laneway.working.supervisor:work", (self._target, self._options, logs.Style.present()))
+            self.process = kind(
+                "laneway.working.supervisor:work",
+                (self._target, self._options, logs.Style.present()),
+            )
         except OSError as error:
             self._start_later(f"cannot be started ({error})")
         else:
@@ -187,7 +232,11 @@ class _Place:
         if self.answers is None:
             return
         try:
-            if self.process is not None and not self.answers.poll() and self.process.exit_code() is None:
+            if (
+                self.process is not None
+                and not self.answers.poll()
+                and self.process.exit_code() is None
+            ):
                 return
             done: Summary | None = self.answers.recv() if self.answers.poll() else None
         except (EOFError, OSError):
@@ -214,7 +263,8 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
 
 def work(answers: Connection, target: str | Laneway, options: Options, style: logs.Style) -> None:
     """What a worker process does."""
-    # A Ctrl-C in the terminal reaches every process of the group; only the parent acts on it, and sends SIGTERM.
+    # A Ctrl-C in the terminal reaches every process of the group; only the parent acts on it, and
+    # sends SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     style.apply()
     began = time.time()
@@ -241,8 +291,15 @@ def work(answers: Connection, target: str | Laneway, options: Options, style: lo
 
 
 def _cannot_start(error: Exception, options: Options, began: float) -> int:
-    """Tell why, in one line and the user's own; returns the exit code. In development the next change of the code is waited for."""
-    sys.stderr.write("" if isinstance(error, LanewayError) else escaped(without_passwords(own_lines(error)), lines=True))
+    """
+    Tell why, in one line and the user's own; returns the exit code. In development the next change
+    of the code is waited for.
+    """
+    sys.stderr.write(
+        ""
+        if isinstance(error, LanewayError)
+        else escaped(without_passwords(own_lines(error)), lines=True)
+    )
     what = error if isinstance(error, LanewayError) else f"{type(error).__name__}: {error}"
     log.error("the worker cannot start: %s", what)
     if isinstance(error, EngineUnavailable):
@@ -269,7 +326,9 @@ def _watch_files(worker: Worker, began: float) -> threading.Event:
         while True:
             time.sleep(LOOK_SECONDS)
             now = _modification_times()
-            different = sorted(path for path, modified in now.items() if before.get(path, modified) != modified)
+            different = sorted(
+                path for path, modified in now.items() if before.get(path, modified) != modified
+            )
             if different:
                 log.info("%s has changed; beginning anew", different[0])
                 changed.set()
@@ -282,12 +341,20 @@ def _watch_files(worker: Worker, began: float) -> threading.Event:
 
 
 def _as_they_were(times: dict[str, float], began: float) -> dict[str, float]:
-    """What was changed after the worker had begun to read it counts as changed, whichever of the two it has read."""
-    return {path: began if modified > began and path.endswith(".py") else modified for path, modified in times.items()}
+    """
+    What was changed after the worker had begun to read it counts as changed, whichever of the two
+    it has read.
+    """
+    return {
+        path: began if modified > began and path.endswith(".py") else modified
+        for path, modified in times.items()
+    }
 
 
 def _modification_times(others: Iterable[str] = ()) -> dict[str, float]:
-    """Of all loaded modules, and of other files with their folders (something may be added there)."""
+    """
+    Of all loaded modules, and of other files with their folders (something may be added there).
+    """
     times: dict[str, float] = {}
     paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     for path in [*paths, *others, *map(os.path.dirname, others)]:

@@ -1,4 +1,7 @@
-"""Tracebacks of errors of unknown origin, at a bounded cost: one may have 100,000 frames, causes, or members of groups."""
+"""
+Tracebacks of errors of unknown origin, at a bounded cost: one may have 100,000 frames, causes, or
+members of groups.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,31 @@ from itertools import islice
 from laneway import texts
 
 MOST_ERRORS = 200
-"""With more causes and members of groups together, only the error itself is formatted: `traceback` has no bound of its own."""
+"""
+With more causes and members of groups together, only the error itself is formatted: `traceback` has
+no bound of its own.
+"""
 
 MOST_FRAMES = 500
 """Innermost frames that are formatted of each error."""
 
 
 def is_small(error: BaseException) -> bool:
-    """Whether `traceback` formats it at once. It formats an error as often as groups have it, but causes only once."""
+    """
+    Whether `traceback` formats it at once. It formats an error as often as groups have it, but
+    causes only once.
+    """
     left, seen, count = [error], {id(error)}, 0
     while left:
         count += 1
         if count > MOST_ERRORS:
             return False
         each = left.pop()
-        causes = [cause for cause in (each.__cause__, each.__context__) if cause is not None and id(cause) not in seen]
+        causes = [
+            cause
+            for cause in (each.__cause__, each.__context__)
+            if cause is not None and id(cause) not in seen
+        ]
         seen.update(map(id, causes))
         left += causes
         if issubclass(type(each), BaseExceptionGroup):
@@ -31,10 +44,16 @@ def is_small(error: BaseException) -> bool:
 
 
 def whole(error: BaseException) -> str:
-    """The traceback with all causes, or that of the error alone where these are too many. May raise what the error's class raises."""
+    """
+    The traceback with all causes, or that of the error alone where these are too many. May raise
+    what the error's class raises.
+    """
     if is_small(error):
         return "".join(traceback.format_exception(error, limit=-MOST_FRAMES))
-    return f"{innermost(error, MOST_FRAMES)}{head(error)}\n(more than {MOST_ERRORS} causes or members: their tracebacks are left out)"
+    return (
+        f"{innermost(error, MOST_FRAMES)}{head(error)}\n(more than {MOST_ERRORS} causes or members:"
+        " their tracebacks are left out)"
+    )
 
 
 def head(error: BaseException) -> str:

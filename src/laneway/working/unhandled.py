@@ -1,4 +1,7 @@
-"""What a worker says of messages that it has no handler for: once a minute for each kind, however many there are."""
+"""
+What a worker says of messages that it has no handler for: once a minute for each kind, however many
+there are.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,10 @@ class UnhandledWarnings:
             self._warned_at[kind] = now
             more = self._not_told.pop(kind, 0)
             log.warning(
-                "no handler here for %s: message %s in %s goes back and waits%s; register a handler, or give this program a pool of its own",
-                kind, lease.id, lease.topic, f" ({more:,} more since the last warning)" if more else "",
-            )  # fmt: skip
+                "no handler here for %s: message %s in %s goes back and waits%s; register a"
+                " handler, or give this program a pool of its own",
+                kind,
+                lease.id,
+                lease.topic,
+                f" ({more:,} more since the last warning)" if more else "",
+            )

@@ -33,12 +33,24 @@ class Work:
     """
     A delivery on its way: buffered, begun, over.
 
-    `expires` is the lease's end by this process's monotonic clock; `length_us` how long leases of its topic are.
-    `over` is set once its end is decided: what a handler does later changes nothing.
+    `expires` is the lease's end by this process's monotonic clock; `length_us` how long leases of
+    its topic are. `over` is set once its end is decided: what a handler does later changes nothing.
     A batch is a whole of several `parts`, with the `messages` that its handler gets.
     """
 
-    __slots__ = ("began", "expires", "handler", "lease", "length_us", "messages", "over", "parts", "runner", "timers", "whole")
+    __slots__ = (
+        "began",
+        "expires",
+        "handler",
+        "lease",
+        "length_us",
+        "messages",
+        "over",
+        "parts",
+        "runner",
+        "timers",
+        "whole",
+    )
 
     def __init__(self, lease: Lease, handler: Handler, expires: float, length_us: int) -> None:
         self.lease = lease
@@ -72,19 +84,34 @@ class Work:
     @property
     def delivery(self) -> Any:
         """What log lines of the handler are about, see `handler.fields`."""
-        return self.lease if self.parts is None else {"topic": self.lease.topic, "messages": len(self.parts)}
+        return (
+            self.lease
+            if self.parts is None
+            else {"topic": self.lease.topic, "messages": len(self.parts)}
+        )
 
     @property
     def limits(self) -> tuple[float | None, float | None]:
-        """How long it may run, and after how long it is warned: what its call says, or its handler."""
+        """
+        How long it may run, and after how long it is warned: what its call says, or its handler.
+        """
         handler, headers = self.handler, self.lease.headers
         if headers is None or self.parts is not None:
             return handler.time_limit, handler.soft_time_limit
-        limit, soft = control.seconds(headers.get(TIME_LIMIT_HEADER)), control.seconds(headers.get(SOFT_TIME_LIMIT_HEADER))
-        return handler.time_limit if limit is None else limit, handler.soft_time_limit if soft is None else soft
+        limit, soft = (
+            control.seconds(headers.get(TIME_LIMIT_HEADER)),
+            control.seconds(headers.get(SOFT_TIME_LIMIT_HEADER)),
+        )
+        return (
+            handler.time_limit if limit is None else limit,
+            handler.soft_time_limit if soft is None else soft,
+        )
 
     def is_gone(self) -> bool:
-        """Whether it is not to be begun any more: its end is decided, or its lease ran out and somebody else has it."""
+        """
+        Whether it is not to be begun any more: its end is decided, or its lease ran out and
+        somebody else has it.
+        """
         if self.expires <= time.monotonic():
             self.over = True
         return self.over
@@ -96,7 +123,10 @@ class Work:
         return (self.messages,), {}
 
     def subject(self) -> Message | list[Any]:
-        """What middlewares get: the message, or the list of a batch. Raises Reject where the body cannot be read."""
+        """
+        What middlewares get: the message, or the list of a batch. Raises Reject where the body
+        cannot be read.
+        """
         if self.messages is not None:
             return self.messages
         try:
@@ -104,17 +134,28 @@ class Work:
         except ValueError as error:
             raise Reject(str(error)) from error
 
-    def outcomes(self, returned: Any, error: BaseException | None) -> list[tuple[Work, BaseException | None]]:
-        """What became of each delivery: an error holds for all; a batch may return one outcome for each."""
+    def outcomes(
+        self, returned: Any, error: BaseException | None
+    ) -> list[tuple[Work, BaseException | None]]:
+        """
+        What became of each delivery: an error holds for all; a batch may return one outcome for
+        each.
+        """
         if self.parts is None:
             return [(self, error)]
         if error is not None or returned is None:
             return [(part, error) for part in self.parts]
-        each = list.copy(returned) if issubclass(type(returned), list) else None  # not its own iterator, which may raise
-        if each is None or len(each) != len(self.parts) or not all(_is_outcome(one) for one in each):
+        each = (
+            list.copy(returned) if issubclass(type(returned), list) else None
+        )  # not its own iterator, which may raise
+        if (
+            each is None
+            or len(each) != len(self.parts)
+            or not all(_is_outcome(one) for one in each)
+        ):
             wrong = TypeError(
-                f"a batch handler returns None, or a list with None or an exception for each of its {len(self.parts)} messages, "
-                f"got {texts.shown(returned, 200)}"
+                "a batch handler returns None, or a list with None or an exception for each of its"
+                f" {len(self.parts)} messages, got {texts.shown(returned, 200)}"
             )
             return [(part, wrong) for part in self.parts]
         return list(zip(self.parts, each, strict=True))

@@ -1,8 +1,9 @@
 """
 One worker process: the event loop's side.
 
-The way of a message: the courier's thread leases it, `arrived` puts it into the buffer, `_dispatch` begins it in an executor as
-soon as a slot is free, `_finished` judges how it ended, and the courier settles it with all others that ended meanwhile.
+The way of a message: the courier's thread leases it, `arrived` puts it into the buffer, `_dispatch`
+begins it in an executor as soon as a slot is free, `_finished` judges how it ended, and the courier
+settles it with all others that ended meanwhile.
 """
 
 from __future__ import annotations
@@ -52,13 +53,19 @@ log = logging.getLogger("laneway.worker")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 PUT_OFF_US = 1_000_000
-"""How long a message stays away whose handler is at its own limit in this worker with enough more waiting."""
+"""
+How long a message stays away whose handler is at its own limit in this worker with enough more
+waiting.
+"""
 
 TRIAL_SECONDS = 1.0
 """How long a suspect runs alone before others are begun beside it."""
 
 ALONE_SECONDS = 30.0
-"""How long one runs alone that has failed or lost its worker before: so long, too, it waits for others to end."""
+"""
+How long one runs alone that has failed or lost its worker before: so long, too, it waits for others
+to end.
+"""
 
 CANCEL_SECONDS = 2.0
 """How long cancelled tasks may take to end when the worker does."""
@@ -70,7 +77,10 @@ STOP_SECONDS = 10.0
 def check_handlers(handlers: Handlers) -> None:
     """Raises UsageError where there are none."""
     if not len(handlers):
-        raise UsageError("run_worker: the application has no handlers; register one with @app.handler or @app.task")
+        raise UsageError(
+            "run_worker: the application has no handlers; register one with @app.handler or"
+            " @app.task"
+        )
 
 
 class Worker:
@@ -84,7 +94,10 @@ class Worker:
         self._buffer = Buffer(options.concurrency, keeps_all=options.burst)
         self._running: set[Work] = set()
         self._suspects: list[tuple[int, int, Work]] = []
-        """A heap of suspects, the fewest attempts first: who has never been tried waits for no one who may kill this process."""
+        """
+        A heap of suspects, the fewest attempts first: who has never been tried waits for no one who
+        may kill this process.
+        """
         self._is_counted = options.max_messages is not None
         self._begun = 0
         self._on_trial: Work | None = None
@@ -105,13 +118,18 @@ class Worker:
         self.stop_seconds = options.grace + 3 * STOP_SECONDS
         """Longest time from the stop to the end."""
         self._middlewares = handlers.middlewares
-        self._hooks = HookThread(self._middlewares, self._caught_up) if self._middlewares.has_hooks else None
+        self._hooks = (
+            HookThread(self._middlewares, self._caught_up) if self._middlewares.has_hooks else None
+        )
         self._lines: EndingLines
 
     # Life
 
     def run(self, signals: Sequence[int] = STOP_SIGNALS) -> Summary:
-        """Work until told to stop, or with `burst` until nothing is left. Raises what makes working impossible."""
+        """
+        Work until told to stop, or with `burst` until nothing is left. Raises what makes working
+        impossible.
+        """
         loop = asyncio.new_event_loop()
         self._owns_loop = True
         try:
@@ -120,9 +138,12 @@ class Worker:
             loop.run_until_complete(end_tasks())
             loop.close()
 
-    async def arun(self, signals: Sequence[int] = (), ready: Callable[[], None] | None = None) -> Summary:
+    async def arun(
+        self, signals: Sequence[int] = (), ready: Callable[[], None] | None = None
+    ) -> Summary:
         """
-        As `run`, on the running event loop; `signals` stop it, where this is the main thread. `ready` is called when it has started.
+        As `run`, on the running event loop; `signals` stop it, where this is the main thread.
+        `ready` is called when it has started.
 
         Cancelled, it stops in order; cancelled again, at once.
         """
@@ -132,9 +153,13 @@ class Worker:
         health = self._open_health()  # first: the port may be taken
         self._aio = AsyncExecutor(self._finished, self._middlewares)
         self._children = ProcessCaller(self._child_began, template_for(self._handlers))
-        self._threads = ThreadExecutor(self._options.concurrency, self._call, self._notify, self._pause)
+        self._threads = ThreadExecutor(
+            self._options.concurrency, self._call, self._notify, self._pause
+        )
         self._engine_thread = EngineThread(self._told_engine(), self._options, self, self._pause)
-        self._lines = EndingLines(self._engine, self._loop, with_tracebacks=_shows_tracebacks(self._options))
+        self._lines = EndingLines(
+            self._engine, self._loop, with_tracebacks=_shows_tracebacks(self._options)
+        )
         is_cancelled = False
         began = time.monotonic()
         try:
@@ -144,7 +169,12 @@ class Worker:
                 aborts.start()
                 self._is_started = True
                 signals_.worker_ready.send(self)
-                log.info("worker %d is ready: pool %s, %d at once", os.getpid(), self._options.pool, self._options.concurrency)
+                log.info(
+                    "worker %d is ready: pool %s, %d at once",
+                    os.getpid(),
+                    self._options.pool,
+                    self._options.concurrency,
+                )
                 if ready is not None:
                     ready()
                 try:
@@ -159,7 +189,12 @@ class Worker:
                 await self._loop.run_in_executor(None, health.close)
             self.ended.set()
         self._lines.close()
-        log.info("worker %d stopped after %.1f s: %s", os.getpid(), time.monotonic() - began, self._engine_thread.summary.in_words())
+        log.info(
+            "worker %d stopped after %.1f s: %s",
+            os.getpid(),
+            time.monotonic() - began,
+            self._engine_thread.summary.in_words(),
+        )
         if self._failure is not None:
             raise self._failure
         if is_cancelled:
@@ -170,18 +205,26 @@ class Worker:
         options = self._options
         if options.health_port is None:
             return None
-        from laneway.working.health import Health  # noqa: PLC0415  # it imports a server that most workers do not need
+        from laneway.working.health import (  # noqa: PLC0415
+            Health,
+        )  # it imports a server that most workers do not need
 
         made = Health(
-            options.health_address, options.health_port, call_soon=self._loop.call_soon_threadsafe,
-            is_alive=lambda: not self._is_started or self._engine_thread.is_alive(), is_serving=lambda: self._is_started and not self._stops,
+            options.health_address,
+            options.health_port,
+            call_soon=self._loop.call_soon_threadsafe,
+            is_alive=lambda: not self._is_started or self._engine_thread.is_alive(),
+            is_serving=lambda: self._is_started and not self._stops,
             ask_store=self._engine.overview,
-        )  # fmt: skip
+        )
         made.start()
         return made
 
     async def _to_the_end(self, stopping: Coroutine[Any, Any, None]) -> bool:
-        """Await it also where the caller is cancelled meanwhile, which stops the worker at once. Returns whether that was so."""
+        """
+        Await it also where the caller is cancelled meanwhile, which stops the worker at once.
+        Returns whether that was so.
+        """
         task = self._loop.create_task(stopping)
         is_cancelled = False
         while not task.done():
@@ -204,7 +247,9 @@ class Worker:
         return cast("FullEngine", EngineWithHooks(self._engine, self._hooks))
 
     def stop(self) -> None:
-        """Stop in order: finish what runs within the grace; called again, at once. From any thread."""
+        """
+        Stop in order: finish what runs within the grace; called again, at once. From any thread.
+        """
         loop = getattr(self, "_loop", None)
         if loop is None:
             self._stops += 1  # before it has begun
@@ -245,11 +290,23 @@ class Worker:
         if self._stops == 1 and self._running:
             running = len(self._running)
             handlers = "1 handler" if running == 1 else f"{running:,} handlers"
-            log.info("stopping: %s may go on for %g s; stop again to end them now", handlers, self._options.grace)
+            log.info(
+                "stopping: %s may go on for %g s; stop again to end them now",
+                handlers,
+                self._options.grace,
+            )
             await self._until(lambda: not self._running or self._stops > 1, self._options.grace)
         stopped = WorkerStopped("the worker is stopped")
         for unit in list(self._running):
-            self._give_up(unit, stopped, [give_back(part, begun=True) for part in unit.parts or [unit] if part is unit or not part.over])
+            self._give_up(
+                unit,
+                stopped,
+                [
+                    give_back(part, begun=True)
+                    for part in unit.parts or [unit]
+                    if part is unit or not part.over
+                ],
+            )
         await self._loop.run_in_executor(None, self._engine_thread.end, STOP_SECONDS)
         if self._engine_thread.settlements:  # of leases that were on their way when it ended
             await self._loop.run_in_executor(None, self._engine_thread.settle_rest)
@@ -266,10 +323,17 @@ class Worker:
                 self._settle(give_back(work, begun=False))
 
     def _give_up_unstarted(self) -> None:
-        """Suspects that wait for their start to be recorded: the engine thread, which would do that, has ended."""
+        """
+        Suspects that wait for their start to be recorded: the engine thread, which would do that,
+        has ended.
+        """
         for unit in list(self._engine_thread.starts):
             if not unit.over:
-                settlements = [give_back(part, begun=False) for part in unit.parts or [unit] if part is unit or not part.over]
+                settlements = [
+                    give_back(part, begun=False)
+                    for part in unit.parts or [unit]
+                    if part is unit or not part.over
+                ]
                 self._give_up(unit, WorkerStopped("the worker is stopped"), settlements)
 
     # What the courier brings; called from its thread
@@ -281,7 +345,12 @@ class Worker:
         try:
             return self._handlers.find(lease)
         except BaseException as error:  # noqa: BLE001  # it may import code; this message has no handler here, others have
-            log.warning("message %s in %s: its handler cannot be found: %s", lease.id, lease.topic, texts.of(error, texts.MAX_REASON))
+            log.warning(
+                "message %s in %s: its handler cannot be found: %s",
+                lease.id,
+                lease.topic,
+                texts.of(error, texts.MAX_REASON),
+            )
             return None
 
     def coverage(self) -> list[str] | None:
@@ -367,7 +436,11 @@ class Worker:
         while True:
             if len(running) < most - buffer.kept and (shelf := buffer.next_shelf()) is not None:
                 work = shelf.pop()
-            elif buffer.kept and len(running) < most and (shelf := buffer.newcomers_shelf()) is not None:
+            elif (
+                buffer.kept
+                and len(running) < most
+                and (shelf := buffer.newcomers_shelf()) is not None
+            ):
                 work = shelf.pop_newcomer()
             else:
                 break
@@ -406,10 +479,16 @@ class Worker:
 
     def _try_suspect(self) -> None:
         """
-        Begin the next message whose lease ran out before: its start is recorded first, so that killing this process is an
-        attempt of its own. One at a time, and the next when it has ended or run for a while, so that no other is charged.
+        Begin the next message whose lease ran out before: its start is recorded first, so that
+        killing this process is an attempt of its own. One at a time, and the next when it has ended
+        or run for a while, so that no other is charged.
         """
-        while self._suspects and self._on_trial is None and len(self._running) < self._options.concurrency and self._left():
+        while (
+            self._suspects
+            and self._on_trial is None
+            and len(self._running) < self._options.concurrency
+            and self._left()
+        ):
             attempt, _, work = self._suspects[0]
             if work.is_gone():
                 heapq.heappop(self._suspects)
@@ -428,8 +507,9 @@ class Worker:
 
     def _is_alone(self) -> bool:
         """
-        Whether one may begin that killed its worker perhaps more than once: nothing else runs, or has not ended for long. What was leased and has not
-        begun goes back: it should not wait for the lease's end if this process dies.
+        Whether one may begin that killed its worker perhaps more than once: nothing else runs, or
+        has not ended for long. What was leased and has not begun goes back: it should not wait for
+        the lease's end if this process dies.
         """
         self._engine_thread.pauses = True
         now = self._loop.time()
@@ -453,7 +533,9 @@ class Worker:
                 self._execute(unit)
 
     def _time_trial(self, unit: Work) -> None:
-        self._loop.call_later(TRIAL_SECONDS if unit.lease.attempt == 1 else ALONE_SECONDS, self._end_trial, unit)
+        self._loop.call_later(
+            TRIAL_SECONDS if unit.lease.attempt == 1 else ALONE_SECONDS, self._end_trial, unit
+        )
 
     def _refuse_suspects(self, refused: list[tuple[Work, Exception]]) -> None:
         for unit, error in refused:
@@ -463,7 +545,9 @@ class Worker:
         self._dispatch()
 
     def _end_trial(self, unit: Work) -> None:
-        """It has ended, or runs for so long that others may begin: those first that are no suspects."""
+        """
+        It has ended, or runs for so long that others may begin: those first that are no suspects.
+        """
         if self._on_trial is unit:
             self._on_trial = None
             self._engine_thread.resume()
@@ -484,7 +568,9 @@ class Worker:
             self._execute(unit)
 
     def _together(self, works: list[Work]) -> Work | None:
-        """One call for several deliveries; those whose body cannot be read are refused by themselves."""
+        """
+        One call for several deliveries; those whose body cannot be read are refused by themselves.
+        """
         parts: list[Work] = []
         messages: list[Any] = []
         for work in works:
@@ -501,7 +587,9 @@ class Worker:
     def _execute(self, unit: Work) -> None:
         handler = unit.handler
         self._begun += 1
-        if (handler.has_time_limit or unit.lease.headers is not None) and handler.kind != "process":  # a child has to start first
+        if (
+            handler.has_time_limit or unit.lease.headers is not None
+        ) and handler.kind != "process":  # a child has to start first
             limits = unit.limits
             if limits != (None, None):
                 self._set_timers(unit, *limits)
@@ -543,7 +631,9 @@ class Worker:
         """A thread has a result; called from it."""
         if not self._collect_is_due:
             self._collect_is_due = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: a handler that was given up has ended after all
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop is closed: a handler that was given up has ended after all
                 self._loop.call_soon_threadsafe(self._collect)
 
     def _collect(self) -> None:
@@ -555,13 +645,29 @@ class Worker:
     def _finished(self, unit: Work, returned: Any, error: BaseException | None) -> None:
         if unit.over:
             return
-        if type(error) is CannotStart and unit.handler.kind == "process":  # not isinstance: it asks the error's own `__class__`
-            self._give_up(unit, error, [give_back(part, begun=False) for part in unit.parts or [unit] if part is unit or not part.over])
+        if (
+            type(error) is CannotStart and unit.handler.kind == "process"
+        ):  # not isinstance: it asks the error's own `__class__`
+            self._give_up(
+                unit,
+                error,
+                [
+                    give_back(part, begun=False)
+                    for part in unit.parts or [unit]
+                    if part is unit or not part.over
+                ],
+            )
             self.failed(error)
             return
         self._end(unit)
         cost_us = int((time.perf_counter() - unit.began) * 1_000_000)
-        if error is None and returned is None and unit.parts is None and unit.handler.adds_nothing and self._hooks is None:
+        if (
+            error is None
+            and returned is None
+            and unit.parts is None
+            and unit.handler.adds_nothing
+            and self._hooks is None
+        ):
             self._ack(unit, cost_us)  # most of them: the short way
         elif unit.parts is None:
             if returned is not None and error is None:
@@ -619,18 +725,33 @@ class Worker:
         self._let_go_of(works, is_cancelled=True)
 
     def _let_go_of(self, works: list[Work], *, is_cancelled: bool = False) -> None:
-        """Leases were lost: somebody else may have the messages now, or nobody is to have them any more."""
+        """
+        Leases were lost: somebody else may have the messages now, or nobody is to have them any
+        more.
+        """
         for work in works:
             if work.over:
                 continue
             unit = work.whole or work
             error: Exception
             if is_cancelled:
-                log.info("message %s in %s: cancelled; its handler is stopped", work.lease.id, work.lease.topic)
+                log.info(
+                    "message %s in %s: cancelled; its handler is stopped",
+                    work.lease.id,
+                    work.lease.topic,
+                )
                 error = JobCancelled(f"job {work.lease.id}: cancelled while it ran")
             else:
-                log.warning("message %s in %s: the lease was lost; its handler is stopped", work.lease.id, work.lease.topic)
-                error = LeaseLost(f"message {work.lease.id}: the lease (fence {work.lease.fence}) has ended", work.lease.id, work.lease.fence)
+                log.warning(
+                    "message %s in %s: the lease was lost; its handler is stopped",
+                    work.lease.id,
+                    work.lease.topic,
+                )
+                error = LeaseLost(
+                    f"message {work.lease.id}: the lease (fence {work.lease.fence}) has ended",
+                    work.lease.id,
+                    work.lease.fence,
+                )
             work.over = True
             if unit in self._running and all(part.over for part in unit.parts or ()):
                 self._give_up(unit, error, [])
@@ -658,7 +779,9 @@ class Worker:
             lines.succeeded(work.lease, cost_us)
         self._settle(Settlement(work.lease.handle, work.lease.fence, "ack", cost_us=cost_us))
 
-    def _conclude(self, work: Work, error: BaseException | None, cost_us: int, returned: Any = None) -> None:
+    def _conclude(
+        self, work: Work, error: BaseException | None, cost_us: int, returned: Any = None
+    ) -> None:
         settlement, error = self._ended(work, error, cost_us, returned)
         if error is not None or self._hooks is not None:
             self._tell(work, error, cost_us)
@@ -668,7 +791,9 @@ class Worker:
                 self._lines.succeeded(work.lease, cost_us)
         self._settle(settlement)
 
-    def _ended(self, work: Work, error: BaseException | None, cost_us: int, returned: Any) -> tuple[Settlement, BaseException | None]:
+    def _ended(
+        self, work: Work, error: BaseException | None, cost_us: int, returned: Any
+    ) -> tuple[Settlement, BaseException | None]:
         """
         How its lease ends, and the error, also where what it returned is one.
 
@@ -682,7 +807,9 @@ class Worker:
             error = Reject(settlement.reason or "") if error is None else error
         return codec.checked(settlement), error
 
-    def _judged(self, work: Work, error: BaseException | None, cost_us: int, returned: Any) -> tuple[Settlement, BaseException | None]:
+    def _judged(
+        self, work: Work, error: BaseException | None, cost_us: int, returned: Any
+    ) -> tuple[Settlement, BaseException | None]:
         """As `_ended`, with what its handler's kind adds to the settlement."""
         settlement = judge(work, error, cost_us)
         try:
@@ -733,11 +860,16 @@ def _complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[Summary]) -> S
         except RuntimeError:
             if task.done():
                 raise
-            log.warning("a handler stopped the event loop; the worker goes on (use worker.stop() to end it)")
+            log.warning(
+                "a handler stopped the event loop; the worker goes on (use worker.stop() to end it)"
+            )
 
 
 async def end_tasks() -> None:
-    """Cancel what handlers left behind. Unlike `asyncio.run`, does not wait for ever for what will not be cancelled."""
+    """
+    Cancel what handlers left behind. Unlike `asyncio.run`, does not wait for ever for what will not
+    be cancelled.
+    """
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

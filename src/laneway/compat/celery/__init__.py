@@ -9,7 +9,8 @@ Celery's face on fair queues: a simple Celery program runs after its import is c
     def add(x, y):
         return x + y
 
-Its worker: `laneway worker tasks:app`. What it has and what it has not, name by name, is in docs/from-celery.md; what it has not says so.
+Its worker: `laneway worker tasks:app`. What it has and what it has not, name by name, is in
+docs/from-celery.md; what it has not says so.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from laneway.tasks.carrying import get_task_logger
 
 subtask = signature
 
-# Their handles are AsyncResult and GroupResult here, which the types of these functions do not know.
+# Their handles are AsyncResult and GroupResult here, which the types of these functions do not
+# know.
 chain: Any = canvas.chain
 chord: Any = canvas.chord
 group: Any = canvas.group

@@ -36,8 +36,8 @@ class Celery:
     """
     An application in Celery's words; `laneway` is Laneway's own beneath it.
 
-    `broker`: a Redis or Valkey, a file (sqlite:///…) or memory://; nothing: LANEWAY_URL, else ./laneway.db. `backend` is the same store;
-    another one is an error.
+    `broker`: a Redis or Valkey, a file (sqlite:///…) or memory://; nothing: LANEWAY_URL, else
+    ./laneway.db. `backend` is the same store; another one is an error.
     """
 
     def __init__(
@@ -53,8 +53,18 @@ class Celery:
         namespace: str | None = None,
         **unknown: Any,
     ) -> None:
-        known = ("broker", "backend", "include", "config_source", "set_as_current", "task_cls", "namespace")
-        config.refuse_unknown("Celery", {name for name in unknown if name not in _CELERY_PASSED_OVER}, known)
+        known = (
+            "broker",
+            "backend",
+            "include",
+            "config_source",
+            "set_as_current",
+            "task_cls",
+            "namespace",
+        )
+        config.refuse_unknown(
+            "Celery", {name for name in unknown if name not in _CELERY_PASSED_OVER}, known
+        )
         self.main = main or "celery"
         self.conf = Conf(self._changed)
         self.tasks: dict[str, Task] = {}
@@ -67,8 +77,13 @@ class Celery:
         self._periodic: dict[str, tuple[Any, Any]] = {}
         self._finalized = False
         self.Task: type[Task] = _class_of(task_cls)
-        self.on_after_configure = Signal("on_after_configure", "The application's settings are known, and its worker starts: sender.")
-        self.on_after_finalize = Signal("on_after_finalize", "The application's tasks are known: sender.")
+        self.on_after_configure = Signal(
+            "on_after_configure",
+            "The application's settings are known, and its worker starts: sender.",
+        )
+        self.on_after_finalize = Signal(
+            "on_after_finalize", "The application's tasks are known: sender."
+        )
         self.control = Control(self)
         self.signature = current.signature
         self.GroupResult = GroupResult
@@ -89,16 +104,27 @@ class Celery:
     # Settings
 
     def config_from_object(self, source: Any, namespace: str | None = None, **_: object) -> None:
-        """Take settings from a module (or its name), an object or a dict; with `namespace` those whose names begin so ("CELERY_")."""
+        """
+        Take settings from a module (or its name), an object or a dict; with `namespace` those whose
+        names begin so ("CELERY_").
+        """
         found: Any = source
         if isinstance(source, str):
             module, _sep, attribute = source.partition(":")
             found = importlib.import_module(module)
             found = getattr(found, attribute) if attribute else found
-        pairs = found.items() if isinstance(found, Mapping) else ((name, getattr(found, name)) for name in dir(found))
+        pairs = (
+            found.items()
+            if isinstance(found, Mapping)
+            else ((name, getattr(found, name)) for name in dir(found))
+        )
         prefix = f"{namespace}_".lower() if namespace else ""
         for name, value in list(pairs):
-            if name.startswith("_") or isinstance(value, types.ModuleType) or not name.lower().startswith(prefix):
+            if (
+                name.startswith("_")
+                or isinstance(value, types.ModuleType)
+                or not name.lower().startswith(prefix)
+            ):
                 continue
             plain = name.lower().removeprefix(prefix)
             plain = self.conf.OLD.get(name.lower(), plain)
@@ -109,7 +135,9 @@ class Celery:
     def config_from_envvar(self, name: str) -> None:
         """Take settings from the module that an environment variable names."""
         if not os.environ.get(name):
-            raise UsageError(f"config_from_envvar: {name} is not set; it is to name a module with the settings")
+            raise UsageError(
+                f"config_from_envvar: {name} is not set; it is to name a module with the settings"
+            )
         self.config_from_object(os.environ[name])
 
     @property
@@ -141,11 +169,19 @@ class Celery:
         conf, laneway = self.conf, self._bare()
         url = url_of(conf.broker_url, "broker_url")
         backend = conf.result_backend
-        if backend not in (None, "", "rpc://", "disabled://") and url_of(backend, "result_backend") != url:
-            raise UsageError(f"result_backend: results are kept where the messages are ({redacted(conf.broker_url)}); leave it out, or name the same")
+        if (
+            backend not in (None, "", "rpc://", "disabled://")
+            and url_of(backend, "result_backend") != url
+        ):
+            raise UsageError(
+                "result_backend: results are kept where the messages are"
+                f" ({redacted(conf.broker_url)}); leave it out, or name the same"
+            )
         laneway.name_store(url)
         if conf.result_expires is not None:
-            laneway.result_ttl = laneway.failure_ttl = arguments.seconds("app.conf", "result_expires", conf.result_expires)
+            laneway.result_ttl = laneway.failure_ttl = arguments.seconds(
+                "app.conf", "result_expires", conf.result_expires
+            )
         laneway.eager = bool(conf.task_always_eager)
         laneway.policy(conf.task_default_queue, retries=FOREVER)
         for name, (base, function, own, bind) in list(self._made.items()):
@@ -154,14 +190,23 @@ class Celery:
     def _changed(self, setting: str) -> None:
         """Settings count when the first call or worker needs them; those of tasks also later."""
         with self._settling:
-            if setting in ("broker_url", "result_backend") and self._laneway is not None and self._laneway.is_open:
-                raise UsageError(f"app.conf: {setting}: the application is in use already; set it before its first call or worker")
+            if (
+                setting in ("broker_url", "result_backend")
+                and self._laneway is not None
+                and self._laneway.is_open
+            ):
+                raise UsageError(
+                    f"app.conf: {setting}: the application is in use already; set it before its"
+                    " first call or worker"
+                )
             self._is_settled = False
 
     def set_default(self) -> None:
         """Be the application of tasks that name none."""
         if current.applications[-1:] != [self]:
-            current.applications[:] = [each for each in current.applications if each is not self] + [self]
+            current.applications[:] = [
+                each for each in current.applications if each is not self
+            ] + [self]
 
     set_current = set_default
 
@@ -198,14 +243,25 @@ class Celery:
             return self.tasks[name]
         own = {attribute: said.pop(attribute, getattr(base, attribute)) for attribute in ATTRIBUTES}
         bind = bool(said.pop("bind", base.bind))
-        config.refuse_unknown(f"task {name}", {each for each in said if each not in PASSED_OVER}, (*ATTRIBUTES, "bind", "base", "name"))
+        config.refuse_unknown(
+            f"task {name}",
+            {each for each in said if each not in PASSED_OVER},
+            (*ATTRIBUTES, "bind", "base", "name"),
+        )
         return self._register(base, function, name, own, bind=bind)
 
-    def _register(self, base: Any, function: Callable[..., Any], name: str, own: dict[str, Any], *, bind: bool) -> Task:
+    def _register(
+        self, base: Any, function: Callable[..., Any], name: str, own: dict[str, Any], *, bind: bool
+    ) -> Task:
         if own["serializer"] not in (None, "json", "pickle", "msgpack"):
-            raise UsageError(f'task "{name}": the serializer {own["serializer"]!r} is not supported; there are json, msgpack and pickle')
+            raise UsageError(
+                f'task "{name}": the serializer {own["serializer"]!r} is not supported; there are'
+                " json, msgpack and pickle"
+            )
         with self._settling:
-            if isinstance(getattr(function, "__self__", None), Task):  # a class of one's own, registered
+            if isinstance(
+                getattr(function, "__self__", None), Task
+            ):  # a class of one's own, registered
                 task: Task = function.__self__  # type: ignore[attr-defined]
                 type(task).celery = self
                 function = _plain(function)
@@ -222,7 +278,15 @@ class Celery:
             return task
 
     def _configure(
-        self, task: Task, base: Any, function: Callable[..., Any], name: str, own: dict[str, Any], *, bind: bool, is_new: bool = False
+        self,
+        task: Task,
+        base: Any,
+        function: Callable[..., Any],
+        name: str,
+        own: dict[str, Any],
+        *,
+        bind: bool,
+        is_new: bool = False,
     ) -> None:
         """Make a task of what its program says, and the settings of now."""
         conf, laneway = self.conf, self._bare()
@@ -236,9 +300,20 @@ class Celery:
             "time_limit": own["time_limit"] or conf.task_time_limit,
             "soft_time_limit": own["soft_time_limit"] or conf.task_soft_time_limit,
         }
-        if limits["time_limit"] and limits["soft_time_limit"] and limits["soft_time_limit"] >= limits["time_limit"]:
+        if (
+            limits["time_limit"]
+            and limits["soft_time_limit"]
+            and limits["soft_time_limit"] >= limits["time_limit"]
+        ):
             limits["soft_time_limit"] = None  # the hard one comes first
-        made_of = TaskOptions(topic=topic, name=name, bind=bind, serializer=serializer, ignore_result=bool(ignores), **limits)
+        made_of = TaskOptions(
+            topic=topic,
+            name=name,
+            bind=bind,
+            serializer=serializer,
+            ignore_result=bool(ignores),
+            **limits,
+        )
         if self._is_settled:
             laneway.policy(topic, retries=FOREVER, **({"rate": _rate(rate)} if rate else {}))  # type: ignore[arg-type]
         if type(task).__mro__[1] is base and "celery" in vars(type(task)) and is_new:
@@ -270,7 +345,11 @@ class Celery:
         for each in routes if isinstance(routes, (list, tuple)) else [routes]:
             if callable(each):
                 found = each(name, (), {}, {})
-                return (found or {}).get("queue") if isinstance(found, Mapping) or found is None else found
+                return (
+                    (found or {}).get("queue")
+                    if isinstance(found, Mapping) or found is None
+                    else found
+                )
             if isinstance(each, Mapping):
                 for pattern, route in each.items():
                     if pattern == name or (pattern.endswith("*") and name.startswith(pattern[:-1])):
@@ -285,7 +364,13 @@ class Celery:
         own = {attribute: getattr(made, attribute) for attribute in ATTRIBUTES}
         return self._register(kind, made.run, name, own, bind=False)
 
-    def send_task(self, name: str, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **options: Any) -> AsyncResult:
+    def send_task(
+        self,
+        name: str,
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> AsyncResult:
         """Publish a call of a task that another program has, by its name."""
         if name in self.tasks:
             return cast("AsyncResult", self.tasks[name].apply_async(args, kwargs, **options))
@@ -294,8 +379,13 @@ class Celery:
         known.__init__(self.laneway, _unknown, TaskOptions(name=name, topic=topic))
         return cast("AsyncResult", known.apply_async(args, kwargs, **options))
 
-    def autodiscover_tasks(self, packages: Any = None, related_name: str = "tasks", force: bool = False) -> None:
-        """Import the module `tasks` of packages, when the worker starts; without any, of Django's installed applications."""
+    def autodiscover_tasks(
+        self, packages: Any = None, related_name: str = "tasks", force: bool = False
+    ) -> None:
+        """
+        Import the module `tasks` of packages, when the worker starts; without any, of Django's
+        installed applications.
+        """
         del force
 
         def find(_: Celery) -> None:
@@ -306,31 +396,50 @@ class Celery:
                 found = [each.name for each in apps.get_app_configs()]
             for package in found:
                 with contextlib.suppress(ModuleNotFoundError):
-                    importlib.import_module(f"{package}.{related_name}" if related_name else package)
+                    importlib.import_module(
+                        f"{package}.{related_name}" if related_name else package
+                    )
 
         self._pending.append(find)
 
-    def AsyncResult(self, task_id: str | None = None, id: str | None = None, **_: object) -> AsyncResult:  # noqa: A002, N802  # Celery's names
+    def AsyncResult(  # noqa: N802
+        self,
+        task_id: str | None = None,
+        id: str | None = None,  # noqa: A002  # Celery's names
+        **_: object,
+    ) -> AsyncResult:
         """The handle of a call, by its id."""
         return AsyncResult(task_id if task_id is not None else id, self)
 
     # Periodic tasks
 
     def add_periodic_task(
-        self, when: Any, sig: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, name: str | None = None, **_: Any
+        self,
+        when: Any,
+        sig: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        **_: Any,
     ) -> str:
         """Run a task again and again."""
         if isinstance(sig, _Task):
             sig = Signature(sig, tuple(args), dict(kwargs or {}), {})
         if not isinstance(sig, Signature):
-            raise UsageError(f"add_periodic_task: expected a call like add.s(1, 2), got {sig!r:.80}")
+            raise UsageError(
+                f"add_periodic_task: expected a call like add.s(1, 2), got {sig!r:.80}"
+            )
         key = name or repr(sig)
         self._plan(key, when, sig)
         return key
 
     def _plan(self, name: str, when: Any, sig: Signature[Any]) -> None:
         laneway = self.laneway  # the settings count now
-        message = sig.task.message(sig.args, sig.kwargs, {name: value for name, value in sig.options.items() if name not in ("delay", "at")})
+        message = sig.task.message(
+            sig.args,
+            sig.kwargs,
+            {name: value for name, value in sig.options.items() if name not in ("delay", "at")},
+        )
         laneway.schedule(name, message, **options_of(when, self.timezone))
 
     def for_worker(self) -> Laneway:
@@ -338,7 +447,9 @@ class Celery:
         return self.finalize().laneway
 
     def finalize(self) -> Celery:
-        """Import what is named, and plan what runs by the clock; what a worker does when it starts."""
+        """
+        Import what is named, and plan what runs by the clock; what a worker does when it starts.
+        """
         if self._finalized:
             return self
         self._finalized = True
@@ -352,8 +463,15 @@ class Celery:
         for name, entry in dict(self.conf.beat_schedule).items():
             task = self.tasks.get(entry["task"])
             if task is None:
-                raise UsageError(f'beat_schedule: {name}: there is no task "{entry["task"]}"; there are: {", ".join(sorted(self.tasks)) or "none"}')
-            options = {CELERY_NAMES.get(each, each): value for each, value in (entry.get("options") or {}).items() if each not in NO_MEANING}
+                raise UsageError(
+                    f'beat_schedule: {name}: there is no task "{entry["task"]}"; there are:'
+                    f" {', '.join(sorted(self.tasks)) or 'none'}"
+                )
+            options = {
+                CELERY_NAMES.get(each, each): value
+                for each, value in (entry.get("options") or {}).items()
+                if each not in NO_MEANING
+            }
             made = Signature(task, tuple(entry.get("args", ())), dict(entry.get("kwargs", {})), {})
             self._plan(name, entry["schedule"], made.set(**options))
         return self
@@ -364,13 +482,25 @@ class Celery:
         """The topics of queues, in their order: a task with a rate of its own has its own."""
         found: list[str] = []
         for queue in queues:
-            found += [queue, *sorted(task.template.text for task in self.tasks.values() if task.queue == queue and task.template.text != queue)]
+            found += [
+                queue,
+                *sorted(
+                    task.template.text
+                    for task in self.tasks.values()
+                    if task.queue == queue and task.template.text != queue
+                ),
+            ]
         return found
 
     def worker_main(self, argv: Sequence[str] | None = None) -> None:
         """Run a worker as `celery worker` does; of its options -c, -Q, -l, --burst and -B count."""
         words = [word for word in (sys.argv[1:] if argv is None else argv) if word != "worker"]
-        concurrency, queues, level, burst = self.conf.worker_concurrency or 100, None, "warning", False
+        concurrency, queues, level, burst = (
+            self.conf.worker_concurrency or 100,
+            None,
+            "warning",
+            False,
+        )
         stream = iter(words)
         for word in stream:
             option, _, value = word.partition("=")
@@ -384,8 +514,19 @@ class Celery:
                 burst = True
             elif option in ("-P", "--pool", "-n", "--hostname", "-A", "--app"):
                 _ = value or next(stream)
-            elif option not in ("-E", "-B", "--beat", "--events", "--without-gossip", "--without-mingle", "--without-heartbeat"):
-                raise UsageError(f"worker: the option {option} is not supported; there are -c, -Q, -l and --burst")
+            elif option not in (
+                "-E",
+                "-B",
+                "--beat",
+                "--events",
+                "--without-gossip",
+                "--without-mingle",
+                "--without-heartbeat",
+            ):
+                raise UsageError(
+                    f"worker: the option {option} is not supported; there are -c, -Q, -l and"
+                    " --burst"
+                )
         logging.basicConfig(level=level.upper())
         self.run_worker(concurrency=concurrency, queues=queues, burst=burst)
 
@@ -394,7 +535,9 @@ class Celery:
     def run_worker(self, *, queues: Sequence[str] | None = None, **options: Any) -> Any:
         """Run a worker of Laneway's, for queues by their names."""
         self.finalize()
-        return self.laneway.run_worker(topics=None if queues is None else self.topics_of(queues), **options)
+        return self.laneway.run_worker(
+            topics=None if queues is None else self.topics_of(queues), **options
+        )
 
     def close(self) -> None:
         """Let go of the store."""
@@ -444,18 +587,28 @@ class Control:
 
     def purge(self) -> int:
         """Remove what waits in the queues of the application's tasks."""
-        topics = {task.template.text for task in self._app.tasks.values()} | {self._app.conf.task_default_queue}
+        topics = {task.template.text for task in self._app.tasks.values()} | {
+            self._app.conf.task_default_queue
+        }
         return sum(self._app.laneway.topic(topic).purge() for topic in topics)
 
     def rate_limit(self, task_name: str, rate_limit: str | float, **_: object) -> None:
         """Change the rate of a task that has one of its own."""
         task = self._app.tasks.get(task_name)
         if task is None or task.template.text == task.queue:
-            raise UsageError(f"rate_limit: {task_name} has no rate of its own; give it one where it is defined, then it can be changed")
-        self._app.laneway.engine.policy_set("operator", task.template.text, {"rate": _rate(rate_limit)})
+            raise UsageError(
+                f"rate_limit: {task_name} has no rate of its own; give it one where it is defined,"
+                " then it can be changed"
+            )
+        self._app.laneway.engine.policy_set(
+            "operator", task.template.text, {"rate": _rate(rate_limit)}
+        )
 
     def __getattr__(self, name: str) -> Any:
-        raise UsageError(f"app.control.{name} is not supported; `laneway top`, `laneway topics` and `laneway explain` show what workers do")
+        raise UsageError(
+            f"app.control.{name} is not supported; `laneway top`, `laneway topics` and `laneway"
+            " explain` show what workers do"
+        )
 
 
 def _class_of(said: type[Task] | str | None) -> type[Task]:

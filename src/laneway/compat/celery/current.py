@@ -1,4 +1,7 @@
-"""What is current: the application that was made last, the task that runs; and tasks of whichever application there is."""
+"""
+What is current: the application that was made last, the task that runs; and tasks of whichever
+application there is.
+"""
 
 from __future__ import annotations
 
@@ -79,13 +82,23 @@ def shared_task(*args: Any, **options: Any) -> Any:
     return lambda function: _Shared(function, options)
 
 
-def signature(task: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, immutable: bool = False, **options: Any) -> Any:
+def signature(
+    task: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    immutable: bool = False,
+    **options: Any,
+) -> Any:
     """A call that is not made yet, of a task or of its name."""
     if isinstance(task, Part):
         return task
     found = application().tasks.get(task) if isinstance(task, str) else task
     if found is None:
-        raise UsageError(f'signature: there is no task "{task}"; there are: {", ".join(sorted(application().tasks)) or "none"}')
+        raise UsageError(
+            f'signature: there is no task "{task}"; there are:'
+            f" {', '.join(sorted(application().tasks)) or 'none'}"
+        )
     return Signature(found, tuple(args), dict(kwargs or {}), {}, immutable=immutable).set(**options)
 
 

@@ -1,4 +1,7 @@
-"""What a worker of a Django project needs: Django set up before its tasks are imported, and connections looked after around each run."""
+"""
+What a worker of a Django project needs: Django set up before its tasks are imported, and
+connections looked after around each run.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,20 @@ def is_used() -> bool:
 
 
 def set_up() -> None:
-    """Load the project's settings and applications, as `manage.py` does; nothing where there is no project, or that was done."""
+    """
+    Load the project's settings and applications, as `manage.py` does; nothing where there is no
+    project, or that was done.
+    """
     if is_used() and not importlib.import_module("django.apps").apps.ready:
         importlib.import_module("django").setup()
 
 
 @contextlib.contextmanager
 def around_run() -> Iterator[None]:
-    """Let no run use a connection that the database has closed, and no worker collect the queries of all its runs."""
+    """
+    Let no run use a connection that the database has closed, and no worker collect the queries of
+    all its runs.
+    """
     if not is_used():
         yield
         return

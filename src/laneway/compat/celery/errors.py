@@ -16,7 +16,9 @@ TaskRevokedError = JobCancelled
 
 
 class MaxRetriesExceededError(LanewayError):
-    """A task asked for one more retry than it may have, and named no error that it could end with."""
+    """
+    A task asked for one more retry than it may have, and named no error that it could end with.
+    """
 
 
 class Ignore(HandlerSignal):
@@ -48,7 +50,15 @@ class states:  # noqa: N801  # Celery's name
 
 
 STATES = {
-    "unknown": states.PENDING, "pending": states.PENDING, "delayed": states.PENDING, "deferred": states.PENDING, "started": states.PENDING,
-    "retry": states.RETRY, "success": states.SUCCESS, "failure": states.FAILURE, "dead": states.FAILURE, "expired": states.REVOKED,
+    "unknown": states.PENDING,
+    "pending": states.PENDING,
+    "delayed": states.PENDING,
+    "deferred": states.PENDING,
+    "started": states.PENDING,
+    "retry": states.RETRY,
+    "success": states.SUCCESS,
+    "failure": states.FAILURE,
+    "dead": states.FAILURE,
+    "expired": states.REVOKED,
     "cancelled": states.REVOKED,
-}  # fmt: skip
+}

@@ -32,7 +32,9 @@ class AsyncResult:
     ) -> None:
         id = id if id is not None else task_id  # noqa: A001
         if id is None:
-            raise UsageError("AsyncResult: expected the id of a task's call, like AsyncResult(task_id)")
+            raise UsageError(
+                "AsyncResult: expected the id of a task's call, like AsyncResult(task_id)"
+            )
         self.app = app if app is not None else current.application()
         self.task_name = task_name
         self.job: Job[Any] = id if isinstance(id, Job) else self.app.laneway.job(id)
@@ -46,7 +48,10 @@ class AsyncResult:
 
     @property
     def state(self) -> str:
-        """PENDING (also where nobody knows it), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or what `update_state` said."""
+        """
+        PENDING (also where nobody knows it), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or what
+        `update_state` said.
+        """
         return _word(self.job.state())
 
     status = state
@@ -58,14 +63,22 @@ class AsyncResult:
 
     result = info
 
-    def get(self, timeout: float | None = None, propagate: bool = True, on_message: Callable[[dict[str, Any]], Any] | None = None, **_: Any) -> Any:
+    def get(
+        self,
+        timeout: float | None = None,
+        propagate: bool = True,
+        on_message: Callable[[dict[str, Any]], Any] | None = None,
+        **_: Any,
+    ) -> Any:
         """What it returned; waits for it. Raises what it raised, or TimeoutError."""
         told = None
         if on_message is not None:
             called = on_message
 
             def told(state: JobState) -> None:
-                called({"task_id": self.id, "status": _word(state), "result": _info(self.job, state)})
+                called(
+                    {"task_id": self.id, "status": _word(state), "result": _info(self.job, state)}
+                )
 
         return self.job.get(timeout, propagate=propagate, on_message=told)
 
@@ -99,9 +112,15 @@ class AsyncResult:
         """The one before it in its chain."""
         return AsyncResult(self.job.parent, self.app) if self.job.parent is not None else None
 
-    def then(self, callback: Callable[[AsyncResult], Any], on_error: Callable[[AsyncResult], Any] | None = None) -> AsyncResult:
+    def then(
+        self,
+        callback: Callable[[AsyncResult], Any],
+        on_error: Callable[[AsyncResult], Any] | None = None,
+    ) -> AsyncResult:
         """Call `callback` with this once it has returned, `on_error` once it has failed."""
-        self.job.then(lambda _: callback(self), None if on_error is None else lambda _: on_error(self))
+        self.job.then(
+            lambda _: callback(self), None if on_error is None else lambda _: on_error(self)
+        )
         return self
 
     def revoke(self, terminate: bool = False, **_: object) -> None:
@@ -130,9 +149,18 @@ class AsyncResult:
 
 
 class EagerResult(AsyncResult):
-    """The handle of a task that has run where it was called; it knows the result itself, or the error."""
+    """
+    The handle of a task that has run where it was called; it knows the result itself, or the error.
+    """
 
-    def __init__(self, id: str, app: Celery, task_name: str, returned: Any = None, error: BaseException | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        id: str,  # noqa: A002
+        app: Celery,
+        task_name: str,
+        returned: Any = None,
+        error: BaseException | None = None,
+    ) -> None:
         self.app = app
         self.task_name = task_name
         self._id = id
@@ -160,7 +188,13 @@ class EagerResult(AsyncResult):
 
     result = info
 
-    def get(self, timeout: float | None = None, propagate: bool = True, on_message: Callable[[dict[str, Any]], Any] | None = None, **_: Any) -> Any:
+    def get(
+        self,
+        timeout: float | None = None,
+        propagate: bool = True,
+        on_message: Callable[[dict[str, Any]], Any] | None = None,
+        **_: Any,
+    ) -> Any:
         """What it returned. Raises what it raised."""
         del timeout, on_message
         if self._error is not None and propagate:
@@ -196,7 +230,11 @@ class EagerResult(AsyncResult):
         """Nothing is kept of what came before."""
         return None
 
-    def then(self, callback: Callable[[AsyncResult], Any], on_error: Callable[[AsyncResult], Any] | None = None) -> AsyncResult:
+    def then(
+        self,
+        callback: Callable[[AsyncResult], Any],
+        on_error: Callable[[AsyncResult], Any] | None = None,
+    ) -> AsyncResult:
         """Call `callback`, or `on_error`, with this."""
         if self._error is None:
             callback(self)
@@ -275,6 +313,8 @@ def _handle(job: Any, app: Celery) -> AsyncResult | GroupResult:
 def _word(state: JobState) -> str:
     if state.said is not None:
         return state.said
-    if state.status == "started" and state.info is not None:  # `task_track_started` says so, or the task itself
+    if (
+        state.status == "started" and state.info is not None
+    ):  # `task_track_started` says so, or the task itself
         return states.STARTED
     return STATES.get(state.status, state.status.upper())

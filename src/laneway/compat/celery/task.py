@@ -49,7 +49,12 @@ class Context:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self.delivery_info = {"exchange": "", "routing_key": request.topic, "priority": request.priority, "redelivered": request.deliveries > 1}
+        self.delivery_info = {
+            "exchange": "",
+            "routing_key": request.topic,
+            "priority": request.priority,
+            "redelivered": request.deliveries > 1,
+        }
         self.correlation_id = request.id
         self.hostname = socket.gethostname()
         self.called_directly = False
@@ -61,8 +66,8 @@ class Context:
 
 class Task(_Task[..., Any]):
     """
-    A task in Celery's words; a class of your own may set the options of a task as attributes, say what is done around a run, and with `run` what the
-    task does: `app.register_task(MyTask())`.
+    A task in Celery's words; a class of your own may set the options of a task as attributes, say
+    what is done around a run, and with `run` what the task does: `app.register_task(MyTask())`.
     """
 
     abstract = True
@@ -98,7 +103,9 @@ class Task(_Task[..., Any]):
 
     def become_bound(self) -> None:
         """It is registered."""
-        self._stated: dict[int, outcomes.Said] = {}  # what runs have said of their state, by their fences
+        self._stated: dict[
+            int, outcomes.Said
+        ] = {}  # what runs have said of their state, by their fences
         self.handler.asks_for_losses = True
         self.bound = True
 
@@ -115,7 +122,10 @@ class Task(_Task[..., Any]):
         return _task_named, (self.name,)
 
     def _invoke(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """By `__call__` where a class of your own says what that does: Flask's application context, for example."""
+        """
+        By `__call__` where a class of your own says what that does: Flask's application context,
+        for example.
+        """
         if type(self).__call__ is not _Task.__call__:
             return self(*args, **kwargs)
         return super()._invoke(args, kwargs)
@@ -132,10 +142,22 @@ class Task(_Task[..., Any]):
 
     @property
     def request(self) -> Any:
-        """The run that the caller is part of; called as a function it has none, and Celery's says so by its id."""
+        """
+        The run that the caller is part of; called as a function it has none, and Celery's says so
+        by its id.
+        """
         found = current_request()
         if found is None:
-            return types.SimpleNamespace(id=None, retries=0, args=(), kwargs={}, called_directly=True, delivery_info=None, headers={}, eta=None)
+            return types.SimpleNamespace(
+                id=None,
+                retries=0,
+                args=(),
+                kwargs={},
+                called_directly=True,
+                delivery_info=None,
+                headers={},
+                eta=None,
+            )
         return Context(found)
 
     def given(self, job: Any) -> Any:
@@ -168,9 +190,13 @@ class Task(_Task[..., Any]):
             for each in _listed(link) if made.successful() else ():
                 each.clone().delay(*(() if each.immutable else (made.get(),)))
             return made
-        return super().apply_async(tuple(args or ()), kwargs, link=link, link_error=link_error, **said)
+        return super().apply_async(
+            tuple(args or ()), kwargs, link=link, link_error=link_error, **said
+        )
 
-    def publish(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> Any:
+    def publish(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    ) -> Any:
         """Publish a call, or with `task_always_eager` run it."""
         if self.celery.conf.task_always_eager:
             return self.apply(args, kwargs)
@@ -185,7 +211,12 @@ class Task(_Task[..., Any]):
             found["expires"] = self.expires
         return found
 
-    def apply(self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
+    def apply(
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Any:
         """Run it here and now, its retries too; the handle knows the result, or the error."""
         job_id = options.get("task_id") or str(uuid.uuid4())
         throw = options.get("throw")
@@ -205,7 +236,11 @@ class Task(_Task[..., Any]):
             except Retry:
                 continue  # it says how much later; nobody waits for that here
             except Exception as error:  # noqa: BLE001  # the handle has it
-                cause = error.__cause__ if isinstance(error, _Reject) and error.__cause__ is not None else error
+                cause = (
+                    error.__cause__
+                    if isinstance(error, _Reject) and error.__cause__ is not None
+                    else error
+                )
                 if throw:
                     raise cause  # noqa: B904  # what stands between is ours
                 return EagerResult(job_id, self.celery, self.name, error=cause)
@@ -225,7 +260,10 @@ class Task(_Task[..., Any]):
     subtask = _Task.s
 
     def map(self, items: Iterable[Any]) -> Signature[Any]:  # type: ignore[override]  # Celery's meaning
-        """A call, not made yet, that runs the task for each item, one after the other; its result is the list of theirs."""
+        """
+        A call, not made yet, that runs the task for each item, one after the other; its result is
+        the list of theirs.
+        """
         return over(self, ((item,) for item in items))
 
     def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[Any]:  # type: ignore[override]  # Celery's meaning
@@ -243,13 +281,25 @@ class Task(_Task[..., Any]):
         max_retries: int | None = None,
         **options: Any,
     ) -> NoReturn:
-        """Try again, after `countdown` seconds (default: `default_retry_delay`): `raise self.retry(exc=exc)`."""
+        """
+        Try again, after `countdown` seconds (default: `default_retry_delay`): `raise
+        self.retry(exc=exc)`.
+        """
         del throw
         if args is not None or kwargs is not None or options.keys() - NO_MEANING:
-            raise UsageError(f'task "{self.name}": retry with other arguments is not supported; publish another call instead')
+            raise UsageError(
+                f'task "{self.name}": retry with other arguments is not supported; publish another'
+                " call instead"
+            )
         request = current_request()
         if request is None:
-            raise exc if exc is not None else UsageError(f'task "{self.name}": it was called as a function, which cannot be tried again')
+            raise (
+                exc
+                if exc is not None
+                else UsageError(
+                    f'task "{self.name}": it was called as a function, which cannot be tried again'
+                )
+            )
         limit = self._limit if max_retries is None else max_retries
         cause = exc if exc is not None else sys.exception()
         if request.retries >= limit:
@@ -281,7 +331,10 @@ class Task(_Task[..., Any]):
         return made
 
     def lost_limit(self, lease: Lease) -> int | None:
-        """Celery ends a task whose worker is lost; here it is tried again, alone, so that it is known which task did it."""
+        """
+        Celery ends a task whose worker is lost; here it is tried again, alone, so that it is known
+        which task did it.
+        """
         del lease
         return min(LOST_MOST, self._limit)
 
@@ -293,9 +346,13 @@ class Task(_Task[..., Any]):
         if not self.retry_backoff:
             return float(self.retry_kwargs.get("countdown", self.default_retry_delay))
         delay = min(float(self.retry_backoff_max), int(self.retry_backoff) * 2.0**retries)
-        return random.uniform(0, delay) if self.retry_jitter else delay  # spreads what failed together
+        return (
+            random.uniform(0, delay) if self.retry_jitter else delay
+        )  # spreads what failed together
 
-    def update_state(self, state: str = "PROGRESS", meta: Any = None, task_id: str | None = None) -> None:
+    def update_state(
+        self, state: str = "PROGRESS", meta: Any = None, task_id: str | None = None
+    ) -> None:
         """Say how this run stands."""
         del task_id  # it is this run's
         request = current_request()
@@ -314,7 +371,9 @@ class Task(_Task[..., Any]):
 
     def _run(self, request: Request) -> Any:
         if self._is_tracked and request.fence:
-            super().update_state(states.STARTED, {"pid": os.getpid(), "hostname": socket.gethostname()})
+            super().update_state(
+                states.STARTED, {"pid": os.getpid(), "hostname": socket.gethostname()}
+            )
         if self.handler.kind == "async":
             return self._arun(request)
         try:
@@ -344,7 +403,9 @@ class Task(_Task[..., Any]):
     def errback_takes(self, own: int) -> int:
         """As Celery: one with one parameter gets the id alone."""
         kinds = [each.kind for each in self.binding.signature.parameters.values()]
-        positional = kinds.count(Parameter.POSITIONAL_ONLY) + kinds.count(Parameter.POSITIONAL_OR_KEYWORD)
+        positional = kinds.count(Parameter.POSITIONAL_ONLY) + kinds.count(
+            Parameter.POSITIONAL_OR_KEYWORD
+        )
         return 3 if Parameter.VAR_POSITIONAL in kinds or positional - own > 1 else 1
 
     def errback_args(self, args: tuple[Any, ...], error: Any) -> tuple[Any, ...]:
@@ -352,7 +413,15 @@ class Task(_Task[..., Any]):
         job_id, text, trace, *own = args
         details = msgspec.convert(error, Details) if error is not None else None
         failed = outcomes.Outcome(status=outcomes.FAILURE, error=details, reason=text)
-        request = types.SimpleNamespace(id=job_id, task_id=job_id, correlation_id=job_id, args=(), kwargs={}, retries=0, is_eager=False)
+        request = types.SimpleNamespace(
+            id=job_id,
+            task_id=job_id,
+            correlation_id=job_id,
+            args=(),
+            kwargs={},
+            retries=0,
+            is_eager=False,
+        )
         return (request, outcomes.error_of(job_id, failed), trace, *own)
 
     def __repr__(self) -> str:
@@ -368,15 +437,63 @@ def _listed(said: Any) -> list[Any]:
 
 
 NO_MEANING = {
-    "exchange", "delivery_mode", "compression", "connection", "producer", "retry_policy", "add_to_parent", "publisher", "shadow", "chord", "group_id",
-    "parent_id", "root_id", "retry", "reply_to", "mandatory", "immutable_headers", "replaced_task_nesting", "serializer",
-}  # fmt: skip
+    "exchange",
+    "delivery_mode",
+    "compression",
+    "connection",
+    "producer",
+    "retry_policy",
+    "add_to_parent",
+    "publisher",
+    "shadow",
+    "chord",
+    "group_id",
+    "parent_id",
+    "root_id",
+    "retry",
+    "reply_to",
+    "mandatory",
+    "immutable_headers",
+    "replaced_task_nesting",
+    "serializer",
+}
 """Options of Celery's about brokers and its own inside."""
 
 ATTRIBUTES = (
-    "max_retries", "default_retry_delay", "autoretry_for", "dont_autoretry_for", "retry_kwargs", "retry_backoff", "retry_backoff_max", "retry_jitter",
-    "queue", "rate_limit", "ignore_result", "serializer", "time_limit", "soft_time_limit", "priority", "expires", "track_started",
-)  # fmt: skip
-PASSED_OVER = {"acks_late", "reject_on_worker_lost", "typing", "trail", "store_errors_even_if_ignored", "send_events", "options",
-                "acks_on_failure_or_timeout", "lazy", "shared", "pydantic", "request_stack", "throws"}  # fmt: skip
-"""Options of tasks that have no meaning here: what they choose is always so, or there is nothing to choose."""
+    "max_retries",
+    "default_retry_delay",
+    "autoretry_for",
+    "dont_autoretry_for",
+    "retry_kwargs",
+    "retry_backoff",
+    "retry_backoff_max",
+    "retry_jitter",
+    "queue",
+    "rate_limit",
+    "ignore_result",
+    "serializer",
+    "time_limit",
+    "soft_time_limit",
+    "priority",
+    "expires",
+    "track_started",
+)
+PASSED_OVER = {
+    "acks_late",
+    "reject_on_worker_lost",
+    "typing",
+    "trail",
+    "store_errors_even_if_ignored",
+    "send_events",
+    "options",
+    "acks_on_failure_or_timeout",
+    "lazy",
+    "shared",
+    "pydantic",
+    "request_stack",
+    "throws",
+}
+"""
+Options of tasks that have no meaning here: what they choose is always so, or there is nothing to
+choose.
+"""

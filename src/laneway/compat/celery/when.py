@@ -26,10 +26,15 @@ class crontab:  # noqa: N801  # Celery's name
         month_of_year: str | int | Sequence[int] = "*",
         **unknown: object,
     ) -> None:
-        config.refuse_unknown("crontab", unknown, ("minute", "hour", "day_of_week", "day_of_month", "month_of_year"))
+        config.refuse_unknown(
+            "crontab", unknown, ("minute", "hour", "day_of_week", "day_of_month", "month_of_year")
+        )
         fields = [_field(each) for each in (minute, hour, day_of_month, month_of_year, day_of_week)]
         if fields[2] != "*" and fields[4] != "*":
-            raise UsageError("crontab: day_of_month and day_of_week together are not supported: cron lines take either; write two schedules")
+            raise UsageError(
+                "crontab: day_of_month and day_of_week together are not supported: cron lines take"
+                " either; write two schedules"
+            )
         self.line = " ".join(fields)
 
     def __repr__(self) -> str:
@@ -45,14 +50,25 @@ def _field(said: str | float | Sequence[int]) -> str:
 
 
 class solar:  # noqa: N801  # Celery's name
-    """When a periodic task runs, by the sun: "sunrise", "sunset", "dawn_civil", "dusk_civil", "solar_noon" at a latitude and longitude."""
+    """
+    When a periodic task runs, by the sun: "sunrise", "sunset", "dawn_civil", "dusk_civil",
+    "solar_noon" at a latitude and longitude.
+    """
 
-    EVENTS = {"sunrise": "sunrise", "sunset": "sunset", "dawn_civil": "dawn", "dusk_civil": "dusk", "solar_noon": "noon"}  # noqa: RUF012
+    EVENTS = {  # noqa: RUF012
+        "sunrise": "sunrise",
+        "sunset": "sunset",
+        "dawn_civil": "dawn",
+        "dusk_civil": "dusk",
+        "solar_noon": "noon",
+    }
 
     def __init__(self, event: str, lat: float, lon: float, **unknown: object) -> None:
         config.refuse_unknown("solar", unknown, ("event", "lat", "lon"))
         if event not in self.EVENTS:
-            raise UsageError(f"solar: {event!r} is not supported; there are: {', '.join(self.EVENTS)}")
+            raise UsageError(
+                f"solar: {event!r} is not supported; there are: {', '.join(self.EVENTS)}"
+            )
         self.sun = (self.EVENTS[event], lat, lon)
 
 
@@ -74,4 +90,7 @@ def options_of(said: Any, zone: str) -> dict[str, Any]:
         return {"every": said.every}
     if isinstance(said, (int, float, timedelta)):
         return {"every": said}
-    raise UsageError(f"a periodic task: expected seconds, a timedelta, crontab(…), schedule(…) or solar(…), got {said!r:.80}")
+    raise UsageError(
+        "a periodic task: expected seconds, a timedelta, crontab(…), schedule(…) or solar(…), got"
+        f" {said!r:.80}"
+    )

@@ -23,8 +23,16 @@ def disagreement(name: str, count: int, *, repair: bool) -> Check:
 
 def unhandled(count: int) -> Check:
     """Messages for which no worker had a handler. They are safe, so the store is sound."""
-    how_many = "no message waits" if not count else "1 message waits" if count == 1 else f"{count:,} messages wait"
-    detail = f"{how_many} for a handler" + (" that no worker had; see `laneway explain ID`" if count else "")
+    how_many = (
+        "no message waits"
+        if not count
+        else "1 message waits"
+        if count == 1
+        else f"{count:,} messages wait"
+    )
+    detail = f"{how_many} for a handler" + (
+        " that no worker had; see `laneway explain ID`" if count else ""
+    )
     return Check("handlers", ok=True, detail=detail)
 
 
@@ -32,4 +40,6 @@ def finding(name: str, count: int, what: str, *, repair: bool) -> Check:
     """What was found so many times; with `repair` it is mended by now."""
     if not count:
         return Check(name, ok=True, detail="fine")
-    return Check(name, repair, f"{count:,} {what}" + (", mended" if repair else ""), "" if repair else MEND)
+    return Check(
+        name, repair, f"{count:,} {what}" + (", mended" if repair else ""), "" if repair else MEND
+    )

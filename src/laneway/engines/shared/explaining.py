@@ -1,4 +1,6 @@
-"""Why a message is not running: the sentences of `Desk.explain`, from what an engine knows of it."""
+"""
+Why a message is not running: the sentences of `Desk.explain`, from what an engine knows of it.
+"""
 
 from __future__ import annotations
 
@@ -67,20 +69,44 @@ class Facts(msgspec.Struct, kw_only=True):
 def absent(message_id: str, topic: str | None, *, finished: bool) -> Explanation:
     """Of a message that is not here."""
     if finished:
-        return Explanation(id=message_id, topic=topic, state="finished", reasons=["it was finished; its id is kept as known"])
+        return Explanation(
+            id=message_id,
+            topic=topic,
+            state="finished",
+            reasons=["it was finished; its id is kept as known"],
+        )
     return Explanation(
-        id=message_id, topic=topic, state="unknown",
-        reasons=["no message of that id waits, is leased or dead: it was finished, removed, or never published here"],
-    )  # fmt: skip
+        id=message_id,
+        topic=topic,
+        state="unknown",
+        reasons=[
+            (
+                "no message of that id waits, is leased or dead: it was finished, removed, or never"
+                " published here"
+            )
+        ],
+    )
 
 
 def not_waiting(view: MessageView, now_us: int, clock_us: int) -> Explanation:
     """Of a dead letter, or one that is leased."""
-    told = Explanation(id=view.id, topic=view.topic, state=view.state, message=view, now_us=clock_us)
+    told = Explanation(
+        id=view.id, topic=view.topic, state=view.state, message=view, now_us=clock_us
+    )
     if view.state == "dead":
-        told.reasons = [f"it is a dead letter since {_duration(now_us - (view.died_us or now_us))} ago: {view.reason}; redrive it to try again"]
+        told.reasons = [
+            (
+                f"it is a dead letter since {_duration(now_us - (view.died_us or now_us))} ago:"
+                f" {view.reason}; redrive it to try again"
+            )
+        ]
     else:
-        told.reasons = [f"a worker holds it (fence {view.fence}), for {_left(now_us, clock_us, view.deadline_us)} more unless it is extended"]
+        told.reasons = [
+            (
+                f"a worker holds it (fence {view.fence}), for"
+                f" {_left(now_us, clock_us, view.deadline_us)} more unless it is extended"
+            )
+        ]
         told.reasons += _stands_still(now_us, clock_us)
     return told
 
@@ -91,13 +117,25 @@ def _stands_still(now_us: int, clock_us: int) -> list[str]:
     if behind <= CLOCK_SLACK_US:
         return []
     until = datetime.fromtimestamp(now_us / SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return [f"the store's clock stands still until {until}, for {_duration(behind)} more: it was set back"]
+    return [
+        (
+            f"the store's clock stands still until {until}, for {_duration(behind)} more:"
+            " it was set back"
+        )
+    ]
 
 
 def waiting(facts: Facts) -> Explanation:
     """What it waits for, the binding reason first, and when it will likely start."""
     now, view, policy = facts.now_us, facts.view, facts.policy
-    told = Explanation(id=view.id, topic=view.topic, state=view.state, message=view, ahead=facts.ahead, now_us=facts.clock_us)
+    told = Explanation(
+        id=view.id,
+        topic=view.topic,
+        state=view.state,
+        message=view,
+        ahead=facts.ahead,
+        now_us=facts.clock_us,
+    )
     starts = now
     told.reasons += _stands_still(now, facts.clock_us)
     if policy.paused:
@@ -105,9 +143,15 @@ def waiting(facts: Facts) -> Explanation:
     is_deferred = view.state == "delayed" and view.since_us == UNTIL_SIGNALLED_US
     if is_deferred:
         needed = control.needs(view.headers) or 1
-        told.reasons.append(f"it waits for {needed - len(view.bodies or [view.body]) + 1:,} of {needed:,} jobs before it")
+        told.reasons.append(
+            f"it waits for {needed - len(view.bodies or [view.body]) + 1:,} of {needed:,} jobs"
+            " before it"
+        )
     elif view.state == "delayed" and facts.unhandled_us is not None:
-        told.reasons.append(f"{_no_handler(facts)}; a worker gets it again in {facts.left(view.since_us)}; start one that has a handler")
+        told.reasons.append(
+            f"{_no_handler(facts)}; a worker gets it again in {facts.left(view.since_us)}; start"
+            " one that has a handler"
+        )
         starts = view.since_us
     elif facts.unhandled_us is not None:
         told.reasons.append(_no_handler(facts))
@@ -115,18 +159,38 @@ def waiting(facts: Facts) -> Explanation:
         told.reasons.append(f"it is due in {facts.left(view.since_us)}")
         starts = view.since_us
     if view.state == "parked":
-        told.reasons.append(f'its key "{view.key}" is busy with {facts.busy_with or "another message"}; they run one at a time, in order')
+        told.reasons.append(
+            f'its key "{view.key}" is busy with {facts.busy_with or "another message"}; they run'
+            " one at a time, in order"
+        )
     later = _limits(facts, told)
     if facts.ahead and not told.reasons and later is not None:
-        told.reasons.append(f'its topic can deliver now: it waits for a free worker of pool "{policy.pool}"')
+        told.reasons.append(
+            f'its topic can deliver now: it waits for a free worker of pool "{policy.pool}"'
+        )
     if facts.ahead:
-        told.reasons.append(f"{facts.ahead:,}{'+' if facts.ahead == COUNTED else ''} messages of its topic are ahead of it")
+        told.reasons.append(
+            f"{facts.ahead:,}{'+' if facts.ahead == COUNTED else ''} messages of its topic are"
+            " ahead of it"
+        )
     if facts.is_runnable and facts.lanes_before:
         more = "+" if facts.lanes_before == COUNTED else ""
-        told.reasons.append(f'{facts.lanes_before:,}{more} topics of tier "{facts.tier}" ({facts.share}) are served before its own')
+        told.reasons.append(
+            f'{facts.lanes_before:,}{more} topics of tier "{facts.tier}" ({facts.share}) are served'
+            " before its own"
+        )
     if not told.reasons:
-        told.reasons.append(f'nothing holds it back: it waits for a free worker of pool "{policy.pool}"; tier "{facts.tier}", {facts.share}')
-    if not policy.paused and view.state != "parked" and not is_deferred and facts.unhandled_us is None and later is not None:
+        told.reasons.append(
+            f'nothing holds it back: it waits for a free worker of pool "{policy.pool}"; tier'
+            f' "{facts.tier}", {facts.share}'
+        )
+    if (
+        not policy.paused
+        and view.state != "parked"
+        and not is_deferred
+        and facts.unhandled_us is None
+        and later is not None
+    ):
         begins = max(starts, later)
         told.starts_us = (begins if begins > now else min(now, facts.clock_us)) + _time_ahead(facts)
     return told
@@ -136,38 +200,59 @@ def _no_handler(facts: Facts) -> str:
     longest = facts.policy.on_unhandled
     first = facts.unhandled_us or facts.now_us
     end = f" (a dead letter after {_duration(longest)})" if longest is not None else ""
-    return f"no worker that got it had a handler for it, for {_duration(facts.now_us - first)} now{end}"
+    return (
+        f"no worker that got it had a handler for it, for {_duration(facts.now_us - first)}"
+        f" now{end}"
+    )
 
 
 def _limits(facts: Facts, told: Explanation) -> int | None:
-    """Add what its lane's limits say; returns when they admit the next delivery, None where no clock tells."""
+    """
+    Add what its lane's limits say; returns when they admit the next delivery, None where no clock
+    tells.
+    """
     now, policy = facts.now_us, facts.policy
     at: int | None = now
     if facts.rest_step and facts.rest_until_us > now:
-        told.reasons.append(f"the topic rests for {facts.left(facts.rest_until_us)}, because its destination is unwell")
+        told.reasons.append(
+            f"the topic rests for {facts.left(facts.rest_until_us)}, because its destination is"
+            " unwell"
+        )
         at = facts.rest_until_us
     elif facts.rest_step and facts.leased:
-        told.reasons.append("the topic probes whether its destination is well again, one delivery at a time")
+        told.reasons.append(
+            "the topic probes whether its destination is well again, one delivery at a time"
+        )
         at = None
     concurrency = policy.lane_concurrency
     if concurrency is not None and facts.leased >= concurrency:
-        told.reasons.append(f"{facts.leased} of its topic run, and its concurrency is {policy.concurrency}")
+        told.reasons.append(
+            f"{facts.leased} of its topic run, and its concurrency is {policy.concurrency}"
+        )
         at = None
     if policy.rate is not None:
         tat = fairness.rebase(facts.tat, now, policy.lane_rate, policy.lane_burst)
         permit = fairness.next_permit_us(tat, now, policy.lane_rate, policy.lane_burst)
         if permit > now:
-            told.reasons.append(f"the topic may send again in {facts.left(permit)} (rate {policy.rate:g}/s)")
+            told.reasons.append(
+                f"the topic may send again in {facts.left(permit)} (rate {policy.rate:g}/s)"
+            )
             at = max(at, permit) if at is not None else None
     if policy.gate is not None and (facts.gate is None or not facts.gate.room):
-        told.reasons.append(f'the gate "{policy.gate}" is shut' + (f", {facts.gate.leased} run through it" if facts.gate is not None else ""))
+        told.reasons.append(
+            f'the gate "{policy.gate}" is shut'
+            + (f", {facts.gate.leased} run through it" if facts.gate is not None else "")
+        )
         wake = facts.gate.wake_us if facts.gate is not None else None
         at = max(at, wake) if wake is not None and at is not None else None
     return at
 
 
 def _time_ahead(facts: Facts) -> int:
-    """How long those ahead will take: by the rate they are limited to, or at which they were delivered lately."""
+    """
+    How long those ahead will take: by the rate they are limited to, or at which they were delivered
+    lately.
+    """
     speeds = [rate for rate in (facts.policy.lane_rate, facts.rate_now) if rate]
     return round(facts.ahead / min(speeds) * SECOND) if speeds else 0
 

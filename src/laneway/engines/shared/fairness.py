@@ -1,13 +1,13 @@
 """
 Who is served next, as arithmetic: rates, virtual time and the shares of tiers.
 
-Pure functions on integers, so that every engine and every language computes the same. All numbers fit the 53 bits
-of a double: times are microseconds, rate clocks quarter microseconds ("ticks").
+Pure functions on integers, so that every engine and every language computes the same. All numbers
+fit the 53 bits of a double: times are microseconds, rate clocks quarter microseconds ("ticks").
 
-- Rates: GCRA, the generic cell rate algorithm (ITU-T I.371), as a virtual-scheduling token bucket: one number per lane,
-  the theoretical arrival time (TAT) of the next conforming delivery.
-- Lanes: start-time fair queueing / stride scheduling (Waldspurger 1995): a lane's virtual time advances by the work
-  it was given, divided by its weight; the smallest is served next.
+- Rates: GCRA, the generic cell rate algorithm (ITU-T I.371), as a virtual-scheduling token bucket:
+  one number per lane, the theoretical arrival time (TAT) of the next conforming delivery.
+- Lanes: start-time fair queueing / stride scheduling (Waldspurger 1995): a lane's virtual time
+  advances by the work it was given, divided by its weight; the smallest is served next.
 - Tiers: shares with carried fractions (largest remainder), work-conserving.
 """
 
@@ -24,16 +24,23 @@ TICKS = 4
 """Rate ticks in a microsecond: rounding an interval up costs at most 0.25 % at 10,000 a second."""
 
 VT_SCALE = 100_800
-"""Virtual time of one message (or one second of work) at weight 1; divisible by 1 … 10, so small weights are exact."""
+"""
+Virtual time of one message (or one second of work) at weight 1; divisible by 1 … 10, so small
+weights are exact.
+"""
 
 CHUNK = 4
 """
-Most messages of weight 1 that one visit takes while other lanes wait, so deliveries of equals differ by no more: Jain's index stays
-above 0.99 from 20 deliveries each on, and a lease of 500 reads 125 lanes instead of 500.
+Most messages of weight 1 that one visit takes while other lanes wait, so deliveries of equals
+differ by no more: Jain's index stays above 0.99 from 20 deliveries each on, and a lease of 500
+reads 125 lanes instead of 500.
 """
 
 FEW_LANES = 100
-"""Up to so many lanes a visit takes half a chunk: reading them costs little, and each weighs more in what users see."""
+"""
+Up to so many lanes a visit takes half a chunk: reading them costs little, and each weighs more in
+what users see.
+"""
 
 CARRY_SCALE = 1_000_000
 """One delivery in the unit of a tier's carry."""
@@ -82,8 +89,8 @@ def next_permit_us(tat: int, now_us: int, rate: float, burst: float) -> int:
 
 def rebase(tat: int, now_us: int, rate: float, burst: float) -> int:
     """
-    The TAT under a changed rate: at most what a lane that just used its burst has, so that after raising a rate
-    the next permit is at most one new interval away.
+    The TAT under a changed rate: at most what a lane that just used its burst has, so that after
+    raising a rate the next permit is at most one new interval away.
     """
     return min(tat, now_us * TICKS + depth(rate, burst))
 
@@ -105,8 +112,8 @@ def stride_of_work(work_us: int, weight: float) -> int:
 
 def chunk(room: int, lanes: int, weight: float) -> int:
     """
-    How many messages one visit may take: all there is room for where no other lane waits, else at most `CHUNK` times the weight (half
-    of it among few lanes).
+    How many messages one visit may take: all there is room for where no other lane waits, else at
+    most `CHUNK` times the weight (half of it among few lanes).
     """
     if lanes <= 1:
         return room
@@ -116,8 +123,8 @@ def chunk(room: int, lanes: int, weight: float) -> int:
 
 def reached(stood: int, stands: int, one_chunk: int) -> int:
     """
-    A tier's virtual time after a visit that moved the lane from `stood` to `stands`: as if the visit
-    had been made chunk by chunk, it is where the last chunk began.
+    A tier's virtual time after a visit that moved the lane from `stood` to `stands`: as if the
+    visit had been made chunk by chunk, it is where the last chunk began.
 
     A lane that is alone gives all that a call has room for in one visit. So one that comes next
     starts at most one chunk behind it.
@@ -125,44 +132,67 @@ def reached(stood: int, stands: int, one_chunk: int) -> int:
     return max(stood, stands - one_chunk)
 
 
-def split(room: int, shares: Mapping[str, float], carry: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+def split(
+    room: int, shares: Mapping[str, float], carry: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, int]]:
     """
     Divide `room` deliveries between the tiers that have work, by their shares.
 
-    Fractions are carried from call to call, so that many calls for one delivery keep the shares as well as one
-    call for many. Returns each tier's number and its new carry (in `CARRY_SCALE`; they add up to what they did before).
-    Ties go to the tier named first.
+    Fractions are carried from call to call, so that many calls for one delivery keep the shares as
+    well as one call for many. Returns each tier's number and its new carry (in `CARRY_SCALE`; they
+    add up to what they did before). Ties go to the tier named first.
     """
     total = sum(shares.values())
-    claims = {tier: carry.get(tier, 0) + round(room * CARRY_SCALE * share / total) for tier, share in shares.items()}
+    claims = {
+        tier: carry.get(tier, 0) + round(room * CARRY_SCALE * share / total)
+        for tier, share in shares.items()
+    }
     given = {tier: max(0, claim // CARRY_SCALE) for tier, claim in claims.items()}
     names: Sequence[str] = list(shares)
     while (left := room - sum(given.values())) != 0:
-        # One at a time to the largest remaining claim; back from the smallest where carries made the floors add up to more.
+        # One at a time to the largest remaining claim; back from the smallest where carries made
+        # the floors add up to more.
         if left > 0:
             tier = max(names, key=lambda name: claims[name] - given[name] * CARRY_SCALE)
             given[tier] += 1
         else:
-            tier = min((name for name in names if given[name]), key=lambda name: claims[name] - given[name] * CARRY_SCALE)
+            tier = min(
+                (name for name in names if given[name]),
+                key=lambda name: claims[name] - given[name] * CARRY_SCALE,
+            )
             given[tier] -= 1
     limit = 32 * CARRY_SCALE
-    kept = {tier: max(-limit, min(limit, claims[tier] - given[tier] * CARRY_SCALE)) for tier in names}
+    kept = {
+        tier: max(-limit, min(limit, claims[tier] - given[tier] * CARRY_SCALE)) for tier in names
+    }
     return given, kept
 
 
 def interleave(counts: Sequence[int]) -> list[int]:
     """
-    The order in which several tiers' deliveries of one call are begun, as positions in `counts`: each spread evenly over the whole, so
-    that shares hold in every part of it too. The i-th of n stands at (i + 1/2) / n; ties go to the tier named first.
+    The order in which several tiers' deliveries of one call are begun, as positions in `counts`:
+    each spread evenly over the whole, so that shares hold in every part of it too. The i-th of n
+    stands at (i + 1/2) / n; ties go to the tier named first.
     """
-    places = sorted(((2 * i + 1) / count, tier) for tier, count in enumerate(counts) for i in range(count))
+    places = sorted(
+        ((2 * i + 1) / count, tier) for tier, count in enumerate(counts) for i in range(count)
+    )
     return [tier for _, tier in places]
 
 
-def settle_carry(shares: Mapping[str, float], carry: Mapping[str, int], taken: Mapping[str, int]) -> dict[str, int]:
-    """The carries after a division that ended early: what each tier had coming of all that was taken, less what it took."""
+def settle_carry(
+    shares: Mapping[str, float], carry: Mapping[str, int], taken: Mapping[str, int]
+) -> dict[str, int]:
+    """
+    The carries after a division that ended early: what each tier had coming of all that was taken,
+    less what it took.
+    """
     total, everything = sum(shares.values()), sum(taken.values())
     return {
-        tier: carry.get(tier, 0) + round(everything * CARRY_SCALE * share / total) - taken.get(tier, 0) * CARRY_SCALE
+        tier: (
+            carry.get(tier, 0)
+            + round(everything * CARRY_SCALE * share / total)
+            - taken.get(tier, 0) * CARRY_SCALE
+        )
         for tier, share in shares.items()
     }

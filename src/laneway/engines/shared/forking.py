@@ -1,4 +1,6 @@
-"""What engines do around a fork of the process; an application calls it once none is being opened."""
+"""
+What engines do around a fork of the process; an application calls it once none is being opened.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ AFTER_IN_PARENT: list[Callable[[], None]] = []
 AFTER_IN_CHILD: list[Callable[[], None]] = []
 
 
-def around(before: Callable[[], None], in_parent: Callable[[], None], in_child: Callable[[], None]) -> None:
+def around(
+    before: Callable[[], None], in_parent: Callable[[], None], in_child: Callable[[], None]
+) -> None:
     """Register an engine's; when its module is imported."""
     BEFORE.append(before)
     AFTER_IN_PARENT.append(in_parent)

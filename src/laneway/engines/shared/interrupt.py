@@ -27,7 +27,10 @@ class Interrupt:
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """For an engine: call `wake` when it is set, as long as the block lasts. It has to return at once, and not raise."""
+        """
+        For an engine: call `wake` when it is set, as long as the block lasts. It has to return at
+        once, and not raise.
+        """
         with self._lock:
             self._wake = wake
         try:

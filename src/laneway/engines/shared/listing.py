@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from laneway.engines.base import TopicStats
 
 FEW = 1000
-"""Up to this many lanes, all are looked at. Among more, this many of an index's first are compared with a pattern."""
+"""
+Up to this many lanes, all are looked at. Among more, this many of an index's first are compared
+with a pattern.
+"""
 
 CANDIDATES = 250
 """Lanes, and topics in buckets, whose exact numbers are read for a top list of up to 50 topics."""
@@ -24,14 +27,20 @@ MEASURES: dict[str, Callable[[TopicStats, int], float]] = {
     "rate": lambda stats, _: stats.rate_now,
     "throttled": lambda stats, _: stats.throttled_us,
 }
-"""What each top list is sorted by. An engine adds how it finds the candidates: one entry in its own `ORDERS`."""
+"""
+What each top list is sorted by. An engine adds how it finds the candidates: one entry in its own
+`ORDERS`.
+"""
 
 ORDERS = ("name", *MEASURES)
 """All orders of `topics`."""
 
 
 class Candidate(NamedTuple):
-    """A lane's topic, what the lane is worth in an order, and whether that is the topic's exact number."""
+    """
+    A lane's topic, what the lane is worth in an order, and whether that is the topic's exact
+    number.
+    """
 
     topic: str
     worth: float
@@ -64,7 +73,9 @@ class Source(Protocol):
         ...
 
 
-def topics(source: Source, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
+def topics(
+    source: Source, order: str, pattern: str, limit: int, after: str | None
+) -> list[TopicStats]:
     """Topics of the pattern in the order asked for."""
     if order not in ORDERS:
         raise UsageError(f"topics: expected order to be one of {', '.join(ORDERS)}, got {order!r}")
@@ -72,13 +83,18 @@ def topics(source: Source, order: str, pattern: str, limit: int, after: str | No
     if order == "name":
         return source.stats(_names(source, pattern, limit, after))
     measure = MEASURES[order]
-    found = source.stats(_first(source, order, pattern, limit) if _is_pattern(pattern) else [pattern])
+    found = source.stats(
+        _first(source, order, pattern, limit) if _is_pattern(pattern) else [pattern]
+    )
     found.sort(key=lambda stats: (-measure(stats, source.now_us), stats.topic))
     return [stats for stats in found if measure(stats, source.now_us) > 0][:limit]
 
 
 def _first(source: Source, order: str, pattern: str, limit: int) -> list[str]:
-    """The topics that may be the top ones: where a lane is only a part of its topic, a few more than asked for."""
+    """
+    The topics that may be the top ones: where a lane is only a part of its topic, a few more than
+    asked for.
+    """
     best: dict[str, float] = {}
     is_exact = True
     for topic, worth, exactly in source.candidates(order, pattern, max(CANDIDATES, 5 * limit)):
@@ -101,7 +117,11 @@ def _is_pattern(pattern: str) -> bool:
 def _names(source: Source, pattern: str, limit: int, after: str | None) -> list[str]:
     """One by one: the cost is that of those listed."""
     if not _is_pattern(pattern):
-        return [pattern] if (after is None or pattern > after) and source.has_something(pattern) else []
+        return (
+            [pattern]
+            if (after is None or pattern > after) and source.has_something(pattern)
+            else []
+        )
     prefix = pattern[:-1]
     found: list[str] = []
     last = max(after or "", prefix)

@@ -17,12 +17,20 @@ LANE_SHAPE = ("partitions", "buckets", "buckets_pattern")
 """What of a policy decides which lane a message goes to: changes only while the topic is empty."""
 
 
-def lane_name(policy: Resolved, topic: str, spread_by: bytes | None, number: int) -> tuple[str, str]:
-    """The lane of a message: its name, and what its policy is resolved for. `number`: the message's, where nothing else picks the partition."""
+def lane_name(
+    policy: Resolved, topic: str, spread_by: bytes | None, number: int
+) -> tuple[str, str]:
+    """
+    The lane of a message: its name, and what its policy is resolved for. `number`: the message's,
+    where nothing else picks the partition.
+    """
     if policy.buckets is not None and policy.buckets_pattern is not None:
-        return f"{BUCKET}{policy.buckets_pattern}{PARTITION}{zlib.crc32(topic.encode()) % policy.buckets}", policy.buckets_pattern
+        bucket = zlib.crc32(topic.encode()) % policy.buckets
+        pattern = policy.buckets_pattern
+        return f"{BUCKET}{pattern}{PARTITION}{bucket}", pattern
     if policy.partitions > 1:
-        return f"{topic}{PARTITION}{(zlib.crc32(spread_by) if spread_by is not None else number) % policy.partitions}", topic
+        spread = zlib.crc32(spread_by) if spread_by is not None else number
+        return f"{topic}{PARTITION}{spread % policy.partitions}", topic
     return topic, topic
 
 
@@ -44,7 +52,10 @@ def parse_generated_id(nonce: str, message_id: str) -> int | None:
 
 
 def merge_key(draft: Draft) -> bytes:
-    """What a message merges by: its topic (buckets hold several), and its key, else its body. Long ones by their digest."""
+    """
+    What a message merges by: its topic (buckets hold several), and its key, else its body. Long
+    ones by their digest.
+    """
     mark, text = (b"k", draft.key.encode()) if draft.key is not None else (b"b", draft.body)
     text = draft.topic.encode() + b"\0" + text
     return mark + (text if len(text) <= 40 else hashlib.blake2b(text, digest_size=24).digest())

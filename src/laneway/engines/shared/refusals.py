@@ -1,4 +1,6 @@
-"""What is refused, how a message ends without an ack, and by which numbers: the same in every engine."""
+"""
+What is refused, how a message ends without an ack, and by which numbers: the same in every engine.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
 MAX_NAMESPACE_BYTES = 100
 
 STEP = 16
-"""What is handed out ahead of what the caller can start goes in steps of this size, so that tiers end at nearly their shares."""
+"""
+What is handed out ahead of what the caller can start goes in steps of this size, so that tiers end
+at nearly their shares.
+"""
 
 DEFAULT_MEAN_US = SECOND
 """What a message is taken to cost in a tier that is fair by time, before anything is known."""
@@ -50,20 +55,28 @@ REFUSED = "the handler refused it"
 
 
 def keeps(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
-    """For how many microseconds a message's end is kept, after an ack and after any other end; None: not at all."""
+    """
+    For how many microseconds a message's end is kept, after an ack and after any other end; None:
+    not at all.
+    """
     said = control.keeps(headers)
     return None if said is None else (max(1, said[0] * SECOND), max(1, said[1] * SECOND))
 
 
 def nobody_follows(message_id: str) -> UsageError:
     """Why nothing can wait for a message."""
-    return UsageError(f"job {message_id}: nobody knows it, or nothing is kept of it; only a job can be waited for whose result is kept")
+    return UsageError(
+        f"job {message_id}: nobody knows it, or nothing is kept of it; only a job can be waited for"
+        " whose result is kept"
+    )
 
 
 def ended(status: str, topic: str, published_us: int, reason: str | None = None) -> bytes:
     """The outcome of a message that no handler ended: "expired", "dead" or "cancelled"."""
     why = {} if reason is None else {"reason": reason}
-    return msgspec.json.encode({"status": status, **why, "topic": topic, "published_us": published_us})
+    return msgspec.json.encode(
+        {"status": status, **why, "topic": topic, "published_us": published_us}
+    )
 
 
 def needs(draft: Draft) -> int:
@@ -82,13 +95,16 @@ def explicit_due(draft: Draft, now_us: int) -> int | None:
 
 
 def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
-    """Raises BadMessage for one that cannot be published. `now_us` None: what depends on the engine's time is left to the engine."""
+    """
+    Raises BadMessage for one that cannot be published. `now_us` None: what depends on the engine's
+    time is left to the engine.
+    """
     if draft.signal is not None or draft.own:
         return  # small, and never to be lost
     if len(draft.body) > policy.max_body:
         raise BadMessage(
-            f"message to {draft.topic}: the body has {len(draft.body):,} bytes, its policy allows {policy.max_body:,}; "
-            "send a reference to it, or raise max_body"
+            f"message to {draft.topic}: the body has {len(draft.body):,} bytes, its policy allows"
+            f" {policy.max_body:,}; send a reference to it, or raise max_body"
         )
     if now_us is None and draft.headers is None:
         return
@@ -103,12 +119,21 @@ def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
 
 def delay_outlasts_ttl(draft: Draft, delay_us: int, ttl_us: int) -> str:
     """Why such a message is refused."""
-    return f"message to {draft.topic}: its delay ({delay_us / 1e6:g} s) outlasts its ttl ({ttl_us / 1e6:g} s); it would expire before it is due"
+    return (
+        f"message to {draft.topic}: its delay ({delay_us / 1e6:g} s) outlasts its ttl"
+        f" ({ttl_us / 1e6:g} s); it would expire before it is due"
+    )
 
 
 def full(whose: str, waiting: int, unit: str, limit: int) -> str:
-    """Why a message is refused for a backlog limit. `whose`: "topic a" or "the namespace"; `unit`: "messages" or "bytes"."""
-    return f"{whose}: {waiting:,} {unit} wait, its max_backlog is {limit:,}; consume faster, or raise the limit"
+    """
+    Why a message is refused for a backlog limit. `whose`: "topic a" or "the namespace"; `unit`:
+    "messages" or "bytes".
+    """
+    return (
+        f"{whose}: {waiting:,} {unit} wait, its max_backlog is {limit:,}; consume faster, or raise"
+        " the limit"
+    )
 
 
 def backlog_full_with_ack(receipt: Receipt) -> str:
@@ -119,32 +144,48 @@ def backlog_full_with_ack(receipt: Receipt) -> str:
 def topic_in_use(pattern: str, topic: str, waiting: int, leased: int) -> str:
     """Why its lanes cannot change."""
     return (
-        f"policy {pattern}: partitions and buckets change only while a topic is empty, and {topic} holds "
-        f"{waiting} waiting and {leased} leased; drain or purge it first"
+        f"policy {pattern}: partitions and buckets change only while a topic is empty, and {topic}"
+        f" holds {waiting} waiting and {leased} leased; drain or purge it first"
     )
 
 
 def undefined_gate(pattern: str, gate: str) -> str:
     """Why a policy is refused that names it."""
-    return f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}", rate=…, concurrency=…)'
+    return (
+        f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}",'
+        " rate=…, concurrency=…)"
+    )
 
 
 def check_namespace(name: str) -> None:
     """Raises UsageError for a name that no namespace can have."""
-    if not isinstance(name, str) or not name or not all(sign.isalnum() or sign in "-_" for sign in name):
+    if (
+        not isinstance(name, str)
+        or not name
+        or not all(sign.isalnum() or sign in "-_" for sign in name)
+    ):
         raise UsageError(f"namespace {name!r:.80}: use letters, digits, - and _ only")
     if len(name.encode()) > MAX_NAMESPACE_BYTES:  # it is a part of the name of a file
-        raise UsageError(f"namespace {name[:40]!r}…: the name has {len(name.encode())} bytes, at most {MAX_NAMESPACE_BYTES} are allowed")
+        raise UsageError(
+            f"namespace {name[:40]!r}…: the name has {len(name.encode())} bytes, at most"
+            f" {MAX_NAMESPACE_BYTES} are allowed"
+        )
 
 
 def retries_used_up(attempts: int, error: str | None, reason: str | None = None) -> str:
-    """Why a letter is dead after so many attempts: what failed last is the settlement's reason, else the first line of its error."""
+    """
+    Why a letter is dead after so many attempts: what failed last is the settlement's reason, else
+    the first line of its error.
+    """
     what = reason or (brief(error) if error else "") or "failed"
     return f"{RETRIES_USED_UP} ({attempts} {'attempt' if attempts == 1 else 'attempts'}): {what}"
 
 
 def brief(error: str) -> str:
-    """The first line of an error, cut at `BRIEF_BYTES`; as `brief` in settling.lua, which counts bytes."""
+    """
+    The first line of an error, cut at `BRIEF_BYTES`; as `brief` in settling.lua, which counts
+    bytes.
+    """
     line = error.partition("\n")[0].encode(errors="replace")
     if len(line) > BRIEF_BYTES:
         line = re.sub(rb"[\xc0-\xff][\x80-\xbf]*$", b"", line[:BRIEF_BYTES])

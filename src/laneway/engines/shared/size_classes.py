@@ -1,14 +1,17 @@
 """
 Size classes: what the top lists are indexed by.
 
-A lane's backlog, age, rate and throttling change at every visit; an index on the numbers themselves would cost more than the
-queue. Classes about 9 % apart (eight to an octave) change rarely. In small namespaces the lists are exact: all lanes are looked at.
+A lane's backlog, age, rate and throttling change at every visit; an index on the numbers themselves
+would cost more than the queue. Classes about 9 % apart (eight to an octave) change rarely. In small
+namespaces the lists are exact: all lanes are looked at.
 """
 
 from __future__ import annotations
 
 SMALLEST = 32
-"""Numbers below have no class: lanes that small matter to a top list only where there are few lanes."""
+"""
+Numbers below have no class: lanes that small matter to a top list only where there are few lanes.
+"""
 
 AGE_SHIFT = 23
 """Ages are classed by 2^23 µs, some 8 seconds."""

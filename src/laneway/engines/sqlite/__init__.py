@@ -1,4 +1,6 @@
-"""The embedded engine: one SQLite file, any number of processes on one machine, nothing to install."""
+"""
+The embedded engine: one SQLite file, any number of processes on one machine, nothing to install.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Administration of the SQLite engine: policies, gates, topics, dead letters, and the overview. Reading costs no write lock."""
+"""
+Administration of the SQLite engine: policies, gates, topics, dead letters, and the overview.
+Reading costs no write lock.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,37 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.base import Check, Explanation, ExportedMessage, MessageView, Overview, TierStats, TopicStats
-from laneway.engines.sqlite import doctor, explaining, listing, migrating, policies, purging, tiers, views
+from laneway.engines.base import (
+    Check,
+    Explanation,
+    ExportedMessage,
+    MessageView,
+    Overview,
+    TierStats,
+    TopicStats,
+)
+from laneway.engines.sqlite import (
+    doctor,
+    explaining,
+    listing,
+    migrating,
+    policies,
+    purging,
+    tiers,
+    views,
+)
 from laneway.engines.sqlite.engine import Core, _clock
 from laneway.engines.sqlite.rows import Row
 from laneway.engines.sqlite.transaction import Transaction
-from laneway.policy import PROGRAM, Gate, PolicyBook, check_changes, check_pattern, own_rows, sources
+from laneway.policy import (
+    PROGRAM,
+    Gate,
+    PolicyBook,
+    check_changes,
+    check_pattern,
+    own_rows,
+    sources,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +67,9 @@ class SqliteEngine(Core):
         with self._view() as tx:
             return tx.rules.tier_layers
 
-    def tier_set(self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None) -> None:
+    def tier_set(
+        self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None
+    ) -> None:
         with self._transaction(now_us, durable=True) as tx:
             tiers.change(tx, layer, changes)
 
@@ -55,10 +85,18 @@ class SqliteEngine(Core):
             book.load(tx.rules.book.stored_rows())
             return book
 
-    def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
+    def policy_set(
+        self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
+    ) -> dict[str, Any]:
         return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
 
-    def policy_set_many(self, layer: str, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+    def policy_set_many(
+        self,
+        layer: str,
+        changes: Sequence[tuple[str, Mapping[str, Any]]],
+        *,
+        now_us: int | None = None,
+    ) -> list[dict[str, Any]]:
         checked = check_changes(changes)
         if not checked:
             return []
@@ -93,7 +131,9 @@ class SqliteEngine(Core):
         with self._view() as tx:
             return tx.own_layers(tx.own_of(topic))
 
-    def policy_own_list(self, after: str = "", limit: int = 1000) -> tuple[list[tuple[str, Layers]], str | None]:
+    def policy_own_list(
+        self, after: str = "", limit: int = 1000
+    ) -> tuple[list[tuple[str, Layers]], str | None]:
         with self._view() as tx:
             found = policies.page(tx, after, limit)
             return found, found[-1][0] if len(found) == limit else None
@@ -104,11 +144,15 @@ class SqliteEngine(Core):
 
     def puts_whole(self, drafts: Sequence[Draft]) -> bool:
         with self._view() as tx:
-            return not any(tx.policy(topic).limits_backlog for topic in {draft.topic for draft in drafts})
+            return not any(
+                tx.policy(topic).limits_backlog for topic in {draft.topic for draft in drafts}
+            )
 
     # Gates
 
-    def gate_set(self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None) -> None:
+    def gate_set(
+        self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
+    ) -> None:
         with self._transaction(now_us, durable=True) as tx:
             state = tx.make_gate(name)
             text = msgspec.json.encode(gate).decode()
@@ -132,12 +176,20 @@ class SqliteEngine(Core):
             return stats
 
     def topic_list(
-        self, *, order: str = "name", pattern: str = "*", limit: int = 20, after: str | None = None, now_us: int | None = None
+        self,
+        *,
+        order: str = "name",
+        pattern: str = "*",
+        limit: int = 20,
+        after: str | None = None,
+        now_us: int | None = None,
     ) -> list[TopicStats]:
         with self._view(now_us) as tx:
             return listing.topics(tx, order, pattern, limit, after)
 
-    def topic_peek(self, topic: str, *, limit: int = 10, now_us: int | None = None) -> list[MessageView]:
+    def topic_peek(
+        self, topic: str, *, limit: int = 10, now_us: int | None = None
+    ) -> list[MessageView]:
         with self._view(now_us) as tx:
             return views.peek(tx, topic, limit)
 
@@ -167,7 +219,9 @@ class SqliteEngine(Core):
 
     # Messages
 
-    def lookup(self, topic: str, ids: Sequence[str], *, now_us: int | None = None) -> dict[str, str]:
+    def lookup(
+        self, topic: str, ids: Sequence[str], *, now_us: int | None = None
+    ) -> dict[str, str]:
         with self._view(now_us) as tx:
             leased = views.Leased(tx)
             return {message_id: views.state_of(tx, topic, message_id, leased) for message_id in ids}
@@ -177,16 +231,26 @@ class SqliteEngine(Core):
             row = views.find(tx, message_id, topic)
             return views.message_view(tx, row, views.Leased(tx)) if row is not None else None
 
-    def explain(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> Explanation:
+    def explain(
+        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
+    ) -> Explanation:
         with self._view(now_us) as tx:
             return explaining.explain(tx, message_id, topic)
 
     # Dead letters
 
-    def dead_list(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[tuple[int, MessageView]]:
+    def dead_list(
+        self, topic: str | None = None, *, limit: int = 50, after: int = 0
+    ) -> list[tuple[int, MessageView]]:
         with self._view() as tx:
-            found = tx.all("dead_list", after, limit) if topic is None else tx.all("dead_list_of", topic, after, limit)
-            return [(row[0], view) for row in found if (view := views.dead_view(tx, row)) is not None]
+            found = (
+                tx.all("dead_list", after, limit)
+                if topic is None
+                else tx.all("dead_list_of", topic, after, limit)
+            )
+            return [
+                (row[0], view) for row in found if (view := views.dead_view(tx, row)) is not None
+            ]
 
     def dead_redrive(
         self,
@@ -199,9 +263,18 @@ class SqliteEngine(Core):
         now_us: int | None = None,
     ) -> int:
         with self._transaction(now_us, durable=True) as tx:
-            return purging.redrive(tx, topic, ids, limit, first=tx.now + first_us, spacing_us=spacing_us)
+            return purging.redrive(
+                tx, topic, ids, limit, first=tx.now + first_us, spacing_us=spacing_us
+            )
 
-    def dead_drop(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None) -> int:
+    def dead_drop(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        now_us: int | None = None,
+    ) -> int:
         with self._transaction(now_us, durable=True) as tx:
             return purging.drop_dead(tx, topic, ids, limit)
 
@@ -231,8 +304,16 @@ class SqliteEngine(Core):
         layers: tuple[Layer, Layer] = ("code", "operator")
         with self._view() as tx:
             states = [tx.keep_gate(row) for row in tx.all("gates")]
-            told = ((state.name, layer, text) for state in states for layer, text in zip(layers, (state.code, state.operator), strict=True))
-            return [(name, layer, msgspec.json.decode(text, type=Gate)) for name, layer, text in told if text]
+            told = (
+                (state.name, layer, text)
+                for state in states
+                for layer, text in zip(layers, (state.code, state.operator), strict=True)
+            )
+            return [
+                (name, layer, msgspec.json.decode(text, type=Gate))
+                for name, layer, text in told
+                if text
+            ]
 
     # The whole
 
@@ -248,7 +329,11 @@ class SqliteEngine(Core):
                 TierStats(
                     tier_queue.pool,
                     tier_queue.tier,
-                    tx.rules.tiers[tier_queue.tier].share if tier_queue.tier in tx.rules.tiers else 0,
+                    (
+                        tx.rules.tiers[tier_queue.tier].share
+                        if tier_queue.tier in tx.rules.tiers
+                        else 0
+                    ),
                     tier_queue.delivered,
                     tx.one("tier_queue_runnable", tier_queue.number, COUNTED)[0],
                 )
@@ -284,15 +369,25 @@ class SqliteEngine(Core):
         with self._view(now_us) as tx:
             leased = views.Leased(tx)
             rows = [Row(*row) for row in tx.all("messages_all")]
-            found = [view for row in rows if (view := views.message_view(tx, row, leased)) is not None]
-            names = sorted({view.topic for view in found} | {lane.topic for lane in views.all_lanes(tx) if lane.topic is not None})
+            found = [
+                view for row in rows if (view := views.message_view(tx, row, leased)) is not None
+            ]
+            names = sorted(
+                {view.topic for view in found}
+                | {lane.topic for lane in views.all_lanes(tx) if lane.topic is not None}
+            )
             return {
                 "now_us": tx.now,
                 "totals": msgspec.structs.asdict(self.overview(now_us=now_us)),
-                "topics": {name: msgspec.structs.asdict(views.topic_stats(tx, name)) for name in names},
+                "topics": {
+                    name: msgspec.structs.asdict(views.topic_stats(tx, name)) for name in names
+                },
                 "messages": [msgspec.structs.asdict(view) for view in found],
                 "gates": _gates(tx),
-                "policies": sorted([*tx.rules.book.stored_rows(), *own_rows(policies.page(tx, "", 1 << 60))], key=lambda row: row[:2]),
+                "policies": sorted(
+                    [*tx.rules.book.stored_rows(), *own_rows(policies.page(tx, "", 1 << 60))],
+                    key=lambda row: row[:2],
+                ),
             }
 
 

@@ -1,8 +1,10 @@
 """
-The lanes that a transaction changed, and how they are written: all of which the same columns changed in one statement.
+The lanes that a transaction changed, and how they are written: all of which the same columns
+changed in one statement.
 
-SQLite works on every index that stands on a column which an UPDATE names, changed or not; and binding a column costs as much as
-reading one. So the usual small changes have statements of their own.
+SQLite works on every index that stands on a column which an UPDATE names, changed or not; and
+binding a column costs as much as reading one. So the usual small changes have statements of their
+own.
 """
 
 from __future__ import annotations
@@ -58,11 +60,15 @@ class LaneChanges:
             _classify(lane, tx.now)
             before, lane.stood = lane.stood, lane.standing()
             mark, changed = _changed_classes(before, lane.stood)
-            written[f"lane_grow{mark}"].append((lane.ready, lane.bytes, lane.published, *changed, lane.lane))
+            written[f"lane_grow{mark}"].append(
+                (lane.ready, lane.bytes, lane.published, *changed, lane.lane)
+            )
         for lane in self.ended.values():
             lane.stood = lane.standing()
             written["lane_end"].append((lane.leased, lane.done, lane.wake or 0, lane.lane))
-        written["lane_shrink"] = [(lane.leased, lane.done, lane.lane) for lane in self.shrunk.values()]
+        written["lane_shrink"] = [
+            (lane.leased, lane.done, lane.lane) for lane in self.shrunk.values()
+        ]
         tx.insert("lane_insert", inserted)
         for name, rows in written.items():
             tx.run_many(name, rows)
@@ -78,9 +84,13 @@ class LaneChanges:
 
     def _merge(self) -> None:
         """A lane that changed in more than one way is written as a whole."""
-        several = (self.grown.keys() & self.shrunk.keys()) | (self.ended.keys() & (self.grown.keys() | self.shrunk.keys()))
+        several = (self.grown.keys() & self.shrunk.keys()) | (
+            self.ended.keys() & (self.grown.keys() | self.shrunk.keys())
+        )
         for number in several:
-            self.dirty[number] = self.grown.get(number) or self.shrunk.get(number) or self.ended[number]
+            self.dirty[number] = (
+                self.grown.get(number) or self.shrunk.get(number) or self.ended[number]
+            )
         for each in (self.grown, self.shrunk, self.ended):
             for number in each.keys() & self.dirty.keys():
                 del each[number]
@@ -93,7 +103,15 @@ def _inserted(lane: Lane, now: int) -> tuple[Any, ...]:
     lane.stood = lane.standing()
     standing = [value or 0 for value in lane.stood]
     rule = 0 if lane.rule == lane.name else lane.rule
-    return (lane.lane, lane.name, rule, lane.own, *standing[:_PLACED], *lane.counts(), *standing[_PLACED:])
+    return (
+        lane.lane,
+        lane.name,
+        rule,
+        lane.own,
+        *standing[:_PLACED],
+        *lane.counts(),
+        *standing[_PLACED:],
+    )
 
 
 def _whole(lane: Lane, now: int, written: defaultdict[str, list[tuple[Any, ...]]]) -> None:
@@ -122,7 +140,9 @@ def _classify(lane: Lane, now: int) -> None:
         lane.slow = size_class(lane.throttled // 10_000)
 
 
-def _changed_classes(before: tuple[Any, ...], after: tuple[Any, ...]) -> tuple[str, tuple[int, ...]]:
+def _changed_classes(
+    before: tuple[Any, ...], after: tuple[Any, ...]
+) -> tuple[str, tuple[int, ...]]:
     """Which size classes changed, as the end of a statement's name, and their values."""
     if before[_PLACED:] == after[_PLACED:]:
         return "", ()

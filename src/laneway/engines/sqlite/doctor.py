@@ -1,4 +1,6 @@
-"""What the doctor looks at: whether the file is sound, and whether its parts agree with each other."""
+"""
+What the doctor looks at: whether the file is sound, and whether its parts agree with each other.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,21 @@ def check_file(store: Store) -> list[Check]:
     with store.reading() as connection:
         found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
     sound = found == ["ok"]
-    return [Check("file", sound, "sound" if sound else "; ".join(found), "" if sound else "restore a copy, or `sqlite3 FILE .recover`")]
+    return [
+        Check(
+            "file",
+            sound,
+            "sound" if sound else "; ".join(found),
+            "" if sound else "restore a copy, or `sqlite3 FILE .recover`",
+        )
+    ]
 
 
 def check_parts(tx: Transaction, *, repair: bool) -> list[Check]:
-    """Whether messages, orders, counts, leases and totals agree; mended where asked for. What was lost is counted."""
+    """
+    Whether messages, orders, counts, leases and totals agree; mended where asked for. What was lost
+    is counted.
+    """
     checks = [
         _lane_cache(tx),
         _entries_without_message(tx, repair=repair),
@@ -44,14 +56,22 @@ def check_parts(tx: Transaction, *, repair: bool) -> list[Check]:
 
 
 def _lane_cache(tx: Transaction) -> Check:
-    """What this process remembers of lanes must be what the file says; what is wrong is forgotten."""
+    """
+    What this process remembers of lanes must be what the file says; what is wrong is forgotten.
+    """
     wrong = 0
     for row in tx.all("lanes_all", views.ALL):
         remembered = tx.lane_cache.lanes.get(row[0])
-        if remembered is not None and remembered.standing() + remembered.counts() != (read := Lane(*row)).standing() + read.counts():
+        if (
+            remembered is not None
+            and remembered.standing() + remembered.counts()
+            != (read := Lane(*row)).standing() + read.counts()
+        ):
             wrong += 1
             tx.lane_cache.drop(remembered)
-    return finding("memory", wrong, "lanes that this process remembered wrongly, mended", repair=False)
+    return finding(
+        "memory", wrong, "lanes that this process remembered wrongly, mended", repair=False
+    )
 
 
 def _entries_without_message(tx: Transaction, *, repair: bool) -> Check:
@@ -75,7 +95,11 @@ def _take_in_again(tx: Transaction, mid: int) -> None:
         return
     known = tx.one("lane_by_number", row.lane)
     if row.state == DEAD:
-        messages.bury(tx, tx.keep(known), row, "found by the doctor without its reason", None) if known else messages.remove(tx, row)
+        (
+            messages.bury(tx, tx.keep(known), row, "found by the doctor without its reason", None)
+            if known
+            else messages.remove(tx, row)
+        )
         return
     if known is None:
         topic = row.topic or "laneway.recovered"
@@ -113,9 +137,19 @@ def _totals(tx: Transaction, *, repair: bool) -> Check:
     wrong = sum(
         now != then
         for now, then in (
-            (waiting, shard.waiting), (size, shard.bytes), (leased, shard.leased), (dead, shard.dead), (lanes, shard.lanes),
+            (waiting, shard.waiting),
+            (size, shard.bytes),
+            (leased, shard.leased),
+            (dead, shard.dead),
+            (lanes, shard.lanes),
         )
-    )  # fmt: skip
+    )
     if repair:
-        shard.waiting, shard.bytes, shard.leased, shard.dead, shard.lanes = waiting, size, leased, dead, lanes
+        shard.waiting, shard.bytes, shard.leased, shard.dead, shard.lanes = (
+            waiting,
+            size,
+            leased,
+            dead,
+            lanes,
+        )
     return disagreement("totals", wrong, repair=repair)

@@ -45,8 +45,9 @@ NUMBER_UNIT = 16
 """
 A new sequence number or fence is at least the time in units of so many microseconds.
 
-So a file that was deleted and made again, or lost its last transactions in a crash, gives out no number a second time: to repeat one, a store would
-have to give out more than 62,500 a second for as long as it exists. Not where the caller tells the time: there numbers count from 1, as the model's.
+So a file that was deleted and made again, or lost its last transactions in a crash, gives out no
+number a second time: to repeat one, a store would have to give out more than 62,500 a second for as
+long as it exists. Not where the caller tells the time: there numbers count from 1, as the model's.
 """
 
 SOON_US = round(LOOK_AGAIN * SECOND)
@@ -57,18 +58,25 @@ DURABILITIES = ("memory", "fsync")
 
 def path_of(url: str, namespace: str) -> str | None:
     """
-    The file of a namespace: `sqlite:///path` is relative, `sqlite:////path` absolute, `sqlite://` in memory (None).
+    The file of a namespace: `sqlite:///path` is relative, `sqlite:////path` absolute, `sqlite://`
+    in memory (None).
 
-    Each namespace other than "default" has a file of its own beside it, `name.namespace.db`: worlds apart, and one's load does not
-    hold the other's write lock.
+    Each namespace other than "default" has a file of its own beside it, `name.namespace.db`: worlds
+    apart, and one's load does not hold the other's write lock.
     """
     rest = url.removeprefix("sqlite://")
     if rest in ("", "/:memory:"):
         return None
     if rest == "/":
-        raise UsageError(f'engine URL {redacted(url)!r}: the path is missing; write "sqlite:///laneway.db" for a file, "sqlite://" for one in memory')
+        raise UsageError(
+            f'engine URL {redacted(url)!r}: the path is missing; write "sqlite:///laneway.db" for a'
+            ' file, "sqlite://" for one in memory'
+        )
     if not rest.startswith("/"):
-        raise UsageError(f'engine URL {redacted(url)!r}: a path begins after three slashes; write "sqlite:///{redacted(rest)}"')
+        raise UsageError(
+            f"engine URL {redacted(url)!r}: a path begins after three slashes; write"
+            f' "sqlite:///{redacted(rest)}"'
+        )
     path = Path(rest[1:])
     if namespace == "default":
         return str(path)
@@ -82,7 +90,8 @@ class Core:
         durability = settings.durability or "fsync"
         if durability not in DURABILITIES:
             raise UsageError(
-                f'engine {redacted(url)}: durability "{durability}" needs replicas, which a file has not; use "fsync" (the default) or "memory"'
+                f'engine {redacted(url)}: durability "{durability}" needs replicas, which a file'
+                ' has not; use "fsync" (the default) or "memory"'
             )
         check_namespace(settings.namespace)
         path = path_of(url, settings.namespace)
@@ -120,7 +129,9 @@ class Core:
         if stored is not None:
             return TierLayers.read(stored[0])
         with self._store.writing(durable=True) as connection:
-            stored = connection.execute(SQL["setting_read"], ("tiers",)).fetchone()  # another process may have been faster
+            stored = connection.execute(
+                SQL["setting_read"], ("tiers",)
+            ).fetchone()  # another process may have been faster
             if stored is not None:
                 return TierLayers.read(stored[0])
             made = TierLayers.new(settings.tiers, settings.default_tier)
@@ -142,10 +153,14 @@ class Core:
         limits = (settings.max_backlog, settings.max_backlog_bytes, settings.on_full)
         with self._store.writing(durable=True) as connection:
             if limits[0] is not None or limits[1] is not None:
-                connection.execute(SQL["setting_write"], ("limits", msgspec.json.encode(limits).decode()))
+                connection.execute(
+                    SQL["setting_write"], ("limits", msgspec.json.encode(limits).decode())
+                )
             stored = connection.execute(SQL["setting_read"], ("limits",)).fetchone()
         if stored is not None:
-            self._rules.max_backlog, self._rules.max_backlog_bytes, self._rules.on_full = msgspec.json.decode(stored[0])
+            self._rules.max_backlog, self._rules.max_backlog_bytes, self._rules.on_full = (
+                msgspec.json.decode(stored[0])
+            )
 
     # Transactions
 
@@ -156,7 +171,9 @@ class Core:
             try:
                 with store.writing(durable=durable) as connection:
                     lane_cache.check(connection, store.commits)
-                    tx = Transaction(connection, self._rules, _clock() if now_us is None else now_us, lane_cache)
+                    tx = Transaction(
+                        connection, self._rules, _clock() if now_us is None else now_us, lane_cache
+                    )
                     if now_us is None:
                         tx.least = tx.now // NUMBER_UNIT
                         self._look_at_clock(tx)
@@ -175,15 +192,20 @@ class Core:
             self._wakeup.tell(tx.changed_ids)
 
     def _look_at_clock(self, tx: Transaction) -> None:
-        """The store's time never goes back: where the machine's clock was set back it stands still, which somebody should know."""
+        """
+        The store's time never goes back: where the machine's clock was set back it stands still,
+        which somebody should know.
+        """
         behind = tx.now - _clock()
         if behind > CLOCK_SLACK_US and time.monotonic() - self._warned >= WARN_EVERY:
             self._warned = time.monotonic()
             log.warning(
-                "%s: this machine's clock is %.0f s behind the time of the store, which stands still until then: delays, rates and leases "
-                "wait, nothing is lost; was the clock set back?",
-                self._store.name, behind / SECOND,
-            )  # fmt: skip
+                "%s: this machine's clock is %.0f s behind the time of the store, which stands"
+                " still until then: delays, rates and leases wait, nothing is lost; was the clock"
+                " set back?",
+                self._store.name,
+                behind / SECOND,
+            )
 
     # The hot path
 
@@ -212,28 +234,49 @@ class Core:
             tx.flush_what_went_down()
             startable = n if startable is None else startable
             kept = serving.Only.of(only, tx.lane_cache.places)
-            leases, withheld = serving.lease(tx, n, pool, topics, startable, record_start=record_start, only=kept)
+            leases, withheld = serving.lease(
+                tx, n, pool, topics, startable, record_start=record_start, only=kept
+            )
             tx.flush()
             wake = housekeeping.next_wake(tx)
-            if withheld or (leases and (len(leases) == n or (wake is not None and wake < tx.now + SOON_US))):
-                tx.pools_to_notify.add(pool)  # there may be more, now or soon, and this worker may be busy then
-        return Batch(leases, tx.now, wake) if kept is None else Batch(leases, tx.now, wake, kept.passed_over, kept.goes_on)
+            if withheld or (
+                leases and (len(leases) == n or (wake is not None and wake < tx.now + SOON_US))
+            ):
+                tx.pools_to_notify.add(
+                    pool
+                )  # there may be more, now or soon, and this worker may be busy then
+        return (
+            Batch(leases, tx.now, wake)
+            if kept is None
+            else Batch(leases, tx.now, wake, kept.passed_over, kept.goes_on)
+        )
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         with self._transaction(now_us, durable=True) as tx:
             return settling.start(tx, leases)
 
     def settle(
-        self, settlements: Sequence[Settlement], *, publish: Mapping[int, Sequence[Draft]] | None = None, now_us: int | None = None
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        publish: Mapping[int, Sequence[Draft]] | None = None,
+        now_us: int | None = None,
     ) -> list[str]:
         if not settlements:
             return []
         try:
             return self._settle(settlements, publish or {}, now_us)
         except settling.Outdated:
-            return self._settle(settlements, publish or {}, now_us)  # what was remembered of these leases is forgotten now
+            return self._settle(
+                settlements, publish or {}, now_us
+            )  # what was remembered of these leases is forgotten now
 
-    def _settle(self, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]], now_us: int | None) -> list[str]:
+    def _settle(
+        self,
+        settlements: Sequence[Settlement],
+        publish: Mapping[int, Sequence[Draft]],
+        now_us: int | None,
+    ) -> list[str]:
         with self._transaction(now_us, durable=True) as tx:
             answers = settling.settle(tx, settlements, publish)
             if any(settlement.action != "ack" for settlement in settlements):
@@ -244,16 +287,23 @@ class Core:
         with self._transaction(now_us, durable=False) as tx:
             return results.note(tx, notes)
 
-    def kept(self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None) -> list[Kept]:
+    def kept(
+        self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
+    ) -> list[Kept]:
         with self._store.reading() as connection:
-            return results.read(Transaction(connection, self._rules, _clock() if now_us is None else now_us), [message_id for message_id, _ in ids])
+            return results.read(
+                Transaction(connection, self._rules, _clock() if now_us is None else now_us),
+                [message_id for message_id, _ in ids],
+            )
 
     def forget_results(self, message_id: str, topic: str | None = None) -> None:
         del topic
         with self._transaction(None, durable=True) as tx:
             tx.run("kept_delete", message_id)
 
-    def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
+    def withdraw(
+        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
+    ) -> str:
         with self._transaction(now_us, durable=True) as tx:
             return results.withdraw(tx, message_id, topic)
 
@@ -272,7 +322,9 @@ class Core:
     def result_listener(self) -> ResultListener:
         return self._wakeup.result_listener()
 
-    def extend(self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None) -> list[bool]:
+    def extend(
+        self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None
+    ) -> list[bool]:
         with self._transaction(now_us, durable=False) as tx:
             return settling.extend(tx, leases, by_us)
 
@@ -282,7 +334,14 @@ class Core:
             tx.flush()
             return housekeeping.next_wake(tx)
 
-    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None, interrupt: Interrupt | None = None) -> bool:
+    def wait(
+        self,
+        timeout: float,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> bool:
         return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
 
     def arrival_listener(self, pool: str = "default") -> ArrivalListener:
@@ -318,7 +377,8 @@ class Core:
     def _is_runnable(self, tx: Transaction, pool: str, topics: Sequence[str] | None) -> bool:
         if topics is None:
             return any(
-                tier_queue.pool == pool and tx.one("tier_queue_has_work", tier_queue.number, tier_queue.number)[0]
+                tier_queue.pool == pool
+                and tx.one("tier_queue_has_work", tier_queue.number, tier_queue.number)[0]
                 for tier_queue in tx.tier_queues.values()
             )
         for topic in topics:
@@ -327,7 +387,11 @@ class Core:
             tx.load_names(names)
             for name in names:
                 lane = tx.find_lane(name)
-                if lane is None or tx.tier_queues[lane.tier_queue].pool != pool or not serving.can_deliver(tx, lane):
+                if (
+                    lane is None
+                    or tx.tier_queues[lane.tier_queue].pool != pool
+                    or not serving.can_deliver(tx, lane)
+                ):
                     continue
                 if lane.topic is not None or tx.one("folded_heads", topic, 1) is not None:
                     return True

@@ -28,7 +28,11 @@ def explain(tx: Transaction, message_id: str, topic: str | None) -> Explanation:
 
 
 def _absent(tx: Transaction, message_id: str, topic: str | None) -> Explanation:
-    known = tx.one("ident_anywhere", message_id) if topic is None else tx.one("ident_read", message_id, topic)
+    known = (
+        tx.one("ident_anywhere", message_id)
+        if topic is None
+        else tx.one("ident_read", message_id, topic)
+    )
     if known is None or (known[-1] is not None and known[-1] <= tx.now):
         return explaining.absent(message_id, topic, finished=False)
     return explaining.absent(message_id, topic or known[0], finished=True)
@@ -39,15 +43,32 @@ def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
     policy = tx.rule(lane)
     is_runnable = lane.place == RUNNABLE
     return Facts(
-        now_us=tx.now, clock_us=tx.clock, view=view, policy=policy, is_runnable=is_runnable, leased=lane.leased, rest_step=lane.rest_step,
-        rest_until_us=lane.rest_until, tat=lane.tat, rate_now=size_classes.rate(tx.now, lane.seen, lane.lately, lane.before),
+        now_us=tx.now,
+        clock_us=tx.clock,
+        view=view,
+        policy=policy,
+        is_runnable=is_runnable,
+        leased=lane.leased,
+        rest_step=lane.rest_step,
+        rest_until_us=lane.rest_until,
+        tat=lane.tat,
+        rate_now=size_classes.rate(tx.now, lane.seen, lane.lately, lane.before),
         tier=tx.tier_queues[lane.tier_queue].tier,
         share=share_text(tx.rules.tiers, tx.tier_queues[lane.tier_queue].tier),
-        ahead=tx.one("ready_before", lane.lane, row.rank, row.pos, row.seq, COUNTED)[0] if row.state != DELAYED else 0,
-        lanes_before=tx.one("lanes_before", lane.tier_queue, lane.vt, lane.lane, COUNTED)[0] if is_runnable else 0,
-        busy_with=_busy_with(tx, lane, row) if row.state == PARKED else None, gate=_gate(tx, policy),
+        ahead=(
+            tx.one("ready_before", lane.lane, row.rank, row.pos, row.seq, COUNTED)[0]
+            if row.state != DELAYED
+            else 0
+        ),
+        lanes_before=(
+            tx.one("lanes_before", lane.tier_queue, lane.vt, lane.lane, COUNTED)[0]
+            if is_runnable
+            else 0
+        ),
+        busy_with=_busy_with(tx, lane, row) if row.state == PARKED else None,
+        gate=_gate(tx, policy),
         unhandled_us=(tx.one("note_read", row.mid) or (None,))[0],
-    )  # fmt: skip
+    )
 
 
 def _busy_with(tx: Transaction, lane: Lane, row: Row) -> str | None:
@@ -58,4 +79,8 @@ def _busy_with(tx: Transaction, lane: Lane, row: Row) -> str | None:
 
 def _gate(tx: Transaction, policy: Resolved) -> GateFacts | None:
     gate = tx.gate(policy.gate) if policy.gate is not None else None
-    return GateFacts(room=gate.room(tx.now), leased=gate.leased, wake_us=gate.wake) if gate is not None else None
+    return (
+        GateFacts(room=gate.room(tx.now), leased=gate.leased, wake_us=gate.wake)
+        if gate is not None
+        else None
+    )

@@ -1,8 +1,9 @@
 """
 Whether the files that a process has open are still those at their path.
 
-A file that was deleted, moved or replaced can be written as before: what is committed then is seen by nobody else, and lost with
-the process. So each commit is checked. The folder's own time tells most often, with one `stat`, that nothing in it has changed.
+A file that was deleted, moved or replaced can be written as before: what is committed then is seen
+by nobody else, and lost with the process. So each commit is checked. The folder's own time tells
+most often, with one `stat`, that nothing in it has changed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 SETTLED_NS = 3_000_000_000
-"""A folder's time is trusted once it is so old: file systems count it in steps of up to two seconds."""
+"""
+A folder's time is trusted once it is so old: file systems count it in steps of up to two seconds.
+"""
 
 LOOK_EVERY = 0.1
 """Seconds between looks where a commit is not promised to be on disk."""
@@ -62,16 +65,21 @@ class Files:
         now = [_identity(name) for name in self._names]
         if now[0] is None:
             return (
-                f"{path}: the file was removed or moved away under this process; nothing more is accepted into it: put it back, "
-                "or restart all programs that use it to begin with a new one"
+                f"{path}: the file was removed or moved away under this process; nothing more is"
+                " accepted into it: put it back, or restart all programs that use it to begin with"
+                " a new one"
             )
         if now[0] != self._known[0]:
-            return f"{path}: another file was put in its place under this process; nothing more is accepted into the old one: restart this program"
+            return (
+                f"{path}: another file was put in its place under this process; nothing more is"
+                " accepted into the old one: restart this program"
+            )
         for name, known, found in zip(self._names[1:], self._known[1:], now[1:], strict=True):
             if known is not None and found != known:
                 return (
-                    f"{name}: the file was removed or replaced while programs use {path}; nothing more is accepted: end all of them, then start "
-                    "them again; the last that ends writes what the removed file held"
+                    f"{name}: the file was removed or replaced while programs use {path}; nothing"
+                    " more is accepted: end all of them, then start them again; the last that ends"
+                    " writes what the removed file held"
                 )
         return None
 
@@ -88,8 +96,8 @@ def is_of_another(path: str) -> bool:
     """
     Whether the `-wal` beside a file was left by another file that was there before.
 
-    SQLite would take its pages for the file's own. Each store has a random nonce: what the file says of it by itself and
-    with the `-wal` is compared, by connections that can write nothing.
+    SQLite would take its pages for the file's own. Each store has a random nonce: what the file
+    says of it by itself and with the `-wal` is compared, by connections that can write nothing.
     """
     wal = Path(f"{os.path.realpath(path)}-wal")
     try:
@@ -103,6 +111,13 @@ def is_of_another(path: str) -> bool:
 
 def _nonce(path: str, more: str) -> str | None:
     """None: it cannot be read, which says nothing: somebody may be making the file."""
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{quote(os.path.realpath(path))}?mode=ro{more}", uri=True, timeout=1)) as reading:
+    with (
+        suppress(sqlite3.Error),
+        closing(
+            sqlite3.connect(
+                f"file:{quote(os.path.realpath(path))}?mode=ro{more}", uri=True, timeout=1
+            )
+        ) as reading,
+    ):
         return str(reading.execute("SELECT nonce FROM shard").fetchone()[0])
     return None

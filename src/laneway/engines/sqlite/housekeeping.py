@@ -1,4 +1,7 @@
-"""What happens by the clock: due messages, leases that run out, ttl, retention, sweeps of changed patterns, lanes that wake."""
+"""
+What happens by the clock: due messages, leases that run out, ttl, retention, sweeps of changed
+patterns, lanes that wake.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from laneway.engines.shared.naming import BUCKET
 from laneway.engines.sqlite import messages, settling
-from laneway.engines.sqlite.rows import ASLEEP, DELAYED, DUE, EXPIRES, IDLE, LEASES_END, RETENTION_ENDS, Lane
+from laneway.engines.sqlite.rows import (
+    ASLEEP,
+    DELAYED,
+    DUE,
+    EXPIRES,
+    IDLE,
+    LEASES_END,
+    RETENTION_ENDS,
+    Lane,
+)
 from laneway.policy import matches
 
 if TYPE_CHECKING:
@@ -38,7 +50,10 @@ def _events(tx: Transaction, budget: int) -> None:
 
 
 def _happen(tx: Transaction, page: list[Any], left: int) -> int:
-    """The events of a page, in their order; ends early where another one comes between them. Returns how many messages and leases it were."""
+    """
+    The events of a page, in their order; ends early where another one comes between them. Returns
+    how many messages and leases it were.
+    """
     done = 0
     for at, kind, a, b in page:
         if done >= left:
@@ -91,7 +106,11 @@ def _wake(tx: Transaction, budget: int) -> None:
         tx.reopen(tx.keep_gate(row))
     # Lanes that an event has placed anew are still listed where they stood, and use no budget.
     listed = (tx.keep(row) for row in tx.all("lanes_to_wake", tx.now, budget + tx.changed_lanes))
-    asleep = [lane for lane in listed if lane.place == ASLEEP and lane.wake is not None and lane.wake <= tx.now]
+    asleep = [
+        lane
+        for lane in listed
+        if lane.place == ASLEEP and lane.wake is not None and lane.wake <= tx.now
+    ]
     for lane in asleep[:budget]:
         tx.place(lane)
     tx.forget_idle(budget)

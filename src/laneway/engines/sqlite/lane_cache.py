@@ -1,9 +1,10 @@
 """
 What an engine object remembers of its file between two of its own transactions.
 
-Lanes, tiers and counters are the same as in the file as long as nobody else writes to it: SQLite's `data_version` tells. With several
-processes on one file each of them reads anew; alone, a worker reads no lane twice. Leases handed out here are remembered
-too, whoever writes: that one is still held is seen when its row is deleted.
+Lanes, tiers and counters are the same as in the file as long as nobody else writes to it: SQLite's
+`data_version` tells. With several processes on one file each of them reads anew; alone, a worker
+reads no lane twice. Leases handed out here are remembered too, whoever writes: that one is still
+held is seen when its row is deleted.
 """
 
 from __future__ import annotations
@@ -33,14 +34,20 @@ class LaneCache:
         self.own: dict[str, int] = {}
         """By topic: the number of its own policy (0: none) where it has no lane that says so."""
         self.handed: dict[int, tuple[int, int]] = {}
-        """By fence: message and lane of leases that need nothing but to be deleted when they are acked."""
+        """
+        By fence: message and lane of leases that need nothing but to be deleted when they are
+        acked.
+        """
         self.places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]] = {}
         """Where leases that pass lanes over go on: by tier_queue, gate and patterns."""
         self._version = -1
         self._commits = -1
 
     def check(self, connection: sqlite3.Connection, commits: int) -> None:
-        """Called in a transaction: forget what may have changed. `commits`: how many this connection has made."""
+        """
+        Called in a transaction: forget what may have changed. `commits`: how many this connection
+        has made.
+        """
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         if version != self._version or commits != self._commits:
             self.forget()

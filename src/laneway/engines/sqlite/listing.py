@@ -35,16 +35,19 @@ SELECT l.lane, l.name, l.rule, {columns} FROM lane l WHERE l.name >= ?2 AND l.na
 # Where there are few lanes: those that are a topic are sorted here, the others are all looked at.
 _FEW = """
 SELECT l.lane, l.name, l.rule, {columns} FROM lane l
- WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NULL AND ?4 > 0 ORDER BY {sort}, l.name LIMIT ?1"""
+ WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NULL AND ?4 > 0
+ ORDER BY {sort}, l.name LIMIT ?1"""
 
 _PARTS = """
-SELECT l.lane, l.name, l.rule, {columns} FROM lane l WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NOT NULL LIMIT ?1"""
+SELECT l.lane, l.name, l.rule, {columns} FROM lane l
+ WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NOT NULL LIMIT ?1"""
 
 _FOLDED = """
 WITH RECURSIVE found (topic) AS (
     SELECT (SELECT topic FROM message WHERE topic > ?1 AND topic < ?2 ORDER BY topic LIMIT 1)
     UNION ALL
-    SELECT (SELECT topic FROM message WHERE topic > found.topic AND topic < ?2 ORDER BY topic LIMIT 1)
+    SELECT (SELECT topic FROM message WHERE topic > found.topic AND topic < ?2
+             ORDER BY topic LIMIT 1)
       FROM found WHERE found.topic IS NOT NULL
      LIMIT ?3
 )
@@ -60,9 +63,10 @@ class _Order:
     """
     How a top list is found.
 
-    `index`: the column of `lane` with the size classes, and its index; `columns`: what of a lane is read,
-    `worth`: what that comes to, and `sort`: the same in SQL (?4: the time). `folded`: of a topic in a bucket,
-    the aggregate over its messages' `since`, and which messages count; None: nothing is counted by topic there.
+    `index`: the column of `lane` with the size classes, and its index; `columns`: what of a lane is
+    read, `worth`: what that comes to, and `sort`: the same in SQL (?4: the time). `folded`: of a
+    topic in a bucket, the aggregate over its messages' `since`, and which messages count; None:
+    nothing is counted by topic there.
     """
 
     def __init__(
@@ -78,7 +82,9 @@ class _Order:
         self.named = _NAMED.format(columns=columns)
         self.few = _FEW.format(columns=columns, sort=sort)
         self.parts = _PARTS.format(columns=columns)
-        self.folded = _FOLDED.format(worth=folded[0], states=folded[1]) if folded is not None else None
+        self.folded = (
+            _FOLDED.format(worth=folded[0], states=folded[1]) if folded is not None else None
+        )
         self.worth = worth
 
 
@@ -91,9 +97,11 @@ _READY = """m.state = 0 AND EXISTS (
 _FRONT = ", ".join(
     f"(SELECT {column} FROM ready r WHERE r.lane = l.lane ORDER BY {order} LIMIT 1) AS {name}"
     for name, column, order in (
-        ("first_rank", "r.rank", "r.rank"), ("pos", "r.pos", "r.rank, r.pos"), ("last_rank", "r.rank", "r.rank DESC"),
+        ("first_rank", "r.rank", "r.rank"),
+        ("pos", "r.pos", "r.rank, r.pos"),
+        ("last_rank", "r.rank", "r.rank DESC"),
     )
-)  # fmt: skip
+)
 _BY_FRONT = """CASE WHEN first_rank = last_rank AND first_rank & 1 THEN pos
             WHEN first_rank IS NULL THEN 1 << 62 ELSE -(1 << 62) END"""
 """Of lanes with several ranks the oldest is looked for afterwards."""
@@ -101,8 +109,10 @@ _BY_FRONT = """CASE WHEN first_rank = last_rank AND first_rank & 1 THEN pos
 _WAITING = "l.ready + l.delayed + l.parked"
 _THROTTLED = "coalesce(json_extract(l.more, '$[5]'), 0)"
 _RATE = f"""CASE WHEN ?4 - l.seen >= {2 * size_classes.WINDOW_US} THEN 0
-        WHEN ?4 - l.seen >= {size_classes.WINDOW_US} THEN 1.0 * l.lately * ({2 * size_classes.WINDOW_US} - ?4 + l.seen)
-        ELSE 1.0 * l.before * ({size_classes.WINDOW_US} - ?4 + l.seen) + 1.0 * l.lately * {size_classes.WINDOW_US} END DESC"""
+        WHEN ?4 - l.seen >= {size_classes.WINDOW_US} THEN 1.0 * l.lately
+                                                    * ({2 * size_classes.WINDOW_US} - ?4 + l.seen)
+        ELSE 1.0 * l.before * ({size_classes.WINDOW_US} - ?4 + l.seen)
+             + 1.0 * l.lately * {size_classes.WINDOW_US} END DESC"""
 """As `size_classes.rate`, but for a factor."""
 
 
@@ -121,16 +131,23 @@ def _age(tx: Transaction, lane: int, *front: int | None) -> float:
 
 ORDERS = {
     "backlog": _Order(
-        "big", "DESC", _WAITING, _as_it_is, f"{_WAITING} DESC", folded=("count(*)", f"m.state IN (1, 2) OR {_READY}"),
+        "big",
+        "DESC",
+        _WAITING,
+        _as_it_is,
+        f"{_WAITING} DESC",
+        folded=("count(*)", f"m.state IN (1, 2) OR {_READY}"),
     ),
     "age": _Order("old", "ASC", _FRONT, _age, _BY_FRONT, folded=("min(since)", _READY)),
     "rate": _Order("busy", "DESC", "l.seen, l.lately, l.before", _rate, _RATE),
     "throttled": _Order("slow", "DESC", _THROTTLED, _as_it_is, f"{_THROTTLED} DESC"),
-}  # fmt: skip
+}
 """By the names of `laneway.engines.shared.listing.MEASURES`."""
 
 
-def topics(tx: Transaction, order: str, pattern: str, limit: int, after: str | None) -> list[TopicStats]:
+def topics(
+    tx: Transaction, order: str, pattern: str, limit: int, after: str | None
+) -> list[TopicStats]:
     """Topics of the pattern in the order asked for."""
     return listing.topics(_Topics(tx), order, pattern, limit, after)
 
@@ -150,10 +167,16 @@ class _Topics:
 
     def next_name(self, after: str) -> str | None:
         """The first of three indexes."""
-        return min((name for query in _NAMES if (name := self._next(query, after)) is not None), default=None)
+        return min(
+            (name for query in _NAMES if (name := self._next(query, after)) is not None),
+            default=None,
+        )
 
     def _next(self, query: str, after: str) -> str | None:
-        """The next topic's name; lanes of a partitioned topic come as one, those of buckets not at all."""
+        """
+        The next topic's name; lanes of a partitioned topic come as one, those of buckets not at
+        all.
+        """
         at = max(after, BUCKET + _LAST) if query == "lane_name_next" else after
         while (step := self._transaction.one(query, at)) is not None:
             name = str(step[0]).partition(PARTITION)[0]
@@ -176,12 +199,19 @@ class _Topics:
                 yield from self._folded(order, entry, prefix)
 
     def _lanes(self, entry: _Order, pattern: str, most: int) -> list[tuple[Any, ...]]:
-        """All, where there are few. Else the first of the index; where it is short, others of the pattern."""
+        """
+        All, where there are few. Else the first of the index; where it is short, others of the
+        pattern.
+        """
         prefix = pattern.removesuffix("*")
         if self._transaction.shard.lanes <= FEW:
             found = self._read(entry.few, most, prefix, prefix + _LAST, self._transaction.now)
             found += self._read(entry.parts, FEW, prefix, prefix + _LAST)
-            return found if not prefix else found + self._read(entry.parts, FEW, BUCKET, BUCKET + _LAST)
+            return (
+                found
+                if not prefix
+                else found + self._read(entry.parts, FEW, BUCKET, BUCKET + _LAST)
+            )
         looked_at = most if pattern == "*" else max(FEW, most)
         found = self._read(entry.listed, looked_at, most, prefix, prefix + _LAST, BUCKET + _LAST)
         if len(found) < most:

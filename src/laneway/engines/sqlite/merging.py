@@ -1,5 +1,6 @@
 """
-Joining messages about the same thing: on publish, and when a leased one comes back while another of its key waits.
+Joining messages about the same thing: on publish, and when a leased one comes back while another of
+its key waits.
 
 The rules are docs/behaviour.md, "Merging on publish" and "Arriving".
 """
@@ -27,7 +28,10 @@ def waiting_one(tx: Transaction, lane: Lane, mkey: bytes) -> Row | None:
 
 
 def join(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> bool:
-    """Let a new message join the waiting `row`; False if that one is full and the newcomer has to begin another."""
+    """
+    Let a new message join the waiting `row`; False if that one is full and the newcomer has to
+    begin another.
+    """
     if policy.merge == "all":
         if row.parts + 1 >= policy.merge_limit:
             return False
@@ -54,7 +58,10 @@ def _resize(tx: Transaction, lane: Lane, by: int) -> None:
 
 
 def _change_waiting(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> None:
-    """What a newcomer changes of the waiting message that it joins: its due time, and with `last` all that it carries."""
+    """
+    What a newcomer changes of the waiting message that it joins: its due time, and with `last` all
+    that it carries.
+    """
     due = _new_due(tx, row, draft, policy)
     if policy.merge != "last" and due == row.since:
         return
@@ -130,8 +137,8 @@ def window_due(tx: Transaction, topic: str, mkey: bytes, policy: Resolved) -> in
 
 def rejoin(tx: Transaction, lane: Lane, row: Row) -> None:
     """
-    `row`, back from a lease and about to wait, takes in the one of its merge key that has come meanwhile, as if it had
-    been published first. Where the two are too many for one, both stay.
+    `row`, back from a lease and about to wait, takes in the one of its merge key that has come
+    meanwhile, as if it had been published first. Where the two are too many for one, both stay.
     """
     if row.mkey is None:
         return

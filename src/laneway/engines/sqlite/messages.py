@@ -1,6 +1,7 @@
 """
-The ways of one message: waiting, coming back, finished, dead. The slow and general paths; `putting`, `serving` and `settling`
-have short cuts for messages that use none of keys, merges, ttl or ids of the user's own.
+The ways of one message: waiting, coming back, finished, dead. The slow and general paths;
+`putting`, `serving` and `settling` have short cuts for messages that use none of keys, merges, ttl
+or ids of the user's own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ from laneway.engines import base
 from laneway.engines.shared.naming import generated_id, parse_generated_id
 from laneway.engines.shared.refusals import EXPIRED, HISTORY
 from laneway.engines.sqlite import results
-from laneway.engines.sqlite.rows import DEAD, DELAYED, DUE, EXPIRES, PARKED, READY, RETENTION_ENDS, YIELD, Lane, Row
+from laneway.engines.sqlite.rows import (
+    DEAD,
+    DELAYED,
+    DUE,
+    EXPIRES,
+    PARKED,
+    READY,
+    RETENTION_ENDS,
+    YIELD,
+    Lane,
+    Row,
+)
 from laneway.policy import FOREVER
 
 if TYPE_CHECKING:
@@ -41,16 +53,30 @@ def size_of(tx: Transaction, row: Row) -> int:
 def save(tx: Transaction, row: Row) -> None:
     """Write where the message stands; its content is written apart."""
     tx.run(
-        "message_move", row.lane, row.state, row.rank, row.seq, row.since, row.expires, row.serial, row.attempts, row.deliveries,
-        row.suspect, row.joined, row.parts, row.mid,
-    )  # fmt: skip
+        "message_move",
+        row.lane,
+        row.state,
+        row.rank,
+        row.seq,
+        row.since,
+        row.expires,
+        row.serial,
+        row.attempts,
+        row.deliveries,
+        row.suspect,
+        row.joined,
+        row.parts,
+        row.mid,
+    )
 
 
 # Waiting
 
 
 def begin_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
-    """The message waits from now on: delayed until its `since`, if that is to come, else it arrives."""
+    """
+    The message waits from now on: delayed until its `since`, if that is to come, else it arrives.
+    """
     size = size_of(tx, row)
     lane.bytes += size
     tx.shard.bytes += size
@@ -69,7 +95,10 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
 
 
 def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
-    """Take a waiting message out of everything that it waits in; its serial key is the caller's business."""
+    """
+    Take a waiting message out of everything that it waits in; its serial key is the caller's
+    business.
+    """
     size = size_of(tx, row)
     lane.bytes -= size
     tx.shard.bytes -= size
@@ -131,7 +160,9 @@ def _step_back(tx: Transaction, lane: Lane, head: int) -> None:
 
 
 def free_key(tx: Transaction, lane: Lane, key: str | None, mid: int) -> None:
-    """The message no longer holds (or heads) its serial key: the next one of the key comes forward."""
+    """
+    The message no longer holds (or heads) its serial key: the next one of the key comes forward.
+    """
     if key is None:
         return
     found = tx.one("serial_key_read", lane.lane, key)
@@ -164,7 +195,9 @@ def yields(row: Row) -> bool:
 
 
 def is_known(tx: Transaction, topic: str, message_id: str) -> bool:
-    """Whether a message of that id is waiting, leased or dead, or was finished within its window."""
+    """
+    Whether a message of that id is waiting, leased or dead, or was finished within its window.
+    """
     found = tx.one("ident_read", message_id, topic)
     if found is not None:
         mid, until = found
@@ -191,15 +224,27 @@ def made_topic(tx: Transaction, mid: int) -> str | None:
 
 def finish_ids(tx: Transaction, row: Row, topic: str, *, keep: bool) -> None:
     """
-    The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`, or a day where they are sticky).
+    The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`, or
+    a day where they are sticky).
     """
     window = _window(tx.policy(topic).dedupe, sticky=bool(row.sticky)) if keep else 0
-    ids = [(row.id or generated_id(tx.shard.nonce, row.mid), topic)] if row.id is not None or window else []
+    ids = (
+        [(row.id or generated_id(tx.shard.nonce, row.mid), topic)]
+        if row.id is not None or window
+        else []
+    )
     if row.joined:
         ids += tx.all("idents_joined", row.mid)
     for message_id, its_topic in ids:
         if window:
-            tx.run("ident_write", message_id, its_topic, None, 0, None if window == FOREVER else tx.now + window)
+            tx.run(
+                "ident_write",
+                message_id,
+                its_topic,
+                None,
+                0,
+                None if window == FOREVER else tx.now + window,
+            )
         else:
             tx.run("ident_delete", message_id, its_topic)
 
@@ -269,17 +314,25 @@ def note_trouble(tx: Transaction, row: Row, what: str, error: str | None) -> Non
     found = tx.one("note_read", row.mid) or (None, 0, "[]")
     history: list[dict[str, Any]] = msgspec.json.decode(found[2])
     history.append({"at_us": tx.now, "what": what, "error": error})
-    tx.run("note_write", row.mid, found[0], found[1], msgspec.json.encode(history[-HISTORY:]).decode())
+    tx.run(
+        "note_write", row.mid, found[0], found[1], msgspec.json.encode(history[-HISTORY:]).decode()
+    )
 
 
 def withdraw(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
-    """Take a message that waits out of the store, and its id with it: purged, cancelled, or moved elsewhere."""
+    """
+    Take a message that waits out of the store, and its id with it: purged, cancelled, or moved
+    elsewhere.
+    """
     end_waiting(tx, lane, row)
     take_out(tx, lane, row, topic)
 
 
 def take_out(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
-    """Take a message that no longer waits, nor is leased, out of the store, and its id and its hold on its key with it."""
+    """
+    Take a message that no longer waits, nor is leased, out of the store, and its id and its hold on
+    its key with it.
+    """
     finish_ids(tx, row, topic, keep=False)
     remove(tx, row)
     if row.serial:

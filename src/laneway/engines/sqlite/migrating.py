@@ -35,7 +35,9 @@ def export(tx: Transaction, limit: int) -> list[ExportedMessage]:
             found.append(_take(tx, lane, row))
     for lane in lanes.values():
         tx.place(lane)
-    for number, mid, topic, died, until, reason, error in tx.all("dead_list", 0, limit - len(found)):
+    for number, mid, topic, died, until, reason, error in tx.all(
+        "dead_list", 0, limit - len(found)
+    ):
         del number
         row = messages.read(tx, mid)
         if row is not None:
@@ -82,10 +84,14 @@ def _parcel(tx: Transaction, row: Row, topic: str) -> ExportedMessage:
         serial=_SERIAL_NAMES[row.serial],
         merges=row.mkey is not None,
         sticky=bool(row.sticky),
-        joined=[message_id for message_id, _ in tx.all("idents_joined", row.mid)] if row.joined else [],
+        joined=(
+            [message_id for message_id, _ in tx.all("idents_joined", row.mid)] if row.joined else []
+        ),
         unhandled_us=unhandled,
         unhandled_times=tries,
-        history=[(each["at_us"], each["what"], each["error"]) for each in msgspec.json.decode(history)],
+        history=[
+            (each["at_us"], each["what"], each["error"]) for each in msgspec.json.decode(history)
+        ],
     )
 
 
@@ -112,8 +118,18 @@ def import_(tx: Transaction, exported_messages: Sequence[ExportedMessage]) -> li
 
 def _receive(tx: Transaction, exported: ExportedMessage) -> Lane:
     policy, mid = tx.policy(exported.topic), tx.next_seq()
-    mkey = merge_key(Draft(exported.topic, exported.bodies[0], key=exported.key)) if exported.merges else None
-    spread_by = exported.key.encode() if exported.key is not None else exported.bodies[0] if exported.merges else None
+    mkey = (
+        merge_key(Draft(exported.topic, exported.bodies[0], key=exported.key))
+        if exported.merges
+        else None
+    )
+    spread_by = (
+        exported.key.encode()
+        if exported.key is not None
+        else exported.bodies[0]
+        if exported.merges
+        else None
+    )
     lane = tx.make_lane(*lane_name(policy, exported.topic, spread_by, mid))
     headers = _encode(exported.headers).decode() if exported.headers else None
     row = Row(
@@ -168,12 +184,20 @@ def _receive(tx: Transaction, exported: ExportedMessage) -> Lane:
     tx.run_many("part_insert", [(mid, n, body) for n, body in enumerate(exported.bodies[1:], 1)])
     history = [{"at_us": at, "what": what, "error": error} for at, what, error in exported.history]
     if history or exported.unhandled_us is not None:
-        tx.run("note_write", mid, exported.unhandled_us, exported.unhandled_times, _encode(history).decode())
+        tx.run(
+            "note_write",
+            mid,
+            exported.unhandled_us,
+            exported.unhandled_times,
+            _encode(history).decode(),
+        )
     if exported.death is not None:
         _bury(tx, lane, row, exported.death)
     else:
         collects = mkey is None or tx.one("merge_key_read", lane.lane, mkey) is None
-        row.mkey = mkey if collects else None  # another one of its key waits already; it goes its own way
+        row.mkey = (
+            mkey if collects else None
+        )  # another one of its key waits already; it goes its own way
         messages.begin_waiting(tx, lane, row)
         messages.save(tx, row)
     tx.touch(lane)
@@ -183,7 +207,12 @@ def _receive(tx: Transaction, exported: ExportedMessage) -> Lane:
 def _bury(tx: Transaction, lane: Lane, row: Row, death: tuple[int, int, str, str | None]) -> None:
     died, until, reason, error = death
     messages.bury(tx, lane, row, reason, error)
-    tx.run("event_delete", tx.now + tx.policy(messages.topic_of(row, lane)).dead_ttl, RETENTION_ENDS, row.mid)
+    tx.run(
+        "event_delete",
+        tx.now + tx.policy(messages.topic_of(row, lane)).dead_ttl,
+        RETENTION_ENDS,
+        row.mid,
+    )
     tx.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
     tx.run("dead_set", died, until, row.mid)
 

@@ -1,4 +1,7 @@
-"""Changing policies: those of patterns, which every process has in memory, and those of exact topics, a row each."""
+"""
+Changing policies: those of patterns, which every process has in memory, and those of exact topics,
+a row each.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
     from laneway.policy import Layers, Resolved
 
 
-def change(tx: Transaction, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+def change(
+    tx: Transaction, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]
+) -> list[dict[str, Any]]:
     """Set checked fields of patterns and topics; returns what each sets in the layer then."""
     _refuse_undefined_gates(tx, changes)
     own = OwnPolicies(tx)
@@ -61,21 +66,29 @@ def page(tx: Transaction, after: str, limit: int) -> list[tuple[str, Layers]]:
 # Patterns
 
 
-def _change_patterns(tx: Transaction, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]) -> None:
+def _change_patterns(
+    tx: Transaction, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]
+) -> None:
     """All of them are checked as they are together then."""
     rules = tx.rules
     before = PolicyBook(rules.tiers)
     before.load(rules.book.stored_rows())
     for pattern, fields in changes:
         rules.book.put(layer, pattern, fields)
-    changed = [pattern for pattern, _ in dict(changes).items() if rules.book.layers(pattern) != before.layers(pattern)]
+    changed = [
+        pattern
+        for pattern, _ in dict(changes).items()
+        if rules.book.layers(pattern) != before.layers(pattern)
+    ]
     if not changed:
         return
     rules.changed()
     for name in sorted({name for pattern in changed for name in rules.book.names_under(pattern)}):
         rules.book.check(name)
     for pattern in changed:
-        if any(not fields.keys().isdisjoint(LANE_SHAPE) for name, fields in changes if name == pattern):
+        if any(
+            not fields.keys().isdisjoint(LANE_SHAPE) for name, fields in changes if name == pattern
+        ):
             _refuse_moves(tx, pattern, before)
         now = rules.book.layers(pattern)
         for gone in before.layers(pattern).keys() - now.keys():
@@ -89,7 +102,9 @@ def _change_patterns(tx: Transaction, layer: str, changes: Sequence[tuple[str, d
 
 
 def _refuse_moves(tx: Transaction, pattern: str, before: PolicyBook) -> None:
-    """Messages that wait in a lane stay there: where a topic's lanes would change, it has to be empty."""
+    """
+    Messages that wait in a lane stay there: where a topic's lanes would change, it has to be empty.
+    """
     for lane in views.lanes_under(tx, pattern):
         for topic in views.topics_in(tx, lane):
             if not matches(pattern, topic):
@@ -99,7 +114,9 @@ def _refuse_moves(tx: Transaction, pattern: str, before: PolicyBook) -> None:
             _refuse_move(tx, pattern, topic, lane, old, tx.policy(topic))
 
 
-def _refuse_move(tx: Transaction, name: str, topic: str, lane: Lane, old: Resolved, new: Resolved) -> None:
+def _refuse_move(
+    tx: Transaction, name: str, topic: str, lane: Lane, old: Resolved, new: Resolved
+) -> None:
     if any(getattr(old, field) != getattr(new, field) for field in LANE_SHAPE):
         waiting, leased = views.holds(tx, lane, topic)
         if waiting or leased:
@@ -119,8 +136,8 @@ class OwnPolicies:
     """
     Changes the policies of exact topics, and writes them together.
 
-    Of each: its row, the set that it refers to, and its lanes. Nothing else is touched: no version grows, and no other process learns of it
-    but by the lane.
+    Of each: its row, the set that it refers to, and its lanes. Nothing else is touched: no version
+    grows, and no other process learns of it but by the lane.
     """
 
     def __init__(self, tx: Transaction) -> None:
@@ -181,7 +198,10 @@ class OwnPolicies:
         return found
 
     def _lanes(self, topic: str, policy: Resolved, *, spare: bool = True) -> list[Lane]:
-        """Those that the policy gives the topic; with `spare` also one of its name, which may be left from before."""
+        """
+        Those that the policy gives the topic; with `spare` also one of its name, which may be left
+        from before.
+        """
         tx = self._transaction
         names = [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
         if spare and topic not in names:
@@ -192,7 +212,9 @@ class OwnPolicies:
     def _number(self, text: str, layers: Layers) -> int:
         found = self._numbers.get(text)
         if found is None:
-            row = self._transaction.one("own_set_find", text) or self._transaction.one("own_set_insert", text)
+            row = self._transaction.one("own_set_find", text) or self._transaction.one(
+                "own_set_insert", text
+            )
             found = self._numbers[text] = int(row[0])
             self._transaction.rules.know_set(found, layers)
         return found
@@ -202,8 +224,12 @@ class OwnPolicies:
         tx = self._transaction
         tx.run_many("own_write", [(topic, own) for topic, own in self._rows.items() if own])
         tx.run_many("own_delete", [(topic,) for topic, own in self._rows.items() if not own])
-        tx.run_many("own_set_use", [(uses, own) for own, uses in self._uses.items() if own and uses])
-        tx.run_many("own_set_forget", [(own,) for own, uses in self._uses.items() if own and uses < 0])
+        tx.run_many(
+            "own_set_use", [(uses, own) for own, uses in self._uses.items() if own and uses]
+        )
+        tx.run_many(
+            "own_set_forget", [(own,) for own, uses in self._uses.items() if own and uses < 0]
+        )
         self._rows.clear()
         self._uses.clear()
         self._numbers.clear()

@@ -1,4 +1,7 @@
-"""Taking away: purge and delete of a topic, redriving and dropping dead letters. Page by page, so that nobody waits long."""
+"""
+Taking away: purge and delete of a topic, redriving and dropping dead letters. Page by page, so that
+nobody waits long.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ def purge(tx: Transaction, topic: str, last: int) -> int:
     """Remove waiting messages with numbers up to `last`, at most a page; returns how many."""
     removed = 0
     for lane, listed in _waiting(tx, topic):
-        # A serial key's next message came forward when its head was removed: it is no longer where it was listed.
+        # A serial key's next message came forward when its head was removed: it is no longer where
+        # it was listed.
         row = messages.read(tx, listed.mid) if listed.serial else listed
         if row is not None and row.seq <= last:
             results.ends(tx, row, topic, "cancelled")
@@ -66,7 +70,11 @@ def delete(tx: Transaction, topic: str) -> int:
 def _give_up(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
     """A leased message goes; its lease stays as a mark, so that its settle is answered "gone"."""
     row = messages.read(tx, held.mid)
-    if held.gone or (row is not None and messages.topic_of(row, lane) != topic) or (row is None and lane.topic is None):
+    if (
+        held.gone
+        or (row is not None and messages.topic_of(row, lane) != topic)
+        or (row is None and lane.topic is None)
+    ):
         return 0
     tx.run("lease_gone", held.fence)
     lane.leased -= 1
@@ -85,17 +93,32 @@ def _give_up(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
 # Dead letters
 
 
-def _dead(tx: Transaction, topic: str | None, ids: Sequence[str] | None, limit: int) -> list[tuple[int, str, int]]:
+def _dead(
+    tx: Transaction, topic: str | None, ids: Sequence[str] | None, limit: int
+) -> list[tuple[int, str, int]]:
     """(message, topic, when its retention ends) of those meant, oldest first."""
     if ids is not None:
         rows = (views.find(tx, message_id, topic) for message_id in ids[:limit])
-        found = [tx.one("dead_read", mid) for mid in dict.fromkeys(row.mid for row in rows if row is not None)]
+        found = [
+            tx.one("dead_read", mid)
+            for mid in dict.fromkeys(row.mid for row in rows if row is not None)
+        ]
         return [(row[1], row[2], row[4]) for row in found if row is not None]
-    listed = tx.all("dead_list", 0, limit) if topic is None else tx.all("dead_list_of", topic, 0, limit)
+    listed = (
+        tx.all("dead_list", 0, limit) if topic is None else tx.all("dead_list_of", topic, 0, limit)
+    )
     return [(row[1], row[2], row[4]) for row in listed]
 
 
-def redrive(tx: Transaction, topic: str | None, ids: Sequence[str] | None, limit: int, *, first: int, spacing_us: int) -> int:
+def redrive(
+    tx: Transaction,
+    topic: str | None,
+    ids: Sequence[str] | None,
+    limit: int,
+    *,
+    first: int,
+    spacing_us: int,
+) -> int:
     """Put dead letters back, with a new number and since, and attempts from the start."""
     found = _dead(tx, topic, ids, limit)
     lanes: dict[int, Lane] = {}
@@ -121,10 +144,14 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     row.attempts = row.suspect = 0
     row.odd = 1
     row.expires = since + policy.ttl if policy.ttl is not None else None
-    spread_by = row.key.encode() if row.key is not None else row.body if row.mkey is not None else None
+    spread_by = (
+        row.key.encode() if row.key is not None else row.body if row.mkey is not None else None
+    )
     lane = tx.make_lane(*lane_name(policy, topic, spread_by, row.seq))
     row.lane = lane.lane
-    row.topic = topic if lane.topic is None else None  # it may have died where its topic was not folded yet, or still was
+    row.topic = (
+        topic if lane.topic is None else None
+    )  # it may have died where its topic was not folded yet, or still was
     tx.run("message_topic", row.topic, row.mid)
     tx.run("note_begin_anew", row.mid)
     if row.mkey is not None and tx.one("merge_key_read", lane.lane, row.mkey) is not None:

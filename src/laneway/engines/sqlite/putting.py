@@ -10,7 +10,19 @@ from laneway.engines.base import NEEDS_HEADER, UNTIL_SIGNALLED_US
 from laneway.engines.shared.naming import PARTITION, lane_name, merge_key
 from laneway.engines.shared.refusals import DROPPED, check_draft, explicit_due, full
 from laneway.engines.sqlite import merging, messages, results
-from laneway.engines.sqlite.rows import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD, Lane, Row, rank_of
+from laneway.engines.sqlite.rows import (
+    DELAYED,
+    DUE,
+    EXPIRES,
+    HOLD,
+    IDLE,
+    PARKED,
+    READY,
+    YIELD,
+    Lane,
+    Row,
+    rank_of,
+)
 from laneway.message import Receipt
 
 if TYPE_CHECKING:
@@ -37,10 +49,14 @@ def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
     tx.load_names(names)
     intake = _Intake(tx)
     append, accept = (intake.accept if tx.rules.has_backlog_limit else intake.append), intake.accept
-    receipts = [append(draft, policy) if plain else accept(draft, policy) for draft, policy, plain in zip(drafts, policies, is_plain, strict=True)]
+    receipts = [
+        append(draft, policy) if plain else accept(draft, policy)
+        for draft, policy, plain in zip(drafts, policies, is_plain, strict=True)
+    ]
     intake.write()
     for lane in intake.arrivals.values():
-        # A lane that had ready messages stands where it belongs already: more of them change nothing. (A merge may have taken its last.)
+        # A lane that had ready messages stands where it belongs already: more of them change
+        # nothing. (A merge may have taken its last.)
         if lane.place == IDLE or not lane.ready:
             tx.place(lane)
             tx.has_arrivals = True
@@ -113,11 +129,19 @@ class _Intake:
         if draft.signal is not None:
             return self._signal(draft)
         is_blocked = draft.headers is not None and NEEDS_HEADER in draft.headers
-        mkey = merge_key(draft) if policy.merge is not None and not (is_blocked or draft.own) else None
+        mkey = (
+            merge_key(draft) if policy.merge is not None and not (is_blocked or draft.own) else None
+        )
         if policy.partitions == 1 and policy.buckets is None:
             name, rule = topic, topic
         else:
-            spread_by = draft.key.encode() if draft.key is not None else draft.body if mkey is not None else None
+            spread_by = (
+                draft.key.encode()
+                if draft.key is not None
+                else draft.body
+                if mkey is not None
+                else None
+            )
             name, rule = lane_name(policy, topic, spread_by, tx.shard.seq + 1)
         if draft.id is not None:
             self.write()
@@ -128,7 +152,11 @@ class _Intake:
             joined = self._join(draft, policy, name, mkey)
             if joined is not None:
                 return joined
-        is_limited = policy.max_backlog is not None or policy.max_backlog_bytes is not None or tx.rules.has_backlog_limit
+        is_limited = (
+            policy.max_backlog is not None
+            or policy.max_backlog_bytes is not None
+            or tx.rules.has_backlog_limit
+        )
         if is_limited and not draft.own:
             self.write()
             reason = make_room(tx, draft, policy, name)
@@ -149,14 +177,18 @@ class _Intake:
     def _join(self, draft: Draft, policy: Resolved, name: str, mkey: bytes) -> Receipt | None:
         tx = self.tx
         lane = tx.find_lane(name)
-        row = merging.waiting_one(tx, lane, mkey) if lane is not None and not lane.forgotten else None
+        row = (
+            merging.waiting_one(tx, lane, mkey) if lane is not None and not lane.forgotten else None
+        )
         if lane is None or row is None or not merging.join(tx, lane, row, draft, policy):
             return None
         self.arrivals[lane.lane] = lane
         survivor = messages.id_of(tx, row)
         return Receipt(draft.id or survivor, draft.topic, "merged", survivor)
 
-    def _insert(self, draft: Draft, policy: Resolved, lane: Lane, mkey: bytes | None, *, is_blocked: bool) -> int:
+    def _insert(
+        self, draft: Draft, policy: Resolved, lane: Lane, mkey: bytes | None, *, is_blocked: bool
+    ) -> int:
         tx = self.tx
         now = tx.now
         mid = tx.next_seq()
@@ -179,8 +211,30 @@ class _Intake:
         if draft.id is not None:
             tx.run("ident_write", draft.id, draft.topic, mid, 0, None)
         if serial or mkey is not None:
-            row = Row(mid, lane.lane, READY, rank, mid, since, now, expires, serial, odd, draft.key, draft.id, row_topic, mkey, headers,
-                      0, 0, 0, 0, 0, int(draft.sticky), draft.body)  # fmt: skip
+            row = Row(
+                mid,
+                lane.lane,
+                READY,
+                rank,
+                mid,
+                since,
+                now,
+                expires,
+                serial,
+                odd,
+                draft.key,
+                draft.id,
+                row_topic,
+                mkey,
+                headers,
+                0,
+                0,
+                0,
+                0,
+                0,
+                int(draft.sticky),
+                draft.body,
+            )
             messages.begin_waiting(tx, lane, row)
             self._messages.append(_inserted(row))
             self.write()
@@ -201,26 +255,70 @@ class _Intake:
             self._ready.append((lane.lane, rank, since if rank & 1 else -mid, mid, mid))
         if expires is not None:
             self._events.append((expires, EXPIRES, mid, 0))
-        if not (odd or draft.sticky) and expires is None and draft.key is None and draft.id is None and headers is None and row_topic is None:
+        if (
+            not (odd or draft.sticky)
+            and expires is None
+            and draft.key is None
+            and draft.id is None
+            and headers is None
+            and row_topic is None
+        ):
             self._plain.append((mid, lane.lane, rank, now, bytearray(draft.body)))
         else:
             self._messages.append(
-                (mid, lane.lane, state, rank, mid, since, now, expires, 0, odd, draft.key, draft.id, row_topic, None, headers,
-                 int(draft.sticky), draft.body)
-            )  # fmt: skip
+                (
+                    mid,
+                    lane.lane,
+                    state,
+                    rank,
+                    mid,
+                    since,
+                    now,
+                    expires,
+                    0,
+                    odd,
+                    draft.key,
+                    draft.id,
+                    row_topic,
+                    None,
+                    headers,
+                    int(draft.sticky),
+                    draft.body,
+                )
+            )
         return mid
 
 
 def _inserted(row: Row) -> tuple[Any, ...]:
-    return (row.mid, row.lane, row.state, row.rank, row.seq, row.since, row.published, row.expires, row.serial, row.odd,
-            row.key, row.id, row.topic, row.mkey, row.headers, row.sticky, row.body)  # fmt: skip
+    return (
+        row.mid,
+        row.lane,
+        row.state,
+        row.rank,
+        row.seq,
+        row.since,
+        row.published,
+        row.expires,
+        row.serial,
+        row.odd,
+        row.key,
+        row.id,
+        row.topic,
+        row.mkey,
+        row.headers,
+        row.sticky,
+        row.body,
+    )
 
 
 # Backlog limits
 
 
 def make_room(tx: Transaction, draft: Draft, policy: Resolved, name: str) -> str | None:
-    """Why the backlog has no room for the message; None if it has, or was given some by dropping the oldest."""
+    """
+    Why the backlog has no room for the message; None if it has, or was given some by dropping the
+    oldest.
+    """
     rules, size = tx.rules, len(draft.body)
     lanes = _lanes_of(tx, draft.topic, policy, name)
     while True:
@@ -229,9 +327,19 @@ def make_room(tx: Transaction, draft: Draft, policy: Resolved, name: str) -> str
             (policy.max_backlog, count, 1, f"topic {draft.topic}", "messages", policy.on_full),
             (policy.max_backlog_bytes, held, size, f"topic {draft.topic}", "bytes", policy.on_full),
             (rules.max_backlog, tx.shard.waiting, 1, "the namespace", "messages", rules.on_full),
-            (rules.max_backlog_bytes, tx.shard.bytes, size, "the namespace", "bytes", rules.on_full),
+            (
+                rules.max_backlog_bytes,
+                tx.shard.bytes,
+                size,
+                "the namespace",
+                "bytes",
+                rules.on_full,
+            ),
         )
-        over = next((entry for entry in limits if entry[0] is not None and entry[1] + entry[2] > entry[0]), None)
+        over = next(
+            (entry for entry in limits if entry[0] is not None and entry[1] + entry[2] > entry[0]),
+            None,
+        )
         if over is None:
             return None
         limit, waiting, needed, whose, unit, on_full = over[0] or 0, *over[1:]
@@ -249,7 +357,9 @@ def _lanes_of(tx: Transaction, topic: str, policy: Resolved, name: str) -> list[
     return [lane for lane in found if lane is not None]
 
 
-def _waiting_of(tx: Transaction, topic: str, lanes: list[Lane], policy: Resolved) -> tuple[int, int]:
+def _waiting_of(
+    tx: Transaction, topic: str, lanes: list[Lane], policy: Resolved
+) -> tuple[int, int]:
     if policy.buckets is not None:
         count, held = tx.one("topic_waiting", topic)
         return int(count), int(held)
@@ -258,7 +368,9 @@ def _waiting_of(tx: Transaction, topic: str, lanes: list[Lane], policy: Resolved
 
 def _drop_oldest(tx: Transaction, lanes: list[Lane], topic: str) -> bool:
     """The lowest priority's oldest goes to the dead letters; False if nothing may be dropped."""
-    found = [(*victim, lane.lane) for lane in lanes if (victim := _victim(tx, lane, topic)) is not None]
+    found = [
+        (*victim, lane.lane) for lane in lanes if (victim := _victim(tx, lane, topic)) is not None
+    ]
     if not found:
         return False
     *_, mid, number = min(found)
@@ -280,12 +392,19 @@ def _victim(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int, int, int
     if lane.topic is None:
         found = tx.one("topic_victim", topic)
         return (*found[1:], found[0]) if found else None
-    kinds = (("ready", (lane.lane,)), ("aside", (lane.lane, DELAYED)), ("aside", (lane.lane, PARKED)))
+    kinds = (
+        ("ready", (lane.lane,)),
+        ("aside", (lane.lane, DELAYED)),
+        ("aside", (lane.lane, PARKED)),
+    )
     return min((each for kind, where in kinds for each in _victims(tx, kind, where)), default=None)
 
 
 def _victims(tx: Transaction, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    """The oldest of the lowest priority among those that are ready, delayed or parked: of both ranks that it may have."""
+    """
+    The oldest of the lowest priority among those that are ready, delayed or parked: of both ranks
+    that it may have.
+    """
     found: list[tuple[int, int, int, int]] = []
     rank = 1 << 20
     while (prior := tx.one(f"{kind}_prior_rank", *where, rank)) is not None:

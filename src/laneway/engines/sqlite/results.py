@@ -1,4 +1,7 @@
-"""What is kept under a message's id after its end, and of how far its handler is; and messages that wait for signals."""
+"""
+What is kept under a message's id after its end, and of how far its handler is; and messages that
+wait for signals.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,9 @@ def keep(tx: Transaction, settlements: Sequence[Settlement], answers: Sequence[s
     rows = [
         (settlement.id, OUTCOME, tx.now + settlement.keep_us, bytearray(settlement.outcome))
         for settlement, answer in zip(settlements, answers, strict=True)
-        if settlement.outcome is not None and settlement.id is not None and answer in ("acked", "died")
+        if settlement.outcome is not None
+        and settlement.id is not None
+        and answer in ("acked", "died")
     ]
     if rows:
         tx.insert("kept_write", rows)
@@ -49,7 +54,11 @@ def _tell_followers(tx: Transaction, message_id: str, outcome: bytes) -> None:
     if not found:
         return
     tx.run("followers_delete", message_id)
-    said = {"id": message_id, "outcome": msgspec.Raw(outcome), "followers": [msgspec.Raw(body) for _, body in found]}
+    said = {
+        "id": message_id,
+        "outcome": msgspec.Raw(outcome),
+        "followers": [msgspec.Raw(body) for _, body in found],
+    }
     tx.end_notices.append(_end_notice(found[0][0], said))
 
 
@@ -63,19 +72,33 @@ def follow(tx: Transaction, message_id: str, topic: str | None, follower: bytes)
     if outcome is not None:
         return outcome
     row = views.find(tx, message_id, topic)
-    if row is None or row.state == DEAD or row.headers is None or keeps(_headers(row.headers)) is None:
+    if (
+        row is None
+        or row.state == DEAD
+        or row.headers is None
+        or keeps(_headers(row.headers)) is None
+    ):
         raise nobody_follows(message_id)
-    tx.run("follower_write", messages.id_of(tx, row), messages.topic_of(row, tx.lane(row.lane)), follower)
+    tx.run(
+        "follower_write",
+        messages.id_of(tx, row),
+        messages.topic_of(row, tx.lane(row.lane)),
+        follower,
+    )
     return None
 
 
 def note(tx: Transaction, notes: Sequence[Note]) -> list[bool]:
     """Keep what is said of messages whose leases are held, or from outside."""
-    held = {row[0]: Held(*row) for row in tx.all("leases_read", _dumps([each.fence for each in notes]))}
+    held = {
+        row[0]: Held(*row) for row in tx.all("leases_read", _dumps([each.fence for each in notes]))
+    }
     answers: list[bool] = []
     for each in notes:
         lease = held.get(each.fence)
-        is_held = not each.fence or (lease is not None and lease.mid == each.handle and not lease.gone)
+        is_held = not each.fence or (
+            lease is not None and lease.mid == each.handle and not lease.gone
+        )
         if is_held:
             tx.run("kept_write", each.id, NOTE, tx.now + each.keep_us, each.body)
             tx.changed_ids.append(each.id)
@@ -95,16 +118,25 @@ def read(tx: Transaction, ids: Sequence[str]) -> list[Kept]:
 
 
 def ends(tx: Transaction, row: Row, topic: str, status: str, reason: str | None = None) -> None:
-    """A message comes to an end that no handler told; where it is wanted, that is kept, and told."""
+    """
+    A message comes to an end that no handler told; where it is wanted, that is kept, and told.
+    """
     handler = tx.reported_by_handler
-    is_told = handler is not None and handler[0] == row.mid and status == "dead"  # one that comes back may have expired meanwhile
+    is_told = (
+        handler is not None and handler[0] == row.mid and status == "dead"
+    )  # one that comes back may have expired meanwhile
     if row.headers is None or (is_told and handler is not None and handler[1]):
         return
     headers = _headers(row.headers)
     message_id, times = messages.id_of(tx, row), keeps(headers)
     outcome = ended(status, topic, row.published, reason)
     if FLOW_HEADER in headers and not is_told:
-        tx.end_notices.append(_end_notice(topic, {"id": message_id, "outcome": msgspec.Raw(outcome), "body": msgspec.Raw(row.body)}))
+        tx.end_notices.append(
+            _end_notice(
+                topic,
+                {"id": message_id, "outcome": msgspec.Raw(outcome), "body": msgspec.Raw(row.body)},
+            )
+        )
     if times is not None:
         tx.run("kept_write", message_id, OUTCOME, tx.now + times[1], outcome)
         tx.changed_ids.append(message_id)
@@ -151,7 +183,10 @@ def withdraw(tx: Transaction, message_id: str, topic: str | None) -> str:
 
 
 def signal(tx: Transaction, draft: Draft) -> tuple[Receipt, Lane | None]:
-    """One more signal for a message that waits for some; told again, or for one that does not wait, it is a duplicate."""
+    """
+    One more signal for a message that waits for some; told again, or for one that does not wait, it
+    is a duplicate.
+    """
     message_id = draft.id or ""
     duplicate = Receipt(message_id, draft.topic, "duplicate")
     found = tx.one("ident_read", message_id, draft.topic)
@@ -160,7 +195,9 @@ def signal(tx: Transaction, draft: Draft) -> tuple[Receipt, Lane | None]:
     if row is None or row.state != DELAYED or row.since != UNTIL_SIGNALLED_US:
         return duplicate, None
     lane = tx.lane(row.lane)
-    if messages.topic_of(row, lane) != draft.topic or not tx.run("came_once", row.mid, draft.signal):
+    if messages.topic_of(row, lane) != draft.topic or not tx.run(
+        "came_once", row.mid, draft.signal
+    ):
         return duplicate, None
     needed = control.needs(_headers(row.headers or "{}"))
     tx.run("part_insert", row.mid, row.parts + 1, draft.body)
@@ -177,7 +214,13 @@ def signal(tx: Transaction, draft: Draft) -> tuple[Receipt, Lane | None]:
     tx.run("came_delete", row.mid)
     row.since = explicit_due(draft, tx.now) or tx.now
     ttl = tx.policy(draft.topic).ttl
-    row.expires = row.published + draft.ttl_us if draft.ttl_us is not None else tx.now + ttl if ttl is not None else None
+    row.expires = (
+        row.published + draft.ttl_us
+        if draft.ttl_us is not None
+        else tx.now + ttl
+        if ttl is not None
+        else None
+    )
     messages.begin_waiting(tx, lane, row)
     messages.save(tx, row)
     return Receipt(message_id, draft.topic), lane

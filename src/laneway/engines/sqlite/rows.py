@@ -22,7 +22,10 @@ HOLD, YIELD = 1, 2
 
 
 class Lane(msgspec.Struct, gc=False):
-    """A row of `lane`; from `retried` on what `lane.more` holds, from `stood` on what only a transaction knows."""
+    """
+    A row of `lane`; from `retried` on what `lane.more` holds, from `stood` on what only a
+    transaction knows.
+    """
 
     lane: int
     name: str
@@ -78,12 +81,35 @@ class Lane(msgspec.Struct, gc=False):
 
     def standing(self) -> tuple[Any, ...]:
         """What indexes stand on: PLACING, then CLASSES."""
-        return (self.tier_queue, self.place, self.wake, self.vt, self.gate, self.big, self.old, self.busy, self.slow)
+        return (
+            self.tier_queue,
+            self.place,
+            self.wake,
+            self.vt,
+            self.gate,
+            self.big,
+            self.old,
+            self.busy,
+            self.slow,
+        )
 
     def counts(self) -> tuple[Any, ...]:
         """COUNTS, as they are written."""
-        return (self.tat, self.ready, self.delayed, self.parked, self.leased, self.bytes, self.published, self.delivered, self.done,
-                self.seen, self.lately, self.before, self.more or 0)  # fmt: skip
+        return (
+            self.tat,
+            self.ready,
+            self.delayed,
+            self.parked,
+            self.leased,
+            self.bytes,
+            self.published,
+            self.delivered,
+            self.done,
+            self.seen,
+            self.lately,
+            self.before,
+            self.more or 0,
+        )
 
     def unpack(self) -> None:
         """Read `more`."""
@@ -92,8 +118,19 @@ class Lane(msgspec.Struct, gc=False):
 
     def pack(self) -> None:
         """Write `more`."""
-        values = (self.retried, self.died, self.merged, self.expired, self.removed, self.throttled, self.rest_until, self.rest_step,
-                  self.rest_fence, self.mean, self.watched_until)  # fmt: skip
+        values = (
+            self.retried,
+            self.died,
+            self.merged,
+            self.expired,
+            self.removed,
+            self.throttled,
+            self.rest_until,
+            self.rest_step,
+            self.rest_fence,
+            self.mean,
+            self.watched_until,
+        )
         self.more = msgspec.json.encode(values).decode() if any(values) else None
 
 
@@ -137,7 +174,9 @@ class Row(msgspec.Struct, gc=False):
 
     @property
     def pos(self) -> int:
-        """Its place among those of its rank: by since; those that go to the front, the latest first."""
+        """
+        Its place among those of its rank: by since; those that go to the front, the latest first.
+        """
         return self.since if self.rank & 1 else -self.seq
 
     @property
@@ -146,8 +185,14 @@ class Row(msgspec.Struct, gc=False):
 
     @property
     def line(self) -> str | None:
-        """Whom it stands in line with, where it is serial: in a bucket keys are still the topic's."""
-        return self.key if self.topic is None or self.key is None else f"{self.topic}{PARTITION}{self.key}"
+        """
+        Whom it stands in line with, where it is serial: in a bucket keys are still the topic's.
+        """
+        return (
+            self.key
+            if self.topic is None or self.key is None
+            else f"{self.topic}{PARTITION}{self.key}"
+        )
 
 
 LANE_COLUMNS = Lane.__struct_fields__[: Lane.__struct_fields__.index("retried")]

@@ -1,8 +1,9 @@
 """
 Handing out: `Engine.lease`.
 
-First it is decided in memory which lanes give how many (the visits), reading lanes only, each once; then the messages of
-all of them are fetched, and everything is written. Nothing here looks at a lane that cannot deliver.
+First it is decided in memory which lanes give how many (the visits), reading lanes only, each once;
+then the messages of all of them are fetched, and everything is written. Nothing here looks at a
+lane that cannot deliver.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from laneway.engines.shared import fairness
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
 from laneway.engines.sqlite import messages
-from laneway.engines.sqlite.rows import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE, Lane, Row, TierQueue
+from laneway.engines.sqlite.rows import (
+    AT_GATE,
+    EXPIRES,
+    LEASES_END,
+    READY,
+    RUNNABLE,
+    Lane,
+    Row,
+    TierQueue,
+)
 from laneway.message import Lease
 from laneway.policy import prefixes
 
@@ -37,7 +47,10 @@ MOST_PLACES = 10_000
 """Places that are remembered of calls that pass lanes over."""
 
 MANY_GATES = 4
-"""With more open gates than this in a tier, a few lanes of each are read at first instead of as many as there is room for."""
+"""
+With more open gates than this in a tier, a few lanes of each are read at first instead of as many
+as there is room for.
+"""
 
 _SINCE, _EXPIRES, _RARE = 3, 5, 10
 """Columns of what is fetched of a message, see statements."""
@@ -47,24 +60,43 @@ _headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def lease(
-    tx: Transaction, room: int, pool: str, topics: Sequence[str] | None, startable: int, *, record_start: bool, only: Only | None = None
+    tx: Transaction,
+    room: int,
+    pool: str,
+    topics: Sequence[str] | None,
+    startable: int,
+    *,
+    record_start: bool,
+    only: Only | None = None,
 ) -> tuple[list[Lease], bool]:
-    """Choose, fetch and lease up to `room` messages; and whether some were withheld that this caller cannot start."""
+    """
+    Choose, fetch and lease up to `room` messages; and whether some were withheld that this caller
+    cannot start.
+    """
     serving = _Serving(tx, startable, only)
     if topics is None:
         serving.serve_pool(pool, room)
     else:
         serving.serve_topics(topics, pool, room)
-    leases = _HandOut(tx, serving.picked, record_start=record_start).run(serving.visits if topics is not None else _mixed(tx, serving.visits))
+    leases = _HandOut(tx, serving.picked, record_start=record_start).run(
+        serving.visits if topics is not None else _mixed(tx, serving.visits)
+    )
     for lane in serving.visited.values():
         tx.place(lane)
     return leases, serving.withheld or (only is not None and only.passed_over)
 
 
 class Only:
-    """The patterns of a caller who takes nothing else, and where its calls go on: each passes over a bounded number of lanes."""
+    """
+    The patterns of a caller who takes nothing else, and where its calls go on: each passes over a
+    bounded number of lanes.
+    """
 
-    def __init__(self, patterns: Sequence[str], places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]],
+    ) -> None:
         self._patterns = frozenset(patterns)
         self._key = tuple(patterns)
         self._places = places
@@ -73,7 +105,10 @@ class Only:
         self.goes_on = False
 
     @staticmethod
-    def of(patterns: Sequence[str] | None, places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]]) -> Only | None:
+    def of(
+        patterns: Sequence[str] | None,
+        places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]],
+    ) -> Only | None:
         if len(places) > MOST_PLACES:
             places.clear()
         return None if patterns is None else Only(patterns, places)
@@ -90,7 +125,9 @@ class Only:
         """Where reading begins."""
         return self._places.get(self._place(tier_queue, gate), START)
 
-    def may_go_on(self, tier_queue: TierQueue, gate: GateState | None, after: tuple[int, int]) -> bool:
+    def may_go_on(
+        self, tier_queue: TierQueue, gate: GateState | None, after: tuple[int, int]
+    ) -> bool:
         """Whether more is to be read of it in this call; if not, the next one does."""
         if self._left > 0:
             return True
@@ -99,10 +136,15 @@ class Only:
         return False
 
     def ended(self, tier_queue: TierQueue, gate: GateState | None) -> None:
-        """All that stands there was read, in this call and those before: the next one begins at the beginning."""
+        """
+        All that stands there was read, in this call and those before: the next one begins at the
+        beginning.
+        """
         self._places.pop(self._place(tier_queue, gate), None)
 
-    def _place(self, tier_queue: TierQueue, gate: GateState | None) -> tuple[int, str | None, tuple[str, ...]]:
+    def _place(
+        self, tier_queue: TierQueue, gate: GateState | None
+    ) -> tuple[int, str | None, tuple[str, ...]]:
         return tier_queue.number, gate.name if gate is not None else None, self._key
 
 
@@ -120,11 +162,14 @@ class _Line:
     """
     The lanes of one tier of one pool that can deliver now, by (virtual time, number).
 
-    They are read from the indexes as far as needed: each source (the tier's own lanes, each open gate's) puts a marker behind the
-    last lane that was read of it; when the marker comes up, more are read.
+    They are read from the indexes as far as needed: each source (the tier's own lanes, each open
+    gate's) puts a marker behind the last lane that was read of it; when the marker comes up, more
+    are read.
     """
 
-    def __init__(self, tx: Transaction, tier_queue: TierQueue, room: int, only: Only | None = None) -> None:
+    def __init__(
+        self, tx: Transaction, tier_queue: TierQueue, room: int, only: Only | None = None
+    ) -> None:
         self.tier_queue = tier_queue
         self._only = only
         self._transaction = tx
@@ -142,12 +187,16 @@ class _Line:
             if gate is not None and gate.room(tx.now):
                 self._read_more(gate, START if only is None else only.begin(tier_queue, gate), page)
 
-    def _read_more(self, gate: GateState | None, after: tuple[int, int], page: int | None = None) -> None:
+    def _read_more(
+        self, gate: GateState | None, after: tuple[int, int], page: int | None = None
+    ) -> None:
         page = page or self._page
         if gate is None:
             rows = self._transaction.all("lanes_runnable", self.tier_queue.number, *after, page)
         else:
-            rows = self._transaction.all("lanes_at_gate", gate.name, self.tier_queue.number, *after, page)
+            rows = self._transaction.all(
+                "lanes_at_gate", gate.name, self.tier_queue.number, *after, page
+            )
         self._transaction.load_numbers(number for number, _ in rows)
         for number, _ in rows:
             self._offer(self._transaction.lane(number))
@@ -159,7 +208,11 @@ class _Line:
 
     def _offer(self, lane: Lane) -> None:
         """Take a lane in, once; one that was changed in this call may no longer belong here."""
-        if lane.lane not in self._seen and lane.tier_queue == self.tier_queue.number and can_deliver(self._transaction, lane):
+        if (
+            lane.lane not in self._seen
+            and lane.tier_queue == self.tier_queue.number
+            and can_deliver(self._transaction, lane)
+        ):
             self._seen.add(lane.lane)
             if self._only is None or self._only.takes(lane):
                 self.push(lane)
@@ -197,22 +250,37 @@ class _Serving:
         self.visits: list[tuple[Lane, int]] = []
         self.visited: dict[int, Lane] = {}
         self.picked: dict[int, list[int]] = {}
-        """Of buckets of which only some topics may be served: the messages, in the order of the visits."""
+        """
+        Of buckets of which only some topics may be served: the messages, in the order of the
+        visits.
+        """
         self.withheld = False
 
     def serve_pool(self, pool: str, room: int) -> None:
-        """Strict tiers first, the others by their shares; what one cannot use flows to those that can."""
-        found = [(tier.share, self.tx.find_tier_queue(pool, name)) for name, tier in self.tx.rules.tiers.items()]
+        """
+        Strict tiers first, the others by their shares; what one cannot use flows to those that can.
+        """
+        found = [
+            (tier.share, self.tx.find_tier_queue(pool, name))
+            for name, tier in self.tx.rules.tiers.items()
+        ]
         tier_queues = [(share, tier_queue) for share, tier_queue in found if tier_queue is not None]
         if self.only is None:
             self._serve_tier_queues(pool, room, tier_queues)
             return
         carries = [(tier_queue, tier_queue.carry) for _, tier_queue in tier_queues]
         self._serve_tier_queues(pool, room, tier_queues)
-        for tier_queue, carry in carries:  # a caller who passes lanes over owes the tiers nothing, and they owe it nothing
+        for (
+            tier_queue,
+            carry,
+        ) in (
+            carries
+        ):  # a caller who passes lanes over owes the tiers nothing, and they owe it nothing
             tier_queue.carry = carry
 
-    def _serve_tier_queues(self, pool: str, room: int, tier_queues: Sequence[tuple[float | str, TierQueue]]) -> None:
+    def _serve_tier_queues(
+        self, pool: str, room: int, tier_queues: Sequence[tuple[float | str, TierQueue]]
+    ) -> None:
         for share, tier_queue in tier_queues:
             if share == "strict":
                 room -= self._serve(_Line(self.tx, tier_queue, room, self.only), room)
@@ -229,20 +297,31 @@ class _Serving:
             else:
                 tier_queue.carry = 0
         while room > 0 and shares and not self.withheld:
-            step = room if len(shares) == 1 or self.startable >= room else self.startable or min(room, STEP)
+            step = (
+                room
+                if len(shares) == 1 or self.startable >= room
+                else self.startable or min(room, STEP)
+            )
             room -= self._serve_shares(pool, step, shares, lines)
 
     def _has_work(self, tier_queue: TierQueue) -> bool:
         tx = self.tx
         if (
-            any(lane.tier_queue == tier_queue.number and can_deliver(tx, lane) for lane in tx.came_up)
+            any(
+                lane.tier_queue == tier_queue.number and can_deliver(tx, lane)
+                for lane in tx.came_up
+            )
             or tx.one("tier_queue_has_runnable", tier_queue.number)[0]
         ):
             return True
-        gates = (tx.gate(name) for (name,) in tx.all("gate_entries_open", tier_queue.number, FIRST_PAGE))
+        gates = (
+            tx.gate(name) for (name,) in tx.all("gate_entries_open", tier_queue.number, FIRST_PAGE)
+        )
         return any(gate is not None and gate.room(tx.now) for gate in gates)
 
-    def _serve_shares(self, pool: str, room: int, shares: dict[str, float], lines: dict[str, _Line | None]) -> int:
+    def _serve_shares(
+        self, pool: str, room: int, shares: dict[str, float], lines: dict[str, _Line | None]
+    ) -> int:
         tier_queues = {name: self.tx.tier_queue(pool, name) for name in shares}
         before = {name: tier_queue.carry for name, tier_queue in tier_queues.items()}
         all_shares = dict(shares)
@@ -267,7 +346,10 @@ class _Serving:
         return sum(taken.values())
 
     def _serve(self, line: _Line, room: int) -> int:
-        """Take up to `room` from the line; less if it has no more, or if what comes next cannot be started yet."""
+        """
+        Take up to `room` from the line; less if it has no more, or if what comes next cannot be
+        started yet.
+        """
         lanes = line.count(room)
         taken = 0
         while taken < room:
@@ -275,8 +357,9 @@ class _Serving:
             if lane is None:
                 break
             if not self.startable and self.tx.rule(lane).limited:
-                # It is its turn, and the caller cannot start it yet. To pass it over would let the unlimited fill the caller's
-                # buffer for ever; so all that would come after it is withheld until he can.
+                # It is its turn, and the caller cannot start it yet. To pass it over would let the
+                # unlimited fill the caller's buffer for ever; so all that would come after it is
+                # withheld until he can.
                 self.withheld = True
                 break
             got = self.visit(lane, line.tier_queue, room - taken, lanes)
@@ -286,7 +369,10 @@ class _Serving:
         return taken
 
     def visit(self, lane: Lane, tier_queue: TierQueue, room: int, lanes: int) -> int:
-        """Take from the lane what all limits admit; one atomic step with the advance of its virtual time."""
+        """
+        Take from the lane what all limits admit; one atomic step with the advance of its virtual
+        time.
+        """
         tx = self.tx
         policy = tx.rule(lane)
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
@@ -299,7 +385,9 @@ class _Serving:
         if policy.paused or (lane.rest_step and lane.rest_until > tx.now):
             take = 0
         if take <= 0:
-            self.visited[lane.lane] = lane  # its policy changed under it, or its gate shut: it is placed anew
+            self.visited[lane.lane] = (
+                lane  # its policy changed under it, or its gate shut: it is placed anew
+            )
             return 0
         if policy.limited:
             self.startable -= take
@@ -311,12 +399,16 @@ class _Serving:
         self.visited[lane.lane] = lane
         return take
 
-    def _charge(self, lane: Lane, tier_queue: TierQueue, policy: Resolved, take: int, *, alone: bool) -> None:
+    def _charge(
+        self, lane: Lane, tier_queue: TierQueue, policy: Resolved, take: int, *, alone: bool
+    ) -> None:
         tx = self.tx
         tier_queue.vt = lane.vt
         lane.vt += self._stride(lane, tier_queue, policy, take)
         if alone:
-            one_chunk = self._stride(lane, tier_queue, policy, fairness.chunk(take, 2, policy.weight))
+            one_chunk = self._stride(
+                lane, tier_queue, policy, fairness.chunk(take, 2, policy.weight)
+            )
             tier_queue.vt = fairness.reached(tier_queue.vt, lane.vt, one_chunk)
         if policy.rate is not None:
             tat = fairness.rebase(lane.tat, tx.now, policy.lane_rate, policy.lane_burst)
@@ -342,7 +434,12 @@ class _Serving:
             tx.load_names(names)
             for name in names:
                 lane = tx.find_lane(name)
-                if room <= 0 or lane is None or tx.tier_queues[lane.tier_queue].pool != pool or not can_deliver(tx, lane):
+                if (
+                    room <= 0
+                    or lane is None
+                    or tx.tier_queues[lane.tier_queue].pool != pool
+                    or not can_deliver(tx, lane)
+                ):
                     continue
                 if not self.startable and tx.rule(lane).limited:
                     self.withheld = True
@@ -355,14 +452,22 @@ class _Serving:
     def _visit_folded(self, lane: Lane, topic: str, room: int) -> int:
         """Of a bucket take only the messages of one topic."""
         picked = self.picked.setdefault(lane.lane, [])
-        found = [mid for (mid,) in self.tx.all("folded_heads", topic, room + len(picked)) if mid not in picked][:room]
-        taken = self.visit(lane, self.tx.tier_queues[lane.tier_queue], len(found), 1) if found else 0
+        found = [
+            mid
+            for (mid,) in self.tx.all("folded_heads", topic, room + len(picked))
+            if mid not in picked
+        ][:room]
+        taken = (
+            self.visit(lane, self.tx.tier_queues[lane.tier_queue], len(found), 1) if found else 0
+        )
         picked += found[:taken]
         return taken
 
 
 def _mixed(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
-    """Visits of several tiers in the order of `fairness.interleave`, behind those of strict tiers."""
+    """
+    Visits of several tiers in the order of `fairness.interleave`, behind those of strict tiers.
+    """
     tiers = tx.rules.tiers
     strict: list[tuple[Lane, int]] = []
     lanes: dict[str, list[Lane]] = {}
@@ -376,13 +481,17 @@ def _mixed(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, 
         return visits
     queues = [lanes[tier] for tier in tiers if tier in lanes]
     heads = [iter(queue) for queue in queues]
-    return strict + [(next(heads[n]), 1) for n in fairness.interleave([len(queue) for queue in queues])]
+    return strict + [
+        (next(heads[n]), 1) for n in fairness.interleave([len(queue) for queue in queues])
+    ]
 
 
 class _HandOut:
     """Fetches the messages of the visits and makes their leases."""
 
-    def __init__(self, tx: Transaction, picked: dict[int, list[int]], *, record_start: bool) -> None:
+    def __init__(
+        self, tx: Transaction, picked: dict[int, list[int]], *, record_start: bool
+    ) -> None:
         self.tx = tx
         self._picked = picked
         self.record_start = record_start
@@ -397,7 +506,11 @@ class _HandOut:
             return []
         stock = self._fetch(visits)
         tx = self.tx
-        by_time = {tier_queue.number for tier_queue in tx.tier_queues.values() if tx.fair_by_time(tier_queue)}
+        by_time = {
+            tier_queue.number
+            for tier_queue in tx.tier_queues.values()
+            if tx.fair_by_time(tier_queue)
+        }
         for lane, take in visits:
             policy = tx.rule(lane)
             waiting = stock[lane.lane]
@@ -405,7 +518,11 @@ class _HandOut:
             del waiting[:take]
             for _ in range(take - len(taken)):
                 self._nothing_there(lane, policy)
-            is_plain = policy.gate is None and lane.tier_queue not in by_time and policy.delivery != "at_most_once"
+            is_plain = (
+                policy.gate is None
+                and lane.tier_queue not in by_time
+                and policy.delivery != "at_most_once"
+            )
             for found in taken:
                 if found[_RARE] or found[_EXPIRES] is not None:
                     is_plain = False
@@ -423,7 +540,9 @@ class _HandOut:
         for lane, take in visits:
             wanted[lane.lane] = wanted.get(lane.lane, 0) + take
         stock: dict[int, list[Any]] = {number: [] for number in wanted}
-        singles = [number for number, take in wanted.items() if take == 1 and number not in self._picked]
+        singles = [
+            number for number, take in wanted.items() if take == 1 and number not in self._picked
+        ]
         if singles:
             for found in tx.all("heads", _dumps(singles)):
                 stock[found[1]].append(found)
@@ -435,9 +554,16 @@ class _HandOut:
         rare = [found[0] for several in stock.values() for found in several if found[_RARE]]
         if rare:
             self._rare = {row[0]: Row(*row) for row in tx.all("messages_by_number", _dumps(rare))}
-        heads = [several[-1] for number, several in stock.items() if several and number not in self._picked]
+        heads = [
+            several[-1]
+            for number, several in stock.items()
+            if several and number not in self._picked
+        ]
         tx.run_many("ready_delete_head", [self._place(found) for found in heads])
-        tx.run_many("ready_delete", [self._place(found) for number in self._picked for found in stock.get(number, ())])
+        tx.run_many(
+            "ready_delete",
+            [self._place(found) for number in self._picked for found in stock.get(number, ())],
+        )
         return stock
 
     def _fetch_picked(self, mids: list[int]) -> list[Any]:
@@ -476,9 +602,24 @@ class _HandOut:
             if own_id is None:
                 handed[fence] = (mid, number)
             made.append(
-                Lease(mid, fence, own_id if own_id is not None else f"{nonce}-{mid:x}", topic, body, deadline, 1, 1, key, -(rank >> 1),
-                      _headers(headers) if headers else None, published, False, None, limited)
-            )  # fmt: skip
+                Lease(
+                    mid,
+                    fence,
+                    own_id if own_id is not None else f"{nonce}-{mid:x}",
+                    topic,
+                    body,
+                    deadline,
+                    1,
+                    1,
+                    key,
+                    -(rank >> 1),
+                    _headers(headers) if headers else None,
+                    published,
+                    False,
+                    None,
+                    limited,
+                )
+            )
         self._ends(deadline, shard.fence + 1, fence)
         shard.fence = fence
         shard.leased += len(taken)
@@ -519,7 +660,9 @@ class _HandOut:
             self.tx.touch_gate(gate)
 
     def _leaves(self, lane: Lane, row: Row) -> None:
-        """The message no longer waits (its place in the order is deleted with all that were taken)."""
+        """
+        The message no longer waits (its place in the order is deleted with all that were taken).
+        """
         tx = self.tx
         size = len(row.body) if not row.parts else messages.size_of(tx, row)
         lane.bytes -= size
@@ -541,19 +684,39 @@ class _HandOut:
         if row.serial:
             tx.run("serial_keys_held", lane.lane, row.line, row.mid)
         tier_queue = tx.tier_queues[lane.tier_queue]
-        charge = (lane.mean or tier_queue.mean or DEFAULT_MEAN_US) if tx.fair_by_time(tier_queue) else 0
+        charge = (
+            (lane.mean or tier_queue.mean or DEFAULT_MEAN_US) if tx.fair_by_time(tier_queue) else 0
+        )
         started = int(bool(row.suspect) and self.record_start)
         empty = None
-        bodies = [row.body, *(body for _, body in tx.all("parts_read", row.mid))] if row.parts or (row.mkey and policy.merge == "all") else None
+        bodies = (
+            [row.body, *(body for _, body in tx.all("parts_read", row.mid))]
+            if row.parts or (row.mkey and policy.merge == "all")
+            else None
+        )
         made = Lease(
-            row.mid, fence, row.id if row.id is not None else f"{shard.nonce}-{row.mid:x}", row.topic or lane.topic or "", row.body,
-            deadline, row.attempts + 1, row.deliveries + 1, row.key, -(row.rank >> 1),
-            _headers(row.headers) if row.headers else None, row.published, bool(row.suspect), bodies, policy.limited,
-        )  # fmt: skip
+            row.mid,
+            fence,
+            row.id if row.id is not None else f"{shard.nonce}-{row.mid:x}",
+            row.topic or lane.topic or "",
+            row.body,
+            deadline,
+            row.attempts + 1,
+            row.deliveries + 1,
+            row.key,
+            -(row.rank >> 1),
+            _headers(row.headers) if row.headers else None,
+            row.published,
+            bool(row.suspect),
+            bodies,
+            policy.limited,
+        )
         if policy.delivery == "at_most_once":
             empty = (row.line or "") if row.serial else ""
             self._finish_now(lane, row)
-        self._leases.append((fence, row.mid, lane.lane, deadline, tx.now, charge, started, policy.gate, empty))
+        self._leases.append(
+            (fence, row.mid, lane.lane, deadline, tx.now, charge, started, policy.gate, empty)
+        )
         if lane.ready:
             lane.old = row.since >> 23
         return made
@@ -570,10 +733,36 @@ class _HandOut:
         tx = self.tx
         tx.insert("lease_insert_plain", self._plain_leases)
         tx.run_many("lease_insert", self._leases)
-        tx.run_many("event_insert", [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()])
+        tx.run_many(
+            "event_insert",
+            [(at, LEASES_END, first, last) for at, (first, last) in self._deadlines.items()],
+        )
 
 
 def _plain_row(found: Any) -> Row:
     """The whole row of a message that has nothing rare."""
     mid, lane, rank, since, published, expires, key, message_id, headers, body, _ = found
-    return Row(mid, lane, READY, rank, mid, since, published, expires, 0, 0, key, message_id, None, None, headers, 0, 0, 0, 0, 0, 0, body)
+    return Row(
+        mid,
+        lane,
+        READY,
+        rank,
+        mid,
+        since,
+        published,
+        expires,
+        0,
+        0,
+        key,
+        message_id,
+        None,
+        None,
+        headers,
+        0,
+        0,
+        0,
+        0,
+        0,
+        0,
+        body,
+    )

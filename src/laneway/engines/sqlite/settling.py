@@ -9,7 +9,14 @@ import msgspec
 from laneway.engines import base
 from laneway.engines.shared import fairness
 from laneway.engines.shared.naming import PARTITION, generated_id
-from laneway.engines.shared.refusals import DEFAULT_MEAN_US, NO_HANDLER, REFUSED, STARTED_AND_LOST, backlog_full_with_ack, retries_used_up
+from laneway.engines.shared.refusals import (
+    DEFAULT_MEAN_US,
+    NO_HANDLER,
+    REFUSED,
+    STARTED_AND_LOST,
+    backlog_full_with_ack,
+    retries_used_up,
+)
 from laneway.engines.sqlite import merging, messages, putting, results
 from laneway.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END, Held, Lane, Row
 from laneway.errors import BacklogFull
@@ -27,16 +34,27 @@ _PLAIN = 10
 
 
 class Outdated(Exception):  # never leaves the engine
-    """A lease that was handed out here is held no more: the transaction is to be rolled back and done again, by what the file says."""
+    """
+    A lease that was handed out here is held no more: the transaction is to be rolled back and done
+    again, by what the file says.
+    """
 
 
-def settle(tx: Transaction, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]) -> list[str]:
-    """End each lease as it says; keep and publish what goes with those that end their messages. Raises Outdated, BacklogFull."""
+def settle(
+    tx: Transaction, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]
+) -> list[str]:
+    """
+    End each lease as it says; keep and publish what goes with those that end their messages. Raises
+    Outdated, BacklogFull.
+    """
     left, lanes = _quick_acks(tx, settlements)
     answers = ["acked"] * len(settlements)
     parents = {n: generated_id(tx.shard.nonce, settlements[n].handle) for n in publish}
     if left:
-        found = {row[0]: row for row in tx.all("leases_and_messages", _dumps([settlements[n].fence for n in left]))}
+        found = {
+            row[0]: row
+            for row in tx.all("leases_and_messages", _dumps([settlements[n].fence for n in left]))
+        }
         tx.load_numbers({row[2] for row in found.values()})
         ending = _Ending(tx)
         for n in left:
@@ -44,13 +62,19 @@ def settle(tx: Transaction, settlements: Sequence[Settlement], publish: Mapping[
             if row is not None and row[1] == settlements[n].handle:
                 del found[row[0]]  # the second settlement of one lease is lost
             has_outcome = settlements[n].outcome is not None
-            tx.reported_by_handler = (settlements[n].handle, has_outcome) if has_outcome or publish.get(n) else None
+            tx.reported_by_handler = (
+                (settlements[n].handle, has_outcome) if has_outcome or publish.get(n) else None
+            )
             answers[n], parents[n] = ending.settle(row, settlements[n])
         tx.reported_by_handler = None
         lanes |= ending.write()
     _stand(tx, lanes.values())
     results.keep(tx, settlements, answers)
-    ends = [n for n in sorted(publish) if (settlements[n].action, answers[n]) in (("ack", "acked"), ("dead", "died"))]
+    ends = [
+        n
+        for n in sorted(publish)
+        if (settlements[n].action, answers[n]) in (("ack", "acked"), ("dead", "died"))
+    ]
     drafts = [draft for n in ends for draft in _derived(publish[n], parents[n])]
     if drafts:
         for receipt in putting.put(tx, drafts):
@@ -59,11 +83,15 @@ def settle(tx: Transaction, settlements: Sequence[Settlement], publish: Mapping[
     return answers
 
 
-def _quick_acks(tx: Transaction, settlements: Sequence[Settlement]) -> tuple[list[int], dict[int, Lane]]:
+def _quick_acks(
+    tx: Transaction, settlements: Sequence[Settlement]
+) -> tuple[list[int], dict[int, Lane]]:
     """
-    Acks of leases that were handed out here and of which nothing stays but counts, which is most of them: nothing is read of them.
+    Acks of leases that were handed out here and of which nothing stays but counts, which is most of
+    them: nothing is read of them.
 
-    That they were still held is seen from the number of rows that go. Returns the positions of all other settlements, and the lanes.
+    That they were still held is seen from the number of rows that go. Returns the positions of all
+    other settlements, and the lanes.
     """
     handed, lanes = tx.lane_cache.handed, tx.lane_cache.lanes
     places = [handed.pop(settlement.fence, None) for settlement in settlements]
@@ -75,9 +103,13 @@ def _quick_acks(tx: Transaction, settlements: Sequence[Settlement]) -> tuple[lis
     for n, (settlement, place) in enumerate(zip(settlements, places, strict=True)):
         lane = lanes.get(place[1]) if place is not None else None
         if (
-            place is None or lane is None or settlement.action != "ack" or settlement.handle != place[0]
-            or lane.rest_step or tx.rule(lane).dedupe is not None
-        ):  # fmt: skip
+            place is None
+            or lane is None
+            or settlement.action != "ack"
+            or settlement.handle != place[0]
+            or lane.rest_step
+            or tx.rule(lane).dedupe is not None
+        ):
             left.append(n)
             continue
         fences.append(settlement.fence)
@@ -97,7 +129,11 @@ def _quick_acks(tx: Transaction, settlements: Sequence[Settlement]) -> tuple[lis
 def _stand(tx: Transaction, lanes: Iterable[Lane]) -> None:
     """Lanes with fewer leases: most stand where they stood."""
     for lane in lanes:
-        if lane.place in (FULL, ASLEEP, AT_GATE) or lane.rest_step or (not lane.ready and lane.place != IDLE):
+        if (
+            lane.place in (FULL, ASLEEP, AT_GATE)
+            or lane.rest_step
+            or (not lane.ready and lane.place != IDLE)
+        ):
             tx.place(lane)
         else:
             tx.shrank(lane)
@@ -119,7 +155,12 @@ def _runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 def _derived(drafts: Sequence[Draft], parent: str) -> list[Draft]:
     """Messages published with an ack: their ids come from it, so that a repeat is a duplicate."""
-    return [msgspec.structs.replace(draft, id=draft.id if draft.id is not None else f"{parent}:{n}", sticky=True) for n, draft in enumerate(drafts)]
+    return [
+        msgspec.structs.replace(
+            draft, id=draft.id if draft.id is not None else f"{parent}:{n}", sticky=True
+        )
+        for n, draft in enumerate(drafts)
+    ]
 
 
 class _Ending:
@@ -150,7 +191,9 @@ class _Ending:
         self._lanes[lane.lane] = lane
         end_of_lease(tx, lane, held, settlement.cost_us)
         if held.empty is not None:
-            return self._settle_empty(lane, held, settlement), generated_id(tx.shard.nonce, held.mid)
+            return self._settle_empty(lane, held, settlement), generated_id(
+                tx.shard.nonce, held.mid
+            )
         if settlement.action == "ack":
             return "acked", self._ack(lane, held, row)
         tx.touch(lane)
@@ -166,7 +209,15 @@ class _Ending:
         lane.done += 1
         tx.shard.done += 1
         self._is_well(lane, held)
-        if message_id is not None or joined or parts or sticky or troubled or tx.rule(lane).dedupe is not None or lane.topic is None:
+        if (
+            message_id is not None
+            or joined
+            or parts
+            or sticky
+            or troubled
+            or tx.rule(lane).dedupe is not None
+            or lane.topic is None
+        ):
             message = messages.read(tx, held.mid)
             if message is not None:
                 messages.finish_ids(tx, message, messages.topic_of(message, lane), keep=True)
@@ -178,7 +229,10 @@ class _Ending:
         return message_id if message_id is not None else generated_id(tx.shard.nonce, held.mid)
 
     def _settle_empty(self, lane: Lane, held: Held, settlement: Settlement) -> str:
-        """At most once: whatever the handler says, the message is done; what it says of the destination counts."""
+        """
+        At most once: whatever the handler says, the message is done; what it says of the
+        destination counts.
+        """
         messages.free_key(self.tx, lane, held.empty or None, held.mid)
         if settlement.action == "ack":
             self._is_well(lane, held)
@@ -207,12 +261,17 @@ def end_of_lease(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:
 
 
 def _correct_cost(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:
-    """Fair by time: the lane pays what its message really took, never less than keeps it at the tier's time."""
+    """
+    Fair by time: the lane pays what its message really took, never less than keeps it at the tier's
+    time.
+    """
     tier_queue = tx.tier_queues[lane.tier_queue]
     cost = max(0, min(cost_us, held.deadline - held.granted))
     weight = tx.rule(lane).weight
     before = lane.vt
-    lane.vt = max(lane.vt + fairness.stride_of_work(cost - held.charge, weight), min(tier_queue.vt, before))
+    lane.vt = max(
+        lane.vt + fairness.stride_of_work(cost - held.charge, weight), min(tier_queue.vt, before)
+    )
     if cost:
         lane.mean = _moved(lane.mean or tier_queue.mean or DEFAULT_MEAN_US, cost)
         tier_queue.mean = _moved(tier_queue.mean or DEFAULT_MEAN_US, cost)
@@ -252,11 +311,20 @@ def _retry(tx: Transaction, lane: Lane, row: Row, settlement: Settlement, topic:
     what = settlement.reason or "failed"
     messages.note_trouble(tx, row, what, settlement.error)
     if row.attempts > policy.retries:
-        _die(tx, lane, row, retries_used_up(row.attempts, settlement.error, settlement.reason), settlement.error, noted=True)
+        _die(
+            tx,
+            lane,
+            row,
+            retries_used_up(row.attempts, settlement.error, settlement.reason),
+            settlement.error,
+            noted=True,
+        )
         return "died"
     delay = settlement.delay_us
     if delay is None:
-        delay = policy.backoff.delay_us(row.attempts, tx.rules.random() if policy.backoff.jitter else 1.0)
+        delay = policy.backoff.delay_us(
+            row.attempts, tx.rules.random() if policy.backoff.jitter else 1.0
+        )
     lane.retried += 1
     tx.shard.retried += 1
     if messages.yields(row):
@@ -265,7 +333,9 @@ def _retry(tx: Transaction, lane: Lane, row: Row, settlement: Settlement, topic:
     return "retried"
 
 
-def _die(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None, *, noted: bool = False) -> None:
+def _die(
+    tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None, *, noted: bool = False
+) -> None:
     if not noted:
         messages.note_trouble(tx, row, reason, error)
     lane.died += 1
@@ -322,7 +392,10 @@ def _return_permits(tx: Transaction, lane: Lane, held: Held) -> None:
 
 
 def wait_again(tx: Transaction, lane: Lane, row: Row, due: int | None) -> None:
-    """The message waits again, delayed until `due` (its new since) or ready with its old since; past its ttl it expires."""
+    """
+    The message waits again, delayed until `due` (its new since) or ready with its old since; past
+    its ttl it expires.
+    """
     if row.expires is not None and row.expires <= tx.now:
         messages.save(tx, row)
         messages.expire(tx, lane, row)
@@ -374,13 +447,21 @@ def _suspect(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
 def start(tx: Transaction, leases: Sequence[tuple[int, int]]) -> list[bool]:
     """Record that suspects are about to be run."""
     answers = _are_held(tx, leases)
-    tx.run_many("lease_started", [(fence,) for (_, fence), held in zip(leases, answers, strict=True) if held])
+    tx.run_many(
+        "lease_started",
+        [(fence,) for (_, fence), held in zip(leases, answers, strict=True) if held],
+    )
     return answers
 
 
 def extend(tx: Transaction, leases: Sequence[tuple[int, int]], by_us: int) -> list[bool]:
-    """Move deadlines to at least now + `by_us`. The event of the batch stays: when it comes it finds them moved, and moves too."""
-    held = {row[0]: Held(*row) for row in tx.all("leases_read", _dumps([fence for _, fence in leases]))}
+    """
+    Move deadlines to at least now + `by_us`. The event of the batch stays: when it comes it finds
+    them moved, and moves too.
+    """
+    held = {
+        row[0]: Held(*row) for row in tx.all("leases_read", _dumps([fence for _, fence in leases]))
+    }
     until = tx.now + by_us
     answers = []
     moved = []
@@ -395,13 +476,21 @@ def extend(tx: Transaction, leases: Sequence[tuple[int, int]], by_us: int) -> li
 
 
 def _are_held(tx: Transaction, leases: Sequence[tuple[int, int]]) -> list[bool]:
-    held = {row[0]: Held(*row) for row in tx.all("leases_read", _dumps([fence for _, fence in leases]))}
-    return [fence in held and held[fence].mid == handle and not held[fence].gone for handle, fence in leases]
+    held = {
+        row[0]: Held(*row) for row in tx.all("leases_read", _dumps([fence for _, fence in leases]))
+    }
+    return [
+        fence in held and held[fence].mid == handle and not held[fence].gone
+        for handle, fence in leases
+    ]
 
 
-def lease_batch_over(tx: Transaction, first: int, last: int, at: int, most: int) -> tuple[int, int | None]:
+def lease_batch_over(
+    tx: Transaction, first: int, last: int, at: int, most: int
+) -> tuple[int, int | None]:
     """
-    Take back those of a batch whose time was over at `at`; the batch's event moves on to the next deadline.
+    Take back those of a batch whose time was over at `at`; the batch's event moves on to the next
+    deadline.
 
     Returns how many, and that deadline.
     """

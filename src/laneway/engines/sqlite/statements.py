@@ -1,8 +1,9 @@
 """
 The SQL of this engine, read once from `sql/*.sql`: `-- name: …` begins a statement.
 
-Hot statements are bound to numbers, strings and bytearrays only: the sqlite3 module looks for an adapter of everything else at every
-row, None and bytes included, which costs more than the row. So 0 stands for NULL in columns that are never 0.
+Hot statements are bound to numbers, strings and bytearrays only: the sqlite3 module looks for an
+adapter of everything else at every row, None and bytes included, which costs more than the row. So
+0 stands for NULL in columns that are never 0.
 """
 
 from __future__ import annotations
@@ -20,12 +21,20 @@ if TYPE_CHECKING:
 
 def _load() -> dict[str, str]:
     found: dict[str, str] = {}
-    for entry in sorted((resources.files("laneway.engines.sqlite") / "sql").iterdir(), key=lambda entry: entry.name):
+    for entry in sorted(
+        (resources.files("laneway.engines.sqlite") / "sql").iterdir(), key=lambda entry: entry.name
+    ):
         if not entry.name.endswith(".sql"):
             continue
         for section in entry.read_text(encoding="utf-8").split("-- name:")[1:]:
             name, _, text = section.partition("\n")
-            statement = text.replace("{lane}", _LANE).replace("{message}", _MESSAGE).replace("{handed}", _HANDED).strip().rstrip(";")
+            statement = (
+                text.replace("{lane}", _LANE)
+                .replace("{message}", _MESSAGE)
+                .replace("{handed}", _HANDED)
+                .strip()
+                .rstrip(";")
+            )
             if name.strip() in found:
                 raise AssertionError(f"the statement {name.strip()} stands twice")
             found[name.strip()] = statement
@@ -36,8 +45,9 @@ _LANE = ", ".join(f"l.{name}" for name in LANE_COLUMNS)
 _MESSAGE = ", ".join(f"m.{name}" for name in ROW_COLUMNS)
 _RARELY_SET = ("serial", "odd", "attempts", "deliveries", "suspect", "joined", "parts", "sticky")
 _HANDED = (
-    "m.mid, m.lane, m.rank, m.since, m.published, m.expires, m.key, m.id, m.headers, m.body, "
-    f"m.topic IS NOT NULL OR m.mkey IS NOT NULL OR {' + '.join(f'm.{name}' for name in _RARELY_SET)}"
+    "m.mid, m.lane, m.rank, m.since, m.published, m.expires, m.key, m.id, m.headers, m.body,"
+    " m.topic IS NOT NULL OR m.mkey IS NOT NULL OR"
+    f" {' + '.join(f'm.{name}' for name in _RARELY_SET)}"
 )
 """Of a message that is handed out: what most have, and whether it has more."""
 
@@ -45,7 +55,9 @@ PLACING = ("tier_queue", "place", "wake", "vt", "gate")
 """Columns of `lane` that indexes stand on, besides the size classes."""
 
 CLASSES = ("big", "old", "busy", "slow")
-COUNTS = tuple(name for name in LANE_COLUMNS if name not in {"lane", "name", "rule", "own", *PLACING, *CLASSES})
+COUNTS = tuple(
+    name for name in LANE_COLUMNS if name not in {"lane", "name", "rule", "own", *PLACING, *CLASSES}
+)
 
 SQL = _load()
 """Every statement by name."""
@@ -59,7 +71,9 @@ def _bound(column: str) -> str:
     return "nullif(?, 0)" if column in _NULLABLE else "?"
 
 
-SQL["lane_insert"] = f"INSERT INTO lane ({', '.join(LANE_COLUMNS)}) VALUES ({', '.join(map(_bound, LANE_COLUMNS))})"
+SQL["lane_insert"] = (
+    f"INSERT INTO lane ({', '.join(LANE_COLUMNS)}) VALUES ({', '.join(map(_bound, LANE_COLUMNS))})"
+)
 
 
 def class_mark(changed: Iterable[int]) -> str:
@@ -69,13 +83,41 @@ def class_mark(changed: Iterable[int]) -> str:
 
 for _number in range(1 << len(CLASSES)):
     _changed = [n for n in range(len(CLASSES)) if _number >> n & 1]
-    for _name, _columns in (("lane_count", COUNTS), ("lane_place", PLACING + COUNTS), ("lane_grow", ("ready", "bytes", "published"))):
+    for _name, _columns in (
+        ("lane_count", COUNTS),
+        ("lane_place", PLACING + COUNTS),
+        ("lane_grow", ("ready", "bytes", "published")),
+    ):
         _set = (*_columns, *(CLASSES[n] for n in _changed))
-        SQL[_name + class_mark(_changed)] = f"UPDATE lane SET {', '.join(f'{name} = {_bound(name)}' for name in _set)} WHERE lane = ?"
-_INSERTED = ("mid", "lane", "state", "rank", "seq", "since", "published", "expires", "serial", "odd",
-             "key", "id", "topic", "mkey", "headers", "sticky", "body")  # fmt: skip
-SQL["message_insert"] = f"INSERT INTO message ({', '.join(_INSERTED)}) VALUES ({', '.join('?' * len(_INSERTED))})"
-SQL["message_update"] = f"UPDATE message SET {', '.join(f'{name} = ?' for name in ROW_COLUMNS[1:])} WHERE mid = ?"
+        SQL[_name + class_mark(_changed)] = (
+            f"UPDATE lane SET {', '.join(f'{name} = {_bound(name)}' for name in _set)} WHERE"
+            " lane = ?"
+        )
+_INSERTED = (
+    "mid",
+    "lane",
+    "state",
+    "rank",
+    "seq",
+    "since",
+    "published",
+    "expires",
+    "serial",
+    "odd",
+    "key",
+    "id",
+    "topic",
+    "mkey",
+    "headers",
+    "sticky",
+    "body",
+)
+SQL["message_insert"] = (
+    f"INSERT INTO message ({', '.join(_INSERTED)}) VALUES ({', '.join('?' * len(_INSERTED))})"
+)
+SQL["message_update"] = (
+    f"UPDATE message SET {', '.join(f'{name} = ?' for name in ROW_COLUMNS[1:])} WHERE mid = ?"
+)
 
 
 @cache

@@ -1,8 +1,9 @@
 """
 The file: connection, pragmas, schema version, transactions, and what SQLite's errors mean.
 
-One connection per engine object, used by one thread at a time. Every write is one `BEGIN IMMEDIATE` transaction, with short
-waits of our own where another process writes: SQLite's own busy handler sleeps up to 100 ms.
+One connection per engine object, used by one thread at a time. Every write is one `BEGIN IMMEDIATE`
+transaction, with short waits of our own where another process writes: SQLite's own busy handler
+sleeps up to 100 ms.
 """
 
 from __future__ import annotations
@@ -33,11 +34,17 @@ BUSY_TIMEOUT = 30.0
 
 CACHE_KIB = 128 * 1024
 CHECKPOINT_PAGES = 10_000
-"""WAL pages (4 KiB) between checkpoints: large, so that hot index pages are copied back once for many changes."""
+"""
+WAL pages (4 KiB) between checkpoints: large, so that hot index pages are copied back once for many
+changes.
+"""
 
 
 class Store:
-    """An open file (or a private store in memory), and its transactions. In a forked child it is closed."""
+    """
+    An open file (or a private store in memory), and its transactions. In a forked child it is
+    closed.
+    """
 
     def __init__(self, path: str | None, durability: str, *, create: bool = True) -> None:
         self.path = path
@@ -58,20 +65,34 @@ class Store:
             try:
                 self._check_path(Path(self.path))
             except PermissionError as error:
-                raise EngineUnavailable(f"{self.path}: {error.strerror}; check the permissions of the folders on the way to it") from error
+                raise EngineUnavailable(
+                    f"{self.path}: {error.strerror}; check the permissions of the folders on the"
+                    " way to it"
+                ) from error
             if is_of_another(self.path):
                 raise EngineCorrupt(
-                    f"{self.path}: the {self.path}-wal beside it was left by another file; end all programs that use them and move "
-                    f"{self.path}-wal and {self.path}-shm away, then start again"
+                    f"{self.path}: the {self.path}-wal beside it was left by another file; end all"
+                    f" programs that use them and move {self.path}-wal and {self.path}-shm away,"
+                    " then start again"
                 )
         try:
-            connection = sqlite3.connect(self.path or ":memory:", timeout=0, isolation_level=None, check_same_thread=False, cached_statements=1024)
+            connection = sqlite3.connect(
+                self.path or ":memory:",
+                timeout=0,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=1024,
+            )
         except sqlite3.Error as error:
             raise self.explain(error) from error
         try:
-            self._patiently(lambda: self._prepare(connection))  # another process may be making the file just now
+            self._patiently(
+                lambda: self._prepare(connection)
+            )  # another process may be making the file just now
             if self.path is not None:
-                self._patiently(lambda: connection.execute("SELECT one FROM shard").fetchone())  # now all its files are there
+                self._patiently(
+                    lambda: connection.execute("SELECT one FROM shard").fetchone()
+                )  # now all its files are there
                 self._files = Files(self.path)
         except BaseException:
             connection.close()
@@ -80,16 +101,27 @@ class Store:
 
     def _check_path(self, path: Path) -> None:
         if path.is_dir():
-            raise EngineUnavailable(f"{path}: this is a folder; name a file, like sqlite:///{path}/laneway.db")
+            raise EngineUnavailable(
+                f"{path}: this is a folder; name a file, like sqlite:///{path}/laneway.db"
+            )
         if not path.exists():
             if not self._create:
-                raise EngineUnavailable(f"{path}: there is no such file; check the path, or start a program that publishes to it")
+                raise EngineUnavailable(
+                    f"{path}: there is no such file; check the path, or start a program that"
+                    " publishes to it"
+                )
             if not path.parent.is_dir():
-                raise EngineUnavailable(f"{path}: the folder {path.parent} does not exist; make it first")
+                raise EngineUnavailable(
+                    f"{path}: the folder {path.parent} does not exist; make it first"
+                )
             if not os.access(path.parent, os.W_OK):
-                raise EngineUnavailable(f"{path}: the folder {path.parent} cannot be written by this user")
+                raise EngineUnavailable(
+                    f"{path}: the folder {path.parent} cannot be written by this user"
+                )
         elif not os.access(path, os.W_OK):
-            raise EngineUnavailable(f"{path}: the file cannot be written by this user; check its permissions")
+            raise EngineUnavailable(
+                f"{path}: the file cannot be written by this user; check its permissions"
+            )
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
@@ -107,11 +139,19 @@ class Store:
         finally:
             connection.execute("ROLLBACK")
         if tables and application != APPLICATION_ID:
-            raise EngineCorrupt(f"{self.name}: this SQLite file belongs to another program; name another file")
+            raise EngineCorrupt(
+                f"{self.name}: this SQLite file belongs to another program; name another file"
+            )
         if version < 0 or (tables and not version):
-            raise SchemaMismatch(f"{self.name}: the file has layout {version}, which no Laneway has written; restore a copy, or name another file")
+            raise SchemaMismatch(
+                f"{self.name}: the file has layout {version}, which no Laneway has written; restore"
+                " a copy, or name another file"
+            )
         if version > SCHEMA_VERSION:
-            raise SchemaMismatch(f"{self.name}: the file has layout {version}, this Laneway knows layouts up to {SCHEMA_VERSION}; upgrade Laneway")
+            raise SchemaMismatch(
+                f"{self.name}: the file has layout {version}, this Laneway knows layouts up to"
+                f" {SCHEMA_VERSION}; upgrade Laneway"
+            )
         if self.path is not None:
             connection.execute("PRAGMA journal_mode = WAL")
         if version == SCHEMA_VERSION:
@@ -135,13 +175,15 @@ class Store:
     @contextmanager
     def writing(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
         """
-        One write transaction. `durable`: it is on disk when this returns, where the durability asks for it; any
-        other is on disk with the next durable one, or when SQLite checkpoints.
+        One write transaction. `durable`: it is on disk when this returns, where the durability asks
+        for it; any other is on disk with the next durable one, or when SQLite checkpoints.
         """
         with self.lock:
             self._check_files(durable=False)
             connection = self.connection
-            self._set_synchronous("FULL" if durable and self._full else "NORMAL" if self._full else "OFF")
+            self._set_synchronous(
+                "FULL" if durable and self._full else "NORMAL" if self._full else "OFF"
+            )
             self._begin(connection)
             try:
                 yield connection
@@ -177,7 +219,10 @@ class Store:
                     connection.execute("ROLLBACK")
 
     def _check_files(self, *, durable: bool) -> None:
-        """Raises EngineUnavailable where the file is no longer the one at its path; after a durable commit, what is returned for is in it."""
+        """
+        Raises EngineUnavailable where the file is no longer the one at its path; after a durable
+        commit, what is returned for is in it.
+        """
         wrong = self._files.wrong(durable=durable) if self._files is not None else None
         if wrong is not None:
             raise EngineUnavailable(wrong, applied=None if durable else False)
@@ -202,13 +247,18 @@ class Store:
     def _begin_reading(self, connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN")
         try:
-            connection.execute("SELECT one FROM shard").fetchone()  # the view begins with the first thing read
+            connection.execute(
+                "SELECT one FROM shard"
+            ).fetchone()  # the view begins with the first thing read
         except BaseException:
             connection.execute("ROLLBACK")
             raise
 
     def _patiently(self, begin: Callable[[], object]) -> None:
-        """Try again while another process is in the way. Raises EngineUnavailable when that takes too long, or for anything else."""
+        """
+        Try again while another process is in the way. Raises EngineUnavailable when that takes too
+        long, or for anything else.
+        """
         deadline = 0.0
         pause = 0.0001
         while True:
@@ -221,9 +271,12 @@ class Store:
                 deadline = deadline or now + BUSY_TIMEOUT
                 if now > deadline:
                     raise EngineUnavailable(
-                        f"{self.name}: another process has held the write lock for {BUSY_TIMEOUT:.0f} s; nothing was changed, try again"
+                        f"{self.name}: another process has held the write lock for"
+                        f" {BUSY_TIMEOUT:.0f} s; nothing was changed, try again"
                     ) from error
-                time.sleep(random.uniform(pause / 2, pause))  # not a secret: it parts processes that meet
+                time.sleep(
+                    random.uniform(pause / 2, pause)
+                )  # not a secret: it parts processes that meet
                 pause = min(pause * 1.5, 0.002)
             else:
                 return
@@ -233,7 +286,8 @@ class Store:
             try:
                 connection.execute("ROLLBACK")
             except sqlite3.Error:
-                # The first error is the one to tell; a connection that cannot even roll back is opened anew.
+                # The first error is the one to tell; a connection that cannot even roll back is
+                # opened anew.
                 connection.close()
                 self._synchronous = ""
                 self.connection = self._open()
@@ -242,16 +296,33 @@ class Store:
         """What a failure of SQLite means for the caller, in one line."""
         code = getattr(error, "sqlite_errorname", "") or ""
         text = str(error)
-        if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) or "malformed" in text or "not a database" in text:
-            return EngineCorrupt(f"{self.name}: the file is damaged or not a database ({text}); run `laneway doctor`, or restore a copy of it")
+        if (
+            code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+            or "malformed" in text
+            or "not a database" in text
+        ):
+            return EngineCorrupt(
+                f"{self.name}: the file is damaged or not a database ({text}); run `laneway"
+                " doctor`, or restore a copy of it"
+            )
         if code.startswith("SQLITE_FULL"):
-            return EngineUnavailable(f"{self.name}: the disk is full; nothing was changed, make room and try again")
+            return EngineUnavailable(
+                f"{self.name}: the disk is full; nothing was changed, make room and try again"
+            )
         if code.startswith("SQLITE_READONLY") or "readonly" in text:
-            return EngineUnavailable(f"{self.name}: the file or its folder cannot be written; check its permissions")
+            return EngineUnavailable(
+                f"{self.name}: the file or its folder cannot be written; check its permissions"
+            )
         if code.startswith("SQLITE_CANTOPEN"):
-            return EngineUnavailable(f"{self.name}: the file cannot be opened ({text}); check the path and its permissions")
+            return EngineUnavailable(
+                f"{self.name}: the file cannot be opened ({text}); check the path and its"
+                " permissions"
+            )
         if code.startswith("SQLITE_IOERR"):
-            return EngineUnavailable(f"{self.name}: the disk failed ({text}); whether the change happened is not known", applied=None)
+            return EngineUnavailable(
+                f"{self.name}: the disk failed ({text}); whether the change happened is not known",
+                applied=None,
+            )
         if isinstance(error, sqlite3.ProgrammingError) and "closed" in text:
             return EngineUnavailable(f"{self.name}: this engine was closed; open it again")
         return EngineUnavailable(f"{self.name}: {text}; nothing was changed")
@@ -262,14 +333,16 @@ class Store:
             self.connection.close()
 
     def __del__(self) -> None:
-        # A program that simply drops its application is not warned of a resource that it never saw (Python 3.13 does).
+        # A program that simply drops its application is not warned of a resource that it never saw
+        # (Python 3.13 does).
         connection = getattr(self, "connection", None)
         if connection is not None:
             connection.close()
 
 
-# Forks: SQLite's locks on files, and its own mutexes, are not made for being copied. Nothing of it is at work in the moment of a fork, and the child
-# closes what it has inherited before it opens anything: else it would take the parent's locks for its own.
+# Forks: SQLite's locks on files, and its own mutexes, are not made for being copied. Nothing of it
+# is at work in the moment of a fork, and the child closes what it has inherited before it opens
+# anything: else it would take the parent's locks for its own.
 
 FORK_SECONDS = 5.0
 """How long a fork waits for transactions that run."""
@@ -297,7 +370,9 @@ def _after_fork_in_child() -> None:
             with contextlib.suppress(sqlite3.Error):
                 store.connection.close()
         else:
-            _left.append(getattr(store, "connection", None))  # in the middle of something that never ends here: to close it could wait for ever
+            _left.append(
+                getattr(store, "connection", None)
+            )  # in the middle of something that never ends here: to close it could wait for ever
             store.connection = sqlite3.connect(":memory:")
             store.connection.close()
     _stores.clear()

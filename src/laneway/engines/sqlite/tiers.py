@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 def declare(tx: Transaction, settings: Settings) -> None:
     """The program opened the store with these tiers."""
-    _write(tx, tx.rules.tier_layers.declare(settings.tiers, settings.default_tier, lambda tier: _named_by(tx, tier)))
+    _write(
+        tx,
+        tx.rules.tier_layers.declare(
+            settings.tiers, settings.default_tier, lambda tier: _named_by(tx, tier)
+        ),
+    )
 
 
 def change(tx: Transaction, layer: Layer, changes: Mapping[str, Tier | None]) -> None:
@@ -52,7 +57,10 @@ def _write(tx: Transaction, after: TierLayers) -> None:
 
 
 def _named_by(tx: Transaction, tier: str) -> str | None:
-    """A policy that names the tier: of a pattern (these are in memory), or of topics of their own (by an index)."""
+    """
+    A policy that names the tier: of a pattern (these are in memory), or of topics of their own (by
+    an index).
+    """
     for _, pattern, fields in tx.rules.book.rows():
         if fields.get("tier") == tier:
             return pattern

@@ -1,8 +1,10 @@
 """
-One transaction's work: what it has read of lanes, tiers and gates, and what it will write back at its end.
+One transaction's work: what it has read of lanes, tiers and gates, and what it will write back at
+its end.
 
-Lanes are read once, changed in memory and written once, however often a call comes by; the same holds for tiers, gates and
-the shard's counters. `place` is the one rule that says where a lane stands.
+Lanes are read once, changed in memory and written once, however often a call comes by; the same
+holds for tiers, gates and the shard's counters. `place` is the one rule that says where a lane
+stands.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
 from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.lane_cache import LaneCache
-from laneway.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE, Lane, TierQueue
+from laneway.engines.sqlite.rows import (
+    ASLEEP,
+    AT_GATE,
+    FULL,
+    IDLE,
+    PAUSED,
+    RUNNABLE,
+    Lane,
+    TierQueue,
+)
 from laneway.engines.sqlite.statements import SQL, insert_many
 from laneway.policy import Gate, PolicyBook, Resolved
 from laneway.tiers import TierLayers
@@ -112,7 +123,10 @@ class GateState(msgspec.Struct, gc=False):
 
 
 class Rules:
-    """What an engine object keeps between transactions: the policies as last read, the tiers, the namespace's limits."""
+    """
+    What an engine object keeps between transactions: the policies as last read, the tiers, the
+    namespace's limits.
+    """
 
     def __init__(self, tier_layers: TierLayers, random: Callable[[], float]) -> None:
         self.tier_layers = tier_layers
@@ -134,9 +148,13 @@ class Rules:
 
     def refresh(self, connection: sqlite3.Connection, version: int) -> None:
         if version != self.version:
-            self.set_tiers(TierLayers.read(connection.execute(SQL["setting_read"], ("tiers",)).fetchone()[0]))
+            self.set_tiers(
+                TierLayers.read(connection.execute(SQL["setting_read"], ("tiers",)).fetchone()[0])
+            )
             rows = connection.execute(SQL["policies"]).fetchall()
-            self.book.load([(layer, pattern, json.loads(fields)) for layer, pattern, fields in rows])
+            self.book.load(
+                [(layer, pattern, json.loads(fields)) for layer, pattern, fields in rows]
+            )
             self.changed()
             self.version = version
 
@@ -203,13 +221,21 @@ class _ByTopic(dict[str, Resolved]):
 class Transaction:
     """A transaction in progress. Everything that changes lanes goes through here."""
 
-    def __init__(self, connection: sqlite3.Connection, rules: Rules, clock: int, lane_cache: LaneCache | None = None) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        rules: Rules,
+        clock: int,
+        lane_cache: LaneCache | None = None,
+    ) -> None:
         self.connection = connection
         self.rules = rules
         self.lane_cache = lane_cache = lane_cache or LaneCache()
         if lane_cache.shard is None:
             lane_cache.shard = Shard(*connection.execute(SQL["shard_read"]).fetchone())
-            lane_cache.tier_queues = {row[0]: TierQueue(*row) for row in connection.execute(SQL["tier_queues"])}
+            lane_cache.tier_queues = {
+                row[0]: TierQueue(*row) for row in connection.execute(SQL["tier_queues"])
+            }
         self.shard = lane_cache.shard
         self.tier_queues = lane_cache.tier_queues
         self.clock = clock
@@ -218,9 +244,12 @@ class Transaction:
         self.least = 0  # number that may be given out
         self.pools_to_notify: set[str] = set()
         self.has_arrivals = False
-        self.end_notices: list[Draft] = []  # to be put at the end: of messages of whose end others wait to hear
+        self.end_notices: list[
+            Draft
+        ] = []  # to be put at the end: of messages of whose end others wait to hear
         self.reported_by_handler: tuple[int, bool] | None = (
-            None  # the message that is settled now, where its handler tells of its end; with an outcome?
+            # the message that is settled now, where its handler tells of its end; with an outcome?
+            None
         )
         self.changed_ids: list[str] = []  # ids of messages of which something is kept now
         self.came_up: list[Lane] = []  # lanes that became runnable, or came to a gate, in this turn
@@ -231,7 +260,10 @@ class Transaction:
         self._dirty_gates: dict[str, GateState] = {}
         self._gate_tier_queues: set[tuple[str, int]] = set()
         self._last_lane: int | None = None
-        self._tier_queue_by_name = {(tier_queue.pool, tier_queue.tier): tier_queue for tier_queue in self.tier_queues.values()}
+        self._tier_queue_by_name = {
+            (tier_queue.pool, tier_queue.tier): tier_queue
+            for tier_queue in self.tier_queues.values()
+        }
         self._tier_queues_stood = list(map(msgspec.structs.astuple, self.tier_queues.values()))
 
     # Reading
@@ -256,7 +288,9 @@ class Transaction:
         done = 0
         for size in INSERTED_AT_ONCE:
             while len(rows) - done >= size:
-                self.connection.execute(insert_many(name, size), list(chain.from_iterable(rows[done : done + size])))
+                self.connection.execute(
+                    insert_many(name, size), list(chain.from_iterable(rows[done : done + size]))
+                )
                 done += size
         self.run_many(name, rows[done:])
 
@@ -293,7 +327,9 @@ class Transaction:
 
     def _owned(self, topic: str, own: int) -> Resolved:
         found = self.rules.owned.get((topic, own))
-        return found if found is not None else self.rules.resolve_own(topic, own, self.own_layers(own))
+        return (
+            found if found is not None else self.rules.resolve_own(topic, own, self.own_layers(own))
+        )
 
     def own_of(self, topic: str) -> int:
         """The number of the topic's own policy; 0: it has none."""
@@ -308,11 +344,17 @@ class Transaction:
         return found
 
     def load_own(self, topics: Iterable[str]) -> None:
-        """Read the lanes of these topics, and the policies of their own, all in three statements."""
+        """
+        Read the lanes of these topics, and the policies of their own, all in three statements.
+        """
         topics = list(topics)
         self.load_names(topics)
         lane_cache = self.lane_cache
-        wanted = [topic for topic in topics if topic not in lane_cache.names and topic not in lane_cache.own]
+        wanted = [
+            topic
+            for topic in topics
+            if topic not in lane_cache.names and topic not in lane_cache.own
+        ]
         if wanted:
             lane_cache.own.update(dict.fromkeys(wanted, 0))
             lane_cache.own.update(self.all("own_read_many", _dumps(wanted)))
@@ -388,7 +430,12 @@ class Transaction:
         if found is not None:
             if found.forgotten:
                 found.forgotten = False
-            if name != rule and self.shard.own and name[0] != BUCKET and found.own != (own := self.own_of(rule)):
+            if (
+                name != rule
+                and self.shard.own
+                and name[0] != BUCKET
+                and found.own != (own := self.own_of(rule))
+            ):
                 found.own = own  # it was left from when the topic had partitions before
                 self.run("lane_own", own, found.lane)
             return found
@@ -398,7 +445,16 @@ class Transaction:
         own = self.own_of(rule) if self.shard.own and name[0] != BUCKET else 0
         policy = self._owned(rule, own) if own else self.rules.of(rule)
         tier_queue = self.tier_queue(policy.pool, policy.tier)
-        lane = Lane(self._last_lane, name, rule, own, tier_queue.number, vt=tier_queue.vt, seen=self.now, is_new=True)
+        lane = Lane(
+            self._last_lane,
+            name,
+            rule,
+            own,
+            tier_queue.number,
+            vt=tier_queue.vt,
+            seen=self.now,
+            is_new=True,
+        )
         self.lane_cache.keep(lane)
         self._changes.dirty[lane.lane] = lane
         self.shard.lanes += 1
@@ -416,7 +472,12 @@ class Transaction:
         """Only `leased` and `done` have changed, and of an idle lane when it is forgotten."""
         if lane.place == IDLE:
             policy, tier_queue = self.rule(lane), self.tier_queues[lane.tier_queue]
-            if lane.ready or policy.paused or tier_queue.pool != policy.pool or tier_queue.tier != policy.tier:
+            if (
+                lane.ready
+                or policy.paused
+                or tier_queue.pool != policy.pool
+                or tier_queue.tier != policy.tier
+            ):
                 self.place(lane)
                 return
             _, lane.wake = self._where(lane, policy, tier_queue)
@@ -503,7 +564,11 @@ class Transaction:
         if policy.paused and lane.waiting:
             return PAUSED, None
         if not lane.ready:
-            return IDLE, None if lane.leased or lane.delayed or lane.parked else self._forgotten_at(lane, policy, tier_queue)
+            return IDLE, (
+                None
+                if lane.leased or lane.delayed or lane.parked
+                else self._forgotten_at(lane, policy, tier_queue)
+            )
         if lane.rest_step and lane.rest_until > now:
             return ASLEEP, lane.rest_until
         concurrency = policy.lane_concurrency
@@ -515,7 +580,9 @@ class Transaction:
             permit = fairness.next_permit_us(lane.tat, now, policy.lane_rate, policy.lane_burst)
             if permit > now:
                 if lane.place != ASLEEP or lane.wake != permit:
-                    lane.throttled += permit - max(now, lane.wake or 0 if lane.place == ASLEEP else 0)
+                    lane.throttled += permit - max(
+                        now, lane.wake or 0 if lane.place == ASLEEP else 0
+                    )
                 return ASLEEP, permit
         if policy.gate is not None:
             return AT_GATE, None
@@ -538,7 +605,13 @@ class Transaction:
             self._gate_tier_queues.add((lane.gate or "", lane.tier_queue))
         self._went_down = True
         tier_queue = self.tier_queue(policy.pool, policy.tier)
-        lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = tier_queue.number, tier_queue.vt, IDLE, None, None
+        lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = (
+            tier_queue.number,
+            tier_queue.vt,
+            IDLE,
+            None,
+            None,
+        )
         return tier_queue
 
     def allowance(self, lane: Lane, policy: Resolved) -> int:
@@ -587,16 +660,39 @@ class Transaction:
         tier_queues = list(map(msgspec.structs.astuple, self.tier_queues.values()))
         if tier_queues != self._tier_queues_stood:
             self._tier_queues_stood = tier_queues
-            self.run_many("tier_queue_write", [(b.vt, b.carry, b.mean, b.delivered, b.number) for b in self.tier_queues.values()])
+            self.run_many(
+                "tier_queue_write",
+                [(b.vt, b.carry, b.mean, b.delivered, b.number) for b in self.tier_queues.values()],
+            )
         s = self.shard
         s.now = self.now
         self.run(
-            "shard_write", s.seq, s.fence, self.now, s.policy_version, s.waiting, s.bytes, s.leased, s.dead, s.published, s.delivered,
-            s.done, s.retried, s.died, s.merged, s.expired, s.removed, s.lanes, s.own,
-        )  # fmt: skip
+            "shard_write",
+            s.seq,
+            s.fence,
+            self.now,
+            s.policy_version,
+            s.waiting,
+            s.bytes,
+            s.leased,
+            s.dead,
+            s.published,
+            s.delivered,
+            s.done,
+            s.retried,
+            s.died,
+            s.merged,
+            s.expired,
+            s.removed,
+            s.lanes,
+            s.own,
+        )
 
     def flush_what_went_down(self) -> None:
-        """Before the indexes are asked who is served: what came up in this turn is known without them, what left them has to be written."""
+        """
+        Before the indexes are asked who is served: what came up in this turn is known without them,
+        what left them has to be written.
+        """
         if self._went_down or self._dirty_gates:
             self._went_down = False
             self._changes.write(self)
@@ -625,7 +721,16 @@ class Transaction:
                 self.run("gate_entry_write", tier_queue, name, head[0], head[1], is_open)
         self._gate_tier_queues.clear()
         for gate in self._dirty_gates.values():
-            self.run("gate_write", gate.name, gate.code, gate.operator, gate.tat, gate.leased, gate.open, gate.wake)
+            self.run(
+                "gate_write",
+                gate.name,
+                gate.code,
+                gate.operator,
+                gate.tat,
+                gate.leased,
+                gate.open,
+                gate.wake,
+            )
         self._dirty_gates.clear()
 
     def reopen(self, gate: GateState) -> None:
@@ -633,9 +738,15 @@ class Transaction:
         is_open = gate.room(self.now) > 0
         gate.wake = None
         limits = gate.limits
-        if not is_open and limits.rate is not None and (limits.concurrency is None or gate.leased < limits.concurrency):
+        if (
+            not is_open
+            and limits.rate is not None
+            and (limits.concurrency is None or gate.leased < limits.concurrency)
+        ):
             gate.tat = fairness.rebase(gate.tat, self.now, limits.rate, limits.effective_burst)
-            gate.wake = fairness.next_permit_us(gate.tat, self.now, limits.rate, limits.effective_burst)
+            gate.wake = fairness.next_permit_us(
+                gate.tat, self.now, limits.rate, limits.effective_burst
+            )
         if is_open and not gate.open:
             for (number,) in self.all("gate_entries_of", gate.name):
                 self.pools_to_notify.add(self.tier_queues[number].pool)

@@ -10,7 +10,20 @@ from laneway.engines.base import MessageView, TopicStats
 from laneway.engines.shared import fairness, size_classes
 from laneway.engines.shared.naming import BUCKET, lane_name, parse_generated_id
 from laneway.engines.sqlite import messages
-from laneway.engines.sqlite.rows import ASLEEP, AT_GATE, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Held, Lane, Row
+from laneway.engines.sqlite.rows import (
+    ASLEEP,
+    AT_GATE,
+    DEAD,
+    DELAYED,
+    FULL,
+    IDLE,
+    PARKED,
+    PAUSED,
+    RUNNABLE,
+    Held,
+    Lane,
+    Row,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,10 +32,30 @@ if TYPE_CHECKING:
 
 ALL = 1 << 40
 _FIRST_RANK = -(1 << 20)
-_PLACE_NAMES = {IDLE: "idle", RUNNABLE: "runnable", ASLEEP: "asleep", AT_GATE: "at_gate", FULL: "full", PAUSED: "paused"}
+_PLACE_NAMES = {
+    IDLE: "idle",
+    RUNNABLE: "runnable",
+    ASLEEP: "asleep",
+    AT_GATE: "at_gate",
+    FULL: "full",
+    PAUSED: "paused",
+}
 _STATE_NAMES = {DELAYED: "delayed", PARKED: "parked", DEAD: "dead"}
-_SUMMED = ("ready", "delayed", "parked", "leased", "bytes", "published", "delivered", "done", "retried", "died", "merged", "expired",
-           "removed")  # fmt: skip
+_SUMMED = (
+    "ready",
+    "delayed",
+    "parked",
+    "leased",
+    "bytes",
+    "published",
+    "delivered",
+    "done",
+    "retried",
+    "died",
+    "merged",
+    "expired",
+    "removed",
+)
 
 
 class Leased:
@@ -61,7 +94,10 @@ _as_list = msgspec.json.Encoder().encode
 def lanes_under(tx: Transaction, pattern: str) -> Iterator[Lane]:
     """All lanes that the pattern may cover, buckets included."""
     stem = pattern.removesuffix("*")
-    for low, high in ((BUCKET, BUCKET + "\U0010ffff"), (stem[:-1] if stem != pattern else stem, stem + "\U0010ffff")):
+    for low, high in (
+        (BUCKET, BUCKET + "\U0010ffff"),
+        (stem[:-1] if stem != pattern else stem, stem + "\U0010ffff"),
+    ):
         for row in tx.all("lanes_in_range", low, high, ALL):
             yield tx.keep(row)
     if stem == pattern and (lane := tx.find_lane(pattern)) is not None:
@@ -85,7 +121,10 @@ def topics_in(tx: Transaction, lane: Lane) -> list[str]:
 
 
 def holds(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int]:
-    """How many messages of a topic wait, and are leased, in a lane or, of a folded topic, in its bucket."""
+    """
+    How many messages of a topic wait, and are leased, in a lane or, of a folded topic, in its
+    bucket.
+    """
     if lane.topic is not None:
         return lane.waiting, lane.leased
     counts = tx.all("folded_counts", topic)
@@ -103,12 +142,22 @@ def many_stats(tx: Transaction, topics: Sequence[str]) -> list[TopicStats]:
     names = {topic: _lane_names(tx, topic) for topic in topics}
     tx.load_names(name for own in names.values() for name in own)
     lanes = {topic: _known_lanes(tx, own) for topic, own in names.items()}
-    oldest = oldest_of(tx, [lane.lane for own in lanes.values() for lane in own if lane.ready and lane.topic is not None])
+    oldest = oldest_of(
+        tx,
+        [
+            lane.lane
+            for own in lanes.values()
+            for lane in own
+            if lane.ready and lane.topic is not None
+        ],
+    )
     dead = dict(tx.all("dead_counts", _as_list(topics)))
     return [_stats(tx, topic, lanes[topic], oldest, dead[topic]) for topic in topics]
 
 
-def _stats(tx: Transaction, topic: str, lanes: list[Lane], oldest: Mapping[int, int], dead: int) -> TopicStats:
+def _stats(
+    tx: Transaction, topic: str, lanes: list[Lane], oldest: Mapping[int, int], dead: int
+) -> TopicStats:
     policy = tx.policy(topic)
     stats = TopicStats(topic, pool=policy.pool, tier=policy.tier, dead=dead)
     for lane in lanes:
@@ -140,15 +189,27 @@ def _add_lane(tx: Transaction, stats: TopicStats, lane: Lane, oldest: int | None
 
 def oldest_of(tx: Transaction, lanes: Sequence[int]) -> dict[int, int]:
     """The since of the oldest ready message of each of these lanes that has one."""
-    return {lane: since for lane, *front in tx.all("lane_fronts", _as_list(lanes)) if (since := oldest_behind(tx, lane, *front)) is not None}
+    return {
+        lane: since
+        for lane, *front in tx.all("lane_fronts", _as_list(lanes))
+        if (since := oldest_behind(tx, lane, *front)) is not None
+    }
 
 
-def oldest_behind(tx: Transaction, lane: int, first_rank: int | None, pos: int | None, last_rank: int | None) -> int | None:
-    """The same from a lane's front, see `lane_fronts`; most lanes have one rank, whose first message is the oldest."""
+def oldest_behind(
+    tx: Transaction, lane: int, first_rank: int | None, pos: int | None, last_rank: int | None
+) -> int | None:
+    """
+    The same from a lane's front, see `lane_fronts`; most lanes have one rank, whose first message
+    is the oldest.
+    """
     if first_rank == last_rank and (first_rank is None or first_rank & 1):
         return pos
     ranks = _ranks(tx, "ready_next_rank", lane)
-    oldest = [tx.one("ready_oldest" if rank & 1 else "ready_oldest_at_front", lane, rank) for rank in ranks]
+    oldest = [
+        tx.one("ready_oldest" if rank & 1 else "ready_oldest_at_front", lane, rank)
+        for rank in ranks
+    ]
     return min((since for (since,) in oldest), default=None)
 
 
@@ -179,7 +240,10 @@ def _ranks(tx: Transaction, query: str, *where: int) -> Iterator[int]:
 
 
 def cursors(tx: Transaction, topic: str) -> dict[int, tuple[int, int]]:
-    """Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps nothing."""
+    """
+    Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps
+    nothing.
+    """
     unseen: dict[int, int] = {}
     unfinished: dict[int, int] = {}
     for lane in lanes_of(tx, topic):
@@ -249,9 +313,18 @@ def message_view(tx: Transaction, row: Row, leased: Leased) -> MessageView | Non
         found = tx.one("dead_read", row.mid)
         return dead_view(tx, found) if found is not None else None
     lane = tx.lane(row.lane)
-    view = _view(tx, row, messages.topic_of(row, lane), "leased" if held is not None else _STATE_NAMES.get(row.state, "ready"))
+    view = _view(
+        tx,
+        row,
+        messages.topic_of(row, lane),
+        "leased" if held is not None else _STATE_NAMES.get(row.state, "ready"),
+    )
     if held is not None:
-        view.fence, view.deadline_us, view.deliveries = held.fence, held.deadline, row.deliveries + 1
+        view.fence, view.deadline_us, view.deliveries = (
+            held.fence,
+            held.deadline,
+            row.deliveries + 1,
+        )
     return view
 
 
@@ -270,11 +343,23 @@ def _view(tx: Transaction, row: Row, topic: str, state: str) -> MessageView:
     note = tx.one("note_read", row.mid)
     bodies = [row.body, *(body for _, body in tx.all("parts_read", row.mid))] if row.parts else None
     return MessageView(
-        id=messages.id_of(tx, row), topic=topic, state=state, body=row.body, key=row.key, priority=row.priority,
-        headers=msgspec.json.decode(row.headers) if row.headers else None, seq=row.seq, published_us=row.published, since_us=row.since,
-        expires_us=row.expires, attempts=row.attempts, deliveries=row.deliveries, suspect=bool(row.suspect), bodies=bodies,
+        id=messages.id_of(tx, row),
+        topic=topic,
+        state=state,
+        body=row.body,
+        key=row.key,
+        priority=row.priority,
+        headers=msgspec.json.decode(row.headers) if row.headers else None,
+        seq=row.seq,
+        published_us=row.published,
+        since_us=row.since,
+        expires_us=row.expires,
+        attempts=row.attempts,
+        deliveries=row.deliveries,
+        suspect=bool(row.suspect),
+        bodies=bodies,
         history=msgspec.json.decode(note[2]) if note is not None else [],
-    )  # fmt: skip
+    )
 
 
 def peek(tx: Transaction, topic: str, limit: int) -> list[MessageView]:
@@ -289,7 +374,11 @@ def peek(tx: Transaction, topic: str, limit: int) -> list[MessageView]:
         rows = sorted(ready, key=lambda row: (row.rank, row.pos, row.seq))
         for state in (PARKED, DELAYED):
             if len(rows) < limit:
-                aside = [Row(*row) for lane in lanes for row in tx.all("aside_list", lane.lane, state, limit)]
+                aside = [
+                    Row(*row)
+                    for lane in lanes
+                    for row in tx.all("aside_list", lane.lane, state, limit)
+                ]
                 rows += sorted(aside, key=lambda row: (row.since, row.seq))
     leased = Leased(tx)
     return [view for row in rows[:limit] if (view := message_view(tx, row, leased)) is not None]
@@ -303,7 +392,11 @@ def gate_view(tx: Transaction, gate: GateState, counted: int) -> dict[str, Any]:
         tat = fairness.rebase(gate.tat, tx.now, limits.rate, limits.effective_burst)
         permit = fairness.next_permit_us(tat, tx.now, limits.rate, limits.effective_burst)
     return {
-        "name": gate.name, "rate": limits.rate, "burst": limits.effective_burst if limits.rate is not None else None,
-        "concurrency": limits.concurrency, "leased": gate.leased, "next_permit_us": permit,
+        "name": gate.name,
+        "rate": limits.rate,
+        "burst": limits.effective_burst if limits.rate is not None else None,
+        "concurrency": limits.concurrency,
+        "leased": gate.leased,
+        "next_permit_us": permit,
         "waiting": tx.one("gate_lanes", gate.name, counted)[0],
-    }  # fmt: skip
+    }

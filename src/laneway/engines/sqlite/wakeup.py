@@ -1,11 +1,13 @@
 """
 How a process that makes something runnable wakes one that waits, without anybody polling.
 
-Each waiter binds a Unix datagram socket in a folder that belongs to the store, only while it waits; the name says which pool it
-serves. Whoever makes a lane runnable sends a byte to one waiter of that pool (and to those that serve only some topics: they
-may not be able to take it). A waiter that was handed a full batch rings the next one. Where nobody waits, one of those who are busy is
-told of what has just come; he has a socket of the same kind. A store in memory, and systems without
-Unix sockets, use a condition within the process; across processes such systems look again every few milliseconds.
+Each waiter binds a Unix datagram socket in a folder that belongs to the store, only while it waits;
+the name says which pool it serves. Whoever makes a lane runnable sends a byte to one waiter of that
+pool (and to those that serve only some topics: they may not be able to take it). A waiter that was
+handed a full batch rings the next one. Where nobody waits, one of those who are busy is told of
+what has just come; he has a socket of the same kind. A store in memory, and systems without Unix
+sockets, use a condition within the process; across processes such systems look again every few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
     from laneway.engines.shared.interrupt import Interrupt
 
 LOOK_AGAIN = 1.0
-"""Seconds after which a waiter looks by itself, in case a bell was lost (a full socket, another /tmp in a container)."""
+"""
+Seconds after which a waiter looks by itself, in case a bell was lost (a full socket, another /tmp
+in a container).
+"""
 
 POLL = 0.02
 """Seconds between looks where there are no Unix sockets."""
@@ -54,9 +59,14 @@ log = logging.getLogger("laneway.engine")
 
 
 class Wakeup:
-    """The bell of one store. `look` tells in how many seconds there is something to do in a pool (0: now)."""
+    """
+    The bell of one store. `look` tells in how many seconds there is something to do in a pool (0:
+    now).
+    """
 
-    def __init__(self, path: str | None, look: Callable[[str, Sequence[str] | None], float]) -> None:
+    def __init__(
+        self, path: str | None, look: Callable[[str, Sequence[str] | None], float]
+    ) -> None:
         self._look = look
         self._across = path is not None and hasattr(socket, "AF_UNIX")
         self._alone = path is None
@@ -94,7 +104,10 @@ class Wakeup:
                     self._send(name, "\n".join(ids[start : start + TOLD_AT_ONCE]).encode())
 
     def notify(self, pool: str, *, has_arrivals: bool = False) -> None:
-        """Wake one waiter of the pool, if there is one; if not, tell one who is busy that something came."""
+        """
+        Wake one waiter of the pool, if there is one; if not, tell one who is busy that something
+        came.
+        """
         if not self._across:
             with self._condition:
                 self._notified += 1
@@ -133,20 +146,29 @@ class Wakeup:
                 return False
         return True
 
-    def wait(self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt) -> bool:
+    def wait(
+        self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
+    ) -> bool:
         """Sleep until rung, at most `timeout` seconds; True: there may be something to lease."""
         deadline = time.monotonic() + timeout
         if not self._across:
             return self._wait_in_process(deadline, pool, topics, interrupt)
         before = self._interrupted
-        name = f"{_pool_mark(pool)}{SERVES_ALL if topics is None else SERVES_SOME}{secrets.token_hex(8)}"
+        serves = SERVES_ALL if topics is None else SERVES_SOME
+        name = f"{_pool_mark(pool)}{serves}{secrets.token_hex(8)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wakeup:
             try:
                 self.put_up(wakeup, name)
             except OSError as error:
                 if not self._is_deaf:
                     self._is_deaf = True
-                    log.warning("%s: cannot create a wakeup socket (%s); this process polls every %g s instead", self._folder, error, POLL)
+                    log.warning(
+                        "%s: cannot create a wakeup socket (%s); this process polls every %g s"
+                        " instead",
+                        self._folder,
+                        error,
+                        POLL,
+                    )
                 return self._wait_in_process(deadline, pool, topics, interrupt)
             self._waiting[name] = wakeup
             try:
@@ -181,7 +203,9 @@ class Wakeup:
         """End one wait."""
         self._send(name)
 
-    def _wait_in_process(self, deadline: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt) -> bool:
+    def _wait_in_process(
+        self, deadline: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
+    ) -> bool:
         before = self._interrupted
         with interrupt.waking(self._notify):
             while self._interrupted == before and not interrupt.is_set:
@@ -193,8 +217,14 @@ class Wakeup:
                 if left <= 0:
                     return False
                 with self._condition:
-                    if self._notified == seen and self._interrupted == before and not interrupt.is_set:
-                        self._condition.wait(min(left, soon) if self._alone else min(left, soon, POLL))
+                    if (
+                        self._notified == seen
+                        and self._interrupted == before
+                        and not interrupt.is_set
+                    ):
+                        self._condition.wait(
+                            min(left, soon) if self._alone else min(left, soon, POLL)
+                        )
         return False
 
     def _notify(self) -> None:
@@ -210,7 +240,10 @@ class Wakeup:
 
 
 class _Listener:
-    """A datagram socket beside those of the waiters, for other processes, and a pair of sockets by which this one wakes it."""
+    """
+    A datagram socket beside those of the waiters, for other processes, and a pair of sockets by
+    which this one wakes it.
+    """
 
     def __init__(self) -> None:
         self._inner, self._waker = socket.socketpair()
@@ -265,7 +298,10 @@ class _Listener:
 
 
 class SocketArrivalListener(_Listener):
-    """Hears of what comes to a pool: through a datagram socket, or, where there are none, of this process alone."""
+    """
+    Hears of what comes to a pool: through a datagram socket, or, where there are none, of this
+    process alone.
+    """
 
     def __init__(self, wakeup: Wakeup, pool: str, folder: str) -> None:
         super().__init__()
@@ -297,7 +333,8 @@ class SocketArrivalListener(_Listener):
 
 class SocketListener(_Listener):
     """
-    Hears of what is kept: from this process through a list, from others through a datagram socket beside those of the waiters.
+    Hears of what is kept: from this process through a list, from others through a datagram socket
+    beside those of the waiters.
 
     What does not fit into the socket is missed, so it looks at all every second.
     """
@@ -312,7 +349,12 @@ class SocketListener(_Listener):
             try:
                 self._put_up(wakeup, folder, self.name)
             except OSError as error:
-                log.warning("%s: nothing can be heard of other processes here (%s); this one looks every second instead", folder, error)
+                log.warning(
+                    "%s: nothing can be heard of other processes here (%s); this one looks every"
+                    " second instead",
+                    folder,
+                    error,
+                )
         wakeup.listeners.append(self)
 
     def subscribe(self, *ids: str) -> None:
@@ -339,7 +381,9 @@ class SocketListener(_Listener):
                 notified += said.decode(errors="replace").split("\n")
         expected = self._expected
         aborts = ABORT in expected
-        return [each for each in notified if each in expected or (aborts and each.startswith(ABORT))]
+        return [
+            each for each in notified if each in expected or (aborts and each.startswith(ABORT))
+        ]
 
     def close(self) -> None:
         with contextlib.suppress(ValueError):
@@ -348,7 +392,9 @@ class SocketListener(_Listener):
 
 
 def _folder(path: str) -> str:
-    """A short path (a socket's is limited to some 100 bytes) that all processes on the file agree on."""
+    """
+    A short path (a socket's is limited to some 100 bytes) that all processes on the file agree on.
+    """
     digest = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:16]
     owner = os.stat(path).st_uid if os.path.exists(path) else os.getuid()
     return f"{tempfile.gettempdir()}/laneway-{owner}/{digest}"

@@ -25,8 +25,9 @@ class Address(msgspec.Struct, frozen=True):
     """
     What a URL says.
 
-    `kind`: `"one"`, `"unix"`, `"cluster"` or `"sentinel"`. `master`: the name that the sentinels know it by. `timeout`: seconds for an answer.
-    `replicas`: how many have to confirm, for durability "replicated". `shards` None: the namespace's, or the usual number for a new one.
+    `kind`: `"one"`, `"unix"`, `"cluster"` or `"sentinel"`. `master`: the name that the sentinels
+    know it by. `timeout`: seconds for an answer. `replicas`: how many have to confirm, for
+    durability "replicated". `shards` None: the namespace's, or the usual number for a new one.
     """
 
     kind: str
@@ -101,7 +102,10 @@ def parse(url: str) -> Address:
     safe = redacted(url)
     if scheme not in SCHEMES:
         near = difflib.get_close_matches(scheme, SCHEMES, n=1)
-        raise UsageError(f'engine URL {safe!r}: there is no scheme "{scheme}"' + (f'; did you mean "{near[0]}"?' if near else ""))
+        raise UsageError(
+            f'engine URL {safe!r}: there is no scheme "{scheme}"'
+            + (f'; did you mean "{near[0]}"?' if near else "")
+        )
     kind = scheme.partition("+")[2] or ("unix" if scheme == "unix" else "one")
     parts = _split(safe, rest)
     credentials, _, hosts = parts.netloc.rpartition("@")
@@ -115,28 +119,44 @@ def parse(url: str) -> Address:
     if kind == "unix":
         path = unquote(hosts + parts.path)
         if not path:
-            raise UsageError(f'engine URL {safe!r}: the path is missing; write "unix:///run/valkey.sock"')
+            raise UsageError(
+                f'engine URL {safe!r}: the path is missing; write "unix:///run/valkey.sock"'
+            )
         return Address(kind, path=path, **settings)  # type: ignore[arg-type]
-    found = tuple(_host(safe, each, SENTINEL_PORT if kind == "sentinel" else PORT) for each in hosts.split(","))
+    found = tuple(
+        _host(safe, each, SENTINEL_PORT if kind == "sentinel" else PORT)
+        for each in hosts.split(",")
+    )
     where = [unquote(part) for part in parts.path.split("/") if part]
     if kind == "sentinel":
         if not where:
-            raise UsageError(f'engine URL {safe!r}: the name of the master is missing; write "{scheme}://host:26379/mymaster"')
+            raise UsageError(
+                f"engine URL {safe!r}: the name of the master is missing; write"
+                f' "{scheme}://host:26379/mymaster"'
+            )
         settings["master"] = where.pop(0)
     if where:
         settings["database"] = _database(safe, where)
     if kind == "cluster" and settings.get("database"):
-        raise UsageError(f"engine URL {safe!r}: a cluster has database 0 only; use a namespace of its own instead")
+        raise UsageError(
+            f"engine URL {safe!r}: a cluster has database 0 only; use a namespace of its own"
+            " instead"
+        )
     return Address(kind, found, **settings)  # type: ignore[arg-type]
 
 
 def _split(safe: str, rest: str) -> SplitResult:
-    """The parts behind the scheme. What does not fit may be a piece of a password: no error repeats it."""
+    """
+    The parts behind the scheme. What does not fit may be a piece of a password: no error repeats
+    it.
+    """
     try:
         parts = urlsplit(f"x://{rest}")
         names = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True)]
     except ValueError:
-        raise UsageError(f"engine URL {safe!r}: its host or its options cannot be read; {ENCODE}") from None
+        raise UsageError(
+            f"engine URL {safe!r}: its host or its options cannot be read; {ENCODE}"
+        ) from None
     if ("@" in parts.path and parts.netloc) or parts.fragment or any("@" in name for name in names):
         raise UsageError(f"engine URL {safe!r}: an @ stands behind the host; {ENCODE}")
     return parts
@@ -153,7 +173,9 @@ def _options(safe: str, query: str) -> dict[str, object]:
         try:
             found[name] = read(text)
         except (ValueError, KeyError):
-            raise UsageError(f"engine URL {safe!r}: {name}: expected {expected}, got {text!r}") from None
+            raise UsageError(
+                f"engine URL {safe!r}: {name}: expected {expected}, got {text!r}"
+            ) from None
     return found
 
 
@@ -164,7 +186,9 @@ def _host(safe: str, text: str, usual: int) -> tuple[str, int]:
     try:
         number = _whole(1, 65_535)(port)
     except ValueError:
-        raise UsageError(f"engine URL {safe!r}: expected a port from 1 to 65535 behind the host; {ENCODE}") from None
+        raise UsageError(
+            f"engine URL {safe!r}: expected a port from 1 to 65535 behind the host; {ENCODE}"
+        ) from None
     return host.strip("[]") or "localhost", number
 
 
@@ -174,4 +198,6 @@ def _database(safe: str, where: list[str]) -> int:
             raise ValueError
         return _whole(0, 100_000)(where[0])
     except ValueError:
-        raise UsageError(f'engine URL {safe!r}: expected the number of a database, got "{"/".join(where)}"') from None
+        raise UsageError(
+            f'engine URL {safe!r}: expected the number of a database, got "{"/".join(where)}"'
+        ) from None

@@ -22,7 +22,14 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from laneway.engines.base import Check, Explanation, ExportedMessage, MessageView, Overview, TopicStats
+    from laneway.engines.base import (
+        Check,
+        Explanation,
+        ExportedMessage,
+        MessageView,
+        Overview,
+        TopicStats,
+    )
     from laneway.engines.valkey.records import Record
     from laneway.policy import Gate, Layer, Layers, Resolved
     from laneway.tiers import Tier, TierLayers
@@ -43,18 +50,26 @@ class ValkeyEngine(Core):
         self._space.reload_tiers()
         return self._space.tier_layers
 
-    def tier_set(self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None) -> None:
-        self._change_tiers(lambda layers: layers.change(layer, changes, self._space.tier_named_by), now_us)
+    def tier_set(
+        self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None
+    ) -> None:
+        self._change_tiers(
+            lambda layers: layers.change(layer, changes, self._space.tier_named_by), now_us
+        )
 
     def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
-        return self._change_tiers(lambda layers: layers.reset(name, self._space.tier_named_by), now_us)
+        return self._change_tiers(
+            lambda layers: layers.reset(name, self._space.tier_named_by), now_us
+        )
 
     def _change_tiers(self, change: Callable[[TierLayers], TierLayers], now_us: int | None) -> bool:
         self._space.reload()
         if self._space.change_tiers(change, now_us):
             return True
         for shard in range(self._space.shards):
-            self._space.run("extend", shard, now_us, records.pack([]), b"", repeatable=True)  # nothing but the clock goes on
+            self._space.run(
+                "extend", shard, now_us, records.pack([]), b"", repeatable=True
+            )  # nothing but the clock goes on
         return False
 
     # Policies
@@ -70,26 +85,43 @@ class ValkeyEngine(Core):
         return {name.decode(): value for name, value in zip(found[::2], found[1::2], strict=True)}
 
     def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
-        return bool(self._space.run("program", 0, None, name, before or b"", after or b"", durable=True))
+        return bool(
+            self._space.run("program", 0, None, name, before or b"", after or b"", durable=True)
+        )
 
     def policy_own(self, topic: str) -> Layers:
         return {} if is_pattern(topic) else Policies(self._space).layers_of(topic)
 
-    def policy_own_list(self, after: str = "", limit: int = 1000) -> tuple[list[tuple[str, Layers]], str | None]:
+    def policy_own_list(
+        self, after: str = "", limit: int = 1000
+    ) -> tuple[list[tuple[str, Layers]], str | None]:
         return Policies(self._space).page(after, limit)
 
     def policy_of(self, topic: str) -> Resolved:
         self._space.reload()
         return self._space.policy(topic)
 
-    def policy_set(self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None) -> dict[str, Any]:
+    def policy_set(
+        self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
+    ) -> dict[str, Any]:
         return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
 
-    def policy_set_many(self, layer: str, changes: Sequence[tuple[str, Mapping[str, Any]]], *, now_us: int | None = None) -> list[dict[str, Any]]:
+    def policy_set_many(
+        self,
+        layer: str,
+        changes: Sequence[tuple[str, Mapping[str, Any]]],
+        *,
+        now_us: int | None = None,
+    ) -> list[dict[str, Any]]:
         checked = check_changes(changes)
-        if any(fields.get("tier") is not None and fields["tier"] not in self.tiers for _, fields in checked):
+        if any(
+            fields.get("tier") is not None and fields["tier"] not in self.tiers
+            for _, fields in checked
+        ):
             self._space.reload()  # another process may have added it
-        gates = {fields["gate"]: pattern for pattern, fields in checked if fields.get("gate") is not None}
+        gates = {
+            fields["gate"]: pattern for pattern, fields in checked if fields.get("gate") is not None
+        }
         for gate, pattern in gates.items():
             if not self._space.read(0, "HEXISTS", "gates", gate):
                 raise BadPolicy(undefined_gate(pattern, gate))
@@ -102,22 +134,32 @@ class ValkeyEngine(Core):
         there = sources(policies.layers_of(pattern)).get(layer)
         if there is None:
             for shard in range(self._space.shards):
-                self._space.run("extend", shard, now_us, records.pack([]), b"", repeatable=True)  # nothing but the clock goes on
+                self._space.run(
+                    "extend", shard, now_us, records.pack([]), b"", repeatable=True
+                )  # nothing but the clock goes on
             return False
         policies.change(layer, [(pattern, dict.fromkeys(there))])
         return True
 
     def _policy_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
         patterns = self.policies().stored_rows()
-        return sorted([*patterns, *own_rows(Policies(self._space).every())], key=lambda row: row[:2])
+        return sorted(
+            [*patterns, *own_rows(Policies(self._space).every())], key=lambda row: row[:2]
+        )
 
     # Gates
 
-    def gate_set(self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None) -> None:
+    def gate_set(
+        self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
+    ) -> None:
         for shard in range(self._space.shards):
-            self._space.run("gate", shard, now_us, name, layer, records.gate_record(gate), durable=True)
+            self._space.run(
+                "gate", shard, now_us, name, layer, records.gate_record(gate), durable=True
+            )
         if self._space.shards > 1:
-            self._grants.begin(name, records.read_gate(self._space.read(0, "HGET", "gates", name)).limits)
+            self._grants.begin(
+                name, records.read_gate(self._space.read(0, "HGET", "gates", name)).limits
+            )
 
     def gate_list(self) -> list[dict[str, Any]]:
         return views.gates(self._view())
@@ -131,11 +173,19 @@ class ValkeyEngine(Core):
         return stats
 
     def topic_list(
-        self, *, order: str = "name", pattern: str = "*", limit: int = 20, after: str | None = None, now_us: int | None = None
+        self,
+        *,
+        order: str = "name",
+        pattern: str = "*",
+        limit: int = 20,
+        after: str | None = None,
+        now_us: int | None = None,
     ) -> list[TopicStats]:
         return listing.topics(self._view(now_us), order, pattern, limit, after)
 
-    def topic_peek(self, topic: str, *, limit: int = 10, now_us: int | None = None) -> list[MessageView]:
+    def topic_peek(
+        self, topic: str, *, limit: int = 10, now_us: int | None = None
+    ) -> list[MessageView]:
         return views.peek(self._view(now_us), topic, limit)
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
@@ -144,7 +194,9 @@ class ValkeyEngine(Core):
             last: int | bytes = b""
             more = 1
             while more:
-                got, last, more = self._space.run("purge", shard, now_us, topic, last, PAGE, durable=True)
+                got, last, more = self._space.run(
+                    "purge", shard, now_us, topic, last, PAGE, durable=True
+                )
                 removed += got
         return removed
 
@@ -153,10 +205,22 @@ class ValkeyEngine(Core):
         while got := self.dead_drop(topic, limit=PAGE, now_us=now_us):
             removed += got
         for shard in self._space.shards_of(topic):
-            held = [mid for mid, lease in views.held_in(self._view(), shard) if views.topic_of_lane(lease.lane) in (topic, None)]
+            held = [
+                mid
+                for mid, lease in views.held_in(self._view(), shard)
+                if views.topic_of_lane(lease.lane) in (topic, None)
+            ]
             pages = [held[start : start + PAGE] for start in range(0, len(held), PAGE)] or [[]]
             for n, page in enumerate(pages, 1):
-                removed += self._space.run("delete", shard, now_us, topic, records.pack(page), int(n == len(pages)), durable=True)
+                removed += self._space.run(
+                    "delete",
+                    shard,
+                    now_us,
+                    topic,
+                    records.pack(page),
+                    int(n == len(pages)),
+                    durable=True,
+                )
             views.drop_edges(self._view(), shard, topic)
         return removed
 
@@ -167,7 +231,9 @@ class ValkeyEngine(Core):
 
     # Of a server that lost its data, each of these is told that nobody knows the message.
 
-    def lookup(self, topic: str, ids: Sequence[str], *, now_us: int | None = None) -> dict[str, str]:
+    def lookup(
+        self, topic: str, ids: Sequence[str], *, now_us: int | None = None
+    ) -> dict[str, str]:
         try:
             return views.lookup(self._view(now_us), topic, ids)
         except NamespaceGone:
@@ -177,7 +243,9 @@ class ValkeyEngine(Core):
         found = self._find(message_id, topic, None)
         return views.message_view(*found) if found is not None else None
 
-    def _find(self, message_id: str, topic: str | None, now_us: int | None) -> tuple[View, int, Record] | None:
+    def _find(
+        self, message_id: str, topic: str | None, now_us: int | None
+    ) -> tuple[View, int, Record] | None:
         try:
             view = self._view(now_us)
             found = views.find(view, message_id, topic)
@@ -185,13 +253,17 @@ class ValkeyEngine(Core):
             return None
         return (view, *found) if found is not None else None
 
-    def explain(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> Explanation:
+    def explain(
+        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
+    ) -> Explanation:
         try:
             return explaining.explain(self._view(now_us), message_id, topic)
         except NamespaceGone:
             return absent(message_id, topic, finished=False)
 
-    def withdraw(self, message_id: str, topic: str | None = None, *, now_us: int | None = None) -> str:
+    def withdraw(
+        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
+    ) -> str:
         found = self._find(message_id, topic, now_us)
         if found is None:
             return "unknown"
@@ -204,7 +276,9 @@ class ValkeyEngine(Core):
         shards = self._shards_that_keep(message_id, topic) if found is None else [found[0]]
         for shard in shards:
             mid = b"" if found is None else found[1].mid
-            told: list[bytes] | bytes = self._space.run("on_end", shard, None, mid, message_id, follower, durable=True)
+            told: list[bytes] | bytes = self._space.run(
+                "on_end", shard, None, mid, message_id, follower, durable=True
+            )
             if isinstance(told, list):
                 return told[0] if told else None
         raise nobody_follows(message_id)
@@ -218,12 +292,16 @@ class ValkeyEngine(Core):
             names_by_shard.setdefault(view.space.shard_of(topic, part), []).append(name)
         busy: list[bytes] = []
         for shard, names in names_by_shard.items():
-            busy += self._space.run("watch", shard, now_us, round(seconds * SECOND), records.pack(names))
+            busy += self._space.run(
+                "watch", shard, now_us, round(seconds * SECOND), records.pack(names)
+            )
         return [CHANGED + name.decode() for name in busy]
 
     # Dead letters
 
-    def dead_list(self, topic: str | None = None, *, limit: int = 50, after: int = 0) -> list[tuple[int, MessageView]]:
+    def dead_list(
+        self, topic: str | None = None, *, limit: int = 50, after: int = 0
+    ) -> list[tuple[int, MessageView]]:
         return views.dead_list(self._view(), topic, limit, after)
 
     def dead_redrive(
@@ -238,25 +316,58 @@ class ValkeyEngine(Core):
     ) -> int:
         return self._dead("redrive", topic, ids, limit, now_us, first_us, spacing_us)
 
-    def dead_drop(self, topic: str | None = None, ids: Sequence[str] | None = None, *, limit: int = 1000, now_us: int | None = None) -> int:
+    def dead_drop(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        now_us: int | None = None,
+    ) -> int:
         return self._dead("drop", topic, ids, limit, now_us, 0, 0)
 
-    def _dead(self, what: str, topic: str | None, ids: Sequence[str] | None, limit: int, now_us: int | None, first_us: int, spacing_us: int) -> int:
+    def _dead(
+        self,
+        what: str,
+        topic: str | None,
+        ids: Sequence[str] | None,
+        limit: int,
+        now_us: int | None,
+        first_us: int,
+        spacing_us: int,
+    ) -> int:
         done = 0
         for shard, mids in self._dead_meant(topic, ids, limit):
-            pages: list[list[int] | None] = [None] if mids is None else [mids[start : start + PAGE] for start in range(0, len(mids), PAGE)]
+            pages: list[list[int] | None] = (
+                [None]
+                if mids is None
+                else [mids[start : start + PAGE] for start in range(0, len(mids), PAGE)]
+            )
             for page in pages:
                 while done < limit:
                     most = min(PAGE, limit - done)
                     first = first_us + done * spacing_us
                     packed = b"" if page is None else records.pack(page)
-                    got = self._space.run("dead", shard, now_us, what, topic or "", packed, most, first, spacing_us, durable=True)
+                    got = self._space.run(
+                        "dead",
+                        shard,
+                        now_us,
+                        what,
+                        topic or "",
+                        packed,
+                        most,
+                        first,
+                        spacing_us,
+                        durable=True,
+                    )
                     done += got
                     if got < most or page is not None:
                         break
         return done
 
-    def _dead_meant(self, topic: str | None, ids: Sequence[str] | None, limit: int) -> list[tuple[int, list[int] | None]]:
+    def _dead_meant(
+        self, topic: str | None, ids: Sequence[str] | None, limit: int
+    ) -> list[tuple[int, list[int] | None]]:
         """Shards, and of each the messages of these ids (None: the oldest)."""
         if ids is None:
             shards = range(self._space.shards) if topic is None else self._space.shards_of(topic)
@@ -312,7 +423,9 @@ class ValkeyEngine(Core):
         return {
             "now_us": view.now,
             "totals": msgspec.structs.asdict(self.overview(now_us=now_us)),
-            "topics": {name: msgspec.structs.asdict(views.topic_stats(view, name)) for name in names},
+            "topics": {
+                name: msgspec.structs.asdict(views.topic_stats(view, name)) for name in names
+            },
             "messages": [msgspec.structs.asdict(each) for each in found],
             "gates": views.gates(view),
             "policies": self._policy_rows(),

@@ -1,9 +1,11 @@
 """
 Connections: to one server, to the master that sentinels name, or to the nodes of a cluster.
 
-A function is one FCALL; what has to be durable is followed by WAITAOF or WAIT on the same connection, in the same round trip. What
-the server refused before it did anything (it is loading, no longer the master, moving the slot, does not know our functions yet) is tried again for a
-while; where a connection broke after something was sent, nobody knows whether it was done, and the caller is told so.
+A function is one FCALL; what has to be durable is followed by WAITAOF or WAIT on the same
+connection, in the same round trip. What the server refused before it did anything (it is loading,
+no longer the master, moving the slot, does not know our functions yet) is tried again for a while;
+where a connection broke after something was sent, nobody knows whether it was done, and the caller
+is told so.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ if TYPE_CHECKING:
     from redis.connection import AbstractConnection, ConnectionPool
 
 PATIENCE, PATIENCE_AT_START = 10.0, 0.5
-"""Seconds for which a refused call is tried again; somebody sits before a program that starts. One that loads its data is waited for."""
+"""
+Seconds for which a refused call is tried again; somebody sits before a program that starts. One
+that loads its data is waited for.
+"""
 
 PAUSE_FIRST, PAUSE_MOST = 0.005, 0.25
 """Seconds between two tries: doubled, with jitter."""
@@ -45,14 +50,22 @@ CLUSTER_SHARDS = 64
 UNKNOWN_FUNCTION = "Function not found"
 
 _LATER = (
-    refusals.MovedError, refusals.AskError, refusals.TryAgainError, refusals.ClusterDownError, refusals.BusyLoadingError, refusals.ReadOnlyError,
+    refusals.MovedError,
+    refusals.AskError,
+    refusals.TryAgainError,
+    refusals.ClusterDownError,
+    refusals.BusyLoadingError,
+    refusals.ReadOnlyError,
     refusals.MasterDownError,
-)  # fmt: skip
+)
 """Refusals that time, or another node, will mend."""
 
 
 class Link:
-    """Connections to where one namespace lives. `keys_of` is set by who knows the keys of a shard: those that every function is given."""
+    """
+    Connections to where one namespace lives. `keys_of` is set by who knows the keys of a shard:
+    those that every function is given.
+    """
 
     def __init__(self, url: str, *, durability: str, checks: bool = True) -> None:
         self.address = parse(url)
@@ -78,16 +91,25 @@ class Link:
     def _options(self) -> dict[str, Any]:
         address = self.address
         options: dict[str, Any] = {
-            "username": address.username, "password": address.password, "socket_timeout": address.timeout,
-            "socket_connect_timeout": min(address.timeout, 5.0), "retry": None, "protocol": 2, "client_name": "laneway",
-        }  # fmt: skip
+            "username": address.username,
+            "password": address.password,
+            "socket_timeout": address.timeout,
+            "socket_connect_timeout": min(address.timeout, 5.0),
+            "retry": None,
+            "protocol": 2,
+            "client_name": "laneway",
+        }
         if address.kind != "unix":
             options["socket_keepalive"] = True
         if address.tls:
             if address.ca is not None:
                 server_check.check_authority(self.name, address.ca)
-            options |= {"ssl": True, "ssl_ca_certs": address.ca, "ssl_cert_reqs": "required" if address.verify else "none",
-                        "ssl_check_hostname": address.verify}  # fmt: skip
+            options |= {
+                "ssl": True,
+                "ssl_ca_certs": address.ca,
+                "ssl_cert_reqs": "required" if address.verify else "none",
+                "ssl_check_hostname": address.verify,
+            }
         return options
 
     def _connect(self) -> _Nodes:
@@ -97,18 +119,31 @@ class Link:
         if address.kind == "sentinel":
             return _SentinelNodes(address, options)
         if address.kind == "unix":
-            return _OneNode(redis.Redis(unix_socket_path=address.path, db=address.database, **options))
+            return _OneNode(
+                redis.Redis(unix_socket_path=address.path, db=address.database, **options)
+            )
         (host, port), *more = address.hosts
         if more:
-            raise UsageError(f"engine URL: {address.name} names several servers; write valkey+cluster:// or valkey+sentinel://")
+            raise UsageError(
+                f"engine URL: {address.name} names several servers; write valkey+cluster:// or"
+                " valkey+sentinel://"
+            )
         return _OneNode(redis.Redis(host=host, port=port, db=address.database, **options))
 
     # Functions
 
-    def call(self, shard: int, function: str, arguments: Sequence[Any], *, durable: bool = False, repeatable: bool = False) -> Any:
+    def call(
+        self,
+        shard: int,
+        function: str,
+        arguments: Sequence[Any],
+        *,
+        durable: bool = False,
+        repeatable: bool = False,
+    ) -> Any:
         """
-        Run a function on a shard. `durable`: it is confirmed as the durability says when this returns. `repeatable`: doing it twice is
-        no harm. Raises EngineUnavailable.
+        Run a function on a shard. `durable`: it is confirmed as the durability says when this
+        returns. `repeatable`: doing it twice is no harm. Raises EngineUnavailable.
         """
         keys = self.keys_of(shard)
         command = packed("FCALL", NAMES[function], 2, *keys, *arguments)
@@ -125,7 +160,9 @@ class Link:
             if isinstance(answer, refusals.ResponseError) and str(answer) == UNKNOWN_FUNCTION:
                 connection.send_packed_command([packed("FUNCTION", "LOAD", SOURCE)])
                 loaded = _answer(connection)
-                if isinstance(loaded, Exception) and not str(loaded).endswith("already exists"):  # another process was faster
+                if isinstance(loaded, Exception) and not str(loaded).endswith(
+                    "already exists"
+                ):  # another process was faster
                     raise loaded
                 raise _Again
             return answer
@@ -141,19 +178,32 @@ class Link:
         for n, (shard, _, _) in enumerate(calls):
             by_pool.setdefault(self._nodes.pool(self.keys_of(shard)[0]), []).append(n)
         for positions in by_pool.values():
-            for n, answer in zip(positions, self._together([calls[n] for n in positions]), strict=True):
+            for n, answer in zip(
+                positions, self._together([calls[n] for n in positions]), strict=True
+            ):
                 answers[n] = answer
         return answers
 
     def _together(self, calls: Sequence[tuple[int, str, Sequence[Any]]]) -> list[Any]:
         """In one round trip; what was refused is called again by itself."""
-        command = b"".join(packed("FCALL", NAMES[function], 2, *self.keys_of(shard), *arguments) for shard, function, arguments in calls)
+        command = b"".join(
+            packed("FCALL", NAMES[function], 2, *self.keys_of(shard), *arguments)
+            for shard, function, arguments in calls
+        )
         first = self.keys_of(calls[0][0])[0]
-        found = self._patiently(first, command, lambda connection: [_answer(connection) for _ in calls], repeatable=True)
-        return [self.call(*each, repeatable=True) if isinstance(answer, Exception) else answer for each, answer in zip(calls, found, strict=True)]
+        found = self._patiently(
+            first, command, lambda connection: [_answer(connection) for _ in calls], repeatable=True
+        )
+        return [
+            self.call(*each, repeatable=True) if isinstance(answer, Exception) else answer
+            for each, answer in zip(calls, found, strict=True)
+        ]
 
     def read(self, shard: int, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Plain commands on keys of one shard, whose repetition is no harm; answers as the server gives them."""
+        """
+        Plain commands on keys of one shard, whose repetition is no harm; answers as the server
+        gives them.
+        """
         sent = b"".join(packed(*command) for command in commands)
 
         def exchange(connection: AbstractConnection) -> list[Any]:
@@ -176,10 +226,19 @@ class Link:
         def exchange(connection: AbstractConnection) -> dict[str, str]:
             return server_check.read_info(_raising(connection))
 
-        found: dict[str, str] = self._patiently("", packed("INFO", "everything"), exchange, repeatable=True)
+        found: dict[str, str] = self._patiently(
+            "", packed("INFO", "everything"), exchange, repeatable=True
+        )
         return found
 
-    def _patiently(self, key: str, command: bytes, exchange: Callable[[AbstractConnection], Any], *, repeatable: bool) -> Any:
+    def _patiently(
+        self,
+        key: str,
+        command: bytes,
+        exchange: Callable[[AbstractConnection], Any],
+        *,
+        repeatable: bool,
+    ) -> Any:
         deadline, pause = 0.0, PAUSE_FIRST
         while True:
             sent = False
@@ -194,7 +253,12 @@ class Link:
                     answer = exchange(connection)
                 except (_Again, LanewayError, refusals.BusyLoadingError):
                     raise
-                except (refusals.ConnectionError, refusals.TimeoutError, OSError, hiredis.HiredisError):
+                except (
+                    refusals.ConnectionError,
+                    refusals.TimeoutError,
+                    OSError,
+                    hiredis.HiredisError,
+                ):
                     connection.disconnect()
                     raise
                 finally:
@@ -208,22 +272,36 @@ class Link:
                 raise
             except _LATER as refusal:
                 error: Exception = refusal
-            except (refusals.AuthenticationError, refusals.AuthorizationError, refusals.NoPermissionError) as refusal:
+            except (
+                refusals.AuthenticationError,
+                refusals.AuthorizationError,
+                refusals.NoPermissionError,
+            ) as refusal:
                 raise self.explain(refusal) from refusal
             except (refusals.ConnectionError, refusals.TimeoutError, OSError) as loss:
                 if (sent and not repeatable) or self._closed or server_check.is_hopeless(loss):
                     raise self.explain(loss, applied=None if sent else False) from loss
                 error = loss
             except refusals.ResponseError as refusal:
-                if not str(refusal).startswith("BUSY ") and not self._may_be_elsewhere(refusal, is_first=not deadline):
+                if not str(refusal).startswith("BUSY ") and not self._may_be_elsewhere(
+                    refusal, is_first=not deadline
+                ):
                     raise self.explain(refusal) from refusal
                 error = refusal
-            except (hiredis.HiredisError, refusals.RedisError, refusals.RedisClusterException) as nonsense:
+            except (
+                hiredis.HiredisError,
+                refusals.RedisError,
+                refusals.RedisClusterException,
+            ) as nonsense:
                 raise self.explain(nonsense, applied=None if sent else False) from nonsense
             now = time.monotonic()
-            deadline = deadline or now + (PATIENCE if isinstance(error, refusals.BusyLoadingError) else self._patience)
+            deadline = deadline or now + (
+                PATIENCE if isinstance(error, refusals.BusyLoadingError) else self._patience
+            )
             if now > deadline:
-                raise self.explain(error, applied=None if sent and not isinstance(error, _LATER) else False) from error
+                raise self.explain(
+                    error, applied=None if sent and not isinstance(error, _LATER) else False
+                ) from error
             self._idle.drop()
             self._nodes.refresh(error)
             time.sleep(random.uniform(pause / 2, pause))
@@ -231,10 +309,14 @@ class Link:
 
     def _may_be_elsewhere(self, refusal: Exception, *, is_first: bool) -> bool:
         """
-        Whether it is worth asking again who the master is: one that was replaced and has come back empty takes itself for it until it is told
-        otherwise, and holds our connections meanwhile.
+        Whether it is worth asking again who the master is: one that was replaced and has come back
+        empty takes itself for it until it is told otherwise, and holds our connections meanwhile.
         """
-        return str(refusal).startswith("NOSHARD") and self.address.kind in ("sentinel", "cluster") and (is_first or self.durability != "memory")
+        return (
+            str(refusal).startswith("NOSHARD")
+            and self.address.kind in ("sentinel", "cluster")
+            and (is_first or self.durability != "memory")
+        )
 
     def explain(self, error: Exception, *, applied: bool | None = False) -> LanewayError:
         """What a failure means for the caller, in one line."""
@@ -245,7 +327,9 @@ class Link:
     # Listening
 
     def subscriptions(self, prefix: str) -> Subscriptions:
-        """A connection that hears what is published on many channels, whose names begin like that."""
+        """
+        A connection that hears what is published on many channels, whose names begin like that.
+        """
         return Subscriptions(self._nodes, prefix)
 
     def subscription(self, channel: str) -> Subscription:
@@ -318,7 +402,10 @@ def _answer(connection: AbstractConnection) -> Any:
     try:
         return connection.read_response(disable_decoding=True)
     except refusals.ConnectionError as error:
-        if isinstance(error, refusals.BusyLoadingError | refusals.AuthenticationError | refusals.MaxConnectionsError):
+        if isinstance(
+            error,
+            refusals.BusyLoadingError | refusals.AuthenticationError | refusals.MaxConnectionsError,
+        ):
             return error
         raise
     except refusals.ResponseError as refusal:
@@ -372,7 +459,13 @@ class _SentinelNodes(_OneNode):
     """The pool asks the sentinels for the master whenever it connects."""
 
     def __init__(self, address: Address, options: dict[str, Any]) -> None:
-        own = {"username": address.sentinel_username, "password": address.sentinel_password, "socket_timeout": 1.0, "retry": None, "protocol": 2}
+        own = {
+            "username": address.sentinel_username,
+            "password": address.sentinel_password,
+            "socket_timeout": 1.0,
+            "retry": None,
+            "protocol": 2,
+        }
         if address.tls:
             own |= {name: value for name, value in options.items() if name.startswith("ssl")}
         self._sentinel = Sentinel(list(address.hosts), sentinel_kwargs=own, **options)
@@ -389,20 +482,39 @@ class _SentinelNodes(_OneNode):
 
 
 class _ClusterNodes:
-    def __init__(self, address: Address, options: dict[str, Any], explain: Callable[[Exception], LanewayError]) -> None:
+    def __init__(
+        self,
+        address: Address,
+        options: dict[str, Any],
+        explain: Callable[[Exception], LanewayError],
+    ) -> None:
         del options["retry"]
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
         self._lock = threading.Lock()
         self._refreshed = 0.0
         try:
-            self._client = RedisCluster(startup_nodes=nodes, require_full_coverage=False, dynamic_startup_nodes=True, **options)
-        except (refusals.RedisError, refusals.RedisClusterException, OSError, hiredis.HiredisError) as error:
+            self._client = RedisCluster(
+                startup_nodes=nodes,
+                require_full_coverage=False,
+                dynamic_startup_nodes=True,
+                **options,
+            )
+        except (
+            refusals.RedisError,
+            refusals.RedisClusterException,
+            OSError,
+            hiredis.HiredisError,
+        ) as error:
             raise explain(error) from error
 
     def pool(self, key: str) -> ConnectionPool:
         client = self._client
         try:
-            node = client.get_node_from_key(key) if key else client.nodes_manager.get_nodes_by_server_type("primary")[0]
+            node = (
+                client.get_node_from_key(key)
+                if key
+                else client.nodes_manager.get_nodes_by_server_type("primary")[0]
+            )
         except (refusals.RedisClusterException, IndexError) as error:
             raise refusals.ClusterDownError("no node serves the slot") from error
         if node is None:
@@ -410,7 +522,10 @@ class _ClusterNodes:
         return client.get_redis_connection(node).connection_pool
 
     def refresh(self, error: Exception) -> None:
-        """Ask the cluster who serves what, at most twice a second unless somebody has just said that it moved."""
+        """
+        Ask the cluster who serves what, at most twice a second unless somebody has just said that
+        it moved.
+        """
         with self._lock:
             now = time.monotonic()
             if not isinstance(error, refusals.MovedError) and now - self._refreshed < 0.5:
@@ -427,7 +542,8 @@ class Subscription:
     """
     Hears what is published on one channel; for `select`.
 
-    A connection that broke is made again; what was said meanwhile nobody knows, so `poll` then tells b"0" as if it had been said.
+    A connection that broke is made again; what was said meanwhile nobody knows, so `poll` then
+    tells b"0" as if it had been said.
     """
 
     def __init__(self, nodes: _Nodes, channel: str) -> None:
@@ -441,14 +557,22 @@ class Subscription:
     def fileno(self) -> int:
         """Readable when something was said."""
         connection = self._connection
-        return connection._sock.fileno() if connection is not None and connection._sock is not None else self._silence.fileno()  # noqa: SLF001
+        return (
+            connection._sock.fileno()  # noqa: SLF001
+            if connection is not None and connection._sock is not None  # noqa: SLF001
+            else self._silence.fileno()
+        )
 
     def poll(self) -> list[bytes]:
         """What was said since the last time."""
         if self._connection is None:
             return [b"0"] if self._listen() else []
         said = self._read()
-        return [payload for kind, _, payload in said if kind == b"message"] if said is not None else [b"0"]
+        return (
+            [payload for kind, _, payload in said if kind == b"message"]
+            if said is not None
+            else [b"0"]
+        )
 
     def _read(self) -> list[tuple[bytes, bytes, Any]] | None:
         """All that has come: kind, channel and more. None: the connection broke."""
@@ -456,7 +580,12 @@ class Subscription:
         try:
             while self._connection.can_read(timeout=0):
                 said.append(tuple(self._connection.read_response(disable_decoding=True)))
-        except (refusals.RedisError, OSError, hiredis.HiredisError, AttributeError):  # the last: another thread has just closed it
+        except (
+            refusals.RedisError,
+            OSError,
+            hiredis.HiredisError,
+            AttributeError,
+        ):  # the last: another thread has just closed it
             self._drop()
             return None
         return said
@@ -492,7 +621,10 @@ class Subscription:
 
 
 class Subscriptions(Subscription):
-    """Hears on many channels, which come and go; their names are given and told without what all begin with."""
+    """
+    Hears on many channels, which come and go; their names are given and told without what all begin
+    with.
+    """
 
     def __init__(self, nodes: _Nodes, prefix: str) -> None:
         self._prefix = prefix
@@ -510,10 +642,15 @@ class Subscriptions(Subscription):
             connection = self._connection
             if connection is not None:  # else it is done when there is one
                 with contextlib.suppress(refusals.RedisError, OSError):
-                    connection.send_packed_command([packed(command, *(self._prefix + channel for channel in channels))])
+                    connection.send_packed_command(
+                        [packed(command, *(self._prefix + channel for channel in channels))]
+                    )
 
     def read(self) -> list[str] | None:
-        """What was told; of a channel that is newly heard its own name. None: something may have been missed."""
+        """
+        What was told; of a channel that is newly heard its own name. None: something may have been
+        missed.
+        """
         if self._connection is None:
             self._listen()
             return None

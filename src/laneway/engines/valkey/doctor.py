@@ -1,4 +1,7 @@
-"""What the doctor looks at: whether the server is fit, and whether what is kept there agrees. Page by page, each at one moment."""
+"""
+What the doctor looks at: whether the server is fit, and whether what is kept there agrees. Page by
+page, each at one moment.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,11 @@ def check(space: Namespace, *, repair: bool) -> list[Check]:
     for shard in range(space.shards):
         found += _check_shard(space, shard, repair=repair)
     checks = [*check_server(space), _rules(space, repair=repair)]
-    return [*checks, *(disagreement(name, found[name], repair=repair) for name in DISAGREEMENTS), unhandled(found["unhandled"])]
+    return [
+        *checks,
+        *(disagreement(name, found[name], repair=repair) for name in DISAGREEMENTS),
+        unhandled(found["unhandled"]),
+    ]
 
 
 def examine(url: str) -> list[Check]:
@@ -42,7 +49,15 @@ def examine(url: str) -> list[Check]:
         slow = durability == "fsync" and facts.fsync == "everysec"
         if cannot:
             what, _, mend = cannot[0].partition("; ")
-            checks.append(Check(f'durability "{durability}"', ok=True, detail=f"not on this server: {what}", mend=mend, available=False))
+            checks.append(
+                Check(
+                    f'durability "{durability}"',
+                    ok=True,
+                    detail=f"not on this server: {what}",
+                    mend=mend,
+                    available=False,
+                )
+            )
             continue
         detail = "each call may wait a second; appendfsync always is quicker" if slow else "fit"
         checks.append(Check(f'durability "{durability}"', ok=True, detail=detail))
@@ -60,9 +75,22 @@ def check_server(space: Namespace) -> list[Check]:
     problems = server_check.problems(facts, space.link.address, space.link.durability)
     if problems:
         return [_unfit("server", facts, problem) for problem in problems]
-    kept = f"append-only file, fsync {facts.fsync or 'unknown'}" if facts.appends else "keeps nothing over a restart but its last dump, if any"
+    kept = (
+        f"append-only file, fsync {facts.fsync or 'unknown'}"
+        if facts.appends
+        else "keeps nothing over a restart but its last dump, if any"
+    )
     shards = f"{space.shards} shard{'s' if space.shards > 1 else ''}"
-    return [Check("server", ok=True, detail=f"{facts.name}, {facts.replicas} replicas, {kept}; {shards}, durability {space.link.durability}")]
+    return [
+        Check(
+            "server",
+            ok=True,
+            detail=(
+                f"{facts.name}, {facts.replicas} replicas, {kept}; {shards}, durability"
+                f" {space.link.durability}"
+            ),
+        )
+    ]
 
 
 def _check_shard(space: Namespace, shard: int, *, repair: bool) -> Counter[str]:
@@ -78,20 +106,34 @@ def _check_shard(space: Namespace, shard: int, *, repair: bool) -> Counter[str]:
             if int(cursor) == 0:
                 break
     if repair and found.total():  # what waits for a handler is counted below
-        return found + _check_shard(space, shard, repair=False)  # the totals, now that the rest is right
+        return found + _check_shard(
+            space, shard, repair=False
+        )  # the totals, now that the rest is right
     found["unhandled"] += held["unhandled"]
     found["totals"] += _totals(space, shard, before, held, repair=repair)
     return found
 
 
-def _totals(space: Namespace, shard: int, before: bytes, held: Counter[str], *, repair: bool) -> int:
-    """How many totals are wrong; none where somebody has worked meanwhile, for then nobody can say."""
+def _totals(
+    space: Namespace, shard: int, before: bytes, held: Counter[str], *, repair: bool
+) -> int:
+    """
+    How many totals are wrong; none where somebody has worked meanwhile, for then nobody can say.
+    """
     counters = records.read_counters(before)
-    dead, lanes, names = space.read_many(shard, [("ZCARD", "dead"), ("HLEN", "lanes"), ("ZCARD", "names")])
+    dead, lanes, names = space.read_many(
+        shard, [("ZCARD", "dead"), ("HLEN", "lanes"), ("ZCARD", "names")]
+    )
     if space.read(shard, "GET", "shard") != before:
         return 0
-    right = {**{name: held[name] for name in ("waiting", "bytes", "leased")}, "dead": dead, "lanes": lanes}
-    wrong = sum(bool(getattr(counters, name) != value) for name, value in right.items()) + int(names != lanes)
+    right = {
+        **{name: held[name] for name in ("waiting", "bytes", "leased")},
+        "dead": dead,
+        "lanes": lanes,
+    }
+    wrong = sum(bool(getattr(counters, name) != value) for name, value in right.items()) + int(
+        names != lanes
+    )
     if wrong and repair:
         space.run("totals", shard, 0, before, held["waiting"], held["bytes"], held["leased"])
     return wrong
@@ -102,13 +144,21 @@ def _rules(space: Namespace, *, repair: bool) -> Check:
     space.reload()
     book = space.book
     patterns = {pattern for _, pattern, _ in book.policies.rows()}
-    right = {pattern.encode(): records.rule_of(book.policies, pattern, space.shards) for pattern in patterns}
+    right = {
+        pattern.encode(): records.rule_of(book.policies, pattern, space.shards)
+        for pattern in patterns
+    }
     wrong = 0
     for shard in range(space.shards):
         stored = dict(space.scan(shard, "HSCAN", "rules"))
         stored.pop(b"", None)
-        if stored != right or records.read_counters(space.read(shard, "GET", "shard")).version != book.version:
+        if (
+            stored != right
+            or records.read_counters(space.read(shard, "GET", "shard")).version != book.version
+        ):
             wrong += 1
             if repair:
                 space.tell(shard, records.read_counters(space.read(shard, "GET", "shard")).version)
-    return finding("policies", wrong, "shards that do not know the policies as they are", repair=repair)
+    return finding(
+        "policies", wrong, "shards that do not know the policies as they are", repair=repair
+    )

@@ -1,4 +1,7 @@
-"""The Valkey engine: the hot path. Administration is in `desk.py`; what is decided is decided in `scripts/`."""
+"""
+The Valkey engine: the hot path. Administration is in `desk.py`; what is decided is decided in
+`scripts/`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,12 @@ import msgspec
 from laneway.engines.base import BRING_IN, NEEDS_HEADER, PASS_OVER, Capabilities
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import merge_key
-from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft, delay_outlasts_ttl, full
+from laneway.engines.shared.refusals import (
+    backlog_full_with_ack,
+    check_draft,
+    delay_outlasts_ttl,
+    full,
+)
 from laneway.engines.valkey import records
 from laneway.engines.valkey.grants import Grants
 from laneway.engines.valkey.namespace import Namespace
@@ -31,10 +39,16 @@ if TYPE_CHECKING:
     from laneway.tiers import Tiers
 
 HOUSE = 60
-"""Events, wakes and sweeps that one call of a script brings in at most: the server answers nobody else meanwhile."""
+"""
+Events, wakes and sweeps that one call of a script brings in at most: the server answers nobody else
+meanwhile.
+"""
 
 AT_ONCE = 250
-"""Messages that one call of a script takes in or settles at most: a call should hold the server up no longer than some 5 ms."""
+"""
+Messages that one call of a script takes in or settles at most: a call should hold the server up no
+longer than some 5 ms.
+"""
 
 PLAIN_AT_ONCE = 500
 """The same of plain messages, which take less than half as long to be taken in."""
@@ -43,13 +57,22 @@ NOT_PLAIN = -1
 """What stands for the lane of a message that the script has to look at by itself."""
 
 LEAST_LEASED, MOST_LEASED = 60, 250
-"""Between these are the messages that one call hands out at most: each may be of another lane, and those of some cost three times what others do."""
+"""
+Between these are the messages that one call hands out at most: each may be of another lane, and
+those of some cost three times what others do.
+"""
 
 LEASE_SECONDS = 0.004
-"""How long such a call may take; it is asked for less where the last took longer, and for more where it took half as long."""
+"""
+How long such a call may take; it is asked for less where the last took longer, and for more where
+it took half as long.
+"""
 
 SHARDS_AT_ONCE = 8
-"""Shards that one lease asks, once it has something: who waits looks at all of them together, and comes again at once."""
+"""
+Shards that one lease asks, once it has something: who waits looks at all of them together, and
+comes again at once.
+"""
 
 SOON_US = SECOND
 """What is due within it has to be looked at by somebody who is not busy."""
@@ -106,8 +129,13 @@ class Core:
         route_of = book.route
         for draft in drafts:
             try:
-                # A delay can be compared with the ttl without the server's clock: better here, before a part of the call is done.
-                check_draft(draft, route_of(draft.topic).policy, 0 if draft.delay_us and draft.at_us is None else None)
+                # A delay can be compared with the ttl without the server's clock: better here,
+                # before a part of the call is done.
+                check_draft(
+                    draft,
+                    route_of(draft.topic).policy,
+                    0 if draft.delay_us and draft.at_us is None else None,
+                )
             except BadMessage:
                 if is_again or not book.knows_own(draft.topic):
                     raise
@@ -116,7 +144,9 @@ class Core:
 
     def puts_whole(self, drafts: Sequence[Draft]) -> bool:
         route_of = self._space.book.route
-        if len(drafts) > AT_ONCE or any(route_of(topic).policy.limits_backlog for topic in {draft.topic for draft in drafts}):
+        if len(drafts) > AT_ONCE or any(
+            route_of(topic).policy.limits_backlog for topic in {draft.topic for draft in drafts}
+        ):
             return False
         return self._space.shards == 1 or len(self._by_shard(drafts)) == 1
 
@@ -124,12 +154,19 @@ class Core:
         found: dict[int, list[int]] = {}
         for position, draft in enumerate(drafts):
             route = self._space.book.route(draft.topic)
-            shard = route.shard if route.policy.partitions == 1 else self._space.shard_of(draft.topic, self._part(draft, route))
+            shard = (
+                route.shard
+                if route.policy.partitions == 1
+                else self._space.shard_of(draft.topic, self._part(draft, route))
+            )
             found.setdefault(shard, []).append(position)
         return found
 
     def _part(self, draft: Draft, route: Route) -> int:
-        """What picks the partition where these live on several shards: its key, else the body that it merges by, else its id, else chance."""
+        """
+        What picks the partition where these live on several shards: its key, else the body that it
+        merges by, else its id, else chance.
+        """
         found = self._spread_by(draft, route)
         if found is None:
             found = zlib.crc32(draft.id.encode()) if draft.id is not None else next(self._spread)
@@ -162,20 +199,30 @@ class Core:
             answers = space.run("put", shard, now_us, *head, *messages, durable=True)
             if not self._is_stale(answers, shard):
                 break
-            self._check(drafts)  # by the policies that were not known when they were looked at first
+            self._check(
+                drafts
+            )  # by the policies that were not known when they were looked at first
         if answers and answers[0] == b"impossible":
             draft = drafts[answers[1]]
             raise BadMessage(delay_outlasts_ttl(draft, answers[2], space.book.ttl_of(draft)))
         nonce, shards = space.nonce, space.shards
         return [
-            Receipt(draft.id if draft.id is not None else f"{nonce}-{answer * shards + shard:x}", draft.topic)
-            if isinstance(answer, int)
-            else _receipt(draft, answer)
+            (
+                Receipt(
+                    draft.id if draft.id is not None else f"{nonce}-{answer * shards + shard:x}",
+                    draft.topic,
+                )
+                if isinstance(answer, int)
+                else _receipt(draft, answer)
+            )
             for draft, answer in zip(drafts, answers, strict=True)
         ]
 
     def _is_stale(self, answer: Any, shard: int) -> bool:
-        """Whether the shard knows other policies than this process: whoever is behind is told, and the call has to be made again."""
+        """
+        Whether the shard knows other policies than this process: whoever is behind is told, and the
+        call has to be made again.
+        """
         if not (isinstance(answer, list) and answer and answer[0] in (b"stale", b"own")):
             return False
         if answer[0] == b"own":
@@ -186,7 +233,10 @@ class Core:
         return True
 
     def _encoded(self, drafts: Sequence[Draft]) -> tuple[list[str], list[int], list[bytes]]:
-        """The lanes of plain messages, for each message which one it is (-1: not plain), and the messages."""
+        """
+        The lanes of plain messages, for each message which one it is (-1: not plain), and the
+        messages.
+        """
         route_of = self._space.book.route
         places: dict[str, int] = {}
         order: list[int] = []
@@ -199,12 +249,18 @@ class Core:
                 and not _waits(draft)
                 and draft.ttl_us is None
                 and not (
-                    draft.priority or draft.delay_us > 0 or draft.at_us is not None or draft.at_front or (route.is_serial and draft.key is not None)
+                    draft.priority
+                    or draft.delay_us > 0
+                    or draft.at_us is not None
+                    or draft.at_front
+                    or (route.is_serial and draft.key is not None)
                 )
             ):
                 order.append(places.setdefault(draft.topic, len(places) + 1))
                 is_plainest = draft.key is None and not draft.headers and not draft.sticky
-                messages.append(route.head + draft.body if is_plainest else records.plain_record(draft))
+                messages.append(
+                    route.head + draft.body if is_plainest else records.plain_record(draft)
+                )
             else:
                 order.append(NOT_PLAIN)
                 messages.append(self._rich(draft, route))
@@ -215,11 +271,17 @@ class Core:
         mkey = merge_key(draft) if _merges(draft, route) else None
         spread = None
         if policy.partitions > 1:
-            spread = self._part(draft, route) if self._space.shards > 1 else self._spread_by(draft, route)
+            spread = (
+                self._part(draft, route)
+                if self._space.shards > 1
+                else self._spread_by(draft, route)
+            )
         made = self._space.made(draft.id) if draft.id is not None else None
         ttl = draft.ttl_us if draft.ttl_us is not None or draft.signal is not None else policy.ttl
         rank = -2 * draft.priority + (0 if draft.at_front else 1)
-        return records.draft_record(draft, rank, ttl, mkey, made[1] if made is not None else None, spread)
+        return records.draft_record(
+            draft, rank, ttl, mkey, made[1] if made is not None else None, spread
+        )
 
     # Handing out
 
@@ -243,7 +305,9 @@ class Core:
             if made.leases and (room <= 0 or visited >= SHARDS_AT_ONCE):
                 wakes.append(made.now_us)  # there may be more
                 break
-            batch = self._lease_from(shard, room, pool, topics, startable, now_us, record_start=record_start, only=only)
+            batch = self._lease_from(
+                shard, room, pool, topics, startable, now_us, record_start=record_start, only=only
+            )
             made.leases += batch.leases
             made.passed_over |= batch.passed_over
             made.goes_on |= batch.goes_on
@@ -256,15 +320,24 @@ class Core:
         return made
 
     def _shards_of(self, topics: Sequence[str] | None) -> Iterator[int]:
-        """Those to be asked: first where something is known to be, then in turns; of named topics in their order."""
+        """
+        Those to be asked: first where something is known to be, then in turns; of named topics in
+        their order.
+        """
         shards = self._space.shards
         if topics is not None and shards > 1:
-            found = (self._space.shard_of(topic, part) for topic in topics for part in range(self._space.book.route(topic).policy.partitions))
+            found = (
+                self._space.shard_of(topic, part)
+                for topic in topics
+                for part in range(self._space.book.route(topic).policy.partitions)
+            )
             yield from dict.fromkeys(found)
             return
         first = self._next_shard
         self._next_shard = (first + 1) % shards
-        yield from dict.fromkeys((*self._wakeup.take_notified(), *range(first, shards), *range(first)))
+        yield from dict.fromkeys(
+            (*self._wakeup.take_notified(), *range(first, shards), *range(first))
+        )
 
     def _lease_from(
         self,
@@ -288,22 +361,41 @@ class Core:
             began = time.perf_counter()
             begins = self._places.get((shard, pool, patterns), 0) if patterns else 0
             now, wake, again, nonce, fence, found, runs, bodies, passed_over, goes_on = space.run(
-                "lease", shard, now_us, room, pool, b"" if topics is None else records.pack(list(topics)), startable, int(record_start), HOUSE,
-                int(left <= 0), SOON_US, patterns, begins, PASS_OVER,
-            )  # fmt: skip
+                "lease",
+                shard,
+                now_us,
+                room,
+                pool,
+                b"" if topics is None else records.pack(list(topics)),
+                startable,
+                int(record_start),
+                HOUSE,
+                int(left <= 0),
+                SOON_US,
+                patterns,
+                begins,
+                PASS_OVER,
+            )
             if again:
                 continue
             if patterns:
                 self._places[shard, pool, patterns] = max(goes_on, 0)
             self._fit(room, time.perf_counter() - began, is_full=len(found) == 2 * room)
-            made = records.leases_of(found, runs, bodies, fence, nonce.decode(), space.shards, shard)
+            made = records.leases_of(
+                found, runs, bodies, fence, nonce.decode(), space.shards, shard
+            )
             leases += made
             startable -= sum(lease.limited for lease in made)
             if len(found) < 2 * room or len(leases) >= n:
-                return Batch(leases, now, wake if wake >= 0 else None, bool(passed_over), goes_on >= 0)
+                return Batch(
+                    leases, now, wake if wake >= 0 else None, bool(passed_over), goes_on >= 0
+                )
 
     def _fit(self, room: int, seconds: float, *, is_full: bool) -> None:
-        """The server answers nobody else meanwhile: what one call asks for should take it no longer than that."""
+        """
+        The server answers nobody else meanwhile: what one call asks for should take it no longer
+        than that.
+        """
         if seconds > LEASE_SECONDS:
             self._leased_at_once = max(LEAST_LEASED, room * 3 // 4)
         elif is_full and seconds < LEASE_SECONDS / 2:
@@ -314,14 +406,28 @@ class Core:
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         return self._keep(leases, b"", now_us, durable=True)
 
-    def extend(self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None) -> list[bool]:
+    def extend(
+        self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None
+    ) -> list[bool]:
         return self._keep(leases, by_us, now_us, durable=False)
 
-    def _keep(self, leases: Sequence[tuple[int, int]], by: int | bytes, now_us: int | None, *, durable: bool) -> list[bool]:
+    def _keep(
+        self,
+        leases: Sequence[tuple[int, int]],
+        by: int | bytes,
+        now_us: int | None,
+        *,
+        durable: bool,
+    ) -> list[bool]:
         answers = [False] * len(leases)
         for shard, positions in self._positions([handle for handle, _ in leases]).items():
-            pairs = [(leases[n][0] // self._space.shards, self._fence(shard, leases[n][1])) for n in positions]
-            told = self._space.run("extend", shard, now_us, records.pack(pairs), by, durable=durable, repeatable=True)
+            pairs = [
+                (leases[n][0] // self._space.shards, self._fence(shard, leases[n][1]))
+                for n in positions
+            ]
+            told = self._space.run(
+                "extend", shard, now_us, records.pack(pairs), by, durable=durable, repeatable=True
+            )
             for position, answer in zip(positions, told, strict=True):
                 answers[position] = answer == 1
         return answers
@@ -336,17 +442,29 @@ class Core:
         return found
 
     def settle(
-        self, settlements: Sequence[Settlement], *, publish: Mapping[int, Sequence[Draft]] | None = None, now_us: int | None = None
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        publish: Mapping[int, Sequence[Draft]] | None = None,
+        now_us: int | None = None,
     ) -> list[str]:
         if not settlements:
             return []
         answers = [""] * len(settlements)
-        for shard, positions in self._positions([settlement.handle for settlement in settlements]).items():
+        for shard, positions in self._positions(
+            [settlement.handle for settlement in settlements]
+        ).items():
             for start in range(0, len(positions), AT_ONCE):
                 page = positions[start : start + AT_ONCE]
-                follow = [(place, draft) for place, n in enumerate(page, 1) for draft in (publish or {}).get(n, ())]
+                follow = [
+                    (place, draft)
+                    for place, n in enumerate(page, 1)
+                    for draft in (publish or {}).get(n, ())
+                ]
                 if follow and self._space.shards > 1:
-                    follow = self._publish_elsewhere(shard, [settlements[n] for n in page], follow, now_us)
+                    follow = self._publish_elsewhere(
+                        shard, [settlements[n] for n in page], follow, now_us
+                    )
                 with _part_of_it(is_first=not any(answers)):
                     told = self._settle_in(shard, [settlements[n] for n in page], follow, now_us)
                 for position, answer in zip(page, told, strict=True):
@@ -354,11 +472,16 @@ class Core:
         return answers
 
     def _publish_elsewhere(
-        self, shard: int, settlements: Sequence[Settlement], follow: list[tuple[int, Draft]], now_us: int | None
+        self,
+        shard: int,
+        settlements: Sequence[Settlement],
+        follow: list[tuple[int, Draft]],
+        now_us: int | None,
     ) -> list[tuple[int, Draft]]:
         """
-        What goes with an ack to another shard is put there first, by an id made of its message's: where the ack then fails, and the message
-        comes again, so does this, as a duplicate. Returns what can be done together with the ack.
+        What goes with an ack to another shard is put there first, by an id made of its message's:
+        where the ack then fails, and the message comes again, so does this, as a duplicate. Returns
+        what can be done together with the ack.
         """
         here: list[tuple[int, Draft]] = []
         elsewhere: list[Draft] = []
@@ -371,7 +494,9 @@ class Core:
             parent = parents[place]
             if parent is None:
                 continue  # its lease is lost
-            named = msgspec.structs.replace(draft, id=draft.id if draft.id is not None else f"{parent}:{number}", sticky=True)
+            named = msgspec.structs.replace(
+                draft, id=draft.id if draft.id is not None else f"{parent}:{number}", sticky=True
+            )
             if self._by_shard([named]).get(shard):
                 here.append((place, named))
             else:
@@ -385,17 +510,29 @@ class Core:
         """The id of a message that is acked now, if its lease is held."""
         space, mid = self._space, settlement.handle // self._space.shards
         lease, stored = space.read_many(shard, [("HGET", "l", mid), ("HGET", "m", mid)])
-        held = records.read_held(lease) if lease is not None and settlement.action in ("ack", "dead") else None
+        held = (
+            records.read_held(lease)
+            if lease is not None and settlement.action in ("ack", "dead")
+            else None
+        )
         if held is None or held.gone or held.fence != self._fence(shard, settlement.fence):
             return None
         own = records.read_record(mid, stored).id if stored is not None and not held.empty else None
         return str(own) if own else f"{space.nonce}-{settlement.handle:x}"
 
-    def _settle_in(self, shard: int, settlements: Sequence[Settlement], follow: list[tuple[int, Draft]], now_us: int | None) -> list[str]:
+    def _settle_in(
+        self,
+        shard: int,
+        settlements: Sequence[Settlement],
+        follow: list[tuple[int, Draft]],
+        now_us: int | None,
+    ) -> list[str]:
         space = self._space
         shards = space.shards
         with_more = {place for place, _ in follow}
-        is_simple = len({settlement.handle for settlement in settlements}) == len(settlements)  # else the first of a lease counts
+        is_simple = len({settlement.handle for settlement in settlements}) == len(
+            settlements
+        )  # else the first of a lease counts
         simple: list[int] = []
         simple_at: list[int] = []
         others: list[tuple[Any, ...]] = []
@@ -403,7 +540,11 @@ class Core:
         for n, settlement in enumerate(settlements):
             if is_simple and settlement.action == "ack" and n + 1 not in with_more:
                 fence, index = divmod(settlement.fence, shards)
-                simple += (settlement.handle // shards, fence if index == shard else -1, settlement.cost_us)
+                simple += (
+                    settlement.handle // shards,
+                    fence if index == shard else -1,
+                    settlement.cost_us,
+                )
                 simple_at.append(n)
             else:
                 others.append((*self._told(shard, settlement), n + 1))
@@ -413,16 +554,30 @@ class Core:
         for n, settlement in enumerate(settlements, 1):
             if settlement.outcome is not None:
                 kept += (n, settlement.id, milliseconds(settlement.keep_us))
-        outcomes = [settlement.outcome for settlement in settlements if settlement.outcome is not None]
+        outcomes = [
+            settlement.outcome for settlement in settlements if settlement.outcome is not None
+        ]
         packed = (records.pack(simple), records.pack(others), records.pack(kept))
         while True:
             arguments: tuple[Any, ...] = (*packed, b"", *outcomes)
             if follow:
                 routes = [space.book.route(draft.topic) for _, draft in follow]
-                sizes = [(place_of[place], len(draft.body) > route.policy.max_body) for (place, draft), route in zip(follow, routes, strict=True)]
-                messages = [self._rich(draft, route) for (_, draft), route in zip(follow, routes, strict=True)]
+                sizes = [
+                    (place_of[place], len(draft.body) > route.policy.max_body)
+                    for (place, draft), route in zip(follow, routes, strict=True)
+                ]
+                messages = [
+                    self._rich(draft, route)
+                    for (_, draft), route in zip(follow, routes, strict=True)
+                ]
                 known = space.book.known_own([draft for _, draft in follow])
-                arguments = (*packed, records.pack([space.book.version, known]), records.pack(sizes), *messages, *outcomes)
+                arguments = (
+                    *packed,
+                    records.pack([space.book.version, known]),
+                    records.pack(sizes),
+                    *messages,
+                    *outcomes,
+                )
             answers: list[Any] = space.run("settle", shard, now_us, *arguments, durable=True)
             if not self._is_stale(answers, shard):
                 break
@@ -443,7 +598,9 @@ class Core:
             check_draft(draft, space.book.route(draft.topic).policy, None)
         if answers[0] == b"impossible":
             draft = follow[cast("int", answers[1])][1]
-            raise BadMessage(delay_outlasts_ttl(draft, cast("int", answers[2]), space.book.ttl_of(draft)))
+            raise BadMessage(
+                delay_outlasts_ttl(draft, cast("int", answers[2]), space.book.ttl_of(draft))
+            )
         if answers[0] == b"refused":
             message_id, topic, *told = (answer.decode() for answer in answers[1:])
             receipt = Receipt(message_id, topic, "refused", None, _full(topic, *told))
@@ -458,17 +615,25 @@ class Core:
         mid = settlement.handle // self._space.shards
         draws = settlement.action == "retry" and settlement.delay_us is None
         return (
-            mid, self._fence(shard, settlement.fence), settlement.action, False if settlement.delay_us is None else settlement.delay_us,
+            mid,
+            self._fence(shard, settlement.fence),
+            settlement.action,
+            False if settlement.delay_us is None else settlement.delay_us,
             settlement.reason or False,
-            settlement.error or False, settlement.cost_us, settlement.begun, self._random() if draws else 1,
-        )  # fmt: skip
+            settlement.error or False,
+            settlement.cost_us,
+            settlement.begun,
+            self._random() if draws else 1,
+        )
 
     def tick(self, *, budget: int = BRING_IN, now_us: int | None = None) -> int | None:
         wakes = []
         for shard in range(self._space.shards):
             left = budget
             while True:
-                wake, more = self._space.run("tick", shard, now_us, min(left, HOUSE), repeatable=True)
+                wake, more = self._space.run(
+                    "tick", shard, now_us, min(left, HOUSE), repeatable=True
+                )
                 left -= HOUSE
                 if not more or left <= 0:
                     break
@@ -484,19 +649,38 @@ class Core:
         found: dict[int, list[int]] = {}
         for n, each in enumerate(notes):
             made = space.made(each.id)
-            shard = each.handle % space.shards if each.handle else made[0] if made is not None else space.shards_of(each.topic)[0]
+            shard = (
+                each.handle % space.shards
+                if each.handle
+                else made[0]
+                if made is not None
+                else space.shards_of(each.topic)[0]
+            )
             found.setdefault(shard, []).append(n)
         for shard, positions in found.items():
             told = [
-                (notes[n].id, milliseconds(notes[n].keep_us), notes[n].handle // space.shards, self._fence(shard, notes[n].fence))
+                (
+                    notes[n].id,
+                    milliseconds(notes[n].keep_us),
+                    notes[n].handle // space.shards,
+                    self._fence(shard, notes[n].fence),
+                )
                 for n in positions
-            ]  # fmt: skip
+            ]
             bodies = [notes[n].body for n in positions]
-            for n, answer in zip(positions, space.run("report_progress", shard, now_us, records.pack(told), *bodies, repeatable=True), strict=True):
+            for n, answer in zip(
+                positions,
+                space.run(
+                    "report_progress", shard, now_us, records.pack(told), *bodies, repeatable=True
+                ),
+                strict=True,
+            ):
                 answers[n] = answer == 1
         return answers
 
-    def kept(self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None) -> list[Kept]:
+    def kept(
+        self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
+    ) -> list[Kept]:
         del now_us  # the server itself forgets what is over
         found = [Kept() for _ in ids]
         by_shard: dict[int, list[int]] = {}
@@ -504,7 +688,9 @@ class Core:
             for shard in self._shards_that_keep(message_id, topic):
                 by_shard.setdefault(shard, []).append(n)
         for shard, positions in by_shard.items():
-            stored = self._space.read_many(shard, [("GET", f"{kind}:{ids[n][0]}") for n in positions for kind in "on"])
+            stored = self._space.read_many(
+                shard, [("GET", f"{kind}:{ids[n][0]}") for n in positions for kind in "on"]
+            )
             for place, n in enumerate(positions):
                 found[n].outcome = stored[2 * place] or found[n].outcome
                 found[n].note = stored[2 * place + 1] or found[n].note
@@ -525,7 +711,14 @@ class Core:
 
     # Waiting
 
-    def wait(self, timeout: float, *, pool: str = "default", topics: Sequence[str] | None = None, interrupt: Interrupt | None = None) -> bool:
+    def wait(
+        self,
+        timeout: float,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> bool:
         return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
 
     def arrival_listener(self, pool: str = "default") -> ArrivalListener:
@@ -541,7 +734,10 @@ class Core:
 
 @contextlib.contextmanager
 def _part_of_it(*, is_first: bool) -> Iterator[None]:
-    """A call that is made in several: where not the first of them fails, a part was done, and to the caller it is not known which."""
+    """
+    A call that is made in several: where not the first of them fails, a part was done, and to the
+    caller it is not known which.
+    """
     try:
         yield
     except EngineUnavailable as error:
@@ -580,4 +776,6 @@ def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:
 
 def _full(topic: str, what: str, waiting: str, limit: str) -> str:
     whose, unit = what.split()
-    return full(f"topic {topic}" if whose == "topic" else "the namespace", int(waiting), unit, int(limit))
+    return full(
+        f"topic {topic}" if whose == "topic" else "the namespace", int(waiting), unit, int(limit)
+    )

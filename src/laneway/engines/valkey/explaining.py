@@ -21,7 +21,11 @@ def explain(view: View, message_id: str, topic: str | None) -> Explanation:
     """What the message waits for, and when it will likely start."""
     found = views.find(view, message_id, topic)
     if found is None:
-        return explaining.absent(message_id, topic, finished=topic is not None and views.is_finished(view, message_id, topic))
+        return explaining.absent(
+            message_id,
+            topic,
+            finished=topic is not None and views.is_finished(view, message_id, topic),
+        )
     shard, record = found
     told = views.message_view(view, shard, record)
     lane = views.read_lane(view, shard, str(record.lane))
@@ -32,29 +36,54 @@ def explain(view: View, message_id: str, topic: str | None) -> Explanation:
 
 def _facts(view: View, shard: int, record: Record, told: MessageView, lane: Lane) -> Facts:
     space = view.space
-    policy = view.policy(record.topic if views.topic_of_lane(lane.name) is not None else lane.name[1:].partition(PARTITION)[0])
+    policy = view.policy(
+        record.topic
+        if views.topic_of_lane(lane.name) is not None
+        else lane.name[1:].partition(PARTITION)[0]
+    )
     _, tier, *_ = view.counters[shard].tier_queues[lane.tier_queue - 1]
-    before = space.read(shard, "ZCOUNT", f"run:{lane.tier_queue}", "-inf", f"({lane.vt}") if lane.place == RUNNABLE else 0
+    before = (
+        space.read(shard, "ZCOUNT", f"run:{lane.tier_queue}", "-inf", f"({lane.vt}")
+        if lane.place == RUNNABLE
+        else 0
+    )
     return Facts(
-        now_us=view.times[shard], clock_us=view.clocks[shard],
-        view=told, policy=policy, is_runnable=lane.place == RUNNABLE, leased=lane.leased, rest_step=lane.rest_step,
-        rest_until_us=lane.rest_until, tat=lane.tat, rate_now=size_classes.rate(view.times[shard], lane.seen, lane.lately, lane.before), tier=tier,
+        now_us=view.times[shard],
+        clock_us=view.clocks[shard],
+        view=told,
+        policy=policy,
+        is_runnable=lane.place == RUNNABLE,
+        leased=lane.leased,
+        rest_step=lane.rest_step,
+        rest_until_us=lane.rest_until,
+        tat=lane.tat,
+        rate_now=size_classes.rate(view.times[shard], lane.seen, lane.lately, lane.before),
+        tier=tier,
         share=share_text(view.space.tiers, tier),
-        ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0, lanes_before=min(before, COUNTED),
-        busy_with=_busy_with(view, shard, record) if told.state == "parked" else None, gate=_gate(view, shard, policy),
+        ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0,
+        lanes_before=min(before, COUNTED),
+        busy_with=_busy_with(view, shard, record) if told.state == "parked" else None,
+        gate=_gate(view, shard, policy),
         unhandled_us=record.unhandled_from or None,
-    )  # fmt: skip
+    )
 
 
 def _ahead(view: View, shard: int, record: Record, lane: Lane) -> int:
-    """Messages of its lane before it: of the sorted ones by its place there, of the plain ones by halving."""
+    """
+    Messages of its lane before it: of the sorted ones by its place there, of the plain ones by
+    halving.
+    """
     place = (record.rank + 512).to_bytes(2) + record.position.to_bytes(7) + record.seq.to_bytes(7)
     sorted_ = view.space.read(shard, "ZLEXCOUNT", f"z:{lane.number}", "-", b"(" + place)
     latest = lane.latest_plain
     low, high = 0, lane.listed + len(latest)
     while low < high:
         middle = (low + high) // 2
-        mid = latest[middle - lane.listed] if middle >= lane.listed else int(view.space.read(shard, "LINDEX", f"q:{lane.number}", middle) or 0)
+        mid = (
+            latest[middle - lane.listed]
+            if middle >= lane.listed
+            else int(view.space.read(shard, "LINDEX", f"q:{lane.number}", middle) or 0)
+        )
         if (found := next(iter(views.read_records(view, shard, [mid])), None)) is not None and (
             (found.rank, found.position, found.seq) < (record.rank, record.position, record.seq)
         ):
@@ -74,7 +103,9 @@ def _busy_with(view: View, shard: int, record: Record) -> str | None:
 
 
 def _gate(view: View, shard: int, policy: Resolved) -> GateFacts | None:
-    stored = view.space.read(shard, "HGET", "gates", policy.gate) if policy.gate is not None else None
+    stored = (
+        view.space.read(shard, "HGET", "gates", policy.gate) if policy.gate is not None else None
+    )
     if stored is None:
         return None
     gate, now = records.read_gate(stored), view.times[shard]

@@ -1,8 +1,10 @@
 """
-Gates of a namespace with several shards: each shard has a part of a gate, its *grant*, which follows demand about once a second.
+Gates of a namespace with several shards: each shard has a part of a gate, its *grant*, which
+follows demand about once a second.
 
-Parts that shrink do so before others grow, and never below what is leased: together they are never more than the gate allows, and for a
-moment after a shift perhaps less. Whoever comes first in a second does it for all.
+Parts that shrink do so before others grow, and never below what is leased: together they are never
+more than the gate allows, and for a moment after a shift perhaps less. Whoever comes first in a
+second does it for all.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ class Grants:
         self._divide(name, limits, [_Part(0, 1, None) for _ in range(self._space.shards)])
 
     def renew(self) -> bool:
-        """Move the parts, if it is time and nobody else has just done it. Whether there are gates at all."""
+        """
+        Move the parts, if it is time and nobody else has just done it. Whether there are gates at
+        all.
+        """
         space, now = self._space, time.monotonic()
         if space.shards == 1:
             return False
@@ -55,7 +60,10 @@ class Grants:
             return True
         self._next = now + EVERY
         names = [name for name, _ in space.scan(0, "HSCAN", "gates")]
-        if names and space.read(0, "SET", "granting", "1", "NX", "PX", round(EVERY * 900)) is not None:
+        if (
+            names
+            and space.read(0, "SET", "granting", "1", "NX", "PX", round(EVERY * 900)) is not None
+        ):
             for name in names:
                 self._renew(name.decode())
         return bool(names)
@@ -65,7 +73,10 @@ class Grants:
         limits = None
         for shard in range(self._space.shards):
             counters = records.read_counters(self._space.read(shard, "GET", "shard"))
-            lanes = [("ZCARD", f"gate:{tier_queue}:{name}") for tier_queue in range(1, len(counters.tier_queues) + 1)]
+            lanes = [
+                ("ZCARD", f"gate:{tier_queue}:{name}")
+                for tier_queue in range(1, len(counters.tier_queues) + 1)
+            ]
             stored, *waiting = self._space.read_many(shard, [("HGET", "gates", name), *lanes])
             if stored is None:  # whoever defines it has not told all shards yet
                 return
@@ -80,7 +91,9 @@ class Grants:
         wanted = _slots(limits.concurrency, parts)
         left = limits.concurrency
         # Those that shrink come first; what they could not give up yet is not there for the others.
-        for shard in sorted(range(len(parts)), key=lambda shard: wanted[shard] - (parts[shard].granted or 0)):
+        for shard in sorted(
+            range(len(parts)), key=lambda shard: wanted[shard] - (parts[shard].granted or 0)
+        ):
             share = parts[shard].demand / total
             most = wanted[shard]
             if left is not None and share:
@@ -95,7 +108,15 @@ class Grants:
             concurrency = 0  # nobody is there: shut
         rate = limits.rate * share if limits.rate is not None and share else limits.rate or False
         burst = max(1, limits.burst * share) if limits.burst is not None else False
-        told: int = self._space.run("gate", shard, None, name, "grant", records.pack([rate, burst, concurrency]), durable=True)
+        told: int = self._space.run(
+            "gate",
+            shard,
+            None,
+            name,
+            "grant",
+            records.pack([rate, burst, concurrency]),
+            durable=True,
+        )
         return told
 
 
@@ -105,8 +126,12 @@ def _slots(concurrency: int | None, parts: list[_Part]) -> list[int]:
         return [0] * len(parts)
     total = sum(part.demand for part in parts)
     slots = [concurrency * part.demand // total for part in parts]
-    # By chance, so that everybody has his turn where there are fewer slots than shards that want one.
-    hungry = sorted((n for n, part in enumerate(parts) if part.demand), key=lambda n: (slots[n] > 0, random.random()))
+    # By chance, so that everybody has his turn where there are fewer slots than shards that want
+    # one.
+    hungry = sorted(
+        (n for n, part in enumerate(parts) if part.demand),
+        key=lambda n: (slots[n] > 0, random.random()),
+    )
     for n in hungry[: concurrency - sum(slots)]:
         slots[n] += 1
     return slots

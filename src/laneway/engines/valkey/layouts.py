@@ -1,11 +1,12 @@
 """
 Older layouts of a namespace are brought up when it is opened.
 
-A step stands in `STEPS` under the layout that it begins with: the counters that the shards get, and a function.
-First the shards get the newest layout, with the counters of all steps (`relayout`): from then on older programs
-are refused there (BADLAYOUT), and today's functions can be called. Then the steps' functions run one after the other.
-Each may be run again after it broke off anywhere, and nobody but other openers works on the namespace meanwhile.
-How to add one: docs/architecture.md, "Layouts".
+A step stands in `STEPS` under the layout that it begins with: the counters that the shards get, and
+a function. First the shards get the newest layout, with the counters of all steps (`relayout`):
+from then on older programs are refused there (BADLAYOUT), and today's functions can be called. Then
+the steps' functions run one after the other. Each may be run again after it broke off anywhere, and
+nobody but other openers works on the namespace meanwhile. How to add one: docs/architecture.md,
+"Layouts".
 """
 
 from __future__ import annotations
@@ -35,17 +36,31 @@ LOOK_AGAIN = 0.1
 
 
 def bring_up(space: Namespace) -> None:
-    """Bring the namespace to this layout. Raises SchemaMismatch for a newer one, and one that is too old."""
+    """
+    Bring the namespace to this layout. Raises SchemaMismatch for a newer one, and one that is too
+    old.
+    """
     token = secrets.token_hex(8)
     while (layout := _layout(space)) < records.LAYOUT:
         if layout not in STEPS:
-            raise _mismatch(space, layout, "a Laneway of before the first release made it: empty it, or take another namespace")
+            raise _mismatch(
+                space,
+                layout,
+                "a Laneway of before the first release made it: empty it, or take another"
+                " namespace",
+            )
         if not space.read(0, "SET", "bringing_up", token, "NX", "EX", LOCK_SECONDS):
             time.sleep(LOOK_AGAIN)
             continue
         try:
             if _layout(space) == layout:
-                log.info("%s: namespace %s is brought from layout %d to %d", space.link.name, space.name, layout, layout + 1)
+                log.info(
+                    "%s: namespace %s is brought from layout %d to %d",
+                    space.link.name,
+                    space.name,
+                    layout,
+                    layout + 1,
+                )
                 _relayout(space, layout)
                 STEPS[layout].fill(space)
                 space.read(0, "HSET", "settings", "layout", layout + 1)
@@ -61,19 +76,30 @@ def _layout(space: Namespace) -> int:
 
 
 def _mismatch(space: Namespace, layout: int, mend: str) -> SchemaMismatch:
-    return SchemaMismatch(f"{space.link.name}: namespace {space.name} has layout {layout}, this Laneway knows layout {records.LAYOUT}; {mend}")
+    return SchemaMismatch(
+        f"{space.link.name}: namespace {space.name} has layout {layout}, this Laneway knows layout"
+        f" {records.LAYOUT}; {mend}"
+    )
 
 
 def _relayout(space: Namespace, layout: int) -> None:
-    """The counters of each shard get the newest layout; what has one of those between already goes on from there."""
+    """
+    The counters of each shard get the newest layout; what has one of those between already goes on
+    from there.
+    """
     for before in range(layout, records.LAYOUT):
         new = records.pack(STEPS[before].counters)
         for shard in range(space.shards):
-            space.run("relayout", shard, None, before, before + 1, new, durable=True, repeatable=True)
+            space.run(
+                "relayout", shard, None, before, before + 1, new, durable=True, repeatable=True
+            )
 
 
 def _own_policies(space: Namespace) -> None:
-    """3 to 4: policies of exact topics become entries on their shards; rules say what an operator has set."""
+    """
+    3 to 4: policies of exact topics become entries on their shards; rules say what an operator has
+    set.
+    """
     default = records.rule_record(Resolved())
     for shard in range(space.shards):
         space.read(shard, "HSET", "rules", "", default)

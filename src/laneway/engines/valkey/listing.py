@@ -24,8 +24,9 @@ class _Order(NamedTuple):
     """
     How a top list is found.
 
-    `key`: the sorted set of lanes by size class; `is_falling`: the largest first; `worths`: what lanes come to;
-    `folded`: what a topic in a bucket comes to, None: nothing is counted by topic there.
+    `key`: the sorted set of lanes by size class; `is_falling`: the largest first; `worths`: what
+    lanes come to; `folded`: what a topic in a bucket comes to, None: nothing is counted by topic
+    there.
     """
 
     key: str
@@ -39,7 +40,10 @@ def _backlogs(_view: View, lanes: Lanes) -> list[float]:
 
 
 def _rates(view: View, lanes: Lanes) -> list[float]:
-    return [size_classes.rate(view.times[shard], lane.seen, lane.lately, lane.before) for shard, lane in lanes]
+    return [
+        size_classes.rate(view.times[shard], lane.seen, lane.lately, lane.before)
+        for shard, lane in lanes
+    ]
 
 
 def _throttled(_view: View, lanes: Lanes) -> list[float]:
@@ -48,7 +52,10 @@ def _throttled(_view: View, lanes: Lanes) -> list[float]:
 
 def _ages(view: View, lanes: Lanes) -> list[float]:
     oldest = views.oldest_of(view, lanes)
-    return [view.times[shard] - since + 1 if since is not None else 0 for (shard, _), since in zip(lanes, oldest, strict=True)]
+    return [
+        view.times[shard] - since + 1 if since is not None else 0
+        for (shard, _), since in zip(lanes, oldest, strict=True)
+    ]
 
 
 def _folded_backlog(_now: int, topic: str) -> Reads[float]:
@@ -85,20 +92,31 @@ class _Topics:
 
     def has_something(self, topic: str) -> bool:
         stats = views.topic_stats(self._view, topic)
-        own = (views.topic_of_lane(lane.name) == topic for _, lane in views.lanes_of(self._view, topic))
+        own = (
+            views.topic_of_lane(lane.name) == topic for _, lane in views.lanes_of(self._view, topic)
+        )
         return bool(stats.waiting or stats.leased or stats.dead or any(own))
 
     def next_name(self, after: str) -> str | None:
-        steps = [name for shard in range(self._view.space.shards) for kind in ("names", "folded", "dead_topics")
-                 if (name := self._next(shard, kind, after)) is not None]  # fmt: skip
+        steps = [
+            name
+            for shard in range(self._view.space.shards)
+            for kind in ("names", "folded", "dead_topics")
+            if (name := self._next(shard, kind, after)) is not None
+        ]
         return min(steps, default=None)
 
     def _next(self, shard: int, kind: str, after: str) -> str | None:
-        """The next topic's name; lanes of a partitioned topic come as one, those of buckets not at all."""
+        """
+        The next topic's name; lanes of a partitioned topic come as one, those of buckets not at
+        all.
+        """
         at = after.encode()
         if kind == "names":
             at = max(at, BUCKET.encode() + LAST_NAME)
-        while page := self._view.space.read(shard, "ZRANGE", kind, b"(" + at, "+", "BYLEX", "LIMIT", 0, 1):
+        while page := self._view.space.read(
+            shard, "ZRANGE", kind, b"(" + at, "+", "BYLEX", "LIMIT", 0, 1
+        ):
             name = str(page[0].decode().partition(PARTITION)[0])
             if name != after:
                 return name
@@ -108,54 +126,124 @@ class _Topics:
     def candidates(self, order: str, pattern: str, most: int) -> Iterator[Candidate]:
         entry, view = ORDERS[order], self._view
         lanes = list(self._lanes(entry, pattern, most))
-        own = [(shard, lane, topic) for shard, lane in lanes if (topic := views.topic_of_lane(lane.name)) is not None]
-        for (_, lane, topic), worth in zip(own, entry.worths(view, [(shard, lane) for shard, lane, _ in own]), strict=True):
+        own = [
+            (shard, lane, topic)
+            for shard, lane in lanes
+            if (topic := views.topic_of_lane(lane.name)) is not None
+        ]
+        for (_, lane, topic), worth in zip(
+            own, entry.worths(view, [(shard, lane) for shard, lane, _ in own]), strict=True
+        ):
             yield Candidate(topic, worth, is_exact=lane.name == topic)
-        buckets = {(shard, listing.common_prefix(pattern, pattern_of_bucket(lane.name))) for shard, lane in lanes if lane.name.startswith(BUCKET)}
+        buckets = {
+            (shard, listing.common_prefix(pattern, pattern_of_bucket(lane.name)))
+            for shard, lane in lanes
+            if lane.name.startswith(BUCKET)
+        }
         if entry.folded is not None:
-            names = [(shard, topic) for shard, prefix in buckets if prefix is not None for topic in self._folded(shard, prefix)]
-            worths = together(view, [(shard, entry.folded(view.times[shard], topic)) for shard, topic in names])
-            yield from (Candidate(topic, worth, is_exact=True) for (_, topic), worth in zip(names, worths, strict=True))
+            names = [
+                (shard, topic)
+                for shard, prefix in buckets
+                if prefix is not None
+                for topic in self._folded(shard, prefix)
+            ]
+            worths = together(
+                view, [(shard, entry.folded(view.times[shard], topic)) for shard, topic in names]
+            )
+            yield from (
+                Candidate(topic, worth, is_exact=True)
+                for (_, topic), worth in zip(names, worths, strict=True)
+            )
 
     def _lanes(self, entry: _Order, pattern: str, most: int) -> Iterator[tuple[int, Lane]]:
-        """All, where there are few. Else the first of the index; where it is short, others of the pattern."""
+        """
+        All, where there are few. Else the first of the index; where it is short, others of the
+        pattern.
+        """
         view = self._view
         if sum(counters.lanes for counters in view.counters) <= FEW:
             yield from views.all_lanes(view)
             return
         prefix = "" if pattern == "*" else pattern.removesuffix("*")
-        wanted = [(shard, name) for shard in range(view.space.shards) for name in self._listed(shard, entry, prefix, most)]
+        wanted = [
+            (shard, name)
+            for shard in range(view.space.shards)
+            for name in self._listed(shard, entry, prefix, most)
+        ]
         for (shard, name), stored in zip(wanted, views.read_stored(view, wanted), strict=True):
             if stored is not None:
                 yield shard, records.read_lane(name, stored)
 
     def _listed(self, shard: int, entry: _Order, prefix: str, most: int) -> list[str]:
         """
-        Names of lanes: the first of the index, and where these are too few, buckets, the first of those
-        that wait for their turn, and of all that begin with the prefix.
+        Names of lanes: the first of the index, and where these are too few, buckets, the first of
+        those that wait for their turn, and of all that begin with the prefix.
         """
         space = self._view.space
         looked_at = max(FEW, most) if prefix else most
-        names = [name.decode() for name in space.read(shard, "ZRANGE", entry.key, 0, looked_at - 1, *(("REV",) if entry.is_falling else ()))]
+        names = [
+            name.decode()
+            for name in space.read(
+                shard,
+                "ZRANGE",
+                entry.key,
+                0,
+                looked_at - 1,
+                *(("REV",) if entry.is_falling else ()),
+            )
+        ]
         names = [name for name in names if name.startswith((prefix, BUCKET))][:most]
         if len(names) < most:
             after, before = (prefix or PARTITION).encode(), prefix.encode() + LAST_NAME
             bucket = BUCKET.encode()
             runnable: list[Command] = [
-                ("ZRANGE", f"run:{tier_queue}", 0, looked_at - 1) for tier_queue in range(1, len(self._view.counters[shard].tier_queues) + 1)
+                ("ZRANGE", f"run:{tier_queue}", 0, looked_at - 1)
+                for tier_queue in range(1, len(self._view.counters[shard].tier_queues) + 1)
             ]
-            first, named, *tier_queues = space.read_many(shard, [
-                ("ZRANGE", "names", b"[" + bucket, b"[" + bucket + LAST_NAME, "BYLEX", "LIMIT", 0, most),
-                ("ZRANGE", "names", b"[" + after, b"[" + before, "BYLEX", "LIMIT", 0, most), *runnable,
-            ])  # fmt: skip
-            waiting = [name for members in tier_queues for member in members if (name := member[7:].decode()).startswith(prefix)]
-            names = list(dict.fromkeys([*names, *(name.decode() for name in first), *waiting, *(name.decode() for name in named)]))[:most]
+            first, named, *tier_queues = space.read_many(
+                shard,
+                [
+                    (
+                        "ZRANGE",
+                        "names",
+                        b"[" + bucket,
+                        b"[" + bucket + LAST_NAME,
+                        "BYLEX",
+                        "LIMIT",
+                        0,
+                        most,
+                    ),
+                    ("ZRANGE", "names", b"[" + after, b"[" + before, "BYLEX", "LIMIT", 0, most),
+                    *runnable,
+                ],
+            )
+            waiting = [
+                name
+                for members in tier_queues
+                for member in members
+                if (name := member[7:].decode()).startswith(prefix)
+            ]
+            names = list(
+                dict.fromkeys(
+                    [
+                        *names,
+                        *(name.decode() for name in first),
+                        *waiting,
+                        *(name.decode() for name in named),
+                    ]
+                )
+            )[:most]
         return names
 
     def _folded(self, shard: int, prefix: str) -> list[str]:
         """The first topics in buckets."""
         first, end = b"[" + prefix.encode() if prefix else b"-", b"(" + prefix.encode() + LAST_NAME
-        return [name.decode() for name in self._view.space.read(shard, "ZRANGE", "folded", first, end, "BYLEX", "LIMIT", 0, CANDIDATES)]
+        return [
+            name.decode()
+            for name in self._view.space.read(
+                shard, "ZRANGE", "folded", first, end, "BYLEX", "LIMIT", 0, CANDIDATES
+            )
+        ]
 
 
 def pattern_of_bucket(name: str) -> str:

@@ -28,9 +28,17 @@ def export(view: View, limit: int) -> list[ExportedMessage]:
     found = list(_on_their_way(view, limit))
     for shard in range(space.shards):
         for name, _ in space.scan(shard, "HSCAN", "lanes"):
-            while len(found) < limit and (taken := space.run("export", shard, None, name, min(AT_ONCE, limit - len(found)), durable=True)):
+            while len(found) < limit and (
+                taken := space.run(
+                    "export", shard, None, name, min(AT_ONCE, limit - len(found)), durable=True
+                )
+            ):
                 found += _read(view, shard, taken)
-        while len(found) < limit and (taken := space.run("export", shard, None, "", min(AT_ONCE, limit - len(found)), durable=True)):
+        while len(found) < limit and (
+            taken := space.run(
+                "export", shard, None, "", min(AT_ONCE, limit - len(found)), durable=True
+            )
+        ):
             found += _read(view, shard, taken)
     return found
 
@@ -46,7 +54,10 @@ def _read(view: View, shard: int, mids: Sequence[int]) -> list[ExportedMessage]:
         return []
     stored = view.space.read(shard, "HMGET", "moving", *mids)
     ids = view.space.read(shard, "HMGET", "moving_ids", *mids)
-    return [_parcel(view, shard, records.read_record(mid, each), made.decode()) for mid, each, made in zip(mids, stored, ids, strict=True)]
+    return [
+        _parcel(view, shard, records.read_record(mid, each), made.decode())
+        for mid, each, made in zip(mids, stored, ids, strict=True)
+    ]
 
 
 def _parcel(view: View, shard: int, record: Record, message_id: str) -> ExportedMessage:
@@ -87,7 +98,15 @@ def confirm_export(space: Namespace, exported_messages: Sequence[ExportedMessage
     """They have arrived."""
     for exported in exported_messages:
         mid, shard = divmod(exported.number, space.shards)
-        space.read_many(shard, [("DEL", f"b:{mid}"), ("DEL", f"j:{mid}"), ("HDEL", "moving_ids", mid), ("HDEL", "moving", mid)])
+        space.read_many(
+            shard,
+            [
+                ("DEL", f"b:{mid}"),
+                ("DEL", f"j:{mid}"),
+                ("HDEL", "moving_ids", mid),
+                ("HDEL", "moving", mid),
+            ],
+        )
 
 
 def import_(space: Namespace, exported_messages: Sequence[ExportedMessage]) -> list[str]:
@@ -98,13 +117,17 @@ def import_(space: Namespace, exported_messages: Sequence[ExportedMessage]) -> l
         route = space.book.route(exported.topic)
         spread = metas[n][-2]
         part = spread if spread is not False else zlib.crc32(exported.id.encode())
-        by_shard.setdefault(space.shard_of(exported.topic, part) if route.policy.partitions > 1 else route.shard, []).append(n)
+        by_shard.setdefault(
+            space.shard_of(exported.topic, part) if route.policy.partitions > 1 else route.shard, []
+        ).append(n)
     answers = [""] * len(exported_messages)
     for shard, positions in by_shard.items():
         for start in range(0, len(positions), AT_ONCE):
             page = positions[start : start + AT_ONCE]
             bodies = [body for n in page for body in exported_messages[n].bodies]
-            told = space.run("import", shard, None, records.pack([metas[n] for n in page]), *bodies, durable=True)
+            told = space.run(
+                "import", shard, None, records.pack([metas[n] for n in page]), *bodies, durable=True
+            )
             for n, answer in zip(page, told, strict=True):
                 answers[n] = answer.decode()
     return answers
@@ -112,7 +135,11 @@ def import_(space: Namespace, exported_messages: Sequence[ExportedMessage]) -> l
 
 def _meta(space: Namespace, exported: ExportedMessage) -> list[Any]:
     policy = space.book.route(exported.topic).policy
-    mkey = merge_key(Draft(exported.topic, exported.bodies[0], key=exported.key)).hex() if exported.merges else False
+    mkey = (
+        merge_key(Draft(exported.topic, exported.bodies[0], key=exported.key)).hex()
+        if exported.merges
+        else False
+    )
     made = space.made(exported.id)
     spread: int | bool = False
     if exported.key is not None:
@@ -154,7 +181,9 @@ def finished_ids(view: View) -> Iterator[tuple[str, str, int | None]]:
     for shard in range(space.shards):
         prefix, cursor = space.key(shard, "i:"), 0
         while True:
-            cursor, names = space.link.read(shard, [("SCAN", cursor, "MATCH", prefix.replace("[", "\\[") + "*", "COUNT", 1000)])[0]
+            cursor, names = space.link.read(
+                shard, [("SCAN", cursor, "MATCH", prefix.replace("[", "\\[") + "*", "COUNT", 1000)]
+            )[0]
             for name in names:
                 topic = name.decode()[len(prefix) :]
                 for message_id, stored in space.scan(shard, "HSCAN", f"i:{topic}"):
@@ -173,7 +202,14 @@ def import_finished(space: Namespace, ids: Sequence[tuple[str, str, int | None]]
             by_shard.setdefault(shard, []).append((topic, message_id, until or 0))
     for shard, several in by_shard.items():
         for start in range(0, len(several), AT_ONCE):
-            space.run("remember_finished", shard, None, records.pack(several[start : start + AT_ONCE]), durable=True, repeatable=True)
+            space.run(
+                "remember_finished",
+                shard,
+                None,
+                records.pack(several[start : start + AT_ONCE]),
+                durable=True,
+                repeatable=True,
+            )
 
 
 def gate_layers(view: View) -> list[tuple[str, Layer, Gate]]:
@@ -182,5 +218,7 @@ def gate_layers(view: View) -> list[tuple[str, Layer, Gate]]:
     for name, stored in view.space.scan(0, "HSCAN", "gates"):
         gate = records.read_gate(stored)
         layers: tuple[tuple[Layer, Any], ...] = (("code", gate.code), ("operator", gate.operator))
-        found += [(name.decode(), layer, records.gate_of(limits)) for layer, limits in layers if limits]
+        found += [
+            (name.decode(), layer, records.gate_of(limits)) for layer, limits in layers if limits
+        ]
     return found

@@ -1,4 +1,7 @@
-"""One namespace on its shards: how it is made and opened, what is known of its policies, and how its scripts are called."""
+"""
+One namespace on its shards: how it is made and opened, what is known of its policies, and how its
+scripts are called.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,12 @@ OWN_AT_ONCE = 500
 
 class Route(msgspec.Struct, frozen=True, gc=False):
     """
-    What a publisher has to know of a topic. `own`: the id of what the topic sets of its own, where that is known.
+    What a publisher has to know of a topic. `own`: the id of what the topic sets of its own, where
+    that is known.
 
-    `is_plain`: nothing of the policy makes its messages other than plain, see `scripts/parts/messages.lua`; of one with a serial key
-    `is_serial` does. `head`: what stands before the body of its plainest messages.
+    `is_plain`: nothing of the policy makes its messages other than plain, see
+    `scripts/parts/messages.lua`; of one with a serial key `is_serial` does. `head`: what stands
+    before the body of its plainest messages.
     """
 
     policy: Resolved
@@ -78,7 +83,10 @@ class Book:
         self._routes.clear()
 
     def learn(self, topic: str, own: bytes, record: bytes) -> None:
-        """What a topic sets of its own, as far as it decides how a message is written; b"": nothing that does."""
+        """
+        What a topic sets of its own, as far as it decides how a message is written; b"": nothing
+        that does.
+        """
         if own and records.is_marked(record):
             if len(self._own) >= MOST_ROUTES:
                 self._own.clear()
@@ -102,7 +110,11 @@ class Book:
     def known_own(self, drafts: Sequence[Draft]) -> dict[str, str]:
         """The ids of what is known, by topic: the functions compare them with what is."""
         own = self._own
-        return {draft.topic: own[draft.topic].decode() for draft in drafts if draft.topic in own} if own else {}
+        return (
+            {draft.topic: own[draft.topic].decode() for draft in drafts if draft.topic in own}
+            if own
+            else {}
+        )
 
     def set_tiers(self, tiers: Tiers) -> None:
         """These hold from here on."""
@@ -117,16 +129,31 @@ class Book:
             if len(self._routes) >= MOST_ROUTES:
                 self._routes.clear()
             own = self._own.get(topic, b"")
-            policy = self.policies.resolve_own(topic, self._sets[own]) if own else self.policies.resolve(topic)
+            policy = (
+                self.policies.resolve_own(topic, self._sets[own])
+                if own
+                else self.policies.resolve(topic)
+            )
             is_plain = (
-                policy.merge is None and policy.ttl is None and policy.partitions == 1 and policy.buckets is None
-                and policy.max_backlog is None and policy.max_backlog_bytes is None
-            )  # fmt: skip
+                policy.merge is None
+                and policy.ttl is None
+                and policy.partitions == 1
+                and policy.buckets is None
+                and policy.max_backlog is None
+                and policy.max_backlog_bytes is None
+            )
             # A bucket is one lane: its topics live together.
             place = zlib.crc32(topic.encode())
             if policy.buckets is not None and policy.buckets_pattern is not None:
                 place = zlib.crc32(policy.buckets_pattern.encode()) + place % policy.buckets
-            found = Route(policy, own, place % self._shards, is_plain, policy.serial is not None, records.plain_head(topic))
+            found = Route(
+                policy,
+                own,
+                place % self._shards,
+                is_plain,
+                policy.serial is not None,
+                records.plain_head(topic),
+            )
             self._routes[topic] = found
         return found
 
@@ -157,13 +184,18 @@ class Namespace:
         return f"laneway:{{{self.name}/{shard}}}:{name}"
 
     def keys_of(self, shard: int) -> tuple[str, str]:
-        """What a script is given: the counters, and a key that never exists (see `scripts/parts/shard.lua`)."""
+        """
+        What a script is given: the counters, and a key that never exists (see
+        `scripts/parts/shard.lua`).
+        """
         return self.key(shard, "shard"), self.key(shard, "never")
 
     def shards_of(self, topic: str) -> list[int]:
         """Where a topic's lanes are: partitions live on neighbouring shards."""
         route = self.book.route(topic)
-        return sorted({(route.shard + part) % self.shards for part in range(route.policy.partitions)})
+        return sorted(
+            {(route.shard + part) % self.shards for part in range(route.policy.partitions)}
+        )
 
     def shard_of(self, topic: str, part: int) -> int:
         """Where the lane of a message is. `part`: what picks its partition."""
@@ -213,10 +245,13 @@ class Namespace:
 
     def _open(self, settings: Settings) -> None:
         stored = self._settings()
-        if b"layout" not in stored:  # written last: who makes a namespace may have ended in the middle
+        if (
+            b"layout" not in stored
+        ):  # written last: who makes a namespace may have ended in the middle
             if not settings.create:
                 raise NoNamespace(
-                    f"{self.link.name}: there is no namespace {self.name}; check the URL and the name, or start a program that publishes to it"
+                    f"{self.link.name}: there is no namespace {self.name}; check the URL and the"
+                    " name, or start a program that publishes to it"
                 )
             stored = self._make(settings)
         self.shards = int(stored[b"shards"])
@@ -224,17 +259,27 @@ class Namespace:
         self._know_tiers(stored.get(b"tier_layers") or stored[b"tiers"])
         if self.link.shards is not None and self.link.shards != self.shards:
             raise UsageError(
-                f"{self.link.name}: namespace {self.name} was made with {self.shards} shards, the URL says {self.link.shards}; "
-                "the number is fixed when a namespace is made: leave ?shards= out, or move to a new namespace with `laneway migrate`"
+                f"{self.link.name}: namespace {self.name} was made with {self.shards} shards, the"
+                f" URL says {self.link.shards}; the number is fixed when a namespace is made: leave"
+                " ?shards= out, or move to a new namespace with `laneway migrate`"
             )
         self.book = Book(self.tiers, self.shards)
         layouts.bring_up(self)
         if b"tier_layers" not in stored:
             self._begin_layers()
         self.reload()
-        self.change_tiers(lambda layers: layers.declare(settings.tiers, settings.default_tier, self.tier_named_by), None)
+        self.change_tiers(
+            lambda layers: layers.declare(
+                settings.tiers, settings.default_tier, self.tier_named_by
+            ),
+            None,
+        )
         if settings.max_backlog is not None or settings.max_backlog_bytes is not None:
-            limits = (_part(settings.max_backlog, self.shards), _part(settings.max_backlog_bytes, self.shards), settings.on_full)
+            limits = (
+                _part(settings.max_backlog, self.shards),
+                _part(settings.max_backlog_bytes, self.shards),
+                settings.on_full,
+            )
             for shard in range(self.shards):
                 self.run("limits", shard, None, *limits, repeatable=True)
 
@@ -243,41 +288,68 @@ class Namespace:
         return dict(zip(found[::2], found[1::2], strict=True))
 
     def _make(self, settings: Settings, layers: TierLayers | None = None) -> dict[bytes, bytes]:
-        """Each step may be done by several processes at once, or have been done before by one that ended in its middle."""
+        """
+        Each step may be done by several processes at once, or have been done before by one that
+        ended in its middle.
+        """
         layers = layers or TierLayers.new(settings.tiers, settings.default_tier)
         values = {
             "shards": str(self.link.shards or self.link.usual_shards),
             "nonce": secrets.token_hex(4)[:7],
             "tier_layers": layers.json(),
-            # Of the policies: grows with each change, and is larger than any that a namespace lost with its server has had.
+            # Of the policies: grows with each change, and is larger than any that a namespace lost
+            # with its server has had.
             "version": self.link.read(0, [("TIME",)])[0][0],
         }
         key = self.key(0, "settings")
         self.link.read(0, [("HSETNX", key, field, value) for field, value in values.items()])
         stored = self._settings()
         self.shards, self.nonce = int(stored[b"shards"]), stored[b"nonce"].decode()
-        default, tiers = records.rule_record(Resolved()), records.tiers_record(TierLayers.read(stored[b"tier_layers"]))
+        default, tiers = (
+            records.rule_record(Resolved()),
+            records.tiers_record(TierLayers.read(stored[b"tier_layers"])),
+        )
         for shard in range(self.shards):
-            counters = Counters(records.LAYOUT, self.nonce, self.shards, shard, version=int(stored[b"version"]))
-            self.link.read(shard, [
-                ("HSETNX", self.key(shard, "rules"), "", default), ("SET", self.key(shard, "tiers"), tiers, "NX"),
-                ("SET", self.key(shard, "shard"), records.counters_record(counters), "NX"),
-            ])  # fmt: skip
+            counters = Counters(
+                records.LAYOUT, self.nonce, self.shards, shard, version=int(stored[b"version"])
+            )
+            self.link.read(
+                shard,
+                [
+                    ("HSETNX", self.key(shard, "rules"), "", default),
+                    ("SET", self.key(shard, "tiers"), tiers, "NX"),
+                    ("SET", self.key(shard, "shard"), records.counters_record(counters), "NX"),
+                ],
+            )
         self.read(0, "HSETNX", "settings", "layout", str(records.LAYOUT))
         return self._settings()
 
     def _make_again(self, error: NamespaceGone) -> None:
-        """The server has lost everything: it keeps nothing over a restart. The policies at least are known here."""
+        """
+        The server has lost everything: it keeps nothing over a restart. The policies at least are
+        known here.
+        """
         for shard in range(self.shards):
-            self.read(shard, "GET", "shard")  # raises EngineCorrupt where a key of another program is in the way
+            self.read(
+                shard, "GET", "shard"
+            )  # raises EngineCorrupt where a key of another program is in the way
         if self.link.durability != "memory":
             raise error
-        log.warning("%s: the server has forgotten namespace %s and all its messages (was it restarted?); it is made again", self.link.name, self.name)
+        log.warning(
+            "%s: the server has forgotten namespace %s and all its messages (was it restarted?); it"
+            " is made again",
+            self.link.name,
+            self.name,
+        )
         rows = self.book.policies.stored_rows()
         self._make(Settings(), self.tier_layers)
         self.reload()
         if rows and not self.book.policies.stored_rows():
-            fields = [each for layer, pattern, fields in rows for each in (f"{layer}:{pattern}", json.dumps(fields))]
+            fields = [
+                each
+                for layer, pattern, fields in rows
+                for each in (f"{layer}:{pattern}", json.dumps(fields))
+            ]
             self.read(0, "HSET", "policies", *fields)
             self.book.forget_own()
             before = self.book.version
@@ -287,7 +359,15 @@ class Namespace:
 
     # Functions
 
-    def run(self, function: str, shard: int, now_us: int | None, *arguments: Any, durable: bool = False, repeatable: bool = False) -> Any:
+    def run(
+        self,
+        function: str,
+        shard: int,
+        now_us: int | None,
+        *arguments: Any,
+        durable: bool = False,
+        repeatable: bool = False,
+    ) -> Any:
         """Call a function on a shard."""
         now = b"" if now_us is None else now_us
         call = (shard, function, (now, self._tiers, *arguments))
@@ -299,15 +379,24 @@ class Namespace:
 
     def run_many(self, calls: list[tuple[int, str, tuple[Any, ...]]]) -> list[Any]:
         """Call functions on several shards, at the same time where these live on several nodes."""
-        return self.link.call_many([(shard, function, (b"", self._tiers, *arguments)) for shard, function, arguments in calls])
+        return self.link.call_many(
+            [
+                (shard, function, (b"", self._tiers, *arguments))
+                for shard, function, arguments in calls
+            ]
+        )
 
     def read(self, shard: int, command: str, key: str, *arguments: Any) -> Any:
         """A command on a key of a shard, which is named without its prefix."""
         return self.link.read(shard, [(command, self.key(shard, key), *arguments)])[0]
 
     def counters(self, shard: int) -> tuple[Counters, int]:
-        """A shard's counters, and what its server's clock says in microseconds. Raises NamespaceGone."""
-        stored, (seconds, micros) = self.link.read(shard, [("GET", self.key(shard, "shard")), ("TIME",)])
+        """
+        A shard's counters, and what its server's clock says in microseconds. Raises NamespaceGone.
+        """
+        stored, (seconds, micros) = self.link.read(
+            shard, [("GET", self.key(shard, "shard")), ("TIME",)]
+        )
         if stored is not None:
             return records.read_counters(stored), int(seconds) * SECOND + int(micros)
         try:  # this looks again where the shard may have moved, and says what is wrong
@@ -315,16 +404,24 @@ class Namespace:
         except NamespaceGone:
             if self.link.durability != "memory":
                 raise
-            empty = Counters(records.LAYOUT, self.nonce, self.shards, shard, version=self.book.version)
+            empty = Counters(
+                records.LAYOUT, self.nonce, self.shards, shard, version=self.book.version
+            )
             return empty, int(seconds) * SECOND + int(micros)
         return self.counters(shard)
 
     def read_many(self, shard: int, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Several."""
-        return self.link.read(shard, [(command, self.key(shard, key), *arguments) for command, key, *arguments in commands])
+        return self.link.read(
+            shard,
+            [(command, self.key(shard, key), *arguments) for command, key, *arguments in commands],
+        )
 
     def scan(self, shard: int, command: str, key: str) -> Iterator[tuple[bytes, bytes]]:
-        """All pairs of a hash (HSCAN) or sorted set (ZSCAN), page by page; one that changes meanwhile may be told twice."""
+        """
+        All pairs of a hash (HSCAN) or sorted set (ZSCAN), page by page; one that changes meanwhile
+        may be told twice.
+        """
         cursor = 0
         while True:
             cursor, page = self.read(shard, command, key, cursor, "COUNT", 500)
@@ -336,14 +433,19 @@ class Namespace:
     # Tiers
 
     def _know_tiers(self, stored: bytes) -> None:
-        """What the first shard has is what counts; every call brings it to the shard that it goes to."""
+        """
+        What the first shard has is what counts; every call brings it to the shard that it goes to.
+        """
         self.tier_layers = TierLayers.read(stored)
         self.tiers = self.tier_layers.in_force()
         self._tiers = records.tiers_record(self.tier_layers)
         self._tiers_stored = stored
 
     def _begin_layers(self) -> None:
-        """Of a namespace of before there were layers: what they were is the code's, and every shard knows it before anything changes."""
+        """
+        Of a namespace of before there were layers: what they were is the code's, and every shard
+        knows it before anything changes.
+        """
         for shard in range(self.shards):
             self.read(shard, "SET", "tiers", self._tiers, "NX")
         self.read(0, "HSETNX", "settings", "tier_layers", self.tier_layers.json())
@@ -356,7 +458,10 @@ class Namespace:
             self.book.set_tiers(self.tiers)
 
     def look_at_tiers(self) -> None:
-        """Once a second, of a namespace with several shards: one of them may not have been told of a change."""
+        """
+        Once a second, of a namespace with several shards: one of them may not have been told of a
+        change.
+        """
         now = time.monotonic()
         if self.shards > 1 and now >= self._look_again:
             self._look_again = now + TIERS_EVERY
@@ -364,10 +469,11 @@ class Namespace:
 
     def change_tiers(self, change: Callable[[TierLayers], TierLayers], now_us: int | None) -> bool:
         """
-        Change them on the first shard, then tell the others; whether anything changed. Again, where another process changed something meanwhile.
+        Change them on the first shard, then tell the others; whether anything changed. Again, where
+        another process changed something meanwhile.
 
-        Whoever ends in the middle leaves shards that have the shares of before, until a lease comes to them from
-        a process that knows the new ones: each learns of these within about a second.
+        Whoever ends in the middle leaves shards that have the shares of before, until a lease comes
+        to them from a process that knows the new ones: each learns of these within about a second.
         """
         while True:
             before, version = self.tier_layers, self.book.version
@@ -375,7 +481,20 @@ class Namespace:
             if after is before:
                 return False
             text, record = after.json(), records.tiers_record(after)
-            if self.run("tiers", 0, now_us, self._tiers_stored, text, record, version, version + 1, durable=True) != b"changed":
+            if (
+                self.run(
+                    "tiers",
+                    0,
+                    now_us,
+                    self._tiers_stored,
+                    text,
+                    record,
+                    version,
+                    version + 1,
+                    durable=True,
+                )
+                != b"changed"
+            ):
                 self.reload_tiers()
                 self.reload()
                 continue
@@ -384,14 +503,22 @@ class Namespace:
             self.book.version = version + 1
             for shard in range(1, self.shards):
                 known = version
-                while self.run("tiers", shard, now_us, b"", b"", record, known, version + 1, durable=True) != b"changed":
+                while (
+                    self.run(
+                        "tiers", shard, now_us, b"", b"", record, known, version + 1, durable=True
+                    )
+                    != b"changed"
+                ):
                     known = records.read_counters(self.read(shard, "GET", "shard")).version
                     self.agree(shard, known)
                     known = self.book.version
             return True
 
     def tier_named_by(self, tier: str) -> str | None:
-        """A policy that names the tier: of a pattern (these are in memory), or of topics of their own (each shard counts them)."""
+        """
+        A policy that names the tier: of a pattern (these are in memory), or of topics of their own
+        (each shard counts them).
+        """
         for _, pattern, fields in self.book.policies.stored_rows():
             if fields.get("tier") == tier:
                 return pattern
@@ -402,10 +529,19 @@ class Namespace:
         return None
 
     def _topic_with(self, shard: int, tier: str) -> str | None:
-        """A topic whose own policy names the tier, for people: looked for among the first ones only."""
+        """
+        A topic whose own policy names the tier, for people: looked for among the first ones only.
+        """
         _, entries = self.read(shard, "HSCAN", "own", 0, "COUNT", LOOKED_AT)
         layers = self.own_of([topic.decode() for topic in entries[::2]])
-        return next((topic for topic, own in layers.items() if any(fields.get("tier") == tier for fields in own.values())), None)
+        return next(
+            (
+                topic
+                for topic, own in layers.items()
+                if any(fields.get("tier") == tier for fields in own.values())
+            ),
+            None,
+        )
 
     # Policies
 
@@ -430,9 +566,21 @@ class Namespace:
         """Write all policies to a shard that is behind."""
         book = self.book.policies
         there = {pattern for _, pattern, _ in book.stored_rows()}
-        names = sorted(there | {name.decode() for name, _ in self.scan(shard, "HSCAN", "rules") if name})
-        rules = [records.rule_of(book, name, self.shards) if name in there else b"" for name in names]
-        arguments = (version, self.book.version, "*", records.pack([]), records.pack(names), records.exact_names(there), 0)
+        names = sorted(
+            there | {name.decode() for name, _ in self.scan(shard, "HSCAN", "rules") if name}
+        )
+        rules = [
+            records.rule_of(book, name, self.shards) if name in there else b"" for name in names
+        ]
+        arguments = (
+            version,
+            self.book.version,
+            "*",
+            records.pack([]),
+            records.pack(names),
+            records.exact_names(there),
+            0,
+        )
         self.run("policy", shard, None, *arguments, *rules, durable=True)
 
 
@@ -441,7 +589,10 @@ def _part(limit: int | None, parts: int) -> int | bytes:
 
 
 def _layer_and_pattern(field: str) -> tuple[str, str]:
-    """Of a field of the hash `policies`: `code:PATTERN`, `program:NAME:PATTERN`; a program's name has no colon."""
+    """
+    Of a field of the hash `policies`: `code:PATTERN`, `program:NAME:PATTERN`; a program's name has
+    no colon.
+    """
     if field.startswith(PROGRAM):
         name, _, pattern = field.removeprefix(PROGRAM).partition(":")
         return PROGRAM + name, pattern

@@ -1,9 +1,10 @@
 """
 Changing policies on the shards.
 
-Those of patterns are known to every client; a version tells who is behind. So are those of exact topics that decide on which shard a
-message is (they have partitions, or stand under a pattern that folds). Any other exact topic has an entry on its own shard,
-which only that shard's functions read: nobody is told, see `scripts/parts/rules.lua`.
+Those of patterns are known to every client; a version tells who is behind. So are those of exact
+topics that decide on which shard a message is (they have partitions, or stand under a pattern that
+folds). Any other exact topic has an entry on its own shard, which only that shard's functions read:
+nobody is told, see `scripts/parts/rules.lua`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ from laneway.engines.shared.naming import LANE_SHAPE
 from laneway.engines.shared.refusals import topic_in_use
 from laneway.engines.valkey import records
 from laneway.errors import TopicInUse
-from laneway.policy import PROGRAM, PolicyBook, change_layers, is_pattern, matches, sources, with_code
+from laneway.policy import (
+    PROGRAM,
+    PolicyBook,
+    change_layers,
+    is_pattern,
+    matches,
+    sources,
+    with_code,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -73,8 +82,14 @@ class Policies:
 
     def _meanings(self, shard: int, ids: dict[bytes, bytes]) -> list[tuple[str, Layers]]:
         wanted = list(dict.fromkeys(ids.values()))
-        stored = dict(zip(wanted, self._space.read(shard, "HMGET", "own_sets", *wanted), strict=True)) if wanted else {}
-        layers = {own: records.own_layers(record) for own, record in stored.items() if record is not None}
+        stored = (
+            dict(zip(wanted, self._space.read(shard, "HMGET", "own_sets", *wanted), strict=True))
+            if wanted
+            else {}
+        )
+        layers = {
+            own: records.own_layers(record) for own, record in stored.items() if record is not None
+        }
         return [(topic.decode(), layers[own]) for topic, own in ids.items() if own in layers]
 
     def _book(self) -> PolicyBook:
@@ -82,9 +97,12 @@ class Policies:
 
     # Changing
 
-    def change(self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    def change(
+        self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]
+    ) -> list[dict[str, Any]]:
         """
-        Set checked fields of patterns and topics; returns what each sets in the layer then. Raises BadPolicy before anything is changed.
+        Set checked fields of patterns and topics; returns what each sets in the layer then. Raises
+        BadPolicy before anything is changed.
 
         First the patterns, all together, then the topics.
         """
@@ -106,15 +124,22 @@ class Policies:
         return told
 
     def _check(self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """As far as it can be said before: what others change meanwhile is looked at again when it is written."""
+        """
+        As far as it can be said before: what others change meanwhile is looked at again when it is
+        written.
+        """
         if len(changes) == 1:
             return
         self._space.reload()
         book = _copy(self._book())
-        self._read = self._space.own_ids([name for name, _ in changes if not is_pattern(name) and not book.layers(name)])
+        self._read = self._space.own_ids(
+            [name for name, _ in changes if not is_pattern(name) and not book.layers(name)]
+        )
         own = {topic: layers for topic, (_, layers) in self._read.items()}
         version = self._space.book.version
-        known = [(name, fields) for name, fields in changes if is_pattern(name) or book.layers(name)]
+        known = [
+            (name, fields) for name, fields in changes if is_pattern(name) or book.layers(name)
+        ]
         for name, fields in known:
             book.put(layer, name, fields)
         for under in {under for name, _ in known for under in book.names_under(name)}:
@@ -138,7 +163,9 @@ class Policies:
 
     # Topics
 
-    def _change_topics(self, layer: str, changes: dict[str, tuple[int, dict[str, Any]]], told: list[dict[str, Any]]) -> None:
+    def _change_topics(
+        self, layer: str, changes: dict[str, tuple[int, dict[str, Any]]], told: list[dict[str, Any]]
+    ) -> None:
         left = dict(changes)
         while left:
             book, version = self._book(), self._space.book.version
@@ -154,7 +181,9 @@ class Policies:
                         break
                 else:
                     kind = (version, book.covering(topic), _dumps(layers))
-                    if layers != stood and kind not in self._checked:  # what stays is not refused for a pattern that has changed
+                    if (
+                        layers != stood and kind not in self._checked
+                    ):  # what stays is not refused for a pattern that has changed
                         book.check(topic, layers)
                         self._checked.add(kind)
                     entries[topic] = (before, layers)
@@ -164,12 +193,18 @@ class Policies:
                     del left[topic]
 
     def _read_once(self, topics: list[str]) -> dict[str, tuple[bytes, Layers]]:
-        """What has been read already is used once: where somebody has changed it since, it is read again."""
+        """
+        What has been read already is used once: where somebody has changed it since, it is read
+        again.
+        """
         known = {topic: self._read.pop(topic) for topic in topics if topic in self._read}
         return known | self._space.own_ids([topic for topic in topics if topic not in known])
 
     def write_own(self, entries: dict[str, tuple[bytes, Layers]], version: int) -> list[str]:
-        """Write topics' own (what each has had: its id, and what it gets); returns those that nobody else has changed meanwhile."""
+        """
+        Write topics' own (what each has had: its id, and what it gets); returns those that nobody
+        else has changed meanwhile.
+        """
         space = self._space
         written: list[str] = []
         by_shard: dict[int, list[str]] = {}
@@ -180,9 +215,16 @@ class Policies:
             for start in range(0, len(topics), AT_ONCE):
                 page = topics[start : start + AT_ONCE]
                 pairs = [_own_record(entries[topic][1], sets) for topic in page]
-                ids = [(topic, entries[topic][0].decode(), own.decode()) for topic, (own, _) in zip(page, pairs, strict=True)]
+                ids = [
+                    (topic, entries[topic][0].decode(), own.decode())
+                    for topic, (own, _) in zip(page, pairs, strict=True)
+                ]
                 stored = {own: record for own, record in pairs if own}
-                arguments = (records.pack(ids), records.pack([own.decode() for own in stored]), *stored.values())
+                arguments = (
+                    records.pack(ids),
+                    records.pack([own.decode() for own in stored]),
+                    *stored.values(),
+                )
                 answer = space.run("own", shard, self._now_us, version, *arguments, durable=True)
                 if answer and answer[0] == b"stale":
                     space.agree(shard, answer[1])
@@ -196,8 +238,13 @@ class Policies:
 
     # What every client knows
 
-    def _change_known(self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
-        """Of patterns, or of one topic, in one step. Again, where another process has changed something meanwhile."""
+    def _change_known(
+        self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """
+        Of patterns, or of one topic, in one step. Again, where another process has changed
+        something meanwhile.
+        """
         space = self._space
         names = list(dict(changes))
         topic = None if is_pattern(names[0]) else names[0]
@@ -208,14 +255,23 @@ class Policies:
             demoted = self._leave(after, topic) if topic is not None else None
             if after.stored_rows() == before.stored_rows() and demoted is None:
                 break
-            under = sorted({name for each in names for name in after.names_under(each)} | own.keys())
+            under = sorted(
+                {name for each in names for name in after.names_under(each)} | own.keys()
+            )
             for each in under:
                 if is_pattern(each) or each == topic:
                     after.check(each)
             if topic is not None and demoted is not None:
                 self._write_demoted(topic, demoted, version)
             try:
-                if not self._write(names, version, _fields(before, after), after, under, moves=topic is not None or _moves(changes)):
+                if not self._write(
+                    names,
+                    version,
+                    _fields(before, after),
+                    after,
+                    under,
+                    moves=topic is not None or _moves(changes),
+                ):
                     continue
             except BaseException:
                 if topic is not None and demoted is not None:
@@ -235,7 +291,9 @@ class Policies:
         own: dict[str, tuple[bytes, Layers]] = {}
         if not is_pattern(name):
             if not before.layers(name):
-                own = {topic: entry for topic, entry in self._space.own_ids([name]).items() if entry[1]}
+                own = {
+                    topic: entry for topic, entry in self._space.own_ids([name]).items() if entry[1]
+                }
         elif _moves(changes):
             for each, fields in changes:
                 after.put(layer, each, fields)
@@ -272,12 +330,23 @@ class Policies:
             for start in range(0, len(names), AT_ONCE):
                 yield from self._space.own_ids(names[start : start + AT_ONCE]).items()
 
-    def _write(self, changed: Sequence[str], version: int, fields: list[str], book: PolicyBook, names: list[str], *, moves: bool) -> bool:
+    def _write(
+        self,
+        changed: Sequence[str],
+        version: int,
+        fields: list[str],
+        book: PolicyBook,
+        names: list[str],
+        *,
+        moves: bool,
+    ) -> bool:
         """Tell the first shard, then the others; False if somebody was faster."""
         space = self._space
         there = {name for _, name, _ in book.stored_rows()}
         exact = records.exact_names(there)
-        rules = [records.rule_of(book, name, space.shards) if name in there else b"" for name in names]
+        rules = [
+            records.rule_of(book, name, space.shards) if name in there else b"" for name in names
+        ]
         swept = changed[0] if len(changed) == 1 else "*"
         for shard in range(space.shards):
             own = records.pack(fields if shard == 0 else [])
@@ -302,13 +371,21 @@ class Policies:
             before, version = self._book(), space.book.version
             after, entries = _copy(before), {}
             for name, layers in _rows(before).items():
-                of_before = with_code({PROGRAM: layers["code"], **sources(layers)}) if PROGRAM not in layers and "code" in layers else layers
+                of_before = (
+                    with_code({PROGRAM: layers["code"], **sources(layers)})
+                    if PROGRAM not in layers and "code" in layers
+                    else layers
+                )
                 is_own = not is_pattern(name) and not self._is_known(before, name, layers)
                 after.add(name, {} if is_own else of_before)
                 if is_own:
                     entries[name] = (b"", of_before)
-            self.write_own(entries, version)  # one that has been written before, and perhaps changed since, stays
-            if self._write(["*"], version, _fields(before, after), after, sorted(_rows(before)), moves=False):
+            self.write_own(
+                entries, version
+            )  # one that has been written before, and perhaps changed since, stays
+            if self._write(
+                ["*"], version, _fields(before, after), after, sorted(_rows(before)), moves=False
+            ):
                 space.book.load(version + 1, after.stored_rows())
                 return
 
@@ -343,11 +420,16 @@ def _moves(changes: Sequence[tuple[str, dict[str, Any]]]) -> bool:
 
 
 def _fields(before: PolicyBook, after: PolicyBook) -> list[str]:
-    """What changes in the hash `policies`: its fields and what they hold then, "" for one that goes."""
+    """
+    What changes in the hash `policies`: its fields and what they hold then, "" for one that goes.
+    """
     old = {(layer, name): fields for layer, name, fields in before.stored_rows()}
     new = {(layer, name): fields for layer, name, fields in after.stored_rows()}
     found: list[str] = []
     for layer, name in sorted(old.keys() | new.keys()):
         if old.get((layer, name)) != new.get((layer, name)):
-            found += (f"{layer}:{name}", json.dumps(new[layer, name]) if (layer, name) in new else "")
+            found += (
+                f"{layer}:{name}",
+                json.dumps(new[layer, name]) if (layer, name) in new else "",
+            )
     return found

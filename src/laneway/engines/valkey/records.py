@@ -1,4 +1,6 @@
-"""How what the scripts keep and answer looks from here; the other half of each is in `scripts/parts/`."""
+"""
+How what the scripts keep and answer looks from here; the other half of each is in `scripts/parts/`.
+"""
 
 from __future__ import annotations
 
@@ -44,24 +46,52 @@ def unpack_values(stored: bytes, count: int) -> list[Any]:
 
 def rule_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()) -> bytes:
     """
-    What holds for a topic, as `rules.lua` reads it. A topic whose partitions live on several shards has a part of its backlog limit on each.
+    What holds for a topic, as `rules.lua` reads it. A topic whose partitions live on several shards
+    has a part of its backlog limit on each.
 
-    `by_operator`: the fields that an operator has set: the code's own of a topic do not count beside them.
+    `by_operator`: the fields that an operator has set: the code's own of a topic do not count
+    beside them.
     """
     set_burst = policy.lane_burst if policy.burst is not None and policy.rate is not None else False
     auto_burst = policy.lane_burst if policy.burst is None and policy.rate is not None else False
     spread = min(policy.partitions, shards)
     backoff = policy.backoff
     return pack_values(
-        policy.lane_rate if policy.rate is not None else False, policy.lane_burst, policy.lane_concurrency or False, policy.weight,
+        policy.lane_rate if policy.rate is not None else False,
+        policy.lane_burst,
+        policy.lane_concurrency or False,
+        policy.weight,
         policy.tier if policy.names_tier else False,
-        policy.pool, policy.lease, policy.retries, [backoff.base, backoff.factor, backoff.cap, backoff.jitter], policy.ttl or False,
-        policy.on_expiry == "drop", policy.dead_ttl, policy.serial or False, policy.gate or False, policy.merge or False, policy.merge_limit,
-        policy.window or False, policy.debounce, policy.max_wait or False, policy.edge == "leading", policy.dedupe or False,
-        _part(policy.max_backlog, spread), _part(policy.max_backlog_bytes, spread), policy.on_full, policy.partitions, policy.buckets or False,
-        policy.buckets_pattern or False, policy.delivery == "at_most_once", policy.paused, policy.limited, policy.on_unhandled or False,
-        set_burst, auto_burst, {name: True for field in by_operator for name in _IN_LUA.get(field, (field,))},
-    )  # fmt: skip
+        policy.pool,
+        policy.lease,
+        policy.retries,
+        [backoff.base, backoff.factor, backoff.cap, backoff.jitter],
+        policy.ttl or False,
+        policy.on_expiry == "drop",
+        policy.dead_ttl,
+        policy.serial or False,
+        policy.gate or False,
+        policy.merge or False,
+        policy.merge_limit,
+        policy.window or False,
+        policy.debounce,
+        policy.max_wait or False,
+        policy.edge == "leading",
+        policy.dedupe or False,
+        _part(policy.max_backlog, spread),
+        _part(policy.max_backlog_bytes, spread),
+        policy.on_full,
+        policy.partitions,
+        policy.buckets or False,
+        policy.buckets_pattern or False,
+        policy.delivery == "at_most_once",
+        policy.paused,
+        policy.limited,
+        policy.on_unhandled or False,
+        set_burst,
+        auto_burst,
+        {name: True for field in by_operator for name in _IN_LUA.get(field, (field,))},
+    )
 
 
 def rule_of(book: PolicyBook, name: str, shards: int) -> bytes:
@@ -76,9 +106,14 @@ def exact_names(patterns: Iterable[str]) -> int:
 
 
 _IN_LUA = {
-    "rate": ("rate", "auto_burst"), "burst": ("set_burst",), "on_expiry": ("drop_expired",), "edge": ("leading",),
-    "max_backlog": ("max_backlog", "max_backlog_bytes"), "delivery": ("at_most_once",), "max_body": (),
-}  # fmt: skip
+    "rate": ("rate", "auto_burst"),
+    "burst": ("set_burst",),
+    "on_expiry": ("drop_expired",),
+    "edge": ("leading",),
+    "max_backlog": ("max_backlog", "max_backlog_bytes"),
+    "delivery": ("at_most_once",),
+    "max_body": (),
+}
 """What fields are called in `rules.lua`, where not the same."""
 
 KNOWN_TO_CLIENTS = frozenset(("max_body", "ttl", "serial", "merge", "max_backlog"))
@@ -86,10 +121,18 @@ KNOWN_TO_CLIENTS = frozenset(("max_body", "ttl", "serial", "merge", "max_backlog
 
 
 def own_record(layers: Layers) -> tuple[bytes, bytes]:
-    """What a topic sets of its own, as `rules.lua` reads it, behind it as people read it; and the id of that: the same for equal sets."""
+    """
+    What a topic sets of its own, as `rules.lua` reads it, behind it as people read it; and the id
+    of that: the same for equal sets.
+    """
     is_marked = any(not KNOWN_TO_CLIENTS.isdisjoint(fields) for fields in layers.values())
     text = msgspec.json.encode(layers, order="sorted").decode()
-    record = pack_values(is_marked, _own_fields(layers.get("code", {})), _own_fields(layers.get("operator", {})), text)
+    record = pack_values(
+        is_marked,
+        _own_fields(layers.get("code", {})),
+        _own_fields(layers.get("operator", {})),
+        text,
+    )
     return base64.b85encode(hashlib.blake2b(record, digest_size=8).digest()), record
 
 
@@ -107,7 +150,9 @@ def own_layers(record: bytes) -> Layers:
 def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields in Lua's names and units."""
     values = engine_values(fields)
-    found: dict[str, Any] = {field: value for field, value in values.items() if field not in _IN_LUA}
+    found: dict[str, Any] = {
+        field: value for field, value in values.items() if field not in _IN_LUA
+    }
     if "rate" in values:
         found["rate"] = values["rate"]
         found["auto_burst"] = Resolved(rate=values["rate"]).lane_burst
@@ -133,14 +178,28 @@ def _part(limit: int | None, parts: int) -> int | bool:
 
 
 def tiers_record(layers: TierLayers) -> bytes:
-    """The tiers in force, as `shard.lua` reads them: their version, the default, and name, share and whether it is fair by time of each."""
+    """
+    The tiers in force, as `shard.lua` reads them: their version, the default, and name, share and
+    whether it is fair by time of each.
+    """
     tiers = layers.in_force()
-    return layers.version.to_bytes(7) + _pack([tiers.default, [[name, tier.share, tier.fair_by == "time"] for name, tier in tiers.items()]])
+    return layers.version.to_bytes(7) + _pack(
+        [
+            tiers.default,
+            [[name, tier.share, tier.fair_by == "time"] for name, tier in tiers.items()],
+        ]
+    )
 
 
 def gate_record(gate: Gate) -> bytes:
     """The limits of a gate."""
-    return _pack([gate.rate if gate.rate is not None else False, gate.burst or False, gate.concurrency or False])
+    return _pack(
+        [
+            gate.rate if gate.rate is not None else False,
+            gate.burst or False,
+            gate.concurrency or False,
+        ]
+    )
 
 
 if FOREVER != -1:
@@ -156,16 +215,42 @@ def plain_head(topic: str) -> bytes:
 
 
 def plain_record(draft: Draft) -> bytes:
-    """A message that nothing but its body, key, id and headers make special: the record, but for the time, which the script fills in."""
+    """
+    A message that nothing but its body, key, id and headers make special: the record, but for the
+    time, which the script fills in.
+    """
     meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky])
     return (b"p" if draft.sticky else b"P") + struct.pack(">H", len(meta)) + meta + draft.body
 
 
-def draft_record(draft: Draft, rank: int, ttl: int | None, mkey: bytes | None, made_mid: int | None, spread: int | None) -> bytes:
+def draft_record(
+    draft: Draft,
+    rank: int,
+    ttl: int | None,
+    mkey: bytes | None,
+    made_mid: int | None,
+    spread: int | None,
+) -> bytes:
     """Any other message, as `putting.lua` decodes it."""
     key = mkey.hex() if mkey is not None else None
-    meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky, rank, max(draft.delay_us, 0), draft.at_us, ttl, key,
-                  made_mid, spread, draft.signal, draft.own])  # fmt: skip
+    meta = _pack(
+        [
+            draft.topic,
+            draft.key,
+            draft.id,
+            draft.headers or None,
+            draft.sticky,
+            rank,
+            max(draft.delay_us, 0),
+            draft.at_us,
+            ttl,
+            key,
+            made_mid,
+            spread,
+            draft.signal,
+            draft.own,
+        ]
+    )
     return struct.pack(">H", len(meta)) + meta + draft.body
 
 
@@ -233,8 +318,19 @@ def read_record(mid: int, stored: bytes) -> Record:
         return record
     published, end = int.from_bytes(stored[-7:]), 3 + int.from_bytes(stored[1:3])
     topic, key, own_id, headers, sticky = _PLAIN.decode(stored[3:end])
-    return Record(topic=topic, lane=topic, seq=mid, since=published, published=published, key=key, id=own_id, headers=headers, sticky=sticky,
-                  body=stored[end:-7], mid=mid)  # fmt: skip
+    return Record(
+        topic=topic,
+        lane=topic,
+        seq=mid,
+        since=published,
+        published=published,
+        key=key,
+        id=own_id,
+        headers=headers,
+        sticky=sticky,
+        body=stored[end:-7],
+        mid=mid,
+    )
 
 
 def since_of(stored: bytes) -> int:
@@ -243,8 +339,14 @@ def since_of(stored: bytes) -> int:
 
 
 def leases_of(
-    found: Sequence[Any], runs: Sequence[int], bodies: Sequence[Any], fence: int, nonce: str, shards: int, shard: int
-) -> list[Lease]:  # fmt: skip
+    found: Sequence[Any],
+    runs: Sequence[int],
+    bodies: Sequence[Any],
+    fence: int,
+    nonce: str,
+    shards: int,
+    shard: int,
+) -> list[Lease]:
     """The deliveries that the script answered; see `serving.lua` for what it tells of them."""
     leases: list[Lease] = []
     more = dict(zip(bodies[::2], bodies[1::2], strict=True)) if bodies else {}
@@ -255,15 +357,40 @@ def leases_of(
         for mid, stored in itertools.islice(pairs, count):
             handle = mid * shards + shard
             if stored[0] == _RICH:
-                leases.append(_lease_of(handle, number, nonce, deadline, stored, more.get(len(leases)), limited=limited))
+                leases.append(
+                    _lease_of(
+                        handle,
+                        number,
+                        nonce,
+                        deadline,
+                        stored,
+                        more.get(len(leases)),
+                        limited=limited,
+                    )
+                )
             else:
                 end = 3 + (stored[1] << 8 | stored[2])
                 meta = stored[3:end]
                 topic, key, own_id, headers = _plain_of_late.get(meta) or _plain_meta(meta)
                 leases.append(
-                    Lease(handle, number, own_id or f"{nonce}-{handle:x}", topic, stored[end:-7], deadline, 1, 1, key, 0, headers,
-                          int.from_bytes(stored[-7:]), False, None, limited)
-                )  # fmt: skip
+                    Lease(
+                        handle,
+                        number,
+                        own_id or f"{nonce}-{handle:x}",
+                        topic,
+                        stored[end:-7],
+                        deadline,
+                        1,
+                        1,
+                        key,
+                        0,
+                        headers,
+                        int.from_bytes(stored[-7:]),
+                        False,
+                        None,
+                        limited,
+                    )
+                )
             number += shards
     return leases
 
@@ -288,14 +415,31 @@ def _plain_meta(meta: bytes) -> _PlainMeta:
     return found
 
 
-def _lease_of(handle: int, fence: int, nonce: str, deadline: int, stored: bytes, bodies: Any, *, limited: bool) -> Lease:
-    """Of a message that is not plain. `bodies`: those behind the first, None where it does not collect."""
+def _lease_of(
+    handle: int, fence: int, nonce: str, deadline: int, stored: bytes, bodies: Any, *, limited: bool
+) -> Lease:
+    """
+    Of a message that is not plain. `bodies`: those behind the first, None where it does not
+    collect.
+    """
     record = read_record(0, stored)
     return Lease(
-        handle, fence, record.id or f"{nonce}-{handle:x}", record.topic, record.body, deadline, record.attempts + 1, record.deliveries + 1,  # type: ignore[arg-type]
-        record.key or None, record.priority, record.headers or None, record.published, record.suspect,  # type: ignore[arg-type]
-        [record.body, *bodies] if bodies is not None else None, limited,
-    )  # fmt: skip
+        handle,
+        fence,
+        record.id or f"{nonce}-{handle:x}",  # type: ignore[arg-type]
+        record.topic,
+        record.body,
+        deadline,
+        record.attempts + 1,
+        record.deliveries + 1,
+        record.key or None,  # type: ignore[arg-type]
+        record.priority,
+        record.headers or None,  # type: ignore[arg-type]
+        record.published,
+        record.suspect,
+        [record.body, *bodies] if bodies is not None else None,
+        limited,
+    )
 
 
 # Leases, lanes, gates
@@ -389,12 +533,21 @@ def read_lane(name: str, stored: bytes) -> Lane:
     latest, rest = _counted(stored, _LANE_HEAD.size)
     gate, at = _counted(stored, rest + _LANE_TAIL.size)
     rare = _unpack(stored[at:]) if at < len(stored) else ()
-    values: tuple[Any, ...] = (*_LANE_HEAD.unpack_from(stored), latest, *_LANE_TAIL.unpack_from(stored, rest), gate.decode(), name, *rare)
+    values: tuple[Any, ...] = (
+        *_LANE_HEAD.unpack_from(stored),
+        latest,
+        *_LANE_TAIL.unpack_from(stored, rest),
+        gate.decode(),
+        name,
+        *rare,
+    )
     return Lane(*values)
 
 
 def _counted(stored: bytes, at: int) -> tuple[bytes, int]:
-    """Bytes behind their number, as `struct.pack("I2c0")` of Lua writes them; and where they end."""
+    """
+    Bytes behind their number, as `struct.pack("I2c0")` of Lua writes them; and where they end.
+    """
     begins = at + 2
     ends = begins + int.from_bytes(stored[at:begins], "little")
     return stored[begins:ends], ends
@@ -406,7 +559,10 @@ def read_held(stored: bytes) -> Held:
 
 
 class GateRecord(msgspec.Struct, array_like=True):
-    """A gate on a shard; each layer is [rate or False, burst or False, concurrency or False]. Field order is that of `gates.lua`."""
+    """
+    A gate on a shard; each layer is [rate or False, burst or False, concurrency or False]. Field
+    order is that of `gates.lua`.
+    """
 
     code: Any
     operator: Any
@@ -434,7 +590,11 @@ class GateRecord(msgspec.Struct, array_like=True):
 def gate_of(limits: Sequence[Any]) -> Gate:
     """The gate of a layer."""
     rate, burst, concurrency = limits
-    return Gate(rate or None, burst if rate and burst is not False else None, concurrency if concurrency is not False else None)
+    return Gate(
+        rate or None,
+        burst if rate and burst is not False else None,
+        concurrency if concurrency is not False else None,
+    )
 
 
 _GATE = msgspec.msgpack.Decoder(GateRecord)

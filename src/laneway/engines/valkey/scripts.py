@@ -1,11 +1,13 @@
 """
-The Lua of this engine, read once from `scripts/`: one library of server functions, which the server runs through when it is loaded and keeps from
-then on, over restarts and on its replicas.
+The Lua of this engine, read once from `scripts/`: one library of server functions, which the server
+runs through when it is loaded and keeps from then on, over restarts and on its replicas.
 
-`parts/*.lua` are what the functions are made of, `*.lua` the functions themselves, each the text of one: what a part calls `local` is there for
-all that follow. A first line `--@ allow-oom` gives the server's own flags (allow-oom: what empties queues is done also where memory has run out).
+`parts/*.lua` are what the functions are made of, `*.lua` the functions themselves, each the text of
+one: what a part calls `local` is there for all that follow. A first line `--@ allow-oom` gives the
+server's own flags (allow-oom: what empties queues is done also where memory has run out).
 
-The library's name has its fingerprint in it: programs with different versions of it share a server without meeting.
+The library's name has its fingerprint in it: programs with different versions of it share a server
+without meeting.
 """
 
 from __future__ import annotations
@@ -83,12 +85,18 @@ def _read(path: str) -> str:
 
 def _function(name: str) -> str:
     text = _read(f"{name}.lua")
-    flags = ", ".join(f"'{flag}'" for flag in text.split("\n", 1)[0][4:].split()) if text.startswith("--@ ") else ""
+    flags = (
+        ", ".join(f"'{flag}'" for flag in text.split("\n", 1)[0][4:].split())
+        if text.startswith("--@ ")
+        else ""
+    )
     return f"offer('{name}', {{ {flags} }}, function()\n{text}end)\n"
 
 
 def _assemble() -> tuple[str, bytes]:
-    code = _COMMENT.sub("", "".join([*(_read(f"parts/{part}.lua") for part in PARTS), *map(_function, FUNCTIONS)]))
+    code = _COMMENT.sub(
+        "", "".join([*(_read(f"parts/{part}.lua") for part in PARTS), *map(_function, FUNCTIONS)])
+    )
     name = f"laneway_{hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:12]}"
     return name, f"#!lua name={name}\nlocal LIBRARY = '{name}'\n{code}".encode()
 

@@ -1,4 +1,7 @@
-"""Reading for people: topics, messages, cursors, gates. What is read is not one moment's; nothing here holds up those who work."""
+"""
+Reading for people: topics, messages, cursors, gates. What is read is not one moment's; nothing here
+holds up those who work.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,21 @@ from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
 from laneway.engines.shared import fairness, size_classes
 from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
 from laneway.engines.valkey import records
-from laneway.engines.valkey.records import ASLEEP, AT_GATE, DEAD, DELAYED, FULL, IDLE, PARKED, PAUSED, RUNNABLE, Counters, Held, Lane, Record
+from laneway.engines.valkey.records import (
+    ASLEEP,
+    AT_GATE,
+    DEAD,
+    DELAYED,
+    FULL,
+    IDLE,
+    PARKED,
+    PAUSED,
+    RUNNABLE,
+    Counters,
+    Held,
+    Lane,
+    Record,
+)
 from laneway.policy import is_pattern
 
 if TYPE_CHECKING:
@@ -26,18 +43,40 @@ COUNTED = 1000
 PAGE = 200
 LAST_NAME = b"\xf4\x8f\xbf\xbf"
 
-_PLACES = {IDLE: "idle", RUNNABLE: "runnable", ASLEEP: "asleep", AT_GATE: "at_gate", FULL: "full", PAUSED: "paused"}
+_PLACES = {
+    IDLE: "idle",
+    RUNNABLE: "runnable",
+    ASLEEP: "asleep",
+    AT_GATE: "at_gate",
+    FULL: "full",
+    PAUSED: "paused",
+}
 _STATES = {DELAYED: "delayed", PARKED: "parked", DEAD: "dead"}
-_SUMMED = ("ready", "delayed", "parked", "leased", "bytes", "published", "delivered", "done", "retried", "died", "merged", "expired",
-           "removed")  # fmt: skip
+_SUMMED = (
+    "ready",
+    "delayed",
+    "parked",
+    "leased",
+    "bytes",
+    "published",
+    "delivered",
+    "done",
+    "retried",
+    "died",
+    "merged",
+    "expired",
+    "removed",
+)
 _RANK_ZERO = 512
 
 
 class View:
     """
-    What one question needs: the policies, and each shard's counters and time as they were when it was asked.
+    What one question needs: the policies, and each shard's counters and time as they were when it
+    was asked.
 
-    `times`: of each shard, which never go back; `clocks`: what the servers' clocks say. This machine's clock counts for nothing.
+    `times`: of each shard, which never go back; `clocks`: what the servers' clocks say. This
+    machine's clock counts for nothing.
     """
 
     def __init__(self, space: Namespace, now_us: int | None) -> None:
@@ -51,7 +90,10 @@ class View:
             self.clocks.append(clock if now_us is None else now_us)
         if self.counters[0].version != space.book.version:
             space.reload()
-        self.times = [max(counters.now, clock) for counters, clock in zip(self.counters, self.clocks, strict=True)]
+        self.times = [
+            max(counters.now, clock)
+            for counters, clock in zip(self.counters, self.clocks, strict=True)
+        ]
         self.now = max(self.times)
 
     def policy(self, topic: str) -> Resolved:
@@ -67,18 +109,29 @@ class View:
         space = self.space
         book = space.book.policies
         wanted = [topic for topic in dict.fromkeys(topics) if topic not in self._policies]
-        asked = [topic for topic in wanted if not is_pattern(topic) and self.counters[space.home(topic)].own and not book.layers(topic)]
+        asked = [
+            topic
+            for topic in wanted
+            if not is_pattern(topic)
+            and self.counters[space.home(topic)].own
+            and not book.layers(topic)
+        ]
         own = space.own_of(asked)
         for topic in wanted:
             layers = own.get(topic)
-            self._policies[topic] = book.resolve_own(topic, layers) if layers else book.resolve(topic)
+            self._policies[topic] = (
+                book.resolve_own(topic, layers) if layers else book.resolve(topic)
+            )
 
 
 # Reading together
 
 Command = tuple[Any, ...]
 Reads = Generator[list[Command], list[Any], T]
-"""What reads in steps: it yields the commands of a step, is sent their answers, and returns what it found."""
+"""
+What reads in steps: it yields the commands of a step, is sent their answers, and returns what it
+found.
+"""
 
 
 def together(view: View, works: Sequence[tuple[int, Reads[T]]]) -> list[T]:
@@ -95,7 +148,11 @@ def together(view: View, works: Sequence[tuple[int, Reads[T]]]) -> list[T]:
                 found[n] = end.value
         answers = {}
         for shard, asked in wanted.items():
-            read = iter(_read_merged(view, shard, [command for _, commands in asked for command in commands]))
+            read = iter(
+                _read_merged(
+                    view, shard, [command for _, commands in asked for command in commands]
+                )
+            )
             answers |= {n: [next(read) for _ in commands] for n, commands in asked}
     return [found[n] for n in range(len(works))]
 
@@ -107,9 +164,16 @@ def _read_merged(view: View, shard: int, commands: Sequence[Command]) -> list[An
         if name == "HMGET":
             merged.setdefault(key, []).extend(fields)
     others = [command for command in commands if command[0] != "HMGET"]
-    read = iter(view.space.read_many(shard, [*(("HMGET", key, *fields) for key, fields in merged.items()), *others]))
+    read = iter(
+        view.space.read_many(
+            shard, [*(("HMGET", key, *fields) for key, fields in merged.items()), *others]
+        )
+    )
     pages = {key: iter(next(read)) for key in merged}
-    return [[next(pages[key]) for _ in fields] if name == "HMGET" else next(read) for name, key, *fields in commands]
+    return [
+        [next(pages[key]) for _ in fields] if name == "HMGET" else next(read)
+        for name, key, *fields in commands
+    ]
 
 
 # Lanes
@@ -131,7 +195,10 @@ def lanes_of_many(view: View, topics: Sequence[str]) -> dict[str, list[tuple[int
     view.load_policies(topics)
     for topic in topics:
         policy = view.policy(topic)
-        wanted += [(topic, view.space.shard_of(topic, part), lane_name(policy, topic, None, part)[0]) for part in range(policy.partitions)]
+        wanted += [
+            (topic, view.space.shard_of(topic, part), lane_name(policy, topic, None, part)[0])
+            for part in range(policy.partitions)
+        ]
     found: dict[str, list[tuple[int, Lane]]] = {topic: [] for topic in topics}
     stored = read_stored(view, [(shard, name) for _, shard, name in wanted])
     for (topic, shard, name), each in zip(wanted, stored, strict=True):
@@ -145,7 +212,10 @@ def read_stored(view: View, wanted: Sequence[tuple[int, str]]) -> list[bytes | N
     names: dict[int, list[str]] = {}
     for shard, name in wanted:
         names.setdefault(shard, []).append(name)
-    read = {shard: iter(view.space.read(shard, "HMGET", "lanes", *those)) for shard, those in names.items()}
+    read = {
+        shard: iter(view.space.read(shard, "HMGET", "lanes", *those))
+        for shard, those in names.items()
+    }
     return [next(read[shard]) for shard, _ in wanted]
 
 
@@ -175,7 +245,10 @@ def held_in(view: View, shard: int) -> Iterator[tuple[int, Held]]:
 
 def _rank_heads(name: str, prefix: bytes = b"") -> Reads[list[bytes]]:
     """What members begin with, up to their rank, by skipping from one to the next."""
-    after, before = (b"[" + prefix if prefix else b"-"), (b"(" + prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"+")
+    after, before = (
+        (b"[" + prefix if prefix else b"-"),
+        (b"(" + prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"+"),
+    )
     heads = []
     while page := (yield [("ZRANGE", name, after, before, "BYLEX", "LIMIT", 0, 1)])[0]:
         heads.append(page[0][: len(prefix) + 2])
@@ -206,7 +279,11 @@ def _mids(members: Iterable[bytes]) -> list[int]:
 
 def plain_mids(view: View, shard: int, lane: Lane, most: int) -> list[int]:
     """The numbers of a lane's first plain messages."""
-    found = [int(mid) for mid in view.space.read(shard, "LRANGE", f"q:{lane.number}", 0, most - 1)] if lane.listed and most else []
+    found = (
+        [int(mid) for mid in view.space.read(shard, "LRANGE", f"q:{lane.number}", 0, most - 1)]
+        if lane.listed and most
+        else []
+    )
     return (found + lane.latest_plain)[:most]
 
 
@@ -214,7 +291,11 @@ def read_records(view: View, shard: int, mids: Sequence[int]) -> list[Record]:
     if not mids:
         return []
     stored = view.space.read(shard, "HMGET", "m", *mids)
-    return [records.read_record(mid, each) for mid, each in zip(mids, stored, strict=True) if each is not None]
+    return [
+        records.read_record(mid, each)
+        for mid, each in zip(mids, stored, strict=True)
+        if each is not None
+    ]
 
 
 def _in_order(record: Record) -> tuple[int, int, int]:
@@ -227,13 +308,23 @@ def _by_age(record: Record) -> tuple[int, int]:
 
 def ready_in(view: View, shard: int, lane: Lane, most: int) -> list[Record]:
     """The first of a lane, in its order."""
-    sorted_ = _mids(view.space.read(shard, "ZRANGE", f"z:{lane.number}", 0, most - 1)) if lane.sorted else []
-    return sorted(read_records(view, shard, [*plain_mids(view, shard, lane, most), *sorted_]), key=_in_order)[:most]
+    sorted_ = (
+        _mids(view.space.read(shard, "ZRANGE", f"z:{lane.number}", 0, most - 1))
+        if lane.sorted
+        else []
+    )
+    return sorted(
+        read_records(view, shard, [*plain_mids(view, shard, lane, most), *sorted_]), key=_in_order
+    )[:most]
 
 
 def _aside(view: View, shard: int, name: str, state: bytes, most: int) -> list[Record]:
     """The oldest of those that are delayed or parked: members are sorted by rank first."""
-    members = [member for head in _ranks(view, shard, name, state) for member in _under(view, shard, name, head, 0, most)]
+    members = [
+        member
+        for head in _ranks(view, shard, name, state)
+        for member in _under(view, shard, name, head, 0, most)
+    ]
     return sorted(read_records(view, shard, _mids(members)), key=_by_age)[:most]
 
 
@@ -252,7 +343,10 @@ def oldest_in(lane: Lane) -> Reads[int | None]:
 
 
 def oldest_of(view: View, lanes: Sequence[tuple[int, Lane]]) -> list[int | None]:
-    """The same of many: most lanes say themselves which message is their first, and these are read by one command."""
+    """
+    The same of many: most lanes say themselves which message is their first, and these are read by
+    one command.
+    """
     found: list[int | None] = [None] * len(lanes)
     known: dict[int, dict[int, int]] = {}
     others: list[tuple[int, int, Lane]] = []
@@ -262,9 +356,13 @@ def oldest_of(view: View, lanes: Sequence[tuple[int, Lane]]) -> list[int | None]
         elif lane.ready and (first := lane.first_of_latest) is not None:
             known.setdefault(shard, {})[n] = first
     for shard, mids in known.items():
-        for n, stored in zip(mids, view.space.read(shard, "HMGET", "m", *mids.values()), strict=True):
+        for n, stored in zip(
+            mids, view.space.read(shard, "HMGET", "m", *mids.values()), strict=True
+        ):
             found[n] = records.since_of(stored) if stored is not None else None
-    for (n, _, _), since in zip(others, together(view, [(shard, oldest_in(lane)) for _, shard, lane in others]), strict=True):
+    for (n, _, _), since in zip(
+        others, together(view, [(shard, oldest_in(lane)) for _, shard, lane in others]), strict=True
+    ):
         found[n] = since
     return found
 
@@ -278,7 +376,10 @@ def _sinces(mids: Sequence[int]) -> Reads[list[int]]:
 
 
 def _oldest(name: str, prefix: bytes) -> Reads[list[int]]:
-    """Of each rank; those that go to the front are not in the order of their age, and of so many the first count."""
+    """
+    Of each rank; those that go to the front are not in the order of their age, and of so many the
+    first count.
+    """
     heads = yield from _rank_heads(name, prefix)
     if not heads:
         return []
@@ -303,16 +404,36 @@ def many_stats(view: View, topics: Sequence[str]) -> list[TopicStats]:
     """Several topics, in a few round trips together."""
     space = view.space
     lanes = lanes_of_many(view, topics)
-    letters = [(shard, _number(("ZCARD", f"dead:{topic}")), topic) for topic in topics for shard in space.shards_of(topic)]
+    letters = [
+        (shard, _number(("ZCARD", f"dead:{topic}")), topic)
+        for topic in topics
+        for shard in space.shards_of(topic)
+    ]
     dead = dict.fromkeys(topics, 0)
-    for (_, _, topic), count in zip(letters, together(view, [(shard, work) for shard, work, _ in letters]), strict=True):
+    for (_, _, topic), count in zip(
+        letters, together(view, [(shard, work) for shard, work, _ in letters]), strict=True
+    ):
         dead[topic] += count
     found = {topic: _begun(view, topic, lanes[topic], dead[topic]) for topic in topics}
-    own = [(found[topic], shard, lane) for topic in topics for shard, lane in lanes[topic] if topic_of_lane(lane.name) is not None]
-    for (stats, _, _), oldest in zip(own, oldest_of(view, [(shard, lane) for _, shard, lane in own]), strict=True):
+    own = [
+        (found[topic], shard, lane)
+        for topic in topics
+        for shard, lane in lanes[topic]
+        if topic_of_lane(lane.name) is not None
+    ]
+    for (stats, _, _), oldest in zip(
+        own, oldest_of(view, [(shard, lane) for _, shard, lane in own]), strict=True
+    ):
         if oldest is not None:
             stats.oldest_us = oldest if stats.oldest_us is None else min(stats.oldest_us, oldest)
-    together(view, [(space.shards_of(topic)[0], _count_folded(found[topic])) for topic in topics if view.policy(topic).buckets is not None])
+    together(
+        view,
+        [
+            (space.shards_of(topic)[0], _count_folded(found[topic]))
+            for topic in topics
+            if view.policy(topic).buckets is not None
+        ],
+    )
     for stats in found.values():
         stats.waiting = stats.ready + stats.delayed + stats.parked
     return [found[topic] for topic in topics]
@@ -330,19 +451,27 @@ def _begun(view: View, topic: str, lanes: Iterable[tuple[int, Lane]], dead: int)
         if lane.rest_step and lane.rest_until > view.times[shard]:
             stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.rest_until)
         if stats.state == "idle":
-            stats.state, stats.wake_us = _PLACES[lane.place], lane.wake if lane.place == ASLEEP else None
+            stats.state, stats.wake_us = (
+                _PLACES[lane.place],
+                lane.wake if lane.place == ASLEEP else None,
+            )
         if topic_of_lane(lane.name) is not None:
             for name in _SUMMED:
                 setattr(stats, name, getattr(stats, name) + getattr(lane, name))
             stats.throttled_us += lane.throttled
-            stats.rate_now += size_classes.rate(view.times[shard], lane.seen, lane.lately, lane.before)
+            stats.rate_now += size_classes.rate(
+                view.times[shard], lane.seen, lane.lately, lane.before
+            )
     return stats
 
 
 def _count_folded(stats: TopicStats) -> Reads[None]:
     name = f"t:{stats.topic}"
     letters = {"ready": b"r", "delayed": b"d", "parked": b"p", "leased": b"l"}
-    counted: list[Command] = [("ZLEXCOUNT", name, b"[" + letter, b"(" + bytes([letter[0] + 1])) for letter in letters.values()]
+    counted: list[Command] = [
+        ("ZLEXCOUNT", name, b"[" + letter, b"(" + bytes([letter[0] + 1]))
+        for letter in letters.values()
+    ]
     *counts, size = yield [*counted, ("HGET", "folded_bytes", stats.topic)]
     for field, count in zip(letters, counts, strict=True):
         setattr(stats, field, count)
@@ -354,7 +483,10 @@ def _count_folded(stats: TopicStats) -> Reads[None]:
 
 
 def cursors(view: View, topic: str) -> dict[int, tuple[int, int]]:
-    """Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps nothing."""
+    """
+    Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps
+    nothing.
+    """
     unseen: dict[int, int] = {}
     unfinished: dict[int, int] = {}
     shards = view.space.shards_of(topic)
@@ -384,13 +516,22 @@ def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int,
             first = _under(view, shard, odd, head + letter, 0, 1)
             if first:
                 yield _priority(head), int.from_bytes(first[0][3:10]), letter == b"s"
-    leased = [mid for mid, held in held_in(view, shard) if held.lane == lane.name and not held.gone and not held.empty]
+    leased = [
+        mid
+        for mid, held in held_in(view, shard)
+        if held.lane == lane.name and not held.gone and not held.empty
+    ]
     for start in range(0, len(leased), PAGE):
-        yield from ((record.priority, record.seq, True) for record in read_records(view, shard, leased[start : start + PAGE]))
+        yield from (
+            (record.priority, record.seq, True)
+            for record in read_records(view, shard, leased[start : start + PAGE])
+        )
 
 
 def _first_even(view: View, shard: int, name: str, head: bytes, odd: str) -> int | None:
-    """The number of the first of a rank that is no odd one: they stand in the order of their numbers."""
+    """
+    The number of the first of a rank that is no odd one: they stand in the order of their numbers.
+    """
     start = 0
     while page := _under(view, shard, name, head, start, PAGE):
         places = [head[-2:] + letter + member[-14:] for member in page for letter in (b"u", b"s")]
@@ -406,18 +547,25 @@ def _first_even(view: View, shard: int, name: str, head: bytes, odd: str) -> int
 
 
 def find(view: View, message_id: str, topic: str | None) -> tuple[int, Record] | None:
-    """A message by its id, and its shard. Without its topic those are found of which Laneway made the id."""
+    """
+    A message by its id, and its shard. Without its topic those are found of which Laneway made the
+    id.
+    """
     space = view.space
     made = space.made(message_id)
     if topic is None and made is not None:
         for record in read_records(view, made[0], [made[1]]):
             return made[0], record
-        aliases = (space.read(shard, "HGET", "aliases", message_id) for shard in range(space.shards))
+        aliases = (
+            space.read(shard, "HGET", "aliases", message_id) for shard in range(space.shards)
+        )
         topic = next((alias.decode() for alias in aliases if alias is not None), None)
     for shard in space.shards_of(topic) if topic is not None else ():
         stored = space.read(shard, "HGET", f"i:{topic}", message_id)
         if stored is not None and not stored.startswith(b"f"):
-            return next(((shard, record) for record in read_records(view, shard, [int(stored)])), None)
+            return next(
+                ((shard, record) for record in read_records(view, shard, [int(stored)])), None
+            )
     if made is None:
         return None
     shard, mid = made
@@ -462,15 +610,36 @@ def message_view(view: View, shard: int, record: Record) -> MessageView:
     space = view.space
     held = lease_on(view, shard, record.mid) if record.state != DEAD else None
     told = MessageView(
-        id=record.id or f"{space.nonce}-{record.mid * space.shards + shard:x}", topic=record.topic,  # type: ignore[arg-type]
-        state="leased" if held is not None else _STATES.get(record.state, "ready"), body=record.body, key=record.key or None,  # type: ignore[arg-type]
-        priority=record.priority, headers=record.headers or None, seq=record.seq, published_us=record.published,  # type: ignore[arg-type]
-        since_us=record.since, expires_us=record.expires or None, attempts=record.attempts, deliveries=record.deliveries, suspect=record.suspect,
-        bodies=[record.body, *space.read(shard, "LRANGE", f"b:{record.mid}", 0, -1)] if record.parts else None,
-        history=[{"at_us": at, "what": what, "error": error or None} for at, what, error in record.history],
-    )  # fmt: skip
+        id=record.id or f"{space.nonce}-{record.mid * space.shards + shard:x}",  # type: ignore[arg-type]
+        topic=record.topic,
+        state="leased" if held is not None else _STATES.get(record.state, "ready"),
+        body=record.body,
+        key=record.key or None,  # type: ignore[arg-type]
+        priority=record.priority,
+        headers=record.headers or None,  # type: ignore[arg-type]
+        seq=record.seq,
+        published_us=record.published,
+        since_us=record.since,
+        expires_us=record.expires or None,
+        attempts=record.attempts,
+        deliveries=record.deliveries,
+        suspect=record.suspect,
+        bodies=(
+            [record.body, *space.read(shard, "LRANGE", f"b:{record.mid}", 0, -1)]
+            if record.parts
+            else None
+        ),
+        history=[
+            {"at_us": at, "what": what, "error": error or None}
+            for at, what, error in record.history
+        ],
+    )
     if held is not None:
-        told.fence, told.deadline_us, told.deliveries = held.fence * view.space.shards + shard, held.deadline, record.deliveries + 1
+        told.fence, told.deadline_us, told.deliveries = (
+            held.fence * view.space.shards + shard,
+            held.deadline,
+            record.deliveries + 1,
+        )
     if record.death:
         _, told.died_us, _, told.reason, error = record.death
         told.error = error or None
@@ -492,7 +661,9 @@ def peek(view: View, topic: str, limit: int) -> list[MessageView]:
     aside: dict[bytes, list[tuple[int, Record]]] = {b"p": [], b"d": []}
     if view.policy(topic).buckets is not None:
         (shard,) = view.space.shards_of(topic)
-        members = view.space.read(shard, "ZRANGE", f"t:{topic}", "[r", "(s", "BYLEX", "LIMIT", 0, limit)
+        members = view.space.read(
+            shard, "ZRANGE", f"t:{topic}", "[r", "(s", "BYLEX", "LIMIT", 0, limit
+        )
         ready = [(shard, record) for record in read_records(view, shard, _mids(members))]
         for state, found in aside.items():
             found += [(shard, record) for record in _aside(view, shard, f"t:{topic}", state, limit)]
@@ -500,24 +671,41 @@ def peek(view: View, topic: str, limit: int) -> list[MessageView]:
         for shard, lane in lanes_of(view, topic):
             ready += [(shard, record) for record in ready_in(view, shard, lane, limit)]
             for state, found in aside.items():
-                found += [(shard, record) for record in _aside(view, shard, f"a:{lane.number}", state, limit)]
+                found += [
+                    (shard, record)
+                    for record in _aside(view, shard, f"a:{lane.number}", state, limit)
+                ]
     ready.sort(key=lambda each: _in_order(each[1]))
-    rest = [each for found in aside.values() for each in sorted(found, key=lambda each: _by_age(each[1]))]
+    rest = [
+        each
+        for found in aside.values()
+        for each in sorted(found, key=lambda each: _by_age(each[1]))
+    ]
     return [message_view(view, shard, record) for shard, record in [*ready, *rest][:limit]]
 
 
 # Dead letters
 
 
-def dead_list(view: View, topic: str | None, limit: int, after: int) -> list[tuple[int, MessageView]]:
+def dead_list(
+    view: View, topic: str | None, limit: int, after: int
+) -> list[tuple[int, MessageView]]:
     """By their numbers; of several shards these are mixed: number · shards + shard."""
     space = view.space
     name = "dead" if topic is None else f"dead:{topic}"
     found: list[tuple[int, MessageView]] = []
     for shard in range(space.shards) if topic is None else space.shards_of(topic):
         first = (after - shard) // space.shards + 1  # the first whose number is beyond
-        mids = [int(mid) for mid in space.read(shard, "ZRANGE", name, first, "+inf", "BYSCORE", "LIMIT", 0, limit)]
-        found += [(record.death[0] * space.shards + shard, message_view(view, shard, record)) for record in read_records(view, shard, mids)]
+        mids = [
+            int(mid)
+            for mid in space.read(
+                shard, "ZRANGE", name, first, "+inf", "BYSCORE", "LIMIT", 0, limit
+            )
+        ]
+        found += [
+            (record.death[0] * space.shards + shard, message_view(view, shard, record))
+            for record in read_records(view, shard, mids)
+        ]
     return sorted(found, key=lambda each: each[0])[:limit]
 
 
@@ -551,27 +739,52 @@ def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
     permit = None
     if limits.rate is not None:
         now = view.times[shard]
-        permit = fairness.next_permit_us(fairness.rebase(gate.tat, now, limits.rate, burst), now, limits.rate, burst)
+        permit = fairness.next_permit_us(
+            fairness.rebase(gate.tat, now, limits.rate, burst), now, limits.rate, burst
+        )
     tier_queues = range(1, len(view.counters[shard].tier_queues) + 1)
-    waiting = sum(view.space.read(shard, "ZCARD", f"gate:{tier_queue}:{name}") for tier_queue in tier_queues)
+    waiting = sum(
+        view.space.read(shard, "ZCARD", f"gate:{tier_queue}:{name}") for tier_queue in tier_queues
+    )
     return {
-        "name": name, "rate": limits.rate, "burst": burst if limits.rate is not None else None, "concurrency": limits.concurrency,
+        "name": name,
+        "rate": limits.rate,
+        "burst": burst if limits.rate is not None else None,
+        "concurrency": limits.concurrency,
         "leased": gate.leased,
-        "next_permit_us": permit, "waiting": min(waiting, COUNTED),
-    }  # fmt: skip
+        "next_permit_us": permit,
+        "waiting": min(waiting, COUNTED),
+    }
 
 
 def overview(view: View) -> Overview:
     """The namespace at a glance."""
     told = Overview(now_us=view.now, topics=sum(counters.lanes for counters in view.counters))
-    for name in ("waiting", "leased", "dead", "bytes", "published", "delivered", "done", "retried", "died", "merged", "expired", "removed"):
+    for name in (
+        "waiting",
+        "leased",
+        "dead",
+        "bytes",
+        "published",
+        "delivered",
+        "done",
+        "retried",
+        "died",
+        "merged",
+        "expired",
+        "removed",
+    ):
         setattr(told, name, sum(getattr(counters, name) for counters in view.counters))
     told.last_number = max(counters.seq for counters in view.counters)
     tiers: dict[tuple[str, str], TierStats] = {}
     tier_queues = [
-        (shard, number, tier_queue) for shard, counters in enumerate(view.counters) for number, tier_queue in enumerate(counters.tier_queues, 1)
+        (shard, number, tier_queue)
+        for shard, counters in enumerate(view.counters)
+        for number, tier_queue in enumerate(counters.tier_queues, 1)
     ]
-    runnable = together(view, [(shard, _number(("ZCARD", f"run:{number}"))) for shard, number, _ in tier_queues])
+    runnable = together(
+        view, [(shard, _number(("ZCARD", f"run:{number}"))) for shard, number, _ in tier_queues]
+    )
     for (_, _, (pool, tier, _, _, _, delivered)), count in zip(tier_queues, runnable, strict=True):
         share = view.space.tiers[tier].share if tier in view.space.tiers else 0
         stats = tiers.setdefault((pool, tier), TierStats(pool, tier, share))

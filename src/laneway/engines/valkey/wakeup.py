@@ -1,4 +1,7 @@
-"""Waiting without polling: who waits is rung by whoever makes something runnable, through a channel of his own."""
+"""
+Waiting without polling: who waits is rung by whoever makes something runnable, through a channel of
+his own.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
     from laneway.engines.valkey.namespace import Namespace
 
 LOOK_AGAIN = 5.0
-"""Seconds after which a waiter looks by itself, in case that whoever was to ring or to be rung has died."""
+"""
+Seconds after which a waiter looks by itself, in case that whoever was to ring or to be rung has
+died.
+"""
 
 LOOK_AGAIN_A_SHARD = 0.5
 """With many shards: so many seconds for each of them, if that is more."""
@@ -35,7 +41,10 @@ LATER = (0.2, 1.0)
 
 
 class _PoolListener:
-    """What one waiter listens with: a channel at the server, and a socket by which this process interrupts it."""
+    """
+    What one waiter listens with: a channel at the server, and a socket by which this process
+    interrupts it.
+    """
 
     def __init__(self, space: Namespace) -> None:
         self.channel = f"laneway:{space.name}:{secrets.token_hex(8)}"
@@ -75,7 +84,10 @@ class _PoolListener:
 
 
 class SubscribedListener:
-    """Hears of what is kept of messages, each through a channel of its own; see `scripts/parts/keeping.lua`."""
+    """
+    Hears of what is kept of messages, each through a channel of its own; see
+    `scripts/parts/keeping.lua`.
+    """
 
     def __init__(self, space: Namespace) -> None:
         self._subscriptions = space.link.subscriptions(f"laneway:{space.name}:of:")
@@ -112,9 +124,14 @@ class SubscribedListener:
 
 
 class SubscribedArrivalListener:
-    """Hears of what arrives in one pool. Who was told is to be told again only after that is written down anew, at the shards that told."""
+    """
+    Hears of what arrives in one pool. Who was told is to be told again only after that is written
+    down anew, at the shards that told.
+    """
 
-    def __init__(self, space: Namespace, pool: str, note_notified: Callable[[set[int]], None]) -> None:
+    def __init__(
+        self, space: Namespace, pool: str, note_notified: Callable[[set[int]], None]
+    ) -> None:
         self._space = space
         self._pool = pool
         self._note_notified = note_notified
@@ -138,7 +155,9 @@ class SubscribedArrivalListener:
                 return False
 
     def _stand(self, shards: Iterable[int], seconds: int) -> None:
-        self._space.run_many([(shard, "arrivals", (self._pool, self._listener.channel, seconds)) for shard in shards])
+        self._space.run_many(
+            [(shard, "arrivals", (self._pool, self._listener.channel, seconds)) for shard in shards]
+        )
 
     def wake(self) -> None:
         self._listener.interrupt()
@@ -217,7 +236,9 @@ class Wakeup:
                 return
         listener.close()
 
-    def wait(self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt) -> bool:
+    def wait(
+        self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
+    ) -> bool:
         """Sleep until something could be leased, at most `timeout` seconds; True: ask again now."""
         try:
             return self._wait(timeout, pool, topics, interrupt)
@@ -226,7 +247,9 @@ class Wakeup:
                 return False
             raise
 
-    def _wait(self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt) -> bool:
+    def _wait(
+        self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
+    ) -> bool:
         deadline = time.monotonic() + timeout
         before = self._interrupted
         shards = range(self._space.shards)
@@ -251,24 +274,40 @@ class Wakeup:
             self._leave(pool, topics, listener)
         return False
 
-    def _look(self, shards: range, pool: str, topics: Sequence[str] | None, listener: _PoolListener) -> float | None:
+    def _look(
+        self, shards: range, pool: str, topics: Sequence[str] | None, listener: _PoolListener
+    ) -> float | None:
         """When to look again (monotonic seconds); None: there is something to do now."""
         named = b"" if topics is None else records.pack(list(topics))
         look_again = self._look_again * random.uniform(0.8, 1.2)
         due = time.monotonic() + look_again
         if self._grants.renew():
-            due = min(due, time.monotonic() + EVERY)  # what is shut here may be let in a moment later
-        calls = [(shard, "wait", (pool, named, listener.channel, round(look_again) + 2)) for shard in shards]
+            due = min(
+                due, time.monotonic() + EVERY
+            )  # what is shut here may be let in a moment later
+        calls = [
+            (shard, "wait", (pool, named, listener.channel, round(look_again) + 2))
+            for shard in shards
+        ]
         busy = set()
-        for shard, (has_work, wake, promised) in zip(shards, self._space.run_many(calls), strict=True):
+        for shard, (has_work, wake, promised) in zip(
+            shards, self._space.run_many(calls), strict=True
+        ):
             if has_work:
                 busy.add(shard)
             elif wake >= 0:
-                at = time.monotonic() + wake / SECOND + (0.0 if promised else random.uniform(*LATER))
+                at = (
+                    time.monotonic() + wake / SECOND + (0.0 if promised else random.uniform(*LATER))
+                )
                 due = min(due, at)
         self.note_notified(busy)
         return None if busy else due
 
     def _leave(self, pool: str, topics: Sequence[str] | None, listener: _PoolListener) -> None:
         named = b"" if topics is None else records.pack(list(topics))
-        self._space.run_many([(shard, "wait", (pool, named, listener.channel, 0)) for shard in range(self._space.shards)])
+        self._space.run_many(
+            [
+                (shard, "wait", (pool, named, listener.channel, 0))
+                for shard in range(self._space.shards)
+            ]
+        )

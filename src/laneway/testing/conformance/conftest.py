@@ -20,11 +20,15 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def make_engine() -> Callable[[Settings], FullEngine]:
-    """Opens engines that hold nothing: at the URL in LANEWAY_ENGINE, in a new namespace each time."""
+    """
+    Opens engines that hold nothing: at the URL in LANEWAY_ENGINE, in a new namespace each time.
+    """
     url = os.environ.get("LANEWAY_ENGINE")
     if url is None:
         pytest.fail("which engine? set LANEWAY_ENGINE=URL, or define a fixture make_engine")
-    return lambda settings: open_engine(url, msgspec.structs.replace(settings, namespace=f"conformance-{uuid.uuid4().hex}"))
+    return lambda settings: open_engine(
+        url, msgspec.structs.replace(settings, namespace=f"conformance-{uuid.uuid4().hex}")
+    )
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Every field of a policy that is changed while messages wait under the old one: what waits obeys, or keeps what was decided at its publish."""
+"""
+Every field of a policy that is changed while messages wait under the old one: what waits obeys, or
+keeps what was decided at its publish.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +151,9 @@ def on_unhandled(driver: EngineDriver) -> None:
 
 
 def serial(driver: EngineDriver) -> None:
-    """It was decided at publish: who stands in line stays there, newcomers do as the policy says now."""
+    """
+    It was decided at publish: who stands in line stays there, newcomers do as the policy says now.
+    """
     driver.policy("a", serial=True)
     driver.put("a", *"12", key="k")
     driver.policy("a", serial=None)
@@ -160,7 +165,10 @@ def serial(driver: EngineDriver) -> None:
 
 
 def merge(driver: EngineDriver) -> None:
-    """Whether a message can be joined was decided at its publish; whose body survives is as the policy says now."""
+    """
+    Whether a message can be joined was decided at its publish; whose body survives is as the policy
+    says now.
+    """
     driver.put("a", "alone", key="k")
     driver.policy("a", merge="first")
     driver.put("a", "1", "2", key="k")
@@ -281,10 +289,37 @@ def delivery(driver: EngineDriver) -> None:
 CHANGES: dict[str, Callable[[EngineDriver], None]] = {
     change.__name__: change
     for change in (
-        rate, burst, concurrency, weight, tier, pool, lease, retries, backoff, ttl, on_expiry, dead_ttl, on_unhandled, serial, gate, merge,
-        merge_limit, window, debounce, max_wait, edge, max_body, dedupe, max_backlog, on_full, partitions, buckets, delivery, paused,
+        rate,
+        burst,
+        concurrency,
+        weight,
+        tier,
+        pool,
+        lease,
+        retries,
+        backoff,
+        ttl,
+        on_expiry,
+        dead_ttl,
+        on_unhandled,
+        serial,
+        gate,
+        merge,
+        merge_limit,
+        window,
+        debounce,
+        max_wait,
+        edge,
+        max_body,
+        dedupe,
+        max_backlog,
+        on_full,
+        partitions,
+        buckets,
+        delivery,
+        paused,
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("field", list(FIELDS))

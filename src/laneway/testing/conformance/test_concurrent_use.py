@@ -1,4 +1,7 @@
-"""Rules that meet seldom: buckets with keys, limits with at most once, merges under a policy that changes."""
+"""
+Rules that meet seldom: buckets with keys, limits with at most once, merges under a policy that
+changes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ from laneway.units import SECOND
 def test_topics_of_a_bucket_have_keys_of_their_own(driver: EngineDriver) -> None:
     """What is merged, and what runs one at a time, is a matter of one topic."""
     driver.policy("b.*", buckets=1, merge="first")
-    assert [driver.put(topic, "x", key="k")[0].outcome for topic in ("b.1", "b.2", "b.1")] == ["accepted", "accepted", "merged"]
+    assert [driver.put(topic, "x", key="k")[0].outcome for topic in ("b.1", "b.2", "b.1")] == [
+        "accepted",
+        "accepted",
+        "merged",
+    ]
     driver.policy("s.*", buckets=1, serial=True)
     driver.put("s.1", "1", "2", key="k")
     driver.put("s.2", "3", key="k")
@@ -26,7 +33,11 @@ def test_a_wrong_handle_takes_nothing_from_the_right_one(driver: EngineDriver) -
     driver.put("a", "1")
     (lease,) = driver.lease()
     right, wrong = Settlement(lease.handle, lease.fence), Settlement(lease.handle + 1, lease.fence)
-    assert driver.engine.settle([wrong, right, right], now_us=driver.now) == ["lost", "acked", "lost"]
+    assert driver.engine.settle([wrong, right, right], now_us=driver.now) == [
+        "lost",
+        "acked",
+        "lost",
+    ]
 
 
 def test_who_names_a_folded_topic_is_given_no_other(driver: EngineDriver) -> None:
@@ -41,12 +52,16 @@ def test_who_names_a_folded_topic_is_given_no_other(driver: EngineDriver) -> Non
     assert driver.bodies() == ["2"]
 
 
-def test_what_is_published_with_an_ack_is_told_apart_also_at_most_once(driver: EngineDriver) -> None:
+def test_what_is_published_with_an_ack_is_told_apart_also_at_most_once(
+    driver: EngineDriver,
+) -> None:
     """Each has an id made of its own parent's."""
     driver.policy("a", delivery="at_most_once")
     driver.put("a", "1", "2")
     settlements = [Settlement(lease.handle, lease.fence) for lease in driver.lease()]
-    driver.engine.settle(settlements, publish={n: [Draft("next", b"x")] for n in range(2)}, now_us=driver.now)
+    driver.engine.settle(
+        settlements, publish={n: [Draft("next", b"x")] for n in range(2)}, now_us=driver.now
+    )
     assert driver.waiting("next") == 2
 
 
@@ -60,7 +75,9 @@ def test_an_ack_whose_next_message_is_refused_changes_nothing(driver: EngineDriv
     with pytest.raises(BacklogFull):
         driver.engine.settle([settlement], publish={0: [Draft("next", b"2")]}, now_us=driver.now)
     driver.run(topics=["next"])
-    assert driver.engine.settle([settlement], publish={0: [Draft("next", b"2")]}, now_us=driver.now) == ["acked"]
+    assert driver.engine.settle(
+        [settlement], publish={0: [Draft("next", b"2")]}, now_us=driver.now
+    ) == ["acked"]
     assert driver.waiting("next") == 1
 
 
@@ -77,7 +94,9 @@ def test_an_unwell_destination_rests_also_at_most_once(driver: EngineDriver) -> 
     assert len(driver.lease()) == 7
 
 
-def test_bodies_that_were_collected_are_delivered_whatever_the_policy_says_now(driver: EngineDriver) -> None:
+def test_bodies_that_were_collected_are_delivered_whatever_the_policy_says_now(
+    driver: EngineDriver,
+) -> None:
     """Nothing that was accepted is lost; a last word replaces them all."""
     driver.policy("*", merge="all")
     for topic in ("kept", "replaced"):
@@ -95,7 +114,10 @@ def test_a_message_that_is_taken_in_stays_known(driver: EngineDriver) -> None:
     leases = driver.lease()
     (second,) = driver.put("a", "2", key="k")
     driver.settle(leases, "release")
-    assert driver.engine.lookup("a", [first.id, second.id], now_us=driver.now) == {first.id: "waiting", second.id: "waiting"}
+    assert driver.engine.lookup("a", [first.id, second.id], now_us=driver.now) == {
+        first.id: "waiting",
+        second.id: "waiting",
+    }
     driver.run()
     assert driver.engine.lookup("a", [second.id], now_us=driver.now) == {second.id: "unknown"}
 
@@ -165,7 +187,9 @@ def test_leases_that_were_extended_run_out_at_their_own_time(driver: EngineDrive
     driver.policy("*", lease=10, retries=0, ttl=20)
     driver.put("a", "1", "2")
     first, second = driver.lease()
-    driver.engine.start([(lease.handle, lease.fence) for lease in (first, second)], now_us=driver.now)
+    driver.engine.start(
+        [(lease.handle, lease.fence) for lease in (first, second)], now_us=driver.now
+    )
     driver.engine.extend([(first.handle, first.fence)], 30 * SECOND, now_us=driver.now)
     driver.put("b", "3")
     driver.later(60)

@@ -11,7 +11,10 @@ from laneway.units import SECOND
 
 def test_an_id_that_is_pending_is_a_duplicate(driver: EngineDriver) -> None:
     """While it waits, is leased or dead; afterwards it is free again. Ids belong to their topic."""
-    assert [receipt.outcome for receipt in driver.put("a", "1", "2", id="x")] == ["accepted", "duplicate"]
+    assert [receipt.outcome for receipt in driver.put("a", "1", "2", id="x")] == [
+        "accepted",
+        "duplicate",
+    ]
     assert driver.put("b", "1", id="x")[0].outcome == "accepted"
     (lease,) = driver.lease(topics=["a"])
     assert driver.put("a", "3", id="x")[0].outcome == "duplicate"
@@ -34,11 +37,16 @@ def test_dedupe_refuses_ids_that_were_finished(driver: EngineDriver, window: obj
     driver.policy("a", dedupe=window)
     driver.put("a", "1", id="x")
     driver.run()
-    assert driver.engine.lookup("a", ["x", "y"], now_us=driver.now) == {"x": "finished", "y": "unknown"}
+    assert driver.engine.lookup("a", ["x", "y"], now_us=driver.now) == {
+        "x": "finished",
+        "y": "unknown",
+    }
     driver.later(9)
     assert driver.put("a", "2", id="x")[0].outcome == "duplicate"
     driver.later(2)
-    assert driver.put("a", "3", id="x")[0].outcome == ("duplicate" if window == "forever" else "accepted")
+    assert driver.put("a", "3", id="x")[0].outcome == (
+        "duplicate" if window == "forever" else "accepted"
+    )
 
 
 def test_merge_first_keeps_the_waiting_one(driver: EngineDriver) -> None:
@@ -77,7 +85,11 @@ def test_merge_all_collects_the_bodies_in_order(driver: EngineDriver) -> None:
 def test_messages_without_a_key_merge_by_their_body(driver: EngineDriver) -> None:
     """The same work is done once."""
     driver.policy("a", merge="first")
-    assert [receipt.outcome for receipt in driver.put("a", "same", "same", "other")] == ["accepted", "merged", "accepted"]
+    assert [receipt.outcome for receipt in driver.put("a", "same", "same", "other")] == [
+        "accepted",
+        "merged",
+        "accepted",
+    ]
 
 
 def test_a_window_waits_from_the_first_a_debounce_from_the_last(driver: EngineDriver) -> None:
@@ -120,15 +132,26 @@ def test_a_leased_message_that_comes_back_joins_the_one_that_waits(driver: Engin
 def test_a_full_backlog_refuses_per_message(driver: EngineDriver) -> None:
     """By count and by size; retries are never refused."""
     driver.policy("a", max_backlog=2, backoff=0)
-    receipts = driver.engine.put([Draft("a", b"1"), Draft("a", b"2"), Draft("a", b"3"), Draft("b", b"4")], now_us=driver.now)
-    assert [receipt.outcome for receipt in receipts] == ["accepted", "accepted", "refused", "accepted"]
+    receipts = driver.engine.put(
+        [Draft("a", b"1"), Draft("a", b"2"), Draft("a", b"3"), Draft("b", b"4")], now_us=driver.now
+    )
+    assert [receipt.outcome for receipt in receipts] == [
+        "accepted",
+        "accepted",
+        "refused",
+        "accepted",
+    ]
     assert "max_backlog is 2" in (receipts[2].reason or "")
     (lease,) = driver.lease(1, topics=["a"])
     driver.put("a", "5")
     assert driver.settle([lease], "retry") == ["retried"]
     assert driver.waiting("a") == 3
     driver.policy("s", max_backlog="10B")
-    assert [receipt.outcome for receipt in driver.put("s", "123456", "1234", "1")] == ["accepted", "accepted", "refused"]
+    assert [receipt.outcome for receipt in driver.put("s", "123456", "1234", "1")] == [
+        "accepted",
+        "accepted",
+        "refused",
+    ]
 
 
 def test_a_full_backlog_can_drop_the_oldest(driver: EngineDriver) -> None:
@@ -144,7 +167,11 @@ def test_a_full_backlog_can_drop_the_oldest(driver: EngineDriver) -> None:
 def test_the_namespace_has_a_limit_of_its_own(driver: EngineDriver) -> None:
     """Over all topics."""
     driver.open(max_backlog=2)
-    assert [driver.put(topic, "x")[0].outcome for topic in "abc"] == ["accepted", "accepted", "refused"]
+    assert [driver.put(topic, "x")[0].outcome for topic in "abc"] == [
+        "accepted",
+        "accepted",
+        "refused",
+    ]
 
 
 def test_purge_leaves_leases_whole_and_delete_does_not(driver: EngineDriver) -> None:
@@ -213,7 +240,10 @@ def test_a_redriven_message_lives_from_when_it_is_due(driver: EngineDriver) -> N
 
 
 def test_a_message_without_a_handler_waits_and_says_so(driver: EngineDriver) -> None:
-    """It comes again after 5 s to 5 min, no attempt is counted, it never dies by itself; explain and the doctor tell."""
+    """
+    It comes again after 5 s to 5 min, no attempt is counted, it never dies by itself; explain and
+    the doctor tell.
+    """
     (receipt,) = driver.put("a", "1")
     for delay in (5, 10, 20, 40, 80, 160, 300, 300):
         (lease,) = driver.lease()
@@ -227,7 +257,10 @@ def test_a_message_without_a_handler_waits_and_says_so(driver: EngineDriver) -> 
     explained = driver.engine.explain(receipt.id, "a", now_us=driver.now)
     assert explained.starts_us is None, "a free worker is not what it waits for"
     (reason,) = explained.reasons
-    assert reason.startswith("no worker that got it had a handler for it, for 15.2 min now; a worker gets it again in 5.0 min")
+    assert reason.startswith(
+        "no worker that got it had a handler for it, for 15.2 min now; a worker gets it again in"
+        " 5.0 min"
+    )
     (told,) = [check for check in driver.engine.doctor() if check.name == "handlers"]
     assert told.ok
     assert told.detail.startswith("1 message waits for a handler")

@@ -1,4 +1,7 @@
-"""What is promised in figures, counted exactly under a clock that is moved by hand: rates, shares, evenness, and that nothing is lost count of."""
+"""
+What is promised in figures, counted exactly under a clock that is moved by hand: rates, shares,
+evenness, and that nothing is lost count of.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,11 @@ def test_tiers_have_their_shares_exactly_in_every_pool_one_by_one(driver: Engine
             leases = driver.lease(1, pool=pool)
             given.update(lease.topic for lease in leases)
             driver.settle(leases)
-    assert given == {f"{pool}.{tier}": share for pool in pools for tier, share in (("high", 60), ("mid", 30), ("low", 10))}
+    assert given == {
+        f"{pool}.{tier}": share
+        for pool in pools
+        for tier, share in (("high", 60), ("mid", 30), ("low", 10))
+    }
 
 
 def test_at_every_moment_a_weighted_topic_is_close_to_its_share(driver: EngineDriver) -> None:
@@ -64,10 +71,15 @@ def test_at_every_moment_a_weighted_topic_is_close_to_its_share(driver: EngineDr
 
 
 @pytest.mark.parametrize(
-    ("per_second", "burst", "step_us"), [(3, 1, 50_000), (100, 5, 1_700), (1_000, 50, 900), (10_000, 1, 100), (10_000, 500, 3_000)]
+    ("per_second", "burst", "step_us"),
+    [(3, 1, 50_000), (100, 5, 1_700), (1_000, 50, 900), (10_000, 1, 100), (10_000, 500, 3_000)],
 )
-def test_a_rate_is_kept_in_every_window_and_is_reached(driver: EngineDriver, per_second: int, burst: int, step_us: int) -> None:
-    """In any time T at most rate · T + burst, and while there is work at least 0.99 · rate · T - 1."""
+def test_a_rate_is_kept_in_every_window_and_is_reached(
+    driver: EngineDriver, per_second: int, burst: int, step_us: int
+) -> None:
+    """
+    In any time T at most rate · T + burst, and while there is work at least 0.99 · rate · T - 1.
+    """
     seconds = 2 if per_second < 1_000 else 0.3
     driver.policy("a", rate=per_second, burst=burst)
     driver.put("a", *["x"] * int(per_second * seconds + burst + 10))
@@ -86,7 +98,9 @@ _KEYS_OF_FOUR = ["k5", "k1", "k4", "k0"]
 
 @pytest.mark.parametrize("per_second", [0.1, 1, 5, 10, 25, 39, 40, 400, 10_000])
 @pytest.mark.parametrize("limit", ["topic", "gate", "partitions"])
-def test_a_visit_up_to_50_ms_late_loses_no_permit(driver: EngineDriver, per_second: float, limit: str) -> None:
+def test_a_visit_up_to_50_ms_late_loses_no_permit(
+    driver: EngineDriver, per_second: float, limit: str
+) -> None:
     """With the default burst, which is 1 + a twentieth of the rate, fractions included."""
     draw = random.Random(f"{per_second} {limit}")
     seconds = 0.2 if per_second == 10_000 else max(4.0 if per_second < 400 else 1.0, 5 / per_second)
@@ -161,7 +175,10 @@ def test_attempts_only_grow_and_end_in_one_dead_letter(driver: EngineDriver) -> 
 
 
 def test_every_accepted_message_is_accounted_for_after_every_step(driver: EngineDriver) -> None:
-    """It waits, is leased, finished, dead, or was removed by name: what `lookup` says of each adds up to what the overview says."""
+    """
+    It waits, is leased, finished, dead, or was removed by name: what `lookup` says of each adds up
+    to what the overview says.
+    """
     draw = random.Random(7)
     driver.policy("*", retries=1, backoff=1, lease=3, dedupe="forever")
     driver.policy("serial", serial=True)
@@ -172,10 +189,17 @@ def test_every_accepted_message_is_accounted_for_after_every_step(driver: Engine
         topic = draw.choice(list(accepted))
         match draw.choice(["put", "put", "lease", "later", "redrive", "purge"]):
             case "put":
-                receipts = driver.put(topic, *["x"] * draw.randrange(1, 4), key=draw.choice([None, "k"]))
-                accepted[topic] += [receipt.id for receipt in receipts if receipt.outcome == "accepted"]
+                receipts = driver.put(
+                    topic, *["x"] * draw.randrange(1, 4), key=draw.choice([None, "k"])
+                )
+                accepted[topic] += [
+                    receipt.id for receipt in receipts if receipt.outcome == "accepted"
+                ]
             case "lease":
-                driver.settle(driver.lease(draw.randrange(1, 5))[:2], draw.choice(["ack", "retry", "release", "dead"]))
+                driver.settle(
+                    driver.lease(draw.randrange(1, 5))[:2],
+                    draw.choice(["ack", "retry", "release", "dead"]),
+                )
             case "later":
                 driver.later(draw.choice([0.5, 4]))
             case "redrive":
@@ -183,7 +207,11 @@ def test_every_accepted_message_is_accounted_for_after_every_step(driver: Engine
             case "purge" if draw.random() < 0.2:
                 purged += driver.engine.topic_purge(topic, now_us=driver.now)
         now = driver.engine.overview(now_us=driver.now)
-        states = Counter(state for name, ids in accepted.items() for state in driver.engine.lookup(name, ids, now_us=driver.now).values())
+        states = Counter(
+            state
+            for name, ids in accepted.items()
+            for state in driver.engine.lookup(name, ids, now_us=driver.now).values()
+        )
         assert (now.waiting, now.leased, now.dead, now.done, purged) == tuple(
             states[state] for state in ("waiting", "leased", "dead", "finished", "unknown")
         )
@@ -199,7 +227,9 @@ def test_shares_hold_within_a_percent_in_every_window_of_two_thousand(driver: En
     for tier in TIERS:
         driver.policy(f"{tier}.*", tier=tier)
         for n in range(5):
-            driver.put(f"{tier}.{n}", *["x"] * (1_400 if tier == "high" else 700 if tier == "mid" else 250))
+            driver.put(
+                f"{tier}.{n}", *["x"] * (1_400 if tier == "high" else 700 if tier == "mid" else 250)
+            )
     order: list[str] = []
     while len(order) < 10_000:
         leases = driver.lease(draw.choice([1, 7, 100, 700, 1_000]))
@@ -207,7 +237,10 @@ def test_shares_hold_within_a_percent_in_every_window_of_two_thousand(driver: En
         order += [lease.topic.partition(".")[0] for lease in leases]
     for first in range(0, len(order) - 2_000, 13):
         window = Counter(order[first : first + 2_000])
-        assert [abs(window[tier] / 2_000 - share) <= 0.01 for tier, share in (("high", 0.6), ("mid", 0.3), ("low", 0.1))] == [True] * 3, window
+        assert [
+            abs(window[tier] / 2_000 - share) <= 0.01
+            for tier, share in (("high", 0.6), ("mid", 0.3), ("low", 0.1))
+        ] == [True] * 3, window
 
 
 @pytest.mark.parametrize("topics", [2, 10, 40])

@@ -95,8 +95,13 @@ def test_changes_act_on_what_waits(driver: EngineDriver) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 100])
-def test_tiers_have_exactly_their_shares_while_all_have_work(driver: EngineDriver, size: int) -> None:
-    """6 : 3 : 1 within one percent of 2,000, leased one at a time or a hundred; an unused share flows on."""
+def test_tiers_have_exactly_their_shares_while_all_have_work(
+    driver: EngineDriver, size: int
+) -> None:
+    """
+    6 : 3 : 1 within one percent of 2,000, leased one at a time or a hundred; an unused share flows
+    on.
+    """
     driver.open(tiers=TIERS)
     for tier in TIERS:
         driver.policy(f"{tier}.*", tier=tier)
@@ -107,7 +112,11 @@ def test_tiers_have_exactly_their_shares_while_all_have_work(driver: EngineDrive
         leases = driver.lease(size)
         seen.update(lease.topic.partition(".")[0] for lease in leases)
         driver.settle(leases)
-    assert {tier: round(seen[tier] / seen.total(), 2) for tier in TIERS} == {"high": 0.6, "mid": 0.3, "low": 0.1}
+    assert {tier: round(seen[tier] / seen.total(), 2) for tier in TIERS} == {
+        "high": 0.6,
+        "mid": 0.3,
+        "low": 0.1,
+    }
     for n in range(10):
         driver.engine.topic_purge(f"high.{n}", now_us=driver.now)
         driver.engine.topic_purge(f"mid.{n}", now_us=driver.now)
@@ -147,7 +156,9 @@ def test_a_flood_does_not_starve_a_quiet_topic(driver: EngineDriver) -> None:
 
 @pytest.mark.parametrize("fair_by", ["messages", "time"])
 @pytest.mark.parametrize(("weight", "share"), [(1, 500), (3, 750), (0.25, 200)])
-def test_a_lane_that_was_alone_owes_at_most_one_chunk(driver: EngineDriver, fair_by: Literal["messages", "time"], weight: float, share: int) -> None:
+def test_a_lane_that_was_alone_owes_at_most_one_chunk(
+    driver: EngineDriver, fair_by: Literal["messages", "time"], weight: float, share: int
+) -> None:
     """However large its leases were: of the next thousand each gets its share."""
     driver.open(tiers={"mid": Tier(1, fair_by=fair_by)})
     driver.policy("alone", weight=weight)
@@ -163,7 +174,9 @@ def test_a_lane_that_was_alone_owes_at_most_one_chunk(driver: EngineDriver, fair
     assert abs(seen["alone"] - share) <= 10
 
 
-def test_a_topic_that_drained_alone_and_one_that_waited_begin_as_equals(driver: EngineDriver) -> None:
+def test_a_topic_that_drained_alone_and_one_that_waited_begin_as_equals(
+    driver: EngineDriver,
+) -> None:
     """Also where the lane was empty, slept or was paused in between."""
     driver.put("drained", *["x"] * 500)
     driver.settle(driver.lease(500))
@@ -191,7 +204,10 @@ def test_fair_by_time_shares_the_workers_time(driver: EngineDriver) -> None:
 
 
 def test_limited_topics_are_taken_only_as_far_as_they_can_be_started(driver: EngineDriver) -> None:
-    """What comes after them is withheld, so that a full buffer of unlimited messages cannot starve them."""
+    """
+    What comes after them is withheld, so that a full buffer of unlimited messages cannot starve
+    them.
+    """
     driver.policy("limited", concurrency=10)
     driver.put("limited", *map(str, range(10)))
     driver.put("free", *map(str, range(100)))
@@ -207,7 +223,10 @@ def test_a_topic_says_until_when_it_backs_off(driver: EngineDriver) -> None:
     driver.settle(driver.lease(topics=["a"])[:1], "rest", delay_us=30 * SECOND)
     until = driver.now + 30 * SECOND
     assert driver.engine.topic_stats("a", now_us=driver.now).backs_off_until_us == until
-    told = {stats.topic: stats.backs_off_until_us for stats in driver.engine.topic_list(order="backlog", now_us=driver.now)}
+    told = {
+        stats.topic: stats.backs_off_until_us
+        for stats in driver.engine.topic_list(order="backlog", now_us=driver.now)
+    }
     assert told == {"a": until, "b": None}
     driver.later(31)
     assert driver.engine.topic_stats("a", now_us=driver.now).backs_off_until_us is None
@@ -232,7 +251,9 @@ def test_a_topic_whose_destination_is_unwell_rests_and_probes(driver: EngineDriv
 
 
 def test_serial_keys_run_one_at_a_time_in_order(driver: EngineDriver) -> None:
-    """With `hold` a retry keeps its key, with `yield` the next goes first; other keys do not wait."""
+    """
+    With `hold` a retry keeps its key, with `yield` the next goes first; other keys do not wait.
+    """
     for mode, after_retry in (("hold", ["k1"]), ("yield", ["k2"])):
         topic = f"s.{mode}"
         driver.policy(topic, serial=mode, backoff=1)
@@ -252,7 +273,9 @@ def test_serial_keys_run_one_at_a_time_in_order(driver: EngineDriver) -> None:
         driver.engine.topic_delete(topic, now_us=driver.now)
 
 
-def test_partitions_keep_a_key_in_one_lane_and_change_only_while_empty(driver: EngineDriver) -> None:
+def test_partitions_keep_a_key_in_one_lane_and_change_only_while_empty(
+    driver: EngineDriver,
+) -> None:
     """Each lane has its part of the concurrency."""
     driver.policy("a", partitions=4, concurrency=8)
     for n in range(40):
@@ -320,7 +343,10 @@ def test_purge_of_a_bucketed_topic_with_serial_keys_takes_everything(driver: Eng
 
 
 def test_a_lease_of_some_patterns_passes_over_the_others(driver: EngineDriver) -> None:
-    """Only what they cover is delivered, in turn, by weight; what they do not cover is untouched, and the answer says that it is there."""
+    """
+    Only what they cover is delivered, in turn, by weight; what they do not cover is untouched, and
+    the answer says that it is there.
+    """
     if not driver.engine.capabilities.only:
         pytest.skip("the engine does not know it")
     driver.policy("push.heavy", weight=3)
@@ -334,11 +360,17 @@ def test_a_lease_of_some_patterns_passes_over_the_others(driver: EngineDriver) -
     assert {lease.topic for lease in driver.lease(200, only=["push.*"])} == {"push.a", "push.heavy"}
     assert driver.lease(only=["nothing.*"]) == []
     assert driver.bodies(2, only=["*"]) == ["m1", "m2"] or driver.waiting("mail.a") == 2
-    assert driver.waiting("mail.a") + driver.engine.topic_stats("mail.a", now_us=driver.now).leased == 2
+    assert (
+        driver.waiting("mail.a") + driver.engine.topic_stats("mail.a", now_us=driver.now).leased
+        == 2
+    )
 
 
 def test_a_lease_of_some_patterns_passes_over_a_bounded_number(driver: EngineDriver) -> None:
-    """With thousands of others before them the next calls go on where one had to stop; all are found, and then nothing goes on."""
+    """
+    With thousands of others before them the next calls go on where one had to stop; all are found,
+    and then nothing goes on.
+    """
     if not driver.engine.capabilities.only:
         pytest.skip("the engine does not know it")
     others = 2 * PASS_OVER + 500

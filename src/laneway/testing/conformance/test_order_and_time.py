@@ -34,7 +34,9 @@ def test_a_delayed_message_is_due_at_its_time_and_stands_by_it(driver: EngineDri
     assert driver.run() == ["one", "two", "at"]
 
 
-def test_the_ttl_runs_from_publish_and_ends_in_a_dead_letter_or_nowhere(driver: EngineDriver) -> None:
+def test_the_ttl_runs_from_publish_and_ends_in_a_dead_letter_or_nowhere(
+    driver: EngineDriver,
+) -> None:
     """Also for a message that waits for a retry."""
     driver.policy("drop", on_expiry="drop", ttl=5)
     driver.put("a", "x", ttl_us=5 * SECOND)
@@ -48,7 +50,10 @@ def test_the_ttl_runs_from_publish_and_ends_in_a_dead_letter_or_nowhere(driver: 
 def test_a_delay_that_outlasts_its_ttl_is_refused(driver: EngineDriver) -> None:
     """At publish; nothing of the batch is accepted."""
     with pytest.raises(BadMessage, match="outlasts"):
-        driver.engine.put([Draft("a", b"1"), Draft("a", b"2", delay_us=9 * SECOND, ttl_us=5 * SECOND)], now_us=driver.now)
+        driver.engine.put(
+            [Draft("a", b"1"), Draft("a", b"2", delay_us=9 * SECOND, ttl_us=5 * SECOND)],
+            now_us=driver.now,
+        )
     assert driver.waiting("a") == 0
 
 
@@ -59,7 +64,9 @@ def test_a_body_over_the_limit_is_refused(driver: EngineDriver) -> None:
         driver.put("a", "x" * 11)
 
 
-def test_a_lease_that_ran_out_is_handed_out_again_and_the_old_one_is_lost(driver: EngineDriver) -> None:
+def test_a_lease_that_ran_out_is_handed_out_again_and_the_old_one_is_lost(
+    driver: EngineDriver,
+) -> None:
     """Its fence is stale: a settle changes nothing and says so; fences grow."""
     driver.put("a", "x")
     (old,) = driver.lease()
@@ -69,7 +76,9 @@ def test_a_lease_that_ran_out_is_handed_out_again_and_the_old_one_is_lost(driver
     assert new.fence > old.fence
     assert (new.attempt, new.deliveries, new.suspect) == (1, 2, True)
     assert driver.settle([old]) == ["lost"]
-    assert driver.engine.extend([(old.handle, old.fence), (new.handle, new.fence)], SECOND, now_us=driver.now) == [False, True]
+    assert driver.engine.extend(
+        [(old.handle, old.fence), (new.handle, new.fence)], SECOND, now_us=driver.now
+    ) == [False, True]
     assert driver.settle([new]) == ["acked"]
     assert driver.settle([new]) == ["lost"]
 
@@ -90,7 +99,9 @@ def test_an_extended_lease_lives_on(driver: EngineDriver) -> None:
     assert y.fence
 
 
-def test_retries_count_attempts_and_end_in_a_dead_letter_with_its_history(driver: EngineDriver) -> None:
+def test_retries_count_attempts_and_end_in_a_dead_letter_with_its_history(
+    driver: EngineDriver,
+) -> None:
     """`retries=2` means at most three attempts; backoff doubles."""
     driver.policy("a", retries=2, backoff={"base": 1, "jitter": False})
     driver.put("a", "x")
@@ -118,7 +129,9 @@ def test_retries_count_attempts_and_end_in_a_dead_letter_with_its_history(driver
         ("é" * 200, "é" * 149),  # 300 bytes, of which the last character is cut
     ],
 )
-def test_a_dead_letters_reason_shows_the_last_error(driver: EngineDriver, error: str | None, told: str) -> None:
+def test_a_dead_letters_reason_shows_the_last_error(
+    driver: EngineDriver, error: str | None, told: str
+) -> None:
     """Its first line, cut; the whole is the letter's error."""
     driver.policy("a", retries=0)
     driver.put("a", "1")
@@ -133,10 +146,15 @@ def test_release_counts_no_attempt_and_keeps_the_place(driver: EngineDriver) -> 
     (first,) = driver.lease(1)
     assert driver.settle([first], "release") == ["released"]
     leases = driver.lease()
-    assert [(lease.body, lease.attempt, lease.deliveries) for lease in leases] == [(b"1", 1, 2), (b"2", 1, 1)]
+    assert [(lease.body, lease.attempt, lease.deliveries) for lease in leases] == [
+        (b"1", 1, 2),
+        (b"2", 1, 1),
+    ]
 
 
-def test_poison_reaches_the_dead_letters_and_its_neighbours_are_not_charged(driver: EngineDriver) -> None:
+def test_poison_reaches_the_dead_letters_and_its_neighbours_are_not_charged(
+    driver: EngineDriver,
+) -> None:
     """Only recorded starts of suspects count."""
     driver.policy("a", retries=1)
     driver.put("a", "poison", "innocent")
@@ -144,7 +162,9 @@ def test_poison_reaches_the_dead_letters_and_its_neighbours_are_not_charged(driv
         leases = driver.lease()
         for lease in leases:
             if lease.suspect and lease.body == b"poison":
-                assert driver.engine.start([(lease.handle, lease.fence)], now_us=driver.now) == [True]
+                assert driver.engine.start([(lease.handle, lease.fence)], now_us=driver.now) == [
+                    True
+                ]
         driver.later(60)
     (left,) = driver.lease()
     assert (left.body, left.attempt, left.deliveries) == (b"innocent", 1, 4)
@@ -152,7 +172,9 @@ def test_poison_reaches_the_dead_letters_and_its_neighbours_are_not_charged(driv
     assert dead.body == b"poison"
 
 
-def test_a_dead_letter_can_be_redriven_or_dropped_and_is_forgotten_in_the_end(driver: EngineDriver) -> None:
+def test_a_dead_letter_can_be_redriven_or_dropped_and_is_forgotten_in_the_end(
+    driver: EngineDriver,
+) -> None:
     """A redriven one starts anew, behind what waits."""
     driver.policy("a", dead_ttl=100)
     driver.put("a", "1", "2", "3")
@@ -181,7 +203,12 @@ def test_a_rate_goes_on_over_several_redrives(driver: EngineDriver) -> None:
     """The first of a call is due when the caller says, so that many pages keep one rate."""
     driver.put("a", "1", "2", "3", "4")
     driver.settle(driver.lease(4), "dead")
-    assert [driver.engine.dead_redrive(limit=2, first_us=first * SECOND, spacing_us=SECOND, now_us=driver.now) for first in (0, 2)] == [2, 2]
+    assert [
+        driver.engine.dead_redrive(
+            limit=2, first_us=first * SECOND, spacing_us=SECOND, now_us=driver.now
+        )
+        for first in (0, 2)
+    ] == [2, 2]
     assert driver.run() == ["1"]
     driver.later(2)
     assert driver.run() == ["2", "3"]
@@ -205,8 +232,12 @@ def test_acks_can_publish_what_comes_next(driver: EngineDriver) -> None:
     driver.put("a", "x", id="parent")
     (lease,) = driver.lease()
     done = [Settlement(lease.handle, lease.fence)]
-    assert driver.engine.settle(done, publish={0: [Draft("b", b"next")]}, now_us=driver.now) == ["acked"]
-    assert driver.engine.settle(done, publish={0: [Draft("b", b"next")]}, now_us=driver.now) == ["lost"]
+    assert driver.engine.settle(done, publish={0: [Draft("b", b"next")]}, now_us=driver.now) == [
+        "acked"
+    ]
+    assert driver.engine.settle(done, publish={0: [Draft("b", b"next")]}, now_us=driver.now) == [
+        "lost"
+    ]
     (following,) = driver.lease()
     assert (following.topic, following.id) == ("b", "parent:0")
     driver.settle([following])

@@ -1,4 +1,7 @@
-"""Policies of exact topics: one acts at once on its topic's lanes, and on nothing else, however many there are."""
+"""
+Policies of exact topics: one acts at once on its topic's lanes, and on nothing else, however many
+there are.
+"""
 
 from __future__ import annotations
 
@@ -61,12 +64,22 @@ def test_the_table_in_memory_has_patterns_only(driver: EngineDriver) -> None:
     """Topics are listed page by page, and looked up one by one."""
     driver.policy("t.*", retries=3)
     topics = [f"t.{n}" for n in range(25)]
-    driver.engine.policy_set_many("code", [(topic, {"rate": 5}) for topic in topics], now_us=driver.now)
+    driver.engine.policy_set_many(
+        "code", [(topic, {"rate": 5}) for topic in topics], now_us=driver.now
+    )
     driver.policy("t.3", layer="operator", paused=True)
     book = driver.engine.policies()
     assert book.rows() == [("code", "t.*", {"retries": 3})]
-    assert book.why("t.3") == {"paused": (True, "operator", "t.3"), "rate": (5.0, "code", "t.3"), "retries": (3, "code", "t.*")}
-    assert (book.resolve("t.4").rate, book.resolve("t.4").retries, book.resolve("u").rate) == (5.0, 3, None)
+    assert book.why("t.3") == {
+        "paused": (True, "operator", "t.3"),
+        "rate": (5.0, "code", "t.3"),
+        "retries": (3, "code", "t.*"),
+    }
+    assert (book.resolve("t.4").rate, book.resolve("t.4").retries, book.resolve("u").rate) == (
+        5.0,
+        3,
+        None,
+    )
     assert driver.engine.policy_own("t.3") == {"code": {"rate": 5.0}, "operator": {"paused": True}}
     assert driver.engine.policy_own("u") == {}
     expected: dict[str, object] = {topic: {"code": {"rate": 5.0}} for topic in topics}
@@ -75,7 +88,9 @@ def test_the_table_in_memory_has_patterns_only(driver: EngineDriver) -> None:
 
 
 def test_patterns_and_layers_stand_between_as_they_do_for_patterns(driver: EngineDriver) -> None:
-    """An operator's pattern goes before the code's exact policy, field by field; a later pattern too."""
+    """
+    An operator's pattern goes before the code's exact policy, field by field; a later pattern too.
+    """
     driver.policy("a.*", layer="operator", retries=0)
     driver.policy("a.1", retries=5, weight=2)
     found = driver.engine.policy_of("a.1")
@@ -92,12 +107,27 @@ def test_patterns_and_layers_stand_between_as_they_do_for_patterns(driver: Engin
 
 
 def test_many_are_set_together(driver: EngineDriver) -> None:
-    """Topics and patterns mixed, the same topic twice, removed ones; the answer is what each sets now."""
+    """
+    Topics and patterns mixed, the same topic twice, removed ones; the answer is what each sets now.
+    """
     told = driver.engine.policy_set_many(
-        "code", [("a", {"rate": 5}), ("b.*", {"retries": 1}), ("a", {"weight": 2}), ("b.1", {"paused": True}), ("a", {"rate": None})],
+        "code",
+        [
+            ("a", {"rate": 5}),
+            ("b.*", {"retries": 1}),
+            ("a", {"weight": 2}),
+            ("b.1", {"paused": True}),
+            ("a", {"rate": None}),
+        ],
         now_us=driver.now,
-    )  # fmt: skip
-    assert told == [{"rate": 5.0}, {"retries": 1}, {"rate": 5.0, "weight": 2.0}, {"paused": True}, {"weight": 2.0}]
+    )
+    assert told == [
+        {"rate": 5.0},
+        {"retries": 1},
+        {"rate": 5.0, "weight": 2.0},
+        {"paused": True},
+        {"weight": 2.0},
+    ]
     assert own_of_all(driver) == {"a": {"code": {"weight": 2.0}}, "b.1": {"code": {"paused": True}}}
     assert driver.engine.policy_reset("code", "a", now_us=driver.now)
     assert not driver.engine.policy_reset("code", "a", now_us=driver.now)
@@ -106,16 +136,24 @@ def test_many_are_set_together(driver: EngineDriver) -> None:
     assert driver.engine.policy_set_many("code", [], now_us=driver.now) == []
 
 
-@pytest.mark.parametrize("fields", [{"rate": "fast"}, {"gate": "nowhere"}, {"window": 5}, {"tier": "nowhere"}])
-def test_a_batch_with_a_bad_one_changes_nothing(driver: EngineDriver, fields: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "fields", [{"rate": "fast"}, {"gate": "nowhere"}, {"window": 5}, {"tier": "nowhere"}]
+)
+def test_a_batch_with_a_bad_one_changes_nothing(
+    driver: EngineDriver, fields: dict[str, object]
+) -> None:
     """The error names its topic."""
     with pytest.raises(BadPolicy, match=r"policy b"):
-        driver.engine.policy_set_many("code", [("a", {"rate": 5}), ("b", fields)], now_us=driver.now)
+        driver.engine.policy_set_many(
+            "code", [("a", {"rate": 5}), ("b", fields)], now_us=driver.now
+        )
     assert own_of_all(driver) == {}
 
 
 def test_a_pattern_that_takes_away_what_an_exact_policy_needs(driver: EngineDriver) -> None:
-    """The exact policy stays as it is; the field that needs it has no effect until it is there again."""
+    """
+    The exact policy stays as it is; the field that needs it has no effect until it is there again.
+    """
     driver.policy("a.*", merge="last")
     driver.policy("a.1", window=5)
     driver.policy("a.*", merge=None)
@@ -150,7 +188,9 @@ def test_the_body_limit_of_an_exact_policy_holds_for_every_publisher(driver: Eng
 
 
 def test_what_is_decided_at_publish_follows_an_exact_policy_at_once(driver: EngineDriver) -> None:
-    """Serial, merge, ttl and backlog: set, changed and removed after messages were published without."""
+    """
+    Serial, merge, ttl and backlog: set, changed and removed after messages were published without.
+    """
     driver.put("a", "0", key="k")
     driver.policy("a", serial=True)
     driver.put("a", "1", "2", key="k")
@@ -194,7 +234,9 @@ def test_an_exact_policy_takes_its_topic_out_of_the_bucket(driver: EngineDriver)
 
 @pytest.mark.parametrize("own", [{}, {"weight": 2}], ids=str)
 @pytest.mark.parametrize("shape", [{}, {"buckets": 1}, {"partitions": 2}], ids=str)
-def test_an_exact_policy_that_changes_nothing_places_no_lane(driver: EngineDriver, shape: dict[str, Any], own: dict[str, Any]) -> None:
+def test_an_exact_policy_that_changes_nothing_places_no_lane(
+    driver: EngineDriver, shape: dict[str, Any], own: dict[str, Any]
+) -> None:
     """Here one whose rest is over: it wakes with the next tick or lease."""
     driver.policy("b.*", **shape)
     driver.policy("b.1", **own)
@@ -208,7 +250,9 @@ def test_an_exact_policy_that_changes_nothing_places_no_lane(driver: EngineDrive
 
 def test_exact_policies_under_a_bucket_that_comes_later(driver: EngineDriver) -> None:
     """Their topics keep lanes of their own."""
-    driver.engine.policy_set_many("code", [(f"b.{n}", {"weight": 2}) for n in range(5)], now_us=driver.now)
+    driver.engine.policy_set_many(
+        "code", [(f"b.{n}", {"weight": 2}) for n in range(5)], now_us=driver.now
+    )
     driver.policy("b.*", buckets=1, concurrency=1)
     for n in range(10):
         driver.put(f"b.{n}", str(n))
@@ -216,7 +260,9 @@ def test_exact_policies_under_a_bucket_that_comes_later(driver: EngineDriver) ->
     assert len(own_of_all(driver)) == 5
 
 
-def test_exact_policies_of_partitioned_topics_hold_for_all_their_lanes(driver: EngineDriver) -> None:
+def test_exact_policies_of_partitioned_topics_hold_for_all_their_lanes(
+    driver: EngineDriver,
+) -> None:
     """Whether the partitions are the topic's own or a pattern's, and whichever came first."""
     driver.policy("p.1", partitions=4)
     driver.policy("p.2", paused=True)
@@ -249,7 +295,10 @@ def test_a_partitioned_topic_that_is_in_use_is_left_alone(driver: EngineDriver) 
 
 
 def test_programs_have_layers_of_their_own(driver: EngineDriver) -> None:
-    """Together they are the code's; what was set at run time goes before, and what goes before comes back when it is reset."""
+    """
+    Together they are the code's; what was set at run time goes before, and what goes before comes
+    back when it is reset.
+    """
     for name in ("a.*", "a.1"):
         driver.policy(name, layer="program:shop", retries=1, weight=2)
         driver.policy(name, layer="program:billing", retries=1, concurrency=3)
@@ -258,13 +307,24 @@ def test_programs_have_layers_of_their_own(driver: EngineDriver) -> None:
         policy = driver.engine.policy_of(topic)
         assert (policy.retries, policy.weight, policy.concurrency) == (1, 4.0, 3)
     own = driver.engine.policy_own("a.1")
-    assert (own["program:shop"], own["program:billing"]) == ({"retries": 1, "weight": 2.0}, {"retries": 1, "concurrency": 3})
+    assert (own["program:shop"], own["program:billing"]) == (
+        {"retries": 1, "weight": 2.0},
+        {"retries": 1, "concurrency": 3},
+    )
     for name in ("a.*", "a.1"):
         assert driver.engine.policy_reset("code", name, now_us=driver.now)
         assert driver.engine.policy_reset("program:billing", name, now_us=driver.now)
-    assert driver.engine.policies().source_rows() == [("program:shop", "a.*", {"retries": 1, "weight": 2.0})]
-    assert driver.engine.policy_own("a.1") == {"code": {"retries": 1, "weight": 2.0}, "program:shop": {"retries": 1, "weight": 2.0}}
-    assert (driver.engine.policy_of("a.1").weight, driver.engine.policy_of("a.2").concurrency) == (2.0, None)
+    assert driver.engine.policies().source_rows() == [
+        ("program:shop", "a.*", {"retries": 1, "weight": 2.0})
+    ]
+    assert driver.engine.policy_own("a.1") == {
+        "code": {"retries": 1, "weight": 2.0},
+        "program:shop": {"retries": 1, "weight": 2.0},
+    }
+    assert (driver.engine.policy_of("a.1").weight, driver.engine.policy_of("a.2").concurrency) == (
+        2.0,
+        None,
+    )
 
 
 @pytest.mark.parametrize("name", ["a.*", "a"])
@@ -280,7 +340,9 @@ def test_a_program_declares_no_other_value_than_another(driver: EngineDriver, na
     assert driver.engine.policy_of("a.1" if name == "a.*" else "a").rate == 6.0
 
 
-def test_what_code_set_before_programs_had_names_goes_when_a_program_declares_it(driver: EngineDriver) -> None:
+def test_what_code_set_before_programs_had_names_goes_when_a_program_declares_it(
+    driver: EngineDriver,
+) -> None:
     driver.policy("a", layer="program:", rate=5, weight=2)
     driver.policy("a", layer="program:shop", rate=6)
     assert driver.engine.policy_of("a").rate == 6.0
@@ -290,11 +352,17 @@ def test_what_code_set_before_programs_had_names_goes_when_a_program_declares_it
 
 def test_patterns_that_are_set_together_are_checked_together(driver: EngineDriver) -> None:
     """Their order does not matter, and one that contradicts another changes nothing."""
-    driver.engine.policy_set_many("code", [("a.b.*", {"window": 5}), ("a.*", {"merge": "last"})], now_us=driver.now)
+    driver.engine.policy_set_many(
+        "code", [("a.b.*", {"window": 5}), ("a.*", {"merge": "last"})], now_us=driver.now
+    )
     with pytest.raises(BadPolicy, match="window"):
-        driver.engine.policy_set_many("code", [("c.*", {"rate": 5}), ("a.*", {"merge": None})], now_us=driver.now)
+        driver.engine.policy_set_many(
+            "code", [("c.*", {"rate": 5}), ("a.*", {"merge": None})], now_us=driver.now
+        )
     assert [row[1] for row in driver.engine.policies().rows()] == ["a.*", "a.b.*"]
-    driver.engine.policy_set_many("code", [("a.*", {"merge": None}), ("a.b.*", {"window": None})], now_us=driver.now)
+    driver.engine.policy_set_many(
+        "code", [("a.*", {"merge": None}), ("a.b.*", {"window": None})], now_us=driver.now
+    )
     assert driver.engine.policies().rows() == []
 
 
@@ -311,7 +379,9 @@ def test_what_is_kept_of_a_program_is_swapped(driver: EngineDriver) -> None:
     assert engine.programs() == {}
 
 
-def test_an_exact_policy_holds_for_lanes_that_are_left_from_other_partitions(driver: EngineDriver) -> None:
+def test_an_exact_policy_holds_for_lanes_that_are_left_from_other_partitions(
+    driver: EngineDriver,
+) -> None:
     """They are remembered for a moment after they are empty, and may come back."""
     driver.policy("q.*", partitions=4)
     for n in range(16):

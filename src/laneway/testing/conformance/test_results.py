@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from laneway.engines.base import ABORT, CHANGED, ENDED, FLOW_HEADER, KEEPS_HEADER, NEEDS_HEADER, TASK_HEADER
+from laneway.engines.base import (
+    ABORT,
+    CHANGED,
+    ENDED,
+    FLOW_HEADER,
+    KEEPS_HEADER,
+    NEEDS_HEADER,
+    TASK_HEADER,
+)
 from laneway.errors import BadMessage, UsageError
 from laneway.message import Draft, Kept, Note, Settlement
 from laneway.testing.engine_driver import EngineDriver
@@ -34,12 +42,20 @@ def signals(driver: EngineDriver, *numbers: int, to: str = "x") -> list[str]:
 
 
 def test_an_outcome_is_kept_with_the_end(driver: EngineDriver) -> None:
-    """In the same step as the ack or the death; not of a lease that is lost, nor of a message that comes again."""
+    """
+    In the same step as the ack or the death; not of a lease that is lost, nor of a message that
+    comes again.
+    """
     driver.put("a", "1", "2", "3", "4")
     leases = driver.lease()
     ends = [
         Settlement(lease.handle, fence, action, id=lease.id, outcome=action.encode(), keep_us=HOUR)
-        for lease, fence, action in zip(leases, [0, *(lease.fence for lease in leases[1:])], ["ack", "ack", "dead", "retry"], strict=True)
+        for lease, fence, action in zip(
+            leases,
+            [0, *(lease.fence for lease in leases[1:])],
+            ["ack", "ack", "dead", "retry"],
+            strict=True,
+        )
     ]
     assert driver.engine.settle(ends, now_us=driver.now) == ["lost", "acked", "died", "retried"]
     told = driver.engine.kept([(lease.id, "a") for lease in leases], now_us=driver.now)
@@ -54,7 +70,10 @@ def test_a_note_needs_the_lease(driver: EngineDriver) -> None:
     (receipt,) = driver.put("a", "1")
     (lease,) = driver.lease()
     note = Note(receipt.id, "a", b"half", HOUR, lease.handle, lease.fence)
-    assert driver.engine.note([note, Note(receipt.id, "a", b"wrong", HOUR, lease.handle, lease.fence + 1)], now_us=driver.now) == [True, False]
+    assert driver.engine.note(
+        [note, Note(receipt.id, "a", b"wrong", HOUR, lease.handle, lease.fence + 1)],
+        now_us=driver.now,
+    ) == [True, False]
     assert kept(driver, receipt.id) == Kept(None, b"half")
     driver.settle([lease])
     assert driver.engine.note([note], now_us=driver.now) == [False]
@@ -63,7 +82,9 @@ def test_a_note_needs_the_lease(driver: EngineDriver) -> None:
 
 
 @pytest.mark.parametrize("on_expiry", ["drop", "dead"])
-def test_ends_that_no_handler_told_are_kept_where_it_is_wanted(driver: EngineDriver, on_expiry: str) -> None:
+def test_ends_that_no_handler_told_are_kept_where_it_is_wanted(
+    driver: EngineDriver, on_expiry: str
+) -> None:
     driver.policy("a", on_expiry=on_expiry, retries=0)
     driver.put("a", "1", id="expired", ttl_us=SECOND, headers=KEEPS)
     driver.put("a", "2", id="nobody asks", ttl_us=SECOND)
@@ -73,7 +94,10 @@ def test_ends_that_no_handler_told_are_kept_where_it_is_wanted(driver: EngineDri
     driver.engine.topic_purge("a", now_us=driver.now)
     driver.put("a", "4", id="dead", headers=KEEPS)
     driver.settle(driver.lease(), "retry")
-    ends = {name: kept(driver, name).outcome or b"" for name in ("expired", "nobody asks", "purged", "dead")}
+    ends = {
+        name: kept(driver, name).outcome or b""
+        for name in ("expired", "nobody asks", "purged", "dead")
+    }
     assert b'"expired"' in ends["expired"]
     assert ends["nobody asks"] == b""
     cancelled = msgspec.json.decode(ends["purged"])
@@ -97,7 +121,11 @@ def test_what_waits_is_cancelled(driver: EngineDriver) -> None:
         assert driver.engine.withdraw(name, "a", now_us=driver.now) == "unknown"
         outcome = kept(driver, name).outcome
         assert outcome is not None
-        assert msgspec.json.decode(outcome) == {"status": "cancelled", "topic": "a", "published_us": driver.now}
+        assert msgspec.json.decode(outcome) == {
+            "status": "cancelled",
+            "topic": "a",
+            "published_us": driver.now,
+        }
     assert driver.run() == ["4"], "the next of its key comes forward"
     assert [check for check in driver.engine.doctor() if not check.ok] == []
 
@@ -133,7 +161,10 @@ def test_who_listens_hears_of_each_end(driver: EngineDriver) -> None:
     while not notified:
         notified = listener.poll(SOON)
     assert notified == [first.id]
-    ends = [Settlement(lease.handle, lease.fence, id=lease.id, outcome=b"so", keep_us=HOUR) for lease in driver.lease()]
+    ends = [
+        Settlement(lease.handle, lease.fence, id=lease.id, outcome=b"so", keep_us=HOUR)
+        for lease in driver.lease()
+    ]
     settling = threading.Timer(0.05, driver.engine.settle, [ends], {"now_us": driver.now})
     settling.start()
     notified = listener.poll(SOON)
@@ -149,7 +180,10 @@ def test_who_listens_hears_of_each_end(driver: EngineDriver) -> None:
 
 
 def test_a_message_waits_for_its_signals(driver: EngineDriver) -> None:
-    """Each counts once, however often it is told; their bodies come behind its own, and its ttl begins then."""
+    """
+    Each counts once, however often it is told; their bodies come behind its own, and its ttl begins
+    then.
+    """
     driver.policy("a", ttl=5)
     driver.put("a", "own", id="x", headers=waits_for(3), delay_us=HOUR)
     driver.later(100)
@@ -172,18 +206,24 @@ def test_signal_0_ends_the_waiting(driver: EngineDriver) -> None:
 
 
 def test_the_signal_that_ends_the_waiting_says_when_and_for_how_long(driver: EngineDriver) -> None:
-    """Its delay or time, and the ttl, which counts from the message's publish; without them those of the policy."""
+    """
+    Its delay or time, and the ttl, which counts from the message's publish; without them those of
+    the policy.
+    """
     driver.policy("a", ttl=50)
     for name in ("later", "at", "expired", "plain"):
         driver.put("a", name, id=name, headers={NEEDS_HEADER: "1"})
     driver.later(10)
     now = driver.now
-    driver.engine.put([
-        Draft("a", b"s", id="later", signal=1, delay_us=5 * SECOND, ttl_us=30 * SECOND),
-        Draft("a", b"s", id="at", signal=1, at_us=now + 6 * SECOND, ttl_us=15 * SECOND),
-        Draft("a", b"s", id="expired", signal=1, ttl_us=9 * SECOND),
-        Draft("a", b"s", id="plain", signal=1),
-    ], now_us=now)  # fmt: skip
+    driver.engine.put(
+        [
+            Draft("a", b"s", id="later", signal=1, delay_us=5 * SECOND, ttl_us=30 * SECOND),
+            Draft("a", b"s", id="at", signal=1, at_us=now + 6 * SECOND, ttl_us=15 * SECOND),
+            Draft("a", b"s", id="expired", signal=1, ttl_us=9 * SECOND),
+            Draft("a", b"s", id="plain", signal=1),
+        ],
+        now_us=now,
+    )
     assert driver.run() == ["plain"]
     driver.later(5.5)
     assert driver.run() == ["later"]
@@ -193,22 +233,37 @@ def test_the_signal_that_ends_the_waiting_says_when_and_for_how_long(driver: Eng
 
 
 def test_signals_come_with_the_end_of_another(driver: EngineDriver) -> None:
-    """With an ack, and with a refusal; not with a lease that is lost, and not over a full backlog's limit."""
+    """
+    With an ack, and with a refusal; not with a lease that is lost, and not over a full backlog's
+    limit.
+    """
     driver.policy("a", max_backlog=1)
     driver.put("a", "own", id="x", headers=waits_for(2))
     driver.put("b", "1", "2", "3")
     leases = driver.lease()
-    ends = [Settlement(lease.handle, lease.fence, action) for lease, action in zip(leases, ["ack", "dead", "retry"], strict=True)]
+    ends = [
+        Settlement(lease.handle, lease.fence, action)
+        for lease, action in zip(leases, ["ack", "dead", "retry"], strict=True)
+    ]
     told = {n: [Draft("a", b"%d" % n, id="x", signal=n + 1)] for n in range(3)}
-    assert driver.engine.settle([Settlement(leases[0].handle, 0)], publish={0: told[2]}, now_us=driver.now) == ["lost"]
-    assert driver.engine.settle(ends, publish=told, now_us=driver.now) == ["acked", "died", "retried"]
+    assert driver.engine.settle(
+        [Settlement(leases[0].handle, 0)], publish={0: told[2]}, now_us=driver.now
+    ) == ["lost"]
+    assert driver.engine.settle(ends, publish=told, now_us=driver.now) == [
+        "acked",
+        "died",
+        "retried",
+    ]
     (lease,) = driver.lease(topics=["a"])
     assert lease.bodies == [b"own", b"0", b"1"]
 
 
 def test_a_message_that_waits_for_signals_can_go(driver: EngineDriver) -> None:
     """Cancelled or purged, it leaves nothing; one that is put anew begins from nothing."""
-    for go in (lambda: driver.engine.withdraw("x", "a", now_us=driver.now), lambda: driver.engine.topic_purge("a", now_us=driver.now)):
+    for go in (
+        lambda: driver.engine.withdraw("x", "a", now_us=driver.now),
+        lambda: driver.engine.topic_purge("a", now_us=driver.now),
+    ):
         driver.put("a", "own", id="x", headers=waits_for(2))
         signals(driver, 1)
         go()
@@ -226,20 +281,28 @@ def test_a_wrong_number_of_signals_is_refused(driver: EngineDriver, count: str) 
 
 
 def test_what_follows_a_message_is_told_of_its_end(driver: EngineDriver) -> None:
-    """By a message in its topic, whatever the end; of one that has ended the outcome is there at once."""
+    """
+    By a message in its topic, whatever the end; of one that has ended the outcome is there at once.
+    """
     driver.policy("a", max_backlog=1, merge="first", ttl=5)
     (receipt,) = driver.put("a", "1", id="x", headers=KEEPS)
     assert driver.engine.follow("x", "a", b'["one"]') is None
     assert driver.engine.follow("x", "a", b'["two"]') is None
     (lease,) = driver.lease()
     driver.put("a", "fills it")
-    end = Settlement(lease.handle, lease.fence, id=receipt.id, outcome=b'{"status":"success"}', keep_us=HOUR)
+    end = Settlement(
+        lease.handle, lease.fence, id=receipt.id, outcome=b'{"status":"success"}', keep_us=HOUR
+    )
     driver.engine.settle([end], now_us=driver.now)
     assert driver.engine.follow("x", "a", b'["three"]') == b'{"status":"success"}'
     driver.later(10)
     (told,) = driver.lease()
     assert told.headers == {TASK_HEADER: ENDED}
-    assert msgspec.json.decode(told.body) == {"id": "x", "outcome": {"status": "success"}, "followers": [["one"], ["two"]]}
+    assert msgspec.json.decode(told.body) == {
+        "id": "x",
+        "outcome": {"status": "success"},
+        "followers": [["one"], ["two"]],
+    }
     driver.settle([told])
     assert driver.lease() == [], "once"
 
@@ -272,7 +335,9 @@ def test_an_end_that_no_handler_told_is_told_to_its_flow(driver: EngineDriver, h
 def test_nobody_follows_what_nobody_keeps(driver: EngineDriver) -> None:
     driver.put("a", "1", id="x")
     for name in ("x", "nobody"):
-        with pytest.raises(UsageError, match=f"job {name}: nobody knows it, or nothing is kept of it"):
+        with pytest.raises(
+            UsageError, match=f"job {name}: nobody knows it, or nothing is kept of it"
+        ):
             driver.engine.follow(name, "a", b"[]")
 
 
@@ -285,16 +350,25 @@ def test_messages_with_an_end_wake_who_waits(driver: EngineDriver) -> None:
         while not waiting.running():
             pass
         ends = [Settlement(lease.handle, lease.fence) for lease in leases]
-        threading.Timer(0.1, driver.engine.settle, [ends], {"publish": {0: [Draft("b", b"2")]}, "now_us": driver.now}).start()
+        threading.Timer(
+            0.1,
+            driver.engine.settle,
+            [ends],
+            {"publish": {0: [Draft("b", b"2")]}, "now_us": driver.now},
+        ).start()
         assert waiting.result(SOON)
 
 
 # Watching a topic
 
 
-@pytest.mark.parametrize("fields", [{}, {"partitions": 4}, {"buckets": 2}, {"serial": "hold"}], ids=str)
+@pytest.mark.parametrize(
+    "fields", [{}, {"partitions": 4}, {"buckets": 2}, {"serial": "hold"}], ids=str
+)
 @pytest.mark.parametrize("action", ["ack", "dead", "purge", "delete"])
-def test_changes_of_a_watched_topic_are_notified(driver: EngineDriver, fields: dict[str, Any], action: str) -> None:
+def test_changes_of_a_watched_topic_are_notified(
+    driver: EngineDriver, fields: dict[str, Any], action: str
+) -> None:
     """Each settlement or removal; an idle topic has nothing to watch."""
     driver.policy("t.*", **fields)
     assert driver.engine.watch_topic("t.a", 60, now_us=driver.now) == []
@@ -336,19 +410,48 @@ def test_a_watch_ends(driver: EngineDriver) -> None:
     listener.close()
 
 
-IMPOSSIBLE_TIMES = ("9999999999999", "9" * 19, "9" * 30, "9" * 5000, "600,9999999999999", "-1", "nan", "", ",", "0", "1,2,3")
+IMPOSSIBLE_TIMES = (
+    "9999999999999",
+    "9" * 19,
+    "9" * 30,
+    "9" * 5000,
+    "600,9999999999999",
+    "-1",
+    "nan",
+    "",
+    ",",
+    "0",
+    "1,2,3",
+)
 
 
 def test_a_time_to_keep_that_cannot_be_harms_nobody(driver: EngineDriver) -> None:
-    """Another program may have written anything there: it counts as a hundred years, or as nothing. Death, expiry, cancelling and redrive go on."""
+    """
+    Another program may have written anything there: it counts as a hundred years, or as nothing.
+    Death, expiry, cancelling and redrive go on.
+    """
     for n, said in enumerate(IMPOSSIBLE_TIMES):
         headers = {KEEPS_HEADER: said, FLOW_HEADER: "1"}
-        drafts = [Draft("a", b"1", id=f"{name} {n}", headers=headers) for name in ("dead", "cancelled", "acked")]
-        driver.engine.put([*drafts, Draft("a", b"1", id=f"late {n}", headers=headers, ttl_us=SECOND)], now_us=driver.now)
+        drafts = [
+            Draft("a", b"1", id=f"{name} {n}", headers=headers)
+            for name in ("dead", "cancelled", "acked")
+        ]
+        driver.engine.put(
+            [*drafts, Draft("a", b"1", id=f"late {n}", headers=headers, ttl_us=SECOND)],
+            now_us=driver.now,
+        )
         assert driver.engine.withdraw(f"cancelled {n}", "a", now_us=driver.now) == "cancelled"
     driver.later(2)
     leases = driver.lease(500)
-    ends = [Settlement(lease.handle, lease.fence, "dead" if lease.id.startswith("dead") else "ack", reason="why") for lease in leases]
+    ends = [
+        Settlement(
+            lease.handle,
+            lease.fence,
+            "dead" if lease.id.startswith("dead") else "ack",
+            reason="why",
+        )
+        for lease in leases
+    ]
     assert set(driver.engine.settle(ends, now_us=driver.now)) == {"died", "acked"}
     dead = [f"dead {n}" for n in range(len(IMPOSSIBLE_TIMES))]
     assert driver.engine.dead_redrive("a", dead, now_us=driver.now) == len(dead)
@@ -360,5 +463,8 @@ def test_a_number_of_signals_that_cannot_be_is_refused(driver: EngineDriver) -> 
     """Nothing is changed, and what comes with it is refused as well, as every batch is."""
     for said in ("9" * 5000, "100001", "-1", "x", "", "0", "1.5", "\u00b2"):
         with pytest.raises(BadMessage, match=NEEDS_HEADER):
-            driver.engine.put([Draft("a", b"1"), Draft("a", b"1", headers={NEEDS_HEADER: said})], now_us=driver.now)
+            driver.engine.put(
+                [Draft("a", b"1"), Draft("a", b"1", headers={NEEDS_HEADER: said})],
+                now_us=driver.now,
+            )
     assert driver.engine.topic_stats("a", now_us=driver.now).waiting == 0

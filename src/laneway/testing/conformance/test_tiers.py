@@ -38,7 +38,10 @@ def test_tiers_of_any_names(driver: EngineDriver) -> None:
     driver.policy("vip.*", tier="vip")
     driver.put("vip.a", "2")
     assert driver.engine.policy_of("x").tier == "the rest!"
-    assert {tier.tier for tier in driver.engine.overview(now_us=driver.now).tiers} == {"vip", "the rest!"}
+    assert {tier.tier for tier in driver.engine.overview(now_us=driver.now).tiers} == {
+        "vip",
+        "the rest!",
+    }
     assert sorted(driver.run()) == ["1", "2"]
     with pytest.raises(BadPolicy, match="mid"):
         driver.policy("y", tier="mid")
@@ -67,7 +70,9 @@ def test_shares_change_at_the_next_lease(driver: EngineDriver, layer: str) -> No
 
 def test_a_tier_becomes_strict_and_fair_by_time(driver: EngineDriver) -> None:
     fill(driver, "high", "low")
-    driver.engine.tier_set("code", {"low": Tier("strict"), "high": Tier(6, "time")}, now_us=driver.now)
+    driver.engine.tier_set(
+        "code", {"low": Tier("strict"), "high": Tier(6, "time")}, now_us=driver.now
+    )
     assert shares(driver, 50) == {"low": 50}
 
 
@@ -82,7 +87,11 @@ def test_tiers_are_added_and_removed_while_others_work(driver: EngineDriver) -> 
     driver.engine.tier_set("code", {"gold": None}, now_us=driver.now)
     assert list(driver.engine.tier_layers().in_force()) == ["high", "mid", "low"]
     assert driver.engine.topic_stats("gold.1", now_us=driver.now).tier == "mid"
-    assert shares(driver) == {"high": 60, "gold": 30, "low": 10}  # the default tier has the share of gold
+    assert shares(driver) == {
+        "high": 60,
+        "gold": 30,
+        "low": 10,
+    }  # the default tier has the share of gold
 
 
 def test_a_tier_is_refused_to_go_while_one_topics_own_policy_names_it(driver: EngineDriver) -> None:
@@ -100,7 +109,11 @@ def test_the_operators_tiers_precede_the_codes_until_they_are_reset(driver: Engi
     driver.engine.tier_set("code", {"high": Tier(7)}, now_us=driver.now)
     assert driver.engine.tier_layers().in_force() == {"high": Tier(9), "mid": Tier(3)}
     assert driver.engine.tier_reset(now_us=driver.now)
-    assert driver.engine.tier_layers().in_force() == {"high": Tier(7), "mid": Tier(3), "low": Tier(1)}
+    assert driver.engine.tier_layers().in_force() == {
+        "high": Tier(7),
+        "mid": Tier(3),
+        "low": Tier(1),
+    }
     assert driver.engine.tiers == {"high": Tier(7), "mid": Tier(3), "low": Tier(1)}
     assert not driver.engine.tier_reset(now_us=driver.now)
     with pytest.raises(BadPolicy, match="default"):

@@ -79,7 +79,9 @@ def test_what_runs_and_what_is_held_back_is_found_among_many(driver: EngineDrive
 
 
 def test_a_topic_counts_whole_whose_lanes_are_many(driver: EngineDriver) -> None:
-    """Partitioned topics are compared by the sum of their lanes, topics in buckets by what is theirs."""
+    """
+    Partitioned topics are compared by the sum of their lanes, topics in buckets by what is theirs.
+    """
     driver.policy("push.a", partitions=8)
     driver.policy("mail.*", buckets=4)
     crowd(driver)
@@ -90,7 +92,10 @@ def test_a_topic_counts_whole_whose_lanes_are_many(driver: EngineDriver) -> None
 
 @pytest.mark.parametrize("order", MEASURES)
 def test_many_topics_in_few_buckets(driver: EngineDriver, order: str) -> None:
-    """Among the topics of buckets, so many are looked at that the cost does not grow with their number."""
+    """
+    Among the topics of buckets, so many are looked at that the cost does not grow with their
+    number.
+    """
     driver.policy("small.*", buckets=4)
     crowd(driver, topics=["push.a"])
     found = top(driver, order, limit=3)

@@ -1,9 +1,10 @@
 """
 Coroutine handlers on the event loop.
 
-A *slot* is a task that runs one delivery after the other, since a task of its own costs more than all else that a short handler
-needs. A slot starts the next one before it awaits, so as many run at once as there are deliveries that wait. It ends, and a fresh one
-goes on, when a handler was stopped or left something in its context variables: no handler sees another's.
+A *slot* is a task that runs one delivery after the other, since a task of its own costs more than
+all else that a short handler needs. A slot starts the next one before it awaits, so as many run at
+once as there are deliveries that wait. It ends, and a fresh one goes on, when a handler was stopped
+or left something in its context variables: no handler sees another's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ TURN_SECONDS = 0.005
 class AsyncExecutor:
     """Runs coroutine handlers; `finished` is told what each returned or raised."""
 
-    def __init__(self, finished: Callable[[Work, Any, BaseException | None], None], middlewares: HandlingMiddlewares) -> None:
+    def __init__(
+        self,
+        finished: Callable[[Work, Any, BaseException | None], None],
+        middlewares: HandlingMiddlewares,
+    ) -> None:
         self._finished = finished
         self._middlewares = middlewares if middlewares.has_middlewares else None
         self._loop = asyncio.get_running_loop()
@@ -68,15 +73,25 @@ class AsyncExecutor:
             returned: Any = None
             error: BaseException | None = None
             DELIVERY.set(work.lease if work.parts is None else work.delivery)
-            clean = contextvars.copy_context()  # taken each time: comparing with the same context costs next to nothing
+            clean = (
+                contextvars.copy_context()
+            )  # taken each time: comparing with the same context costs next to nothing
             try:
                 args, kwargs = work.arguments()
-                call = work.handler.function(*args, **kwargs) if self._middlewares is None else self._surrounded(work, args, kwargs)
+                call = (
+                    work.handler.function(*args, **kwargs)
+                    if self._middlewares is None
+                    else self._surrounded(work, args, kwargs)
+                )
                 is_limited = work.timers is not None and work.limits[1] is not None
                 returned = await (interruptible(call, running.interrupter) if is_limited else call)
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
-            is_spent = task.cancelling() > 0 or _differs(clean) or (error is not None and issubclass(type(error), GeneratorExit))
+            is_spent = (
+                task.cancelling() > 0
+                or _differs(clean)
+                or (error is not None and issubclass(type(error), GeneratorExit))
+            )
             work.runner = None
             self._finished(work, returned, error)
             if is_spent:

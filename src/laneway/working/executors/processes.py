@@ -1,8 +1,10 @@
 """
 Functions in child processes that can be killed.
 
-Each running delivery has a child of its own for as long as it runs; a thread of the worker waits for its answer. A child is a fresh interpreter that
-imports the handler by its name, or, for a handler in the main module, a copy of this process; it serves one delivery after the other until it dies.
+Each running delivery has a child of its own for as long as it runs; a thread of the worker waits
+for its answer. A child is a fresh interpreter that imports the handler by its name, or, for a
+handler in the main module, a copy of this process; it serves one delivery after the other until it
+dies.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ from laneway.working import starting
 from laneway.working.handler import DELIVERY
 from laneway.working.limits import SoftTimeLimit
 from laneway.working.logs import Style
-from laneway.working.settle import ChildDied, Portable, RemoteFailure, attribute, describe, error_text, said, text_of
+from laneway.working.settle import (
+    ChildDied,
+    Portable,
+    RemoteFailure,
+    attribute,
+    describe,
+    error_text,
+    said,
+    text_of,
+)
 from laneway.working.starting import CannotStart
 
 if TYPE_CHECKING:
@@ -46,16 +57,24 @@ TRIES = 3
 
 
 def template_for(handlers: Iterable[Handler]) -> Template | None:
-    """What children of the main module's handlers are copied from, where there are any such handlers; made before a worker starts its threads."""
-    is_needed = any(handler.kind == "process" and handler.address.startswith(f"{starting.MAIN}:") for handler in handlers)
+    """
+    What children of the main module's handlers are copied from, where there are any such handlers;
+    made before a worker starts its threads.
+    """
+    is_needed = any(
+        handler.kind == "process" and handler.address.startswith(f"{starting.MAIN}:")
+        for handler in handlers
+    )
     return starting.Template() if is_needed else None
 
 
 class ProcessCaller:
     """
-    Calls handlers in children; each thread that calls takes an idle child of the handler, or starts one.
+    Calls handlers in children; each thread that calls takes an idle child of the handler, or starts
+    one.
 
-    `began` is called, from that thread, when the handler begins: the child's own start does not count.
+    `began` is called, from that thread, when the handler begins: the child's own start does not
+    count.
     """
 
     def __init__(self, began: Callable[[Work], object], template: Template | None = None) -> None:
@@ -67,7 +86,10 @@ class ProcessCaller:
         self._closed = False
 
     def call(self, work: Work) -> Any:
-        """Run the handler in a child. Raises what it raised, ChildDied, or CannotStart where no child can be had."""
+        """
+        Run the handler in a child. Raises what it raised, ChildDied, or CannotStart where no child
+        can be had.
+        """
         arguments = work.arguments()
         for _ in range(TRIES):
             child = self._take(work)
@@ -79,13 +101,18 @@ class ProcessCaller:
                 self._began(work)
                 kind, value = child.answer()
             except (EOFError, OSError) as error:
-                raise ChildDied(f"the child process of handler {work.handler.name} {child.obituary()}") from error
+                raise ChildDied(
+                    f"the child process of handler {work.handler.name} {child.obituary()}"
+                ) from error
             finally:
                 self._give(work, child)
             if kind == "returned":
                 return value
             raise value
-        raise CannotStart(f"child processes of handler {work.handler.name} end before they are given anything; is something killing them?")
+        raise CannotStart(
+            f"child processes of handler {work.handler.name} end before they are given anything; is"
+            " something killing them?"
+        )
 
     def _take(self, work: Work) -> _Child:
         address = work.handler.address
@@ -140,15 +167,25 @@ class _Child:
         entry, args = "laneway.working.executors.processes:serve", (address, Style.present())
         try:
             is_copy = template is not None and address.startswith(f"{starting.MAIN}:")
-            self._process: Process = template.start(entry, args) if template is not None and is_copy else starting.Fresh(entry, args)
+            self._process: Process = (
+                template.start(entry, args)
+                if template is not None and is_copy
+                else starting.Fresh(entry, args)
+            )
         except OSError as error:
-            raise CannotStart(f"a child process for {address} cannot be started: {error}") from error
+            raise CannotStart(
+                f"a child process for {address} cannot be started: {error}"
+            ) from error
         self._pipe = self._process.pipe
 
     def wait_until_ready(self) -> None:
         """It can take deliveries now. Raises CannotStart, EOFError where this worker ended it."""
         try:
-            problem = self._pipe.recv() if self._pipe.poll(START_SECONDS) else f"it was not ready after {START_SECONDS:g} s"
+            problem = (
+                self._pipe.recv()
+                if self._pipe.poll(START_SECONDS)
+                else f"it was not ready after {START_SECONDS:g} s"
+            )
         except (EOFError, OSError):
             if self.is_stopped:
                 raise
@@ -158,7 +195,13 @@ class _Child:
             raise CannotStart(f"a child process for {self.address} cannot be started: {problem}")
         self.is_ready = True
 
-    def begins(self, arguments: tuple[tuple[Any, ...], dict[str, Any]], soft_time_limit: float | None, *, is_batch: bool) -> bool:
+    def begins(
+        self,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        soft_time_limit: float | None,
+        *,
+        is_batch: bool,
+    ) -> bool:
         """Give it a delivery; False: it had ended before."""
         try:
             self._pipe.send((arguments, soft_time_limit, is_batch))
@@ -226,8 +269,8 @@ def serve(pipe: Connection, address: str, style: Style) -> None:
 
 def _leave_signals_to_the_worker() -> None:
     """
-    A Ctrl-C in the terminal and a service manager's SIGTERM reach all processes; when this one ends is the worker's decision. Processes that the
-    handler starts are not concerned.
+    A Ctrl-C in the terminal and a service manager's SIGTERM reach all processes; when this one ends
+    is the worker's decision. Processes that the handler starts are not concerned.
     """
 
     def stay(_signal: int, _frame: object) -> None:
@@ -251,7 +294,10 @@ def _answer(function: Callable[..., Any], call: bytes) -> tuple[str, Any]:
         return "raised", _portable(error)
     kind = type(returned)  # not isinstance, here and below: it asks what the handler has made
     if is_batch and issubclass(kind, list):
-        return "returned", [_portable(one) if issubclass(type(one), BaseException) else None for one in list.copy(returned)]
+        return "returned", [
+            _portable(one) if issubclass(type(one), BaseException) else None
+            for one in list.copy(returned)
+        ]
     return "returned", returned if issubclass(kind, Portable) else None
 
 
@@ -272,7 +318,10 @@ def _portable(error: BaseException) -> BaseException:
 
 
 def _plain_signal(error: BaseException) -> BaseException | None:
-    """Without what a user's subclass may have added: it has to survive the pipe. None: it is no signal."""
+    """
+    Without what a user's subclass may have added: it has to survive the pipe. None: it is no
+    signal.
+    """
     kind, reason = type(error), said(error, "reason") or ""
     if issubclass(kind, Reject):
         return Reject(reason, error=said(error, "error"))
@@ -285,12 +334,19 @@ def _plain_signal(error: BaseException) -> BaseException | None:
 
 def _plain_delay(error: BaseException, name: str) -> Any:
     delay = attribute(error, name)
-    return delay if delay is None or type(delay) in (int, float, str, timedelta) else texts.shown(delay)  # the worker tells what is none
+    return (
+        delay
+        if delay is None or type(delay) in (int, float, str, timedelta)
+        else texts.shown(delay)
+    )  # the worker tells what is none
 
 
 @contextlib.contextmanager
 def _soft_limit(seconds: float | None) -> Iterator[None]:
-    """Raise SoftTimeLimit after so many seconds, also in the middle of a sleep; not on systems without SIGALRM."""
+    """
+    Raise SoftTimeLimit after so many seconds, also in the middle of a sleep; not on systems without
+    SIGALRM.
+    """
     if seconds is None or not hasattr(signal, "setitimer"):
         yield
         return

@@ -1,8 +1,9 @@
 """
 Plain functions in threads.
 
-Threads take deliveries from one deque. A thread that takes one while more are waiting wakes the next thread first, so that blocking
-handlers get a thread each, while for short ones the running thread has emptied the deque before the other gets the interpreter.
+Threads take deliveries from one deque. A thread that takes one while more are waiting wakes the
+next thread first, so that blocking handlers get a thread each, while for short ones the running
+thread has emptied the deque before the other gets the interpreter.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
 
 class ThreadExecutor:
     """
-    Runs functions in at most `most` threads; `ring` is called, from a thread, when there is something to `collect`.
+    Runs functions in at most `most` threads; `ring` is called, from a thread, when there is
+    something to `collect`.
 
-    A thread cannot be killed: one whose handler is given up is replaced, and ends when its handler does.
+    A thread cannot be killed: one whose handler is given up is replaced, and ends when its handler
+    does.
     """
 
     def __init__(self, most: int, call: Call, notify: Callable[[], None], pause: Pause) -> None:
@@ -98,7 +101,9 @@ class _Runner(threading.Thread):
         self.wakeup = threading.Lock()
         self.wakeup.acquire()
         self._executor = executor
-        self._lock = threading.Lock()  # held while an exception is aimed at the thread, and while its target changes
+        self._lock = (
+            threading.Lock()
+        )  # held while an exception is aimed at the thread, and while its target changes
         self._work: Work | None = None
         self._abandoned = False
 

@@ -1,15 +1,17 @@
 -- The store of one namespace: one file, one shard.
 --
--- Design. What is served next is decided by *lanes*, of which there is a row only while something of them waits, is leased
--- or has to be remembered for a moment: an idle topic has no row anywhere. Partial indexes over lanes are the two indexes of
--- the design: `lane_runnable` by virtual time and `lane_timer` by clock. Messages are looked at only once their lane has
--- been chosen.
+-- Design. What is served next is decided by *lanes*, of which there is a row only while something
+-- of them waits, is leased or has to be remembered for a moment: an idle topic has no row anywhere.
+-- Partial indexes over lanes are the two indexes of the design: `lane_runnable` by virtual time and
+-- `lane_timer` by clock. Messages are looked at only once their lane has been chosen.
 --
--- A message costs two rows while it waits (`message`, appended; `ready`, the order in its lane) and two while it is leased
--- (`message`; `lease`, appended, because fences grow). Everything else (keys, merges, ids of the user's own, deadlines of
--- messages with a ttl) is a table that only those pay for who use it. A lease's deadline is one event for its whole batch.
+-- A message costs two rows while it waits (`message`, appended; `ready`, the order in its lane) and
+-- two while it is leased (`message`; `lease`, appended, because fences grow). Everything else
+-- (keys, merges, ids of the user's own, deadlines of messages with a ttl) is a table that only
+-- those pay for who use it. A lease's deadline is one event for its whole batch.
 --
--- Times are integer microseconds since 1970, rate clocks (tat) quarter microseconds: see engines/fairness.py.
+-- Times are integer microseconds since 1970, rate clocks (tat) quarter microseconds: see
+-- engines/fairness.py.
 
 CREATE TABLE shard (                     -- one row: counters, and the clock that never goes back
     one            INTEGER PRIMARY KEY CHECK (one = 1),
@@ -33,11 +35,14 @@ CREATE TABLE shard (                     -- one row: counters, and the clock tha
     lanes          INTEGER NOT NULL DEFAULT 0
 );
 
-CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;  -- tiers, limits of the namespace (JSON)
+-- tiers, limits of the namespace (JSON)
+CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
-CREATE TABLE policy (layer TEXT NOT NULL, pattern TEXT NOT NULL, fields TEXT NOT NULL, PRIMARY KEY (layer, pattern)) WITHOUT ROWID;
+CREATE TABLE policy (layer TEXT NOT NULL, pattern TEXT NOT NULL, fields TEXT NOT NULL,
+    PRIMARY KEY (layer, pattern)) WITHOUT ROWID;
 
-CREATE TABLE sweep (                     -- a changed pattern whose lanes have not all been placed anew yet
+-- a changed pattern whose lanes have not all been placed anew yet
+CREATE TABLE sweep (
     pattern TEXT PRIMARY KEY,
     after   TEXT NOT NULL                -- the last lane's name that was done
 ) WITHOUT ROWID;
@@ -55,16 +60,19 @@ CREATE TABLE tier_queue (                      -- one tier of one pool
 
 CREATE TABLE gate (
     name        TEXT PRIMARY KEY,
-    code        TEXT,                    -- the limits as the code and as the operator set them (JSON); the operator's count
+    -- the limits as the code and as the operator set them (JSON); the operator's count
+    code        TEXT,
     operator    TEXT,
     tat         INTEGER NOT NULL DEFAULT 0,
     leased      INTEGER NOT NULL DEFAULT 0,
     open        INTEGER NOT NULL DEFAULT 1,
-    wake        INTEGER                  -- when a shut gate's next permit comes; NULL: open, or it waits for a settle
+    -- when a shut gate's next permit comes; NULL: open, or it waits for a settle
+    wake        INTEGER
 ) WITHOUT ROWID;
 CREATE INDEX gate_timer ON gate (wake) WHERE wake IS NOT NULL;
 
-CREATE TABLE gate_entry (                -- a gate stands in each tier that has lanes at it as one entry: that of its first lane
+-- a gate stands in each tier that has lanes at it as one entry: that of its first lane
+CREATE TABLE gate_entry (
     tier_queue INTEGER NOT NULL,
     gate TEXT NOT NULL,
     vt   INTEGER NOT NULL,
@@ -78,9 +86,11 @@ CREATE INDEX gate_entry_gate ON gate_entry (gate);
 CREATE TABLE lane (
     lane       INTEGER PRIMARY KEY,
     name       TEXT NOT NULL UNIQUE,     -- the topic; topic ␟ partition; ␞ pattern ␟ bucket
-    rule       TEXT,                     -- what its policy is resolved for, where that is not its name: the topic, or a bucket's pattern
+    -- what its policy is resolved for, where that is not its name: the topic, or a bucket's pattern
+    rule       TEXT,
     tier_queue       INTEGER NOT NULL,
-    place      INTEGER NOT NULL,         -- 0 idle · 1 runnable · 2 asleep · 3 at its gate · 4 full · 5 paused
+    -- 0 idle · 1 runnable · 2 asleep · 3 at its gate · 4 full · 5 paused
+    place      INTEGER NOT NULL,
     wake       INTEGER,                  -- asleep: until then · idle: forgotten then
     vt         INTEGER NOT NULL,
     gate       TEXT,
@@ -93,11 +103,14 @@ CREATE TABLE lane (
     published  INTEGER NOT NULL,
     delivered  INTEGER NOT NULL,
     done       INTEGER NOT NULL,
-    seen       INTEGER NOT NULL,         -- deliveries are counted in windows: when the present one began,
+    -- deliveries are counted in windows: when the present one began,
+    seen       INTEGER NOT NULL,
     lately     INTEGER NOT NULL,         -- how many in it,
     before     INTEGER NOT NULL,         -- and in the one before
-    more       TEXT,                     -- what few lanes have: rests, troubles counted, costs (JSON, see rows.Lane)
-    big        INTEGER,                  -- size classes for the top lists, see classes.py; NULL: too small to matter
+    -- what few lanes have: rests, troubles counted, costs (JSON, see rows.Lane)
+    more       TEXT,
+    -- size classes for the top lists, see classes.py; NULL: too small to matter
+    big        INTEGER,
     old        INTEGER,
     busy       INTEGER,
     slow       INTEGER
@@ -120,7 +133,8 @@ CREATE TABLE message (
     published  INTEGER NOT NULL,
     expires    INTEGER,
     serial     INTEGER NOT NULL,         -- 0 no · 1 hold · 2 yield
-    odd        INTEGER NOT NULL,         -- 1: its sequence number and its place in the order may disagree (cursors look here)
+    -- 1: its sequence number and its place in the order may disagree (cursors look here)
+    odd        INTEGER NOT NULL,
     key        TEXT,
     id         TEXT,                     -- of the user's own
     topic      TEXT,                     -- where the lane is a bucket
@@ -153,14 +167,18 @@ CREATE TABLE lease (
     lane     INTEGER NOT NULL,
     deadline INTEGER NOT NULL,
     granted  INTEGER NOT NULL,
-    charge   INTEGER NOT NULL,           -- microseconds of work charged at hand-out, in tiers that are fair by time
+    -- microseconds of work charged at hand-out, in tiers that are fair by time
+    charge   INTEGER NOT NULL,
     started  INTEGER NOT NULL,           -- 1: the start of this suspect is recorded
     gate     TEXT,
-    empty    TEXT,                       -- at most once: the message is gone; "" or the serial key whose slot this keeps
+    -- at most once: the message is gone; "" or the serial key whose slot this keeps
+    empty    TEXT,
     gone     INTEGER NOT NULL DEFAULT 0  -- its topic was deleted
 );
 
-CREATE TABLE part (mid INTEGER NOT NULL, n INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (mid, n)) WITHOUT ROWID;  -- merge = all
+-- merge = all
+CREATE TABLE part (mid INTEGER NOT NULL, n INTEGER NOT NULL, body BLOB NOT NULL,
+    PRIMARY KEY (mid, n)) WITHOUT ROWID;
 
 CREATE TABLE note (                      -- what only messages in trouble have
     mid       INTEGER PRIMARY KEY,
@@ -187,9 +205,12 @@ CREATE TABLE parked (                    -- those behind the head
     PRIMARY KEY (lane, key, rank, pos, seq)
 ) WITHOUT ROWID;
 
-CREATE TABLE merge_key (lane INTEGER NOT NULL, mkey BLOB NOT NULL, mid INTEGER NOT NULL, PRIMARY KEY (lane, mkey)) WITHOUT ROWID;  -- waiting
+-- waiting
+CREATE TABLE merge_key (lane INTEGER NOT NULL, mkey BLOB NOT NULL, mid INTEGER NOT NULL,
+    PRIMARY KEY (lane, mkey)) WITHOUT ROWID;
 
-CREATE TABLE edge (                      -- edge = leading: until when newcomers of a key wait for the window's end
+-- edge = leading: until when newcomers of a key wait for the window's end
+CREATE TABLE edge (
     topic TEXT NOT NULL,
     mkey  BLOB NOT NULL,
     until INTEGER NOT NULL,
@@ -197,7 +218,8 @@ CREATE TABLE edge (                      -- edge = leading: until when newcomers
 ) WITHOUT ROWID;
 CREATE INDEX edge_until ON edge (until);
 
-CREATE TABLE ident (                     -- ids of the user's own, joined ids, and ids of finished messages
+-- ids of the user's own, joined ids, and ids of finished messages
+CREATE TABLE ident (
     id    TEXT NOT NULL,
     topic TEXT NOT NULL,
     mid   INTEGER,                       -- NULL: finished
@@ -222,7 +244,9 @@ CREATE INDEX dead_topic ON dead (topic, no);
 
 CREATE TABLE event (                     -- what happens by the clock
     at   INTEGER NOT NULL,
-    kind INTEGER NOT NULL,               -- 1 leases run out (fences a … b) · 2 due · 3 expires · 4 dead letter forgotten (a: message)
+    -- 1 leases run out (fences a … b) · 2 due · 3 expires
+    -- 4 dead letter forgotten (a: message)
+    kind INTEGER NOT NULL,
     a    INTEGER NOT NULL,
     b    INTEGER,
     PRIMARY KEY (at, kind, a)

@@ -1,7 +1,10 @@
--- Policies of exact topics: a row each, so that setting one costs the same at 1 and at 1,000,000. `policy` holds those of patterns only.
+-- Policies of exact topics: a row each, so that setting one costs the same at 1 and at 1,000,000.
+-- `policy` holds those of patterns only.
 
-CREATE TABLE own_set (                   -- what topics set of their own, by layer (JSON); equal sets share a row
-    no     INTEGER PRIMARY KEY AUTOINCREMENT,   -- never used twice: processes remember what a number means
+-- what topics set of their own, by layer (JSON); equal sets share a row
+CREATE TABLE own_set (
+    -- never used twice: processes remember what a number means
+    no     INTEGER PRIMARY KEY AUTOINCREMENT,
     layers TEXT NOT NULL UNIQUE,
     uses   INTEGER NOT NULL              -- by how many topics
 );
@@ -16,11 +19,13 @@ ALTER TABLE shard ADD COLUMN own INTEGER NOT NULL DEFAULT 0;
 
 CREATE TEMP TABLE own_before AS
     SELECT pattern AS topic, json_group_object(layer, json(fields)) AS layers
-      FROM (SELECT pattern, layer, fields FROM policy WHERE pattern <> '*' AND substr(pattern, -2) <> '.*' ORDER BY pattern, layer)
+      FROM (SELECT pattern, layer, fields FROM policy WHERE pattern <> '*'
+          AND substr(pattern, -2) <> '.*' ORDER BY pattern, layer)
      GROUP BY pattern;
 INSERT INTO own_set (layers, uses) SELECT layers, count(*) FROM own_before GROUP BY layers;
 INSERT INTO own_policy (topic, own) SELECT topic, no FROM own_before JOIN own_set USING (layers);
 DROP TABLE own_before;
 DELETE FROM policy WHERE pattern <> '*' AND substr(pattern, -2) <> '.*';
-UPDATE lane SET own = coalesce((SELECT own FROM own_policy WHERE topic = coalesce(lane.rule, lane.name)), 0);
+UPDATE lane SET own = coalesce((SELECT own FROM own_policy
+    WHERE topic = coalesce(lane.rule, lane.name)), 0);
 UPDATE shard SET own = (SELECT count(*) FROM own_policy), policy_version = policy_version + 1;

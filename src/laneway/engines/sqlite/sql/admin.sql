@@ -29,7 +29,8 @@ SELECT t.value, (SELECT count(*) FROM dead WHERE topic = t.value) FROM json_each
 SELECT no, mid, topic, died, until, reason, error FROM dead WHERE no > ? ORDER BY no LIMIT ?;
 
 -- name: dead_list_of
-SELECT no, mid, topic, died, until, reason, error FROM dead WHERE topic = ? AND no > ? ORDER BY no LIMIT ?;
+SELECT no, mid, topic, died, until, reason, error FROM dead WHERE topic = ? AND no > ? ORDER BY no
+    LIMIT ?;
 
 -- name: ready_oldest
 -- The since of the oldest of a rank: the order is by it,
@@ -37,47 +38,58 @@ SELECT pos FROM ready WHERE lane = ? AND rank = ? ORDER BY pos, seq LIMIT 1;
 
 -- name: ready_oldest_at_front
 -- but not of those that go to the front.
-SELECT min(m.since) FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? AND r.rank = ?;
+SELECT min(m.since) FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?
+    AND r.rank = ?;
 
 -- name: ready_list
-SELECT {message} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+SELECT {message} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?
+    ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: ready_before
 -- How many of the lane stand before one.
 SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ? AND (rank, pos, seq) < (?, ?, ?) LIMIT ?);
 
 -- name: aside_list
-SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) ORDER BY m.since, m.seq LIMIT ?3;
+SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2)
+    ORDER BY m.since, m.seq LIMIT ?3;
 
 -- name: aside_any
 SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) LIMIT ?3;
 
 -- name: folded_list
--- Waiting messages of a topic whose lane is a bucket: the ready ones in their order, the parked, the delayed.
+-- Waiting messages of a topic whose lane is a bucket: the ready ones in their order, the parked,
+-- the delayed.
 SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3
    AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
  ORDER BY CASE m.state WHEN 0 THEN 0 WHEN 2 THEN 1 ELSE 2 END, CASE m.state WHEN 0 THEN m.rank END,
           CASE WHEN m.state = 0 AND m.rank & 1 = 0 THEN -m.seq ELSE m.since END, m.seq LIMIT ?;
 
 -- name: folded_counts
--- By state, and whether it is leased: then it has left its place in `ready`. Leases are not indexed by message.
+-- By state, and whether it is leased: then it has left its place in `ready`. Leases are not indexed
+-- by message.
 SELECT m.state,
        m.state = 0 AND NOT EXISTS (SELECT 1 FROM ready r
                                     WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
-                                      AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END),
+                                      AND r.pos = CASE WHEN m.rank & 1 THEN m.since
+                                          ELSE -m.seq END),
        count(*),
-       sum(length(m.body) + CASE WHEN m.parts THEN (SELECT sum(length(p.body)) FROM part p WHERE p.mid = m.mid) ELSE 0 END), min(m.since)
+       sum(length(m.body) + CASE WHEN m.parts THEN (SELECT sum(length(p.body)) FROM part p
+           WHERE p.mid = m.mid) ELSE 0 END), min(m.since)
   FROM message m WHERE m.topic = ? AND m.state < 3 GROUP BY 1, 2;
 
 -- name: leased_in_lane
-SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone FROM lease l WHERE l.lane = ?;
+SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone
+    FROM lease l WHERE l.lane = ?;
 
 -- name: leased_places
-SELECT m.rank, min(m.seq) FROM lease l JOIN message m ON m.mid = l.mid WHERE l.lane = ? AND NOT l.gone AND l.empty IS NULL GROUP BY m.rank;
+SELECT m.rank, min(m.seq) FROM lease l JOIN message m ON m.mid = l.mid WHERE l.lane = ?
+    AND NOT l.gone AND l.empty IS NULL GROUP BY m.rank;
 
 -- name: plain_first
--- The lowest number of those that were never aside nor came back: they stand in the order of their numbers.
-SELECT m.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? AND r.rank = ? AND m.odd = 0 ORDER BY r.pos, r.seq LIMIT 1;
+-- The lowest number of those that were never aside nor came back: they stand in the order of their
+-- numbers.
+SELECT m.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? AND r.rank = ?
+    AND m.odd = 0 ORDER BY r.pos, r.seq LIMIT 1;
 
 -- name: odd_next_rank
 SELECT rank FROM message WHERE lane = ? AND rank > ? AND odd = 1 ORDER BY rank LIMIT 1;
@@ -115,30 +127,38 @@ SELECT count(*) FROM (SELECT 1 FROM lane WHERE gate = ? AND place = 3 LIMIT ?);
 
 -- name: lanes_before
 -- How many lanes of the tier are served before one.
-SELECT count(*) FROM (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1 AND (vt, lane) < (?, ?) LIMIT ?);
+SELECT count(*) FROM (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1 AND (vt, lane) < (?, ?)
+    LIMIT ?);
 
 -- name: check_ready_orphans
-SELECT r.lane, r.rank, r.pos, r.seq FROM ready r LEFT JOIN message m ON m.mid = r.mid WHERE m.mid IS NULL LIMIT ?;
+SELECT r.lane, r.rank, r.pos, r.seq FROM ready r LEFT JOIN message m ON m.mid = r.mid
+    WHERE m.mid IS NULL LIMIT ?;
 
 -- name: check_lane_counts
 -- Lanes whose counts differ from what is there.
 SELECT lane, found_ready, found_delayed, found_parked, found_leased
   FROM (SELECT l.lane, l.ready, l.delayed, l.parked, l.leased,
                (SELECT count(*) FROM ready r WHERE r.lane = l.lane) AS found_ready,
-               (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 1 AND m.state IN (1, 2)) AS found_delayed,
-               (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 2 AND m.state IN (1, 2)) AS found_parked,
+               (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 1
+                   AND m.state IN (1, 2)) AS found_delayed,
+               (SELECT count(*) FROM message m WHERE m.lane = l.lane AND m.state = 2
+                   AND m.state IN (1, 2)) AS found_parked,
                coalesce(h.held, 0) AS found_leased
-          FROM lane l LEFT JOIN (SELECT lane, count(*) AS held FROM lease WHERE NOT gone GROUP BY lane) h ON h.lane = l.lane)
- WHERE ready <> found_ready OR delayed <> found_delayed OR parked <> found_parked OR leased <> found_leased LIMIT ?;
+          FROM lane l LEFT JOIN (SELECT lane, count(*) AS held FROM lease WHERE NOT gone
+              GROUP BY lane) h ON h.lane = l.lane)
+ WHERE ready <> found_ready OR delayed <> found_delayed OR parked <> found_parked
+     OR leased <> found_leased LIMIT ?;
 
 -- name: check_lost_messages
 -- Messages that neither wait anywhere, nor are leased, nor dead.
 SELECT m.mid FROM message m
  WHERE (m.state = 0 AND NOT EXISTS (SELECT 1 FROM ready r
                                      WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
-                                       AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END)
+                                       AND r.pos = CASE WHEN m.rank & 1 THEN m.since
+                                           ELSE -m.seq END)
                     AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid))
-    OR (m.state = 1 AND NOT EXISTS (SELECT 1 FROM event e WHERE e.at = m.since AND e.kind = 2 AND e.a = m.mid))
+    OR (m.state = 1 AND NOT EXISTS (SELECT 1 FROM event e WHERE e.at = m.since AND e.kind = 2
+        AND e.a = m.mid))
     OR (m.state = 3 AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.mid = m.mid))
     OR (m.state < 3 AND NOT EXISTS (SELECT 1 FROM lane n WHERE n.lane = m.lane))
  LIMIT ?;
@@ -149,8 +169,11 @@ SELECT l.fence FROM lease l
  WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.kind = 1 AND l.fence BETWEEN e.a AND e.b) LIMIT ?;
 
 -- name: check_unhandled
-SELECT count(*) FROM note n JOIN message m ON m.mid = n.mid WHERE n.unhandled IS NOT NULL AND m.state <> 3;
+SELECT count(*) FROM note n JOIN message m ON m.mid = n.mid WHERE n.unhandled IS NOT NULL
+    AND m.state <> 3;
 
 -- name: check_totals
-SELECT (SELECT coalesce(sum(ready + delayed + parked), 0) FROM lane), (SELECT coalesce(sum(bytes), 0) FROM lane),
-       (SELECT count(*) FROM lease WHERE NOT gone), (SELECT count(*) FROM dead), (SELECT count(*) FROM lane);
+SELECT (SELECT coalesce(sum(ready + delayed + parked), 0)
+    FROM lane), (SELECT coalesce(sum(bytes), 0) FROM lane),
+       (SELECT count(*) FROM lease WHERE NOT gone), (SELECT count(*) FROM dead), (SELECT count(*)
+           FROM lane);

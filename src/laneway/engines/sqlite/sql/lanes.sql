@@ -1,13 +1,16 @@
 -- Lanes, tiers of pools, gates.
 
 -- name: shard_read
-SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered, done, retried, died, merged,
+SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered,
+    done, retried, died, merged,
        expired, removed, lanes, own
   FROM shard;
 
 -- name: shard_write
-UPDATE shard SET seq = ?, fence = ?, now = ?, policy_version = ?, waiting = ?, bytes = ?, leased = ?, dead = ?, published = ?,
-       delivered = ?, done = ?, retried = ?, died = ?, merged = ?, expired = ?, removed = ?, lanes = ?, own = ?;
+UPDATE shard SET seq = ?, fence = ?, now = ?, policy_version = ?, waiting = ?, bytes = ?,
+    leased = ?, dead = ?, published = ?,
+       delivered = ?, done = ?, retried = ?, died = ?, merged = ?, expired = ?, removed = ?,
+           lanes = ?, own = ?;
 
 -- name: lane_last
 SELECT max(lane) FROM lane;
@@ -31,17 +34,21 @@ SELECT {lane} FROM lane l WHERE l.name > ? AND l.name < ? ORDER BY l.name LIMIT 
 
 -- name: lanes_runnable
 -- Who is served next in one tier of one pool: answered by the index lane_runnable alone.
-SELECT lane, vt FROM lane WHERE tier_queue = ? AND place = 1 AND (vt, lane) > (?, ?) ORDER BY vt, lane LIMIT ?;
+SELECT lane, vt FROM lane WHERE tier_queue = ? AND place = 1 AND (vt, lane) > (?, ?)
+    ORDER BY vt, lane LIMIT ?;
 
 -- name: lanes_at_gate
-SELECT lane, vt FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 AND (vt, lane) > (?, ?) ORDER BY vt, lane LIMIT ?;
+SELECT lane, vt FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 AND (vt, lane) > (?, ?)
+    ORDER BY vt, lane LIMIT ?;
 
 -- name: lanes_to_wake
--- Those asleep. Their place is named in the text: bound, it would make SQLite plan anew each time (it is in conditions of indexes).
+-- Those asleep. Their place is named in the text: bound, it would make SQLite plan anew each time
+-- (it is in conditions of indexes).
 SELECT {lane} FROM lane l WHERE l.place = 2 AND l.wake <= ? ORDER BY l.wake, l.lane LIMIT ?;
 
 -- name: lanes_forget
-DELETE FROM lane WHERE lane IN (SELECT lane FROM lane WHERE place = 0 AND wake <= ? ORDER BY wake, lane LIMIT ?) RETURNING lane, name;
+DELETE FROM lane WHERE lane IN (SELECT lane FROM lane WHERE place = 0 AND wake <= ?
+    ORDER BY wake, lane LIMIT ?) RETURNING lane, name;
 
 -- name: next_wake
 SELECT min(at) FROM (
@@ -75,7 +82,8 @@ UPDATE tier_queue SET vt = ?, carry = ?, mean = ?, delivered = ? WHERE tier_queu
 SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1);
 
 -- name: tier_queue_has_work
-SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1) OR EXISTS (SELECT 1 FROM gate_entry WHERE tier_queue = ? AND open = 1);
+SELECT EXISTS (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1) OR EXISTS (SELECT 1
+    FROM gate_entry WHERE tier_queue = ? AND open = 1);
 
 -- name: gate_read
 SELECT name, code, operator, tat, leased, open, wake FROM gate WHERE name = ?;
@@ -85,11 +93,13 @@ SELECT name, code, operator, tat, leased, open, wake FROM gate ORDER BY name;
 
 -- name: gate_write
 INSERT INTO gate (name, code, operator, tat, leased, open, wake) VALUES (?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (name) DO UPDATE SET code = excluded.code, operator = excluded.operator, tat = excluded.tat,
+    ON CONFLICT (name) DO UPDATE SET code = excluded.code, operator = excluded.operator,
+        tat = excluded.tat,
        leased = excluded.leased, open = excluded.open, wake = excluded.wake;
 
 -- name: gates_to_wake
-SELECT name, code, operator, tat, leased, open, wake FROM gate WHERE wake <= ? ORDER BY wake LIMIT ?;
+SELECT name, code, operator, tat, leased, open, wake FROM gate WHERE wake <= ? ORDER BY wake
+    LIMIT ?;
 
 -- name: gate_head
 SELECT vt, lane FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 ORDER BY vt, lane LIMIT 1;
@@ -102,7 +112,8 @@ SELECT tier_queue FROM gate_entry WHERE gate = ?;
 
 -- name: gate_entry_write
 INSERT INTO gate_entry (tier_queue, gate, vt, head, open) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT (tier_queue, gate) DO UPDATE SET vt = excluded.vt, head = excluded.head, open = excluded.open;
+    ON CONFLICT (tier_queue, gate)
+        DO UPDATE SET vt = excluded.vt, head = excluded.head, open = excluded.open;
 
 -- name: gate_entry_delete
 DELETE FROM gate_entry WHERE tier_queue = ? AND gate = ?;
@@ -114,7 +125,8 @@ UPDATE gate_entry SET open = ? WHERE gate = ? AND open <> ?;
 SELECT layer, pattern, fields FROM policy;
 
 -- name: policy_write
-INSERT INTO policy (layer, pattern, fields) VALUES (?, ?, ?) ON CONFLICT (layer, pattern) DO UPDATE SET fields = excluded.fields;
+INSERT INTO policy (layer, pattern, fields) VALUES (?, ?, ?) ON CONFLICT (layer, pattern)
+    DO UPDATE SET fields = excluded.fields;
 
 -- name: policy_delete
 DELETE FROM policy WHERE layer = ? AND pattern = ?;
@@ -126,10 +138,12 @@ SELECT own FROM own_policy WHERE topic = ?;
 SELECT p.topic, p.own FROM json_each(?) j CROSS JOIN own_policy p ON p.topic = j.value;
 
 -- name: own_page
-SELECT p.topic, s.layers FROM own_policy p JOIN own_set s ON s.no = p.own WHERE p.topic > ? ORDER BY p.topic LIMIT ?;
+SELECT p.topic, s.layers FROM own_policy p JOIN own_set s ON s.no = p.own WHERE p.topic > ?
+    ORDER BY p.topic LIMIT ?;
 
 -- name: own_write
-INSERT INTO own_policy (topic, own) VALUES (?, ?) ON CONFLICT (topic) DO UPDATE SET own = excluded.own;
+INSERT INTO own_policy (topic, own) VALUES (?, ?) ON CONFLICT (topic)
+    DO UPDATE SET own = excluded.own;
 
 -- name: own_delete
 DELETE FROM own_policy WHERE topic = ?;
@@ -188,4 +202,5 @@ DELETE FROM setting WHERE name = ?;
 SELECT substr(name, 9), value FROM setting WHERE name >= 'program:' AND name < 'program;';
 
 -- name: setting_write
-INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name)
+    DO UPDATE SET value = excluded.value;

@@ -3,16 +3,20 @@
 -- name: heads
 -- The first message of each of these lanes (JSON list of numbers).
 SELECT {handed} FROM json_each(?) j
-  CROSS JOIN message m ON m.mid = (SELECT r.mid FROM ready r WHERE r.lane = j.value ORDER BY r.rank, r.pos, r.seq LIMIT 1);
+  CROSS JOIN message m ON m.mid = (SELECT r.mid FROM ready r WHERE r.lane = j.value
+      ORDER BY r.rank, r.pos, r.seq LIMIT 1);
 
 -- name: head_of
 -- The first messages of one lane.
-SELECT {handed} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? ORDER BY r.rank, r.pos, r.seq LIMIT ?;
+SELECT {handed} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?
+    ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: folded_heads
--- The first messages of a topic whose lane is a bucket: by the topic, the bucket may hold many others.
+-- The first messages of a topic whose lane is a bucket: by the topic, the bucket may hold many
+-- others.
 SELECT m.mid FROM message m
-  CROSS JOIN ready r ON r.lane = m.lane AND r.rank = m.rank AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
+  CROSS JOIN ready r ON r.lane = m.lane AND r.rank = m.rank
+      AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
  WHERE m.topic = ? AND m.state = 0 ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: heads_picked
@@ -22,13 +26,16 @@ SELECT {handed} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
 UPDATE serial_key SET held = 1 WHERE lane = ? AND key = ? AND head = ?;
 
 -- name: lease_insert_plain
-INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started) VALUES (?, ?, ?, ?, ?, 0, 0);
+INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started)
+    VALUES (?, ?, ?, ?, ?, 0, 0);
 
 -- name: lease_insert
-INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, gate, empty) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO lease (fence, mid, lane, deadline, granted, charge, started, gate, empty)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: leases_read
-SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM json_each(?) j CROSS JOIN lease l ON l.fence = j.value;
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM json_each(?) j
+    CROSS JOIN lease l ON l.fence = j.value;
 
 -- name: leases_and_messages
 -- What settling needs to know of the message, without its body.
@@ -45,7 +52,8 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone
 SELECT min(deadline) FROM lease WHERE fence BETWEEN ? AND ?;
 
 -- name: lease_of_message
-SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM lease WHERE mid = ? AND empty IS NULL AND NOT gone;
+SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone FROM lease
+    WHERE mid = ? AND empty IS NULL AND NOT gone;
 
 -- name: leases_end
 -- Those of a range of fences that are held.

@@ -8,10 +8,12 @@ SELECT {message} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
 
 -- name: message_insert_plain
 -- Most messages: no key, id, headers, ttl or delay. Half the cost of naming every column.
-INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body) VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, ?5);
+INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body)
+    VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, ?5);
 
 -- name: message_move
-UPDATE message SET lane = ?, state = ?, rank = ?, seq = ?, since = ?, expires = ?, serial = ?, odd = 1, attempts = ?, deliveries = ?,
+UPDATE message SET lane = ?, state = ?, rank = ?, seq = ?, since = ?, expires = ?, serial = ?,
+    odd = 1, attempts = ?, deliveries = ?,
        suspect = ?, joined = ?, parts = ?
  WHERE mid = ?;
 
@@ -76,7 +78,8 @@ SELECT mid FROM parked WHERE lane = ? AND key = ? ORDER BY rank, pos, seq LIMIT 
 SELECT mid FROM merge_key WHERE lane = ? AND mkey = ?;
 
 -- name: merge_key_write
-INSERT INTO merge_key (lane, mkey, mid) VALUES (?, ?, ?) ON CONFLICT (lane, mkey) DO UPDATE SET mid = excluded.mid;
+INSERT INTO merge_key (lane, mkey, mid) VALUES (?, ?, ?) ON CONFLICT (lane, mkey)
+    DO UPDATE SET mid = excluded.mid;
 
 -- name: merge_key_delete
 DELETE FROM merge_key WHERE lane = ? AND mkey = ? AND mid = ?;
@@ -85,7 +88,8 @@ DELETE FROM merge_key WHERE lane = ? AND mkey = ? AND mid = ?;
 SELECT until FROM edge WHERE topic = ? AND mkey = ?;
 
 -- name: edge_write
-INSERT INTO edge (topic, mkey, until) VALUES (?, ?, ?) ON CONFLICT (topic, mkey) DO UPDATE SET until = excluded.until;
+INSERT INTO edge (topic, mkey, until) VALUES (?, ?, ?) ON CONFLICT (topic, mkey)
+    DO UPDATE SET until = excluded.until;
 
 -- name: edges_forget
 DELETE FROM edge WHERE (topic, mkey) IN (SELECT topic, mkey FROM edge WHERE until <= ? LIMIT ?);
@@ -107,7 +111,8 @@ SELECT mid, until FROM ident WHERE id = ? AND topic = ?;
 
 -- name: ident_write
 INSERT INTO ident (id, topic, mid, alias, until) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT (id, topic) DO UPDATE SET mid = excluded.mid, alias = excluded.alias, until = excluded.until;
+    ON CONFLICT (id, topic)
+        DO UPDATE SET mid = excluded.mid, alias = excluded.alias, until = excluded.until;
 
 -- name: ident_delete
 DELETE FROM ident WHERE id = ? AND topic = ?;
@@ -126,7 +131,8 @@ SELECT unhandled, tries, history FROM note WHERE mid = ?;
 
 -- name: note_write
 INSERT INTO note (mid, unhandled, tries, history) VALUES (?, ?, ?, ?)
-    ON CONFLICT (mid) DO UPDATE SET unhandled = excluded.unhandled, tries = excluded.tries, history = excluded.history;
+    ON CONFLICT (mid) DO UPDATE SET unhandled = excluded.unhandled, tries = excluded.tries,
+        history = excluded.history;
 
 -- name: note_begin_anew
 -- After a redrive: it has not been without a handler yet.
@@ -148,7 +154,8 @@ DELETE FROM dead WHERE mid = ?;
 -- The oldest of a rank that is ready and no held key's head: the order is by since,
 SELECT m.mid, m.since, r.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid
  WHERE r.lane = ? AND r.rank = ?
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane
+       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
                    AND k.head = r.mid AND k.held)
  ORDER BY r.pos, r.seq LIMIT 1;
 
@@ -156,14 +163,16 @@ SELECT m.mid, m.since, r.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid
 -- but not of those that go to the front.
 SELECT m.mid, m.since, r.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid
  WHERE r.lane = ? AND r.rank = ?
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane
+       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
                    AND k.head = r.mid AND k.held)
  ORDER BY m.since, r.seq LIMIT 1;
 
 -- name: aside_victim
 SELECT m.mid, m.since, m.seq FROM message m
  WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) AND m.rank = ?3
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane
+       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
                    AND k.head = m.mid AND k.held)
  ORDER BY m.since, m.seq LIMIT 1;
 
@@ -174,21 +183,26 @@ SELECT rank FROM ready WHERE lane = ? AND rank > ? ORDER BY rank LIMIT 1;
 SELECT rank FROM ready WHERE lane = ? AND rank < ? ORDER BY rank DESC LIMIT 1;
 
 -- name: aside_next_rank
-SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND rank > ?3 ORDER BY rank LIMIT 1;
+SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND rank > ?3
+    ORDER BY rank LIMIT 1;
 
 -- name: aside_prior_rank
-SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND rank < ?3 ORDER BY rank DESC LIMIT 1;
+SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND rank < ?3
+    ORDER BY rank DESC LIMIT 1;
 
 -- name: topic_waiting
 -- Of one topic whose lane is a bucket: how many wait, and their size.
 SELECT count(*),
-       coalesce(sum(length(m.body) + CASE WHEN m.parts THEN (SELECT sum(length(p.body)) FROM part p WHERE p.mid = m.mid) ELSE 0 END), 0)
+       coalesce(sum(length(m.body) + CASE WHEN m.parts THEN (SELECT sum(length(p.body)) FROM part p
+           WHERE p.mid = m.mid) ELSE 0 END), 0)
   FROM message m
- WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone);
+ WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid
+     AND NOT l.gone);
 
 -- name: topic_victim
 SELECT m.mid, -(m.rank >> 1), m.since, m.seq FROM message m
  WHERE m.topic = ? AND m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid)
-   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
+   AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = m.lane
+       AND k.key = CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
                    AND k.head = m.mid AND k.held)
  ORDER BY -(m.rank >> 1), m.since, m.seq LIMIT 1;

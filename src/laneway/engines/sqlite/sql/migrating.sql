@@ -4,17 +4,20 @@
 SELECT value FROM setting WHERE name GLOB 'moving:*' ORDER BY name LIMIT ?;
 
 -- name: moving_write
-INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name)
+    DO UPDATE SET value = excluded.value;
 
 -- name: moving_end
 DELETE FROM setting WHERE name = ?;
 
 -- name: messages_to_move
 SELECT {message} FROM message m
- WHERE m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone) ORDER BY m.mid LIMIT ?;
+ WHERE m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
+     ORDER BY m.mid LIMIT ?;
 
 -- name: idents_finished
-SELECT topic, id, until FROM ident WHERE mid IS NULL AND (topic, id) > (?, ?) ORDER BY topic, id LIMIT ?;
+SELECT topic, id, until FROM ident WHERE mid IS NULL AND (topic, id) > (?, ?) ORDER BY topic, id
+    LIMIT ?;
 
 -- name: ident_know
 INSERT OR IGNORE INTO ident (id, topic, mid, alias, until) VALUES (?, ?, NULL, 0, ?);

@@ -4,7 +4,8 @@
 INSERT OR REPLACE INTO kept (id, slot, until, body) VALUES (?, ?, ?, ?);
 
 -- name: kept_read
-SELECT j.key, k.slot, k.body FROM json_each(?) j CROSS JOIN kept k ON k.id = j.value WHERE k.until > ?;
+SELECT j.key, k.slot, k.body FROM json_each(?) j CROSS JOIN kept k ON k.id = j.value
+    WHERE k.until > ?;
 
 -- name: kept_delete
 DELETE FROM kept WHERE id = ?;

@@ -1,7 +1,8 @@
 --@ allow-oom
 
--- Take the message with the number ARGV[3] out, whatever it waits for; of one that is leased the lease ends, and its worker is told. Answers what that was:
--- "cancelled", "aborted", "dead" or "unknown".
+-- Take the message with the number ARGV[3] out, whatever it waits for; of one that is leased the
+-- lease ends, and its worker is told. Answers what that was: "cancelled", "aborted", "dead" or
+-- "unknown".
 
 local mid = tonumber(ARGV[3])
 local record = messages.read(mid)

@@ -1,11 +1,13 @@
 --@ allow-oom
 
--- What the doctor looks at, one page of it: ARGV[3]: "lanes", "messages" or "leases"; [4]: where the page begins; [5]: "1" to mend.
--- Answers {where the next page begins, how many lanes counted wrongly, entries without their message, messages that stood nowhere, leases that nothing
--- would take back, what the lanes hold: waiting, bytes, leased; and how many wait for a handler}.
+-- What the doctor looks at, one page of it: ARGV[3]: "lanes", "messages" or "leases"; [4]: where
+-- the page begins; [5]: "1" to mend. Answers {where the next page begins, how many lanes counted
+-- wrongly, entries without their message, messages that stood nowhere, leases that nothing would
+-- take back, what the lanes hold: waiting, bytes, leased; and how many wait for a handler}.
 
 local what, cursor, mends = ARGV[3], ARGV[4], ARGV[5] == '1'
-local wrong_counts, orphans, lost, endless, waiting, bytes, leased, unhandled = 0, 0, 0, 0, 0, 0, 0, 0
+local wrong_counts, orphans, lost, endless, waiting, bytes, leased, unhandled = 0, 0, 0, 0, 0, 0, 0,
+    0
 local LOOKED_AT = 1000 -- entries of one lane
 local FEW_LEASES = 5000
 
@@ -61,8 +63,10 @@ local function look_at_lane(lane, leases)
     local listed, sorted = call('LLEN', key('q:' .. number)), call('ZCARD', key('z:' .. number))
     local aside = key('a:' .. number)
     local is = {
-        listed = listed, sorted = sorted, ready = #lane.latest / 7 + listed + sorted, delayed = call('ZLEXCOUNT', aside, '[d', '(e'),
-        parked = call('ZLEXCOUNT', aside, '[p', '(q'), leased = leases and (leases[lane.name] or 0) or lane.leased,
+        listed = listed, sorted = sorted, ready = #lane.latest / 7 + listed + sorted, delayed =
+            call('ZLEXCOUNT', aside, '[d', '(e'),
+        parked = call('ZLEXCOUNT', aside, '[p', '(q'), leased = leases and (leases[lane.name] or 0)
+            or lane.leased,
     }
     local is_wrong = false
     for field, count in pairs(is) do
@@ -97,7 +101,8 @@ local function stands(record)
                 return true
             end
         end
-        return lane.listed > 0 and call('LPOS', key('q:' .. text(lane.number)), text(record.mid), 'MAXLEN', LOOKED_AT) ~= false or lane.listed > LOOKED_AT
+        return lane.listed > 0 and call('LPOS', key('q:' .. text(lane.number)), text(record.mid),
+            'MAXLEN', LOOKED_AT) ~= false or lane.listed > LOOKED_AT
     end
     return messages.stands(lane, record)
 end
@@ -121,7 +126,8 @@ elseif what == 'messages' then
                 messages.bury({}, record, 'found by the doctor without its reason')
             elseif mends then
                 local policy = rules.of(record.topic)
-                local lane = lanes.find(record.lane) or lanes.make(lanes.name_for(policy, record.topic, false, record.seq))
+                local lane = lanes.find(record.lane) or lanes.make(lanes.name_for(policy,
+                    record.topic, false, record.seq))
                 messages.begin_waiting(lane, record)
                 lanes.place(lane)
             end
@@ -129,7 +135,8 @@ elseif what == 'messages' then
     end
 else
     local expected = {}
-    for _, member in ipairs(call('ZRANGE', keys.due, '-inf', '+inf', 'BYSCORE', 'LIMIT', 0, FEW_LEASES)) do
+    for _, member in ipairs(call('ZRANGE', keys.due, '-inf', '+inf', 'BYSCORE', 'LIMIT', 0,
+        FEW_LEASES)) do
         if string.sub(member, 1, 1) == LEASES_END then
             for position = 9, #member, 12 do
                 local mid, fence = unpack_from('>I6I6', member, position)
@@ -140,7 +147,8 @@ else
     local found = page('HSCAN', keys.l)
     for n = 1, #found, 2 do
         local lease = settling.decode(found[n + 1])
-        if not expected[found[n] .. ' ' .. text(lease.fence)] and call('ZCARD', keys.due) <= FEW_LEASES then
+        if not expected[found[n] .. ' ' .. text(lease.fence)] and call('ZCARD', keys.due) <=
+            FEW_LEASES then
             endless = endless + 1
             if mends then
                 settling.expect(shard.now, { { tonumber(found[n]), lease.fence } })

@@ -1,7 +1,8 @@
 --@ allow-oom
 
--- Put dead letters back, or ("drop") forget them. ARGV[3]: "redrive" or "drop"; [4]: the topic, or ""; [5]: the messages' numbers, or "" for the oldest;
--- [6]: at most how many; [7]: in how many microseconds the first is due; [8]: and how much later each next one. Answers how many.
+-- Put dead letters back, or ("drop") forget them. ARGV[3]: "redrive" or "drop"; [4]: the topic, or
+-- ""; [5]: the messages' numbers, or "" for the oldest; [6]: at most how many; [7]: in how many
+-- microseconds the first is due; [8]: and how much later each next one. Answers how many.
 
 local topic, most = ARGV[4], tonumber(ARGV[6])
 local first, spacing = shard.now + tonumber(ARGV[7]), tonumber(ARGV[8])
@@ -10,7 +11,8 @@ local mids = {}
 if ARGV[5] ~= '' then
     mids = values_of(ARGV[5])
 else
-    for n, mid in ipairs(call('ZRANGE', topic ~= '' and key('dead:' .. topic) or keys.dead, 0, most - 1)) do
+    for n, mid in ipairs(call('ZRANGE', topic ~= '' and key('dead:' .. topic) or keys.dead, 0,
+        most - 1)) do
         mids[n] = tonumber(mid)
     end
 end
@@ -31,10 +33,12 @@ local function put_back(record, since)
     record.seq, record.since = next_number(), since
     record.attempts, record.suspect, record.unhandled_from, record.unhandled_times = 0, false, 0, 0
     record.expires = policy.ttl and since + policy.ttl
-    local spread = policy.partitions > 1 and (record.key and crc32(record.key) or record.mkey and crc32(record.body))
+    local spread = policy.partitions > 1 and (record.key and crc32(record.key) or record.mkey
+        and crc32(record.body))
     local lane = lanes.make(lanes.name_for(policy, record.topic, spread, record.seq))
     -- Where another one of its key waits already, newcomers go on joining that one.
-    messages.begin_waiting(lane, record, not (record.mkey and merging.waiting_one(record.topic, record.mkey)))
+    messages.begin_waiting(lane, record, not (record.mkey and merging.waiting_one(record.topic,
+        record.mkey)))
     return lane
 end
 

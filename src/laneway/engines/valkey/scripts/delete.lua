@@ -1,7 +1,8 @@
 --@ allow-oom
 
--- After a purge: give up the leases of the topic ARGV[3] that ARGV[4] lists (numbers of messages: those that are leased in its lanes). With ARGV[5] "1"
--- its lanes and finished ids go too. Answers how many leases it gave up.
+-- After a purge: give up the leases of the topic ARGV[3] that ARGV[4] lists (numbers of messages:
+-- those that are leased in its lanes). With ARGV[5] "1" its lanes and finished ids go too. Answers
+-- how many leases it gave up.
 
 local topic = ARGV[3]
 local policy = rules.of(topic)
@@ -12,7 +13,8 @@ for n, lease in ipairs(settling.read(mids)) do
     local lane = lease and not lease.gone and lanes.find(lease.lane)
     local record = lane and messages.read(mid)
     -- Of a bucket only what is the topic's: of one that is at most once nobody knows.
-    local is_meant = lane and (record and record.topic == topic or not record and lanes.topic(lane) == topic)
+    local is_meant = lane and (record and record.topic == topic or not record
+        and lanes.topic(lane) == topic)
     if is_meant then
         given_up = given_up + 1
         lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
@@ -32,7 +34,8 @@ for n, lease in ipairs(settling.read(mids)) do
     end
 end
 if ARGV[5] == '1' then
-    local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil } or lanes.of_topic(topic, policy)
+    local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil }
+        or lanes.of_topic(topic, policy)
     for _, lane in ipairs(found) do
         if lane.is_bucket then
             lanes.place(lane)

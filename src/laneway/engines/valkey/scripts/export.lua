@@ -1,7 +1,7 @@
 --@ allow-oom
 
--- Take messages out of the lane ARGV[3] ("": dead letters), the first ARGV[4] of them, and keep them in `moving` until they have arrived elsewhere.
--- Answers their numbers.
+-- Take messages out of the lane ARGV[3] ("": dead letters), the first ARGV[4] of them, and keep
+-- them in `moving` until they have arrived elsewhere. Answers their numbers.
 
 local most, taken = tonumber(ARGV[4]), {}
 
@@ -40,12 +40,14 @@ else
         for _, mid in ipairs(plain.peek(lane, most)) do
             take(lane, mid)
         end
-        for _, member in ipairs(call('ZRANGE', key('z:' .. text(lane.number)), 0, most - #taken - 1)) do
+        for _, member in ipairs(call('ZRANGE', key('z:' .. text(lane.number)), 0,
+            most - #taken - 1)) do
             if #taken < most then
                 take(lane, (unpack_from('>I7', member, 17)))
             end
         end
-        for _, member in ipairs(call('ZRANGE', key('a:' .. text(lane.number)), 0, most - #taken - 1)) do
+        for _, member in ipairs(call('ZRANGE', key('a:' .. text(lane.number)), 0,
+            most - #taken - 1)) do
             if #taken < most then
                 take(lane, (unpack_from('>I7', member, 18)))
             end

@@ -1,22 +1,29 @@
--- Take in what another store sent. ARGV[3]: of each {topic, id, key, headers, sticky, rank, published, since, expires, attempts, deliveries, suspect, serial,
--- mkey, made number here, unhandled from, unhandled times, joined ids, history, death, what picks its partition, number of bodies};
--- then all bodies. Answers one word for each.
+-- Take in what another store sent. ARGV[3]: of each {topic, id, key, headers, sticky, rank,
+-- published, since, expires, attempts, deliveries, suspect, serial, mkey, made number here,
+-- unhandled from, unhandled times, joined ids, history, death, what picks its partition, number of
+-- bodies}; then all bodies. Answers one word for each.
 
 local FIELDS = {
-    'topic', 'id', 'key', 'headers', 'sticky', 'rank', 'published', 'since', 'expires', 'attempts', 'deliveries', 'suspect', 'serial', 'mkey',
-    'generated_mid', 'unhandled_from', 'unhandled_times', 'joined_ids', 'history', 'death', 'spread', 'bodies',
+    'topic', 'id', 'key', 'headers', 'sticky', 'rank', 'published', 'since', 'expires', 'attempts',
+        'deliveries', 'suspect', 'serial', 'mkey',
+    'generated_mid', 'unhandled_from', 'unhandled_times', 'joined_ids', 'history', 'death',
+        'spread', 'bodies',
 }
 local answers, at, changed = {}, 4, {}
 
 local function receive(parcel, bodies)
     local policy, mid = rules.of(parcel.topic), next_number()
     local record = messages.new({
-        mid = mid, seq = mid, topic = parcel.topic, rank = parcel.rank, since = parcel.since, published = parcel.published, expires = parcel.expires,
-        serial = parcel.serial, key = parcel.key, id = parcel.id, mkey = parcel.mkey, headers = parcel.headers, sticky = parcel.sticky,
+        mid = mid, seq = mid, topic = parcel.topic, rank = parcel.rank, since = parcel.since,
+            published = parcel.published, expires = parcel.expires,
+        serial = parcel.serial, key = parcel.key, id = parcel.id, mkey = parcel.mkey, headers =
+            parcel.headers, sticky = parcel.sticky,
         body = bodies[1], lane = false,
     })
-    record.attempts, record.deliveries, record.suspect = parcel.attempts, parcel.deliveries, parcel.suspect
-    record.unhandled_from, record.unhandled_times, record.history = parcel.unhandled_from, parcel.unhandled_times, parcel.history
+    record.attempts, record.deliveries, record.suspect = parcel.attempts, parcel.deliveries,
+        parcel.suspect
+    record.unhandled_from, record.unhandled_times, record.history = parcel.unhandled_from,
+        parcel.unhandled_times, parcel.history
     ids.set(parcel.topic, parcel.id, mid)
     for _, id in ipairs(parcel.joined_ids) do
         ids.join(record, id)
@@ -34,7 +41,8 @@ local function receive(parcel, bodies)
     end
     local lane = lanes.make(lanes.name_for(policy, parcel.topic, parcel.spread, mid))
     lane.published = lane.published + 1
-    messages.begin_waiting(lane, record, not (record.mkey and merging.waiting_one(record.topic, record.mkey)))
+    messages.begin_waiting(lane, record, not (record.mkey and merging.waiting_one(record.topic,
+        record.mkey)))
     changed[lane] = true
 end
 

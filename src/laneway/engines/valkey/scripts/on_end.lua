@@ -1,5 +1,6 @@
--- Have something told when the message with the number ARGV[3] ("": nobody knows it) and the id ARGV[4] ends: ARGV[5]. Answers its outcome where it
--- has ended, "unknown" where nothing of it is kept.
+-- Have something told when the message with the number ARGV[3] ("": nobody knows it) and the id
+-- ARGV[4] ends: ARGV[5]. Answers its outcome where it has ended, "unknown" where nothing of it is
+-- kept.
 
 local outcome = call('GET', key('o:' .. ARGV[4]))
 if outcome then

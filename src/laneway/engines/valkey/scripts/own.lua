@@ -1,6 +1,8 @@
--- Change policies of exact topics that live on this shard. ARGV[3]: the version of the policies that the client knows; ARGV[4]: {topic, the id of its set
--- so far, the id that it gets} of each; ARGV[5]: the ids of all sets, and their records behind. Answers the positions of those that somebody else has changed meanwhile, or
--- {"stale", version}. Nothing but these topics' entries and lanes is touched, and nobody is told.
+-- Change policies of exact topics that live on this shard. ARGV[3]: the version of the policies
+-- that the client knows; ARGV[4]: {topic, the id of its set so far, the id that it gets} of each;
+-- ARGV[5]: the ids of all sets, and their records behind. Answers the positions of those that
+-- somebody else has changed meanwhile, or {"stale", version}. Nothing but these topics' entries and
+-- lanes is touched, and nobody is told.
 
 if tonumber(ARGV[3]) ~= shard.version then
     return { 'stale', shard.version }
@@ -14,7 +16,8 @@ local others, topics = rules.set_own(changes, stored)
 lanes.load(topics)
 lanes.rules_changed()
 for n, topic in ipairs(topics) do
-    local lane = changes[n][2] ~= changes[n][3] and lanes.find(topic) -- what sets nothing new places nothing, as on every engine
+    -- what sets nothing new places nothing, as on every engine
+    local lane = changes[n][2] ~= changes[n][3] and lanes.find(topic)
     if lane then
         lanes.place(lane)
     end

@@ -1,7 +1,9 @@
--- Change what a pattern sets. ARGV[3]: the version of the policies that the client knows; [4]: the version that they have then; [5]: the pattern;
--- [6]: the fields of `policies` that are written and what they hold, "" to remove one, flat; [7]: the patterns for which something else holds now, and
--- from [10] on what it is, "" where a pattern no longer has a policy; [8]: how many of the patterns are topics; [9]: "1" if the lanes of topics would change, which is only
--- possible while nothing of them waits or is leased. Answers "changed"; "stale", or {"in use", topic, waiting, leased}.
+-- Change what a pattern sets. ARGV[3]: the version of the policies that the client knows; [4]: the
+-- version that they have then; [5]: the pattern; [6]: the fields of `policies` that are written and
+-- what they hold, "" to remove one, flat; [7]: the patterns for which something else holds now, and
+-- from [10] on what it is, "" where a pattern no longer has a policy; [8]: how many of the patterns
+-- are topics; [9]: "1" if the lanes of topics would change, which is only possible while nothing of
+-- them waits or is leased. Answers "changed"; "stale", or {"in use", topic, waiting, leased}.
 
 local version, pattern = tonumber(ARGV[3]), ARGV[5]
 if version ~= shard.version then
@@ -20,7 +22,8 @@ local function in_use()
             found[#found + 1] = { topic, waiting, leased }
         end
     end
-    local names = is_topic and lanes.names_between(pattern .. '\0', pattern .. PARTITION .. LAST, -1) or lanes.names_between(prefix, prefix .. LAST, -1)
+    local names = is_topic and lanes.names_between(pattern .. '\0', pattern .. PARTITION .. LAST,
+        -1) or lanes.names_between(prefix, prefix .. LAST, -1)
     if is_topic then
         table.insert(names, 1, pattern)
     end
@@ -31,7 +34,8 @@ local function in_use()
             add(lanes.topic(lane), lanes.waiting(lane), lane.leased)
         end
     end
-    local folded = is_topic and { pattern } or call('ZRANGE', keys.folded, '[' .. prefix, '(' .. prefix .. LAST, 'BYLEX')
+    local folded = is_topic and { pattern } or call('ZRANGE', keys.folded, '[' .. prefix, '('
+        .. prefix .. LAST, 'BYLEX')
     for _, topic in ipairs(folded) do
         local own = key('t:' .. topic)
         local leased = call('ZLEXCOUNT', own, '[l', '(m')
@@ -58,7 +62,8 @@ if ARGV[9] == '1' then
     lanes.rules_changed()
     for _, each in ipairs(found) do
         local partitions, buckets, bucket_name = shape(each[1])
-        if each.partitions ~= partitions or each.buckets ~= buckets or each.bucket_name ~= bucket_name then
+        if each.partitions ~= partitions or each.buckets ~= buckets or each.bucket_name ~=
+            bucket_name then
             return { 'in use', each[1], each[2], each[3] }
         end
     end
@@ -85,7 +90,8 @@ lanes.rules_changed()
 
 if is_topic then
     local policy = rules.of(pattern)
-    local found = policy.buckets and { lanes.find(lanes.name_for(policy, pattern)) or nil } or lanes.of_topic(pattern, policy)
+    local found = policy.buckets and { lanes.find(lanes.name_for(policy, pattern)) or nil }
+        or lanes.of_topic(pattern, policy)
     for _, lane in ipairs(found) do
         lanes.place(lane)
     end

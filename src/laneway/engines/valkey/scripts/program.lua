@@ -1,4 +1,5 @@
--- What is kept of the program ARGV[3] becomes ARGV[5], if it is ARGV[4] ("": nothing). Answers whether it was.
+-- What is kept of the program ARGV[3] becomes ARGV[5], if it is ARGV[4] ("": nothing). Answers
+-- whether it was.
 
 local stored = call('HGET', keys.programs, ARGV[3]) or ''
 if stored ~= ARGV[4] then

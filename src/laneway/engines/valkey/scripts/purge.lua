@@ -1,7 +1,7 @@
 --@ allow-oom
 
--- Remove what waits of the topic ARGV[3], with numbers up to ARGV[4] ("": all that there are now), at most ARGV[5]. Answers how many, the last
--- number that was meant, and whether there may be more.
+-- Remove what waits of the topic ARGV[3], with numbers up to ARGV[4] ("": all that there are now),
+-- at most ARGV[5]. Answers how many, the last number that was meant, and whether there may be more.
 
 local topic, last, most = ARGV[3], tonumber(ARGV[4]) or shard.seq, tonumber(ARGV[5])
 local policy = rules.of(topic)
@@ -25,21 +25,24 @@ end
 local function remove_listed(lane, name, states, at)
     for _, state in ipairs(states) do
         if looked < most then
-            for _, member in ipairs(call('ZRANGE', name, '[' .. state, '(' .. string.char(string.byte(state) + 1), 'BYLEX', 'LIMIT', 0, most - looked)) do
+            for _, member in ipairs(call('ZRANGE', name, '[' .. state, '('
+                .. string.char(string.byte(state) + 1), 'BYLEX', 'LIMIT', 0, most - looked)) do
                 remove(lane, (unpack_from('>I7', member, at)))
             end
         end
     end
 end
 
-local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil } or lanes.of_topic(topic, policy)
+local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil }
+    or lanes.of_topic(topic, policy)
 for _, lane in ipairs(found) do
     if lane.is_bucket then
         remove_listed(lane, key('t:' .. topic), { 'p', 'd', 'r' }, 18)
     else
         remove_listed(lane, key('a:' .. text(lane.number)), { 'p', 'd' }, 18)
         if looked < most then
-            for _, member in ipairs(call('ZRANGE', key('z:' .. text(lane.number)), 0, most - looked - 1)) do
+            for _, member in ipairs(call('ZRANGE', key('z:' .. text(lane.number)), 0,
+                most - looked - 1)) do
                 remove(lane, (unpack_from('>I7', member, 17)))
             end
         end

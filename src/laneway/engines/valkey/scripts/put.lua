@@ -1,6 +1,8 @@
--- Accept messages. ARGV[3]: the version of the policies that the client knows; ARGV[4]: the lanes of the plain messages' topics; ARGV[5]: for each
--- message the position of its lane, -1 where it is not plain; ARGV[6]: the ids of topics' own policies that the client knows, by topic; then the
--- messages. Answers its number for each, or {outcome, more}; {"own", …} where the client has to know other policies of topics, see rules.lua.
+-- Accept messages. ARGV[3]: the version of the policies that the client knows; ARGV[4]: the lanes
+-- of the plain messages' topics; ARGV[5]: for each message the position of its lane, -1 where it is
+-- not plain; ARGV[6]: the ids of topics' own policies that the client knows, by topic; then the
+-- messages. Answers its number for each, or {outcome, more}; {"own", …} where the client has to
+-- know other policies of topics, see rules.lua.
 
 if tonumber(ARGV[3]) ~= shard.version then
     return { 'stale', shard.version }

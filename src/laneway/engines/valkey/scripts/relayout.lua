@@ -1,5 +1,6 @@
--- The counters of a shard of an older layout, ARGV[3], become those of ARGV[4]: ARGV[5] has what is new in them, {position, value} each, in their order.
--- Answers the layout that the shard has had. It is called before the shard is opened, whose layout no other function would take.
+-- The counters of a shard of an older layout, ARGV[3], become those of ARGV[4]: ARGV[5] has what is
+-- new in them, {position, value} each, in their order. Answers the layout that the shard has had.
+-- It is called before the shard is opened, whose layout no other function would take.
 
 local stored = call('GET', keys.shard)
 if not stored then

@@ -1,10 +1,12 @@
 --@ allow-oom
 
--- End leases. ARGV[3]: number, fence and cost of each that is simply acked; ARGV[4]: the other settlements, see settling.lua; ARGV[5]: what is kept
--- of those that end their messages, flat: place in the call, id, milliseconds (what comes last of all); ARGV[6]: "", or {the version of the policies that the
--- client knows, and the ids of topics' own} where messages are published with settlements (which are among the others then); ARGV[7]: {position of its
--- settlement, whether its body is too large} of each, and the messages. Answers {the simple ones that were not acked: position and word}, {one word for each
--- of the others}.
+-- End leases. ARGV[3]: number, fence and cost of each that is simply acked; ARGV[4]: the other
+-- settlements, see settling.lua; ARGV[5]: what is kept of those that end their messages, flat:
+-- place in the call, id, milliseconds (what comes last of all); ARGV[6]: "", or {the version of the
+-- policies that the client knows, and the ids of topics' own} where messages are published with
+-- settlements (which are among the others then); ARGV[7]: {position of its settlement, whether its
+-- body is too large} of each, and the messages. Answers {the simple ones that were not acked:
+-- position and word}, {one word for each of the others}.
 
 local ENDS = { ack = true, dead = true }
 local settlements = values_of(ARGV[4])
@@ -36,8 +38,10 @@ if ARGV[6] ~= '' then
                 return { 'too large', n - 1 }
             end
             local draft = drafts[n]
-            local parent = lease.empty and generated_id(settlement[1]) or ids.of(messages.read(settlement[1]))
-            draft.id, draft.sticky, draft.position = draft.id or parent .. ':' .. text(counted[position] - 1), true, position
+            local parent = lease.empty and generated_id(settlement[1])
+                or ids.of(messages.read(settlement[1]))
+            draft.id, draft.sticky, draft.position = draft.id or parent .. ':'
+                .. text(counted[position] - 1), true, position
             local impossible, by = putting.impossible({ draft })
             if impossible then
                 return { 'impossible', n - 1, by }
@@ -63,7 +67,8 @@ end
 local simple, unlike, answers, words = values_of(ARGV[3]), {}, {}, {}
 local left, ended = acks.settle(simple)
 if #left > 0 or #settlements > 0 then
-    -- The simple ones that need more are settled in their places among the others, whose tenth value says where they stand in the call.
+    -- The simple ones that need more are settled in their places among the others, whose tenth
+    -- value says where they stand in the call.
     local is_other, positions, entries, merged = {}, {}, {}, {}
     for n, each in ipairs(settlements) do
         is_other[each[10]] = true
@@ -76,7 +81,8 @@ if #left > 0 or #settlements > 0 then
     end
     for _, n in ipairs(left) do
         local at = 3 * n - 2
-        entries[#entries + 1] = { positions[n], { simple[at], simple[at + 1], 'ack', false, false, false, simple[at + 2] }, n, true }
+        entries[#entries + 1] = { positions[n], { simple[at], simple[at + 1], 'ack', false, false,
+            false, simple[at + 2] }, n, true }
     end
     table.sort(entries, function(one, other)
         return one[1] < other[1]

@@ -1,6 +1,7 @@
 --@ allow-oom
 
--- Housekeeping, at most ARGV[3] of each kind. Answers {the next wake or -1, whether something is left to do}.
+-- Housekeeping, at most ARGV[3] of each kind. Answers {the next wake or -1, whether something is
+-- left to do}.
 
 local more = housekeeping.keep(tonumber(ARGV[3]))
 gates.save()

@@ -1,6 +1,7 @@
 --@ allow-oom
 
--- The doctor has added up what the lanes hold, ARGV[4] to [6] (waiting, bytes, leased), while nothing changed: the counters are ARGV[3] still.
+-- The doctor has added up what the lanes hold, ARGV[4] to [6] (waiting, bytes, leased), while
+-- nothing changed: the counters are ARGV[3] still.
 
 if call('GET', keys.shard) ~= ARGV[3] then
     return 0

@@ -1,7 +1,7 @@
 --@ allow-oom
 
--- Notify of changes of the lanes ARGV[4] (names), for ARGV[3] microseconds, on the channels of `=NAME`. Answers the names of those
--- in which something waits or is leased.
+-- Notify of changes of the lanes ARGV[4] (names), for ARGV[3] microseconds, on the channels of
+-- `=NAME`. Answers the names of those in which something waits or is leased.
 
 local busy = {}
 for _, name in ipairs(values_of(ARGV[4])) do

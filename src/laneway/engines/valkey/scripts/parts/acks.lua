@@ -1,8 +1,8 @@
 -- Acks of messages of which nothing is kept but counts, which is most of them.
 
 local acks = part(function(acks)
-    -- `triples`: number, fence and cost of each. Returns the positions of those that need more than that, and of the others the lanes that are to be placed:
-    -- one that can deliver still can.
+    -- `triples`: number, fence and cost of each. Returns the positions of those that need more than
+    -- that, and of the others the lanes that are to be placed: one that can deliver still can.
     function acks.settle(triples)
         local mids, left, gone, ended = {}, {}, {}, {}
         for n = 1, #triples, 3 do
@@ -22,7 +22,8 @@ local acks = part(function(acks)
             local is_quick = false
             if plain_names[n] and not seen[mids[n]] then
                 local lane = lanes.find(plain_names[n])
-                if lane and lane.rest_step == 0 and not lanes.rule(lane).dedupe and not lanes.rule(lane).gate then
+                if lane and lane.rest_step == 0 and not lanes.rule(lane).dedupe
+                    and not lanes.rule(lane).gate then
                     is_quick, seen[mids[n]] = true, true
                     lane.leased, lane.done = lane.leased - 1, lane.done + 1
                     gone[#gone + 1] = mids[n]

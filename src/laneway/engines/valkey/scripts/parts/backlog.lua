@@ -5,7 +5,8 @@ local backlog = part(function(backlog)
         if policy.buckets then
             local own, count = key('t:' .. topic), 0
             for _, state in ipairs({ 'd', 'p', 'r' }) do
-                count = count + call('ZLEXCOUNT', own, '[' .. state, '(' .. string.char(string.byte(state) + 1))
+                count = count + call('ZLEXCOUNT', own, '[' .. state, '('
+                    .. string.char(string.byte(state) + 1))
             end
             return count, tonumber(call('HGET', keys.folded_bytes, topic) or 0)
         end
@@ -16,7 +17,8 @@ local backlog = part(function(backlog)
         return count, bytes
     end
 
-    -- The first limit that a message of so many bytes would exceed: {what waits, the limit, the need, on_full, what it is a limit of}
+    -- The first limit that a message of so many bytes would exceed: {what waits, the limit, the
+    -- need, on_full, what it is a limit of}
     local function limit_reached(topic, policy, size)
         local count, bytes = waiting_of(topic, policy)
         local limits = {
@@ -36,7 +38,8 @@ local backlog = part(function(backlog)
         return record and not (record.serial ~= NO and messages.holds_key(record))
     end
 
-    local function is_worse(one, other) -- dropped before the other: lower priority, older, lower number
+    -- dropped before the other: lower priority, older, lower number
+    local function is_worse(one, other)
         local here, there = -math.floor(one.rank / 2), -math.floor(other.rank / 2)
         if here ~= there then
             return here < there
@@ -46,8 +49,9 @@ local backlog = part(function(backlog)
         return one.seq < other.seq
     end
 
-    -- The first that may be dropped among members of a sorted set, which are read backwards from the largest rank: of one rank those that
-    -- go to the front are not in the order of since. `at`: where the number of the message begins in a member, `rank_at`: its rank.
+    -- The first that may be dropped among members of a sorted set, which are read backwards from
+    -- the largest rank: of one rank those that go to the front are not in the order of since. `at`:
+    -- where the number of the message begins in a member, `rank_at`: its rank.
     local function victim_of(name, first, last, rank_at, at)
         local best, offset = nil, 0
         local rank = last
@@ -61,12 +65,14 @@ local backlog = part(function(backlog)
             if best and priority ~= -math.floor(best.rank / 2) then
                 return best
             end
-            for _, member in ipairs(call('ZRANGE', name, '[' .. here, '[' .. here .. string.rep('\255', 22), 'BYLEX', 'LIMIT', 0, POLICY_PAGE)) do
+            for _, member in ipairs(call('ZRANGE', name, '[' .. here, '[' .. here
+                .. string.rep('\255', 22), 'BYLEX', 'LIMIT', 0, POLICY_PAGE)) do
                 local record = messages.read(unpack_from('>I7', member, at))
                 if may_go(record) and (not best or is_worse(record, best)) then
                     best = record
                 end
-                if best and unpack_from('>I2', member, rank_at) % 2 == 1 then -- by since; the first will do
+                -- by since; the first will do
+                if best and unpack_from('>I2', member, rank_at) % 2 == 1 then
                     break
                 end
             end
@@ -96,7 +102,8 @@ local backlog = part(function(backlog)
         local best
         if policy.buckets then
             for _, state in ipairs({ 'd', 'p', 'r' }) do
-                best = worse_of(best, victim_of(key('t:' .. topic), '[' .. state, '(' .. string.char(string.byte(state) + 1), 2, 18))
+                best = worse_of(best, victim_of(key('t:' .. topic), '[' .. state, '('
+                    .. string.char(string.byte(state) + 1), 2, 18))
             end
             return best
         end
@@ -125,7 +132,8 @@ local backlog = part(function(backlog)
         while true do
             local limit = limit_reached(topic, policy, size)
             -- What is larger than the limit by itself would drop all the others for nothing.
-            if not limit or limit[4] ~= 'drop_oldest' or limit[3] > limit[2] or not drop_oldest(topic, policy) then
+            if not limit or limit[4] ~= 'drop_oldest' or limit[3] > limit[2]
+                or not drop_oldest(topic, policy) then
                 return limit
             end
         end

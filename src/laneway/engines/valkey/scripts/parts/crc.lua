@@ -9,7 +9,8 @@ do
         for byte = 0, 255 do
             local sum = byte
             for _ = 1, 8 do
-                sum = bit.band(sum, 1) == 1 and bit.bxor(bit.rshift(sum, 1), 0xEDB88320) or bit.rshift(sum, 1)
+                sum = bit.band(sum, 1) == 1 and bit.bxor(bit.rshift(sum, 1), 0xEDB88320)
+                    or bit.rshift(sum, 1)
             end
             table_of_bytes[byte] = sum
         end
@@ -21,7 +22,8 @@ do
         end
         local sum = 0xFFFFFFFF
         for n = 1, #bytes do
-            sum = bit.bxor(bit.rshift(sum, 8), table_of_bytes[bit.band(bit.bxor(sum, string.byte(bytes, n)), 0xFF)])
+            sum = bit.bxor(bit.rshift(sum, 8), table_of_bytes[bit.band(bit.bxor(sum,
+                string.byte(bytes, n)), 0xFF)])
         end
         return bit.bnot(sum) % 4294967296
     end

@@ -1,4 +1,5 @@
--- Who is served next, as arithmetic. The same as engines/fairness.py, number for number; the sources of the algorithms stand there.
+-- Who is served next, as arithmetic. The same as engines/fairness.py, number for number; the
+-- sources of the algorithms stand there.
 
 local TICKS = 4
 local VT_SCALE = 100800
@@ -11,7 +12,8 @@ local fairness = part(function(fairness)
         return math.max(1, math.ceil(1000000 * TICKS / rate - 1e-9))
     end
 
-    -- Of a rate they take `step`, its interval, and of a burst `depth`: both are stored beside them.
+    -- Of a rate they take `step`, its interval, and of a burst `depth`: both are stored beside
+    -- them.
 
     function fairness.depth(step, burst)
         return math.floor(burst * step)
@@ -99,11 +101,13 @@ local fairness = part(function(fairness)
             total, everything = total + entry.share, everything + entry.taken
         end
         for _, entry in ipairs(entries) do
-            entry.kept = entry.carry + round(everything * CARRY_SCALE * entry.share / total) - entry.taken * CARRY_SCALE
+            entry.kept = entry.carry + round(everything * CARRY_SCALE * entry.share / total)
+                - entry.taken * CARRY_SCALE
         end
     end
 
-    -- Positions in `counts`, each spread evenly over the whole: the i-th of n stands at (i + 1/2) / n.
+    -- Positions in `counts`, each spread evenly over the whole: the i-th of n stands at (i + 1/2) /
+    -- n.
     function fairness.interleave(counts)
         local places, order = {}, {}
         for position, count in ipairs(counts) do

@@ -1,7 +1,9 @@
--- Gates: limits that many topics share. The lanes at one stand in a sorted set for each tier_queue, `gate:BAND:NAME`; of an open gate the
--- first of these lanes stands in `heads:BAND`, so that a tier with a thousand gates is asked as quickly as one with none.
+-- Gates: limits that many topics share. The lanes at one stand in a sorted set for each tier_queue,
+-- `gate:BAND:NAME`; of an open gate the first of these lanes stands in `heads:BAND`, so that a tier
+-- with a thousand gates is asked as quickly as one with none.
 --
--- `grant`: the part of the gate that this shard has, where there are several; all parts together are never more than the gate's limits.
+-- `grant`: the part of the gate that this shard has, where there are several; all parts together
+-- are never more than the gate's limits.
 
 local gates = part(function(gates)
     local known, changed, moved
@@ -27,7 +29,8 @@ local gates = part(function(gates)
                 return nil
             end
             local code, operator, tat, leased, is_open, wake, grant = values_of(stored)
-            gate = { name = name, code = code, operator = operator, tat = tat, leased = leased, is_open = is_open, wake = wake, grant = grant }
+            gate = { name = name, code = code, operator = operator, tat = tat, leased = leased,
+                is_open = is_open, wake = wake, grant = grant }
             limits_of(gate)
             known[name] = gate
         end
@@ -37,7 +40,8 @@ local gates = part(function(gates)
     function gates.set(name, layer, limits)
         local gate = gates.find(name)
         if not gate then
-            gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open = true, wake = 0,
+            gate = { name = name, code = false, operator = false, tat = 0, leased = 0, is_open =
+                true, wake = 0,
                 grant = false }
             known[name] = gate
         end
@@ -53,7 +57,8 @@ local gates = part(function(gates)
     function gates.room(gate)
         local room = 2 ^ 30
         if gate.rate then
-            room = fairness.permits(fairness.rebase(gate.tat, shard.now, gate.depth), shard.now, gate.step, gate.depth)
+            room = fairness.permits(fairness.rebase(gate.tat, shard.now, gate.depth), shard.now,
+                gate.step, gate.depth)
         end
         if gate.concurrency then
             room = math.min(room, gate.concurrency - gate.leased)
@@ -69,7 +74,8 @@ local gates = part(function(gates)
     function gates.take(gate, taken)
         gate.leased = gate.leased + taken
         if gate.rate then
-            gate.tat = fairness.take_permits(fairness.rebase(gate.tat, shard.now, gate.depth), shard.now, gate.step, taken)
+            gate.tat = fairness.take_permits(fairness.rebase(gate.tat, shard.now, gate.depth),
+                shard.now, gate.step, taken)
         end
         changed[gate] = true
     end
@@ -114,7 +120,8 @@ local gates = part(function(gates)
     local function look(gate)
         local is_open = gates.room(gate) > 0
         gate.wake = 0
-        if not is_open and gate.rate and (not gate.concurrency or gate.leased < gate.concurrency) then
+        if not is_open and gate.rate and (not gate.concurrency or gate.leased < gate.concurrency)
+            then
             gate.tat = fairness.rebase(gate.tat, shard.now, gate.depth)
             gate.wake = fairness.next_permit(gate.tat, shard.now, gate.step, gate.depth)
         end
@@ -132,12 +139,14 @@ local gates = part(function(gates)
                 end
             end
         end
-        call('HSET', keys.gates, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased, gate.is_open, gate.wake, gate.grant))
+        call('HSET', keys.gates, gate.name, packed(gate.code, gate.operator, gate.tat, gate.leased,
+            gate.is_open, gate.wake, gate.grant))
     end
 
     -- Housekeeping: those whose next permit has come.
     function gates.wake(most)
-        for _, name in ipairs(call('ZRANGE', keys.gate_wakes, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)) do
+        for _, name in ipairs(call('ZRANGE', keys.gate_wakes, '-inf', shard.now, 'BYSCORE', 'LIMIT',
+            0, most)) do
             changed[gates.find(name)] = true
         end
         gates.save()

@@ -1,4 +1,5 @@
--- What happens by the clock: due messages, leases that run out, ttl, retention, sweeps of changed patterns, lanes that wake.
+-- What happens by the clock: due messages, leases that run out, ttl, retention, sweeps of changed
+-- patterns, lanes that wake.
 
 local housekeeping = part(function(housekeeping)
     local LAST = '\244\143\191\191' -- sorts behind every name
@@ -59,7 +60,8 @@ local housekeeping = part(function(housekeeping)
     -- Lanes under one changed pattern, in the order of their names. Returns how many it placed.
     local function sweep_one(pattern, after, most)
         local prefix = string.sub(pattern, 1, -2)
-        local start = #after > #prefix and after or prefix -- `after` is a name under the prefix, or ""
+        -- `after` is a name under the prefix, or ""
+        local start = #after > #prefix and after or prefix
         local names = lanes.names_between(start, prefix .. LAST, most)
         place_all(names)
         if #names == most then
@@ -90,7 +92,8 @@ local housekeeping = part(function(housekeeping)
         end
     end
 
-    -- Whether the first of a sorted set by time is due: most calls find nothing, and need not even define what would see to it.
+    -- Whether the first of a sorted set by time is due: most calls find nothing, and need not even
+    -- define what would see to it.
     local function has_due(name)
         return call('ZRANGE', key(name), '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, 1)[1] ~= nil
     end

@@ -1,6 +1,7 @@
--- Ids of the user's own, ids that joined another message, ids of finished messages: a hash for each topic that has any, `i:TOPIC`, of the
--- message's number, or "f" and until when it is known (0: for ever). `ids_until` forgets these. `aliases`: the topics of ids that Laneway made and
--- that are another message's now: it joined, or they were used again.
+-- Ids of the user's own, ids that joined another message, ids of finished messages: a hash for each
+-- topic that has any, `i:TOPIC`, of the message's number, or "f" and until when it is known (0: for
+-- ever). `ids_until` forgets these. `aliases`: the topics of ids that Laneway made and that are
+-- another message's now: it joined, or they were used again.
 
 ids = part(function(ids)
     local MADE -- what ids begin with that Laneway made
@@ -81,7 +82,8 @@ ids = part(function(ids)
         end
     end
 
-    -- The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`, or a day where they are sticky).
+    -- The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`,
+    -- or a day where they are sticky).
     function ids.finish(record, keep)
         local window = 0
         if keep then
@@ -101,11 +103,13 @@ ids = part(function(ids)
     end
 
     function ids.forget_finished(most)
-        for _, member in ipairs(call('ZRANGE', keys.ids_until, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)) do
+        for _, member in ipairs(call('ZRANGE', keys.ids_until, '-inf', shard.now, 'BYSCORE',
+            'LIMIT', 0, most)) do
             local cut = string.find(member, '\0', 1, true)
             local topic, id = string.sub(member, 1, cut - 1), string.sub(member, cut + 1)
             local ends = tonumber(string.match(call('HGET', of(topic), id) or '', '^f(%d+)'))
-            if ends and ends ~= 0 and ends <= shard.now then -- else it was published again meanwhile
+            -- else it was published again meanwhile
+            if ends and ends ~= 0 and ends <= shard.now then
                 call('HDEL', of(topic), id)
             end
             call('ZREM', keys.ids_until, member)

@@ -1,5 +1,6 @@
--- The indexes of lanes, their top lists, and the order of their names. What a call changes in them is written together, before anybody reads
--- one: a call of the server for each would cost more than all else that is done with most lanes.
+-- The indexes of lanes, their top lists, and the order of their names. What a call changes in them
+-- is written together, before anybody reads one: a call of the server for each would cost more than
+-- all else that is done with most lanes.
 
 local index_entries = part(function(index_entries)
     local standing -- by the index: the score of each member, false where it is gone

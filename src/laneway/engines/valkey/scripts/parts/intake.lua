@@ -1,7 +1,8 @@
 -- Accepting messages: most are plain.
 
 local intake = part(function(intake)
-    -- A lane that had ready messages stands where it belongs already: more of them change nothing. (A merge may have taken its last.)
+    -- A lane that had ready messages stands where it belongs already: more of them change nothing.
+    -- (A merge may have taken its last.)
     local function place(arrivals)
         for _, lane in ipairs(arrivals) do
             if lane.place == IDLE or lane.ready == 0 then
@@ -37,8 +38,8 @@ local intake = part(function(intake)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) }
     end
 
-    -- `topics`: those of plain messages; `order`: for each message the topic's position, -1 where it is not plain; `stored`: the messages, and
-    -- `drafts`: what those say that are not plain.
+    -- `topics`: those of plain messages; `order`: for each message the topic's position, -1 where
+    -- it is not plain; `stored`: the messages, and `drafts`: what those say that are not plain.
     function intake.accept_batch(topics, order, stored, drafts)
         local arrivals, answers = {}, {}
         local at = {} -- the lanes by their topics' positions, or their ends
@@ -72,7 +73,8 @@ local intake = part(function(intake)
                     written[place + 1], written[place + 2] = answer, message .. stamp
                     plain.append(lane, answer)
                     lane.published, lane.bytes = lane.published + 1, lane.bytes + size
-                    shard.published, shard.waiting, shard.bytes = shard.published + 1, shard.waiting + 1, shard.bytes + size
+                    shard.published, shard.waiting, shard.bytes = shard.published + 1,
+                        shard.waiting + 1, shard.bytes + size
                 end
                 answers[n] = answer
             end

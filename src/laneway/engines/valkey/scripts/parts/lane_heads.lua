@@ -1,5 +1,6 @@
--- The ends of lanes. Most messages come to a lane that has some already, and change nothing but how many there are: then the beginning of its record is
--- written anew, and the rest stays as it was stored. To take all of it apart and to put it together again would cost twice as much.
+-- The ends of lanes. Most messages come to a lane that has some already, and change nothing but how
+-- many there are: then the beginning of its record is written anew, and the rest stays as it was
+-- stored. To take all of it apart and to put it together again would cost twice as much.
 
 local lane_heads = part(function(lane_heads)
     local POOL = 512
@@ -14,19 +15,22 @@ local lane_heads = part(function(lane_heads)
         taken = taken + 1
         local lane = pool[taken]
         if not lane then
-            lane = { name = '', stored = '', rest = 0, arrived = false, big = 0, old = 0, busy = 0, slow = 0, place = 0, number = 0, ready = 0, delayed = 0,
+            lane = { name = '', stored = '', rest = 0, arrived = false, big = 0, old = 0, busy = 0,
+                slow = 0, place = 0, number = 0, ready = 0, delayed = 0,
                 parked = 0, listed = 0, bytes = 0, published = 0, latest = '' }
             if taken <= POOL then
                 pool[taken] = lane
             end
         end
-        lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.listed, lane.bytes, lane.published,
+        lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
+            lane.parked, lane.listed, lane.bytes, lane.published,
             lane.latest, lane.rest = unpack_from(LANE_HEAD, stored)
         lane.name, lane.stored, lane.arrived = name, stored, false
         return lane
     end
 
-    -- Read the lanes of these names: their ends, where more messages change no place; else the lanes.
+    -- Read the lanes of these names: their ends, where more messages change no place; else the
+    -- lanes.
     function lane_heads.load(names)
         local wanted, others = {}, {}
         for _, name in ipairs(names) do
@@ -56,7 +60,8 @@ local lane_heads = part(function(lane_heads)
     end
 
     local function changes_class(lane)
-        return fairness.size_class(lane.ready + lane.delayed + lane.parked) ~= lane.big or (lane.old == 0 and lane.ready >= 32)
+        return fairness.size_class(lane.ready + lane.delayed + lane.parked) ~= lane.big
+            or (lane.old == 0 and lane.ready >= 32)
     end
 
     -- All of them, before anybody asks for one of the lanes.
@@ -65,13 +70,16 @@ local lane_heads = part(function(lane_heads)
         for _, lane in ipairs(used) do
             if changes_class(lane) then
                 local whole = lanes.learn(lane.name, lane.stored)
-                whole.ready, whole.listed, whole.bytes, whole.published, whole.latest = lane.ready, lane.listed, lane.bytes, lane.published, lane.latest
+                whole.ready, whole.listed, whole.bytes, whole.published, whole.latest = lane.ready,
+                    lane.listed, lane.bytes, lane.published, lane.latest
                 lanes.touch(whole)
             else
                 local n = #written
                 written[n + 1] = lane.name
-                written[n + 2] = pack(LANE_HEAD, lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
-                    lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest) .. string.sub(lane.stored, lane.rest)
+                written[n + 2] = pack(LANE_HEAD, lane.big, lane.old, lane.busy, lane.slow,
+                    lane.place, lane.number, lane.ready, lane.delayed, lane.parked,
+                    lane.listed, lane.bytes, lane.published, #lane.latest, lane.latest)
+                        .. string.sub(lane.stored, lane.rest)
             end
         end
         call_many('HSET', keys.lanes, written, 2)

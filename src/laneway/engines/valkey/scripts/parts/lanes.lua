@@ -1,15 +1,19 @@
--- Lanes: where a topic's messages wait. There is an entry (hash `lanes`, by name) only while something of the lane waits, is leased, or has
--- to be remembered for a moment: an idle topic has no key anywhere.
+-- Lanes: where a topic's messages wait. There is an entry (hash `lanes`, by name) only while
+-- something of the lane waits, is leased, or has to be remembered for a moment: an idle topic has
+-- no key anywhere.
 --
--- A lane stands in at most one index: `run:BAND` and `gate:BAND:NAME` by virtual time, `asleep` and `idle` (to be forgotten then) by
--- the clock. Members are the lane's number, sortable, and its name. `names` holds all names in their order.
+-- A lane stands in at most one index: `run:BAND` and `gate:BAND:NAME` by virtual time, `asleep` and
+-- `idle` (to be forgotten then) by the clock. Members are the lane's number, sortable, and its
+-- name. `names` holds all names in their order.
 --
--- `place`: where it stands; `latest`: its last plain messages, 7 bytes each, `listed`: how many are before them in the list `q:NUMBER`;
--- `sorted`: how many of its ready messages are in the sorted set `z:NUMBER`, see messages.lua.
+-- `place`: where it stands; `latest`: its last plain messages, 7 bytes each, `listed`: how many are
+-- before them in the list `q:NUMBER`; `sorted`: how many of its ready messages are in the sorted
+-- set `z:NUMBER`, see messages.lua.
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
 local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane is remembered
-local DEFAULT_MEAN = SECOND                        -- what a message is taken to cost before anything is known
+-- what a message is taken to cost before anything is known
+local DEFAULT_MEAN = SECOND
 local RATE_WINDOW = 10 * SECOND
 local PARTITION, BUCKET = '\31', '\30'
 
@@ -22,12 +26,15 @@ local lanes = part(function(lanes)
         known, changed, watched = {}, {}, {}
     end)
 
-    -- A record is of fixed width as far as it can be, and a lane a table of the 32 fields that need no larger one: both are made for each lane of
-    -- each call, and cost more than all that is then done with it. What few lanes have is no field of the others, and stands behind their record.
-    -- It begins with its place in the top lists, and all that a message changes which comes to its end, see lane_heads.lua.
+    -- A record is of fixed width as far as it can be, and a lane a table of the 32 fields that need
+    -- no larger one: both are made for each lane of each call, and cost more than all that is then
+    -- done with it. What few lanes have is no field of the others, and stands behind their record.
+    -- It begins with its place in the top lists, and all that a message changes which comes to its
+    -- end, see lane_heads.lua.
     local RECORD = LANE_HEAD .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
-    local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until', 'rest_step', 'rest_fence', 'mean',
+    local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until',
+        'rest_step', 'rest_fence', 'mean',
         'watched_until' }
     local USUAL = { is_bucket = false, rule = false, is_rare = false }
     for n = 1, #RARE do
@@ -41,7 +48,8 @@ local lanes = part(function(lanes)
         end,
     }
 
-    -- What its policy is resolved for, where that is not simply its name: of partitions and buckets.
+    -- What its policy is resolved for, where that is not simply its name: of partitions and
+    -- buckets.
     local function identify(lane)
         local name = lane.name
         local cut = string.find(name, PARTITION, 1, true)
@@ -69,9 +77,12 @@ local lanes = part(function(lanes)
         local lane = pool[taken]
         if not lane or lane.is_rare then
             lane = setmetatable({
-                name = '', number = 0, tier_queue = 0, place = IDLE, wake = 0, vt = 0, gate = '', tat = 0, ready = 0, delayed = 0, parked = 0, leased = 0,
-                bytes = 0, published = 0, delivered = 0, done = 0, seen = 0, lately = 0, before = 0, listed = 0, sorted = 0, latest = '', big = 0,
-                old = 0, busy = 0, slow = 0, policy = false, is_changed = false, arrived = false, index = false, score = 0, head_since = false,
+                name = '', number = 0, tier_queue = 0, place = IDLE, wake = 0, vt = 0, gate = '',
+                    tat = 0, ready = 0, delayed = 0, parked = 0, leased = 0,
+                bytes = 0, published = 0, delivered = 0, done = 0, seen = 0, lately = 0, before = 0,
+                    listed = 0, sorted = 0, latest = '', big = 0,
+                old = 0, busy = 0, slow = 0, policy = false, is_changed = false, arrived = false,
+                    index = false, score = 0, head_since = false,
             }, LANE)
             if taken <= POOL then
                 pool[taken] = lane
@@ -82,14 +93,17 @@ local lanes = part(function(lanes)
 
     -- What is not stored of a lane.
     local function begin_call(lane, name)
-        lane.name, lane.policy, lane.is_changed, lane.arrived, lane.index, lane.head_since = name, false, false, false, false, false
+        lane.name, lane.policy, lane.is_changed, lane.arrived, lane.index, lane.head_since = name,
+            false, false, false, false, false
         identify(lane)
     end
 
     local function decode(name, stored)
         local lane, rest = empty(), nil
-        lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.listed, lane.bytes, lane.published,
-            lane.latest, lane.tier_queue, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.sorted,
+        lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed,
+            lane.parked, lane.listed, lane.bytes, lane.published,
+            lane.latest, lane.tier_queue, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered,
+                lane.done, lane.seen, lane.lately, lane.before, lane.sorted,
             lane.gate, rest = unpack_from(RECORD, stored)
         begin_call(lane, name)
         if rest <= #stored then
@@ -110,8 +124,10 @@ local lanes = part(function(lanes)
     end
 
     local function encode(lane)
-        local stored = pack(RECORD, lane.big, lane.old, lane.busy, lane.slow, lane.place, lane.number, lane.ready, lane.delayed, lane.parked, lane.listed,
-            lane.bytes, lane.published, #lane.latest, lane.latest, lane.tier_queue, lane.wake, lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen,
+        local stored = pack(RECORD, lane.big, lane.old, lane.busy, lane.slow, lane.place,
+            lane.number, lane.ready, lane.delayed, lane.parked, lane.listed,
+            lane.bytes, lane.published, #lane.latest, lane.latest, lane.tier_queue, lane.wake,
+                lane.vt, lane.tat, lane.leased, lane.delivered, lane.done, lane.seen,
             lane.lately, lane.before, lane.sorted, #lane.gate, lane.gate)
         return lane.is_rare and stored .. rare_of(lane) or stored
     end
@@ -181,9 +197,12 @@ local lanes = part(function(lanes)
         if not lane then
             shard.lanes_made, shard.lanes = shard.lanes_made + 1, shard.lanes + 1
             lane = empty()
-            lane.number, lane.place, lane.wake, lane.tat, lane.ready, lane.delayed, lane.parked, lane.leased, lane.bytes, lane.published,
-                lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed, lane.sorted, lane.big, lane.old, lane.busy, lane.slow,
-                lane.gate, lane.latest = shard.lanes_made, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, shard.now, 0, 0, 0, 0, 0, 0, 0, 0, '', ''
+            lane.number, lane.place, lane.wake, lane.tat, lane.ready, lane.delayed, lane.parked,
+                lane.leased, lane.bytes, lane.published,
+                lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed,
+                    lane.sorted, lane.big, lane.old, lane.busy, lane.slow,
+                lane.gate, lane.latest = shard.lanes_made, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                    shard.now, 0, 0, 0, 0, 0, 0, 0, 0, '', ''
             begin_call(lane, name)
             local policy = lanes.rule(lane)
             local tier_queue = tier_queues.of(policy.pool, tier_of(policy))
@@ -199,10 +218,12 @@ local lanes = part(function(lanes)
         return lane.ready + lane.delayed + lane.parked
     end
 
-    -- The name of a message's lane; `spread`: a number that picks the partition, false: its own number does.
+    -- The name of a message's lane; `spread`: a number that picks the partition, false: its own
+    -- number does.
     function lanes.name_for(policy, topic, spread, number)
         if policy.buckets then
-            return BUCKET .. policy.bucket_name .. PARTITION .. text(topic_spread(topic) % policy.buckets)
+            return BUCKET .. policy.bucket_name .. PARTITION
+                .. text(topic_spread(topic) % policy.buckets)
         end
         if policy.partitions > 1 then
             return topic .. PARTITION .. text((spread or number) % policy.partitions)
@@ -251,7 +272,8 @@ local lanes = part(function(lanes)
     -- Before anything of its standing is changed: what the index says of it.
     function lanes.lift(lane)
         if not lane.index then
-            lane.index, lane.score = index_of(lane.place, lane.wake, lane.tier_queue, lane.gate) or NOWHERE, score_of(lane.place, lane.wake, lane.vt)
+            lane.index, lane.score = index_of(lane.place, lane.wake, lane.tier_queue, lane.gate)
+                or NOWHERE, score_of(lane.place, lane.wake, lane.vt)
             if lane.place == AT_GATE then
                 left[lane] = { lane.gate, lane.tier_queue }
             end
@@ -259,7 +281,8 @@ local lanes = part(function(lanes)
     end
 
     local function stand(lane)
-        local index, score = index_of(lane.place, lane.wake, lane.tier_queue, lane.gate), score_of(lane.place, lane.wake, lane.vt)
+        local index, score = index_of(lane.place, lane.wake, lane.tier_queue, lane.gate),
+            score_of(lane.place, lane.wake, lane.vt)
         local before = lane.index ~= NOWHERE and lane.index or nil
         if before ~= index or (index and score ~= lane.score) then
             local member = sortable(lane.number) .. lane.name
@@ -281,7 +304,8 @@ local lanes = part(function(lanes)
     end
 
     local function forgotten_at(lane, policy, tier_queue)
-        local at = lane.place == IDLE and lane.wake > 0 and lane.wake or shard.now + (tier_queue.by_time and LINGER_BY_TIME or LINGER)
+        local at = lane.place == IDLE and lane.wake > 0 and lane.wake
+            or shard.now + (tier_queue.by_time and LINGER_BY_TIME or LINGER)
         if lane.rest_step > 0 then
             at = math.max(at, lane.rest_until)
         end
@@ -320,7 +344,8 @@ local lanes = part(function(lanes)
             local permit = fairness.next_permit(lane.tat, now, policy.step, policy.depth)
             if permit > now then
                 if lane.place ~= ASLEEP or lane.wake ~= permit then
-                    lane.throttled = lane.throttled + permit - math.max(now, lane.place == ASLEEP and lane.wake or 0)
+                    lane.throttled = lane.throttled + permit - math.max(now, lane.place == ASLEEP
+                        and lane.wake or 0)
                 end
                 return ASLEEP, permit
             end
@@ -337,9 +362,11 @@ local lanes = part(function(lanes)
         local policy = lanes.rule(lane)
         local tier_queue = tier_queues[lane.tier_queue]
         lanes.lift(lane)
-        if tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then -- it begins there like one that wakes up
+        -- it begins there like one that wakes up
+        if tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
             tier_queue = tier_queues.of(policy.pool, tier_of(policy))
-            lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = tier_queue.number, tier_queue.vt, IDLE, 0, ''
+            lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = tier_queue.number,
+                tier_queue.vt, IDLE, 0, ''
         end
         local place, wake = where(lane, policy, tier_queue)
         local gate = place == AT_GATE and policy.gate or ''
@@ -438,7 +465,8 @@ local lanes = part(function(lanes)
             names[n] = string.sub(member, 8)
         end
         for n, stored in ipairs(read_many(keys.lanes, names)) do
-            if not known[names[n]] and stored and string.sub(stored, 1, #NO_CLASSES) == NO_CLASSES then
+            if not known[names[n]] and stored and string.sub(stored, 1, #NO_CLASSES) == NO_CLASSES
+                then
                 quiet[#quiet + 1], known[names[n]] = names[n], false
             else
                 others[#others + 1] = lanes.find(names[n]) or nil
@@ -451,7 +479,8 @@ local lanes = part(function(lanes)
 
     function lanes.wake(most)
         index_entries.write()
-        local due = load_members(call('ZRANGE', keys.asleep, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most))
+        local due = load_members(call('ZRANGE', keys.asleep, '-inf', shard.now, 'BYSCORE', 'LIMIT',
+            0, most))
         for _, lane in ipairs(due) do
             lanes.place(lane)
         end
@@ -460,7 +489,8 @@ local lanes = part(function(lanes)
 
     function lanes.next_wake()
         index_entries.write()
-        local asleep, idle = call('ZRANGE', keys.asleep, 0, 0, 'WITHSCORES')[2], call('ZRANGE', keys.idle, 0, 0, 'WITHSCORES')[2]
+        local asleep, idle = call('ZRANGE', keys.asleep, 0, 0, 'WITHSCORES')[2], call('ZRANGE',
+            keys.idle, 0, 0, 'WITHSCORES')[2]
         return tonumber(asleep), tonumber(idle)
     end
 
@@ -470,7 +500,8 @@ local lanes = part(function(lanes)
         return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
     end
 
-    -- The top lists stand on size classes, which change rarely; few lanes are large enough to have one.
+    -- The top lists stand on size classes, which change rarely; few lanes are large enough to have
+    -- one.
 
     local function set_class(lane, name, class)
         if lane[name] ~= class then
@@ -486,9 +517,11 @@ local lanes = part(function(lanes)
         elseif lane.old == 0 or lane.head_since then
             set_class(lane, 'old', math.floor((lane.head_since or shard.now) / 8388608))
         end
-        set_class(lane, 'busy', is_gone and 0 or fairness.size_class(math.max(lane.before, lane.lately)))
+        set_class(lane, 'busy', is_gone and 0 or fairness.size_class(math.max(lane.before,
+            lane.lately)))
         if lane.is_rare or lane.slow > 0 then
-            set_class(lane, 'slow', is_gone and 0 or fairness.size_class(math.floor(lane.throttled / 10000)))
+            set_class(lane, 'slow', is_gone and 0
+                or fairness.size_class(math.floor(lane.throttled / 10000)))
         end
     end
 
@@ -514,7 +547,8 @@ local lanes = part(function(lanes)
                 if lane.is_rare and lane.watched_until > 0 then
                     watch(lane)
                 end
-                if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0 or lane.lately >= 32 or lane.delayed >= 32 or lane.is_rare then
+                if lane.ready >= 32 or lane.big > 0 or lane.old > 0 or lane.busy > 0
+                    or lane.lately >= 32 or lane.delayed >= 32 or lane.is_rare then
                     lanes.classify(lane)
                 end
                 local n = #written

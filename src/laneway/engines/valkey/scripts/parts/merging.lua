@@ -1,5 +1,5 @@
--- Joining messages about the same thing: on publish, and when a leased one comes back while another of its key waits.
--- docs/behaviour.md, "Merging on publish" and "Arriving".
+-- Joining messages about the same thing: on publish, and when a leased one comes back while another
+-- of its key waits. docs/behaviour.md, "Merging on publish" and "Arriving".
 
 local merging = part(function(merging)
     local MAX_WAIT_WINDOWS = 10
@@ -24,7 +24,8 @@ local merging = part(function(merging)
         end
         local where = topic .. '\0' .. mkey
         local due = math.max(shard.now, tonumber(call('ZSCORE', keys.edges, where) or 0))
-        call('ZADD', keys.edges, due + policy.window, where) -- the window after begins when this one is due
+        -- the window after begins when this one is due
+        call('ZADD', keys.edges, due + policy.window, where)
         return due
     end
 
@@ -70,7 +71,8 @@ local merging = part(function(merging)
         end
     end
 
-    -- What a newcomer changes of the waiting message that it joins: its due time, and with "last" all that it carries.
+    -- What a newcomer changes of the waiting message that it joins: its due time, and with "last"
+    -- all that it carries.
     local function change_waiting(lane, record, draft, policy)
         local due = new_due(record, draft, policy)
         if policy.merge ~= 'last' and due == record.since then
@@ -78,7 +80,8 @@ local merging = part(function(merging)
         end
         messages.end_waiting(lane, record)
         if record.serial ~= NO and not messages.holds_key(record) then
-            messages.free_key(lane, messages.line(record), record.mid) -- it stands in line for its key anew
+            -- it stands in line for its key anew
+            messages.free_key(lane, messages.line(record), record.mid)
         end
         record.since = due
         if policy.merge == 'last' then
@@ -90,7 +93,8 @@ local merging = part(function(merging)
         messages.begin_waiting(lane, record)
     end
 
-    -- Let a new message join the waiting one; false if that one is full and the newcomer has to begin another.
+    -- Let a new message join the waiting one; false if that one is full and the newcomer has to
+    -- begin another.
     function merging.join(lane, record, draft, policy)
         if policy.merge == 'all' then
             if record.parts + 1 >= policy.merge_limit then
@@ -110,8 +114,9 @@ local merging = part(function(merging)
         return true
     end
 
-    -- `record`, back from a lease and about to wait, takes in the one of its merge key that has come meanwhile, as if it had been published
-    -- first. Returns false where the two are too many for one: both stay, and newcomers join the other.
+    -- `record`, back from a lease and about to wait, takes in the one of its merge key that has
+    -- come meanwhile, as if it had been published first. Returns false where the two are too many
+    -- for one: both stay, and newcomers join the other.
     function merging.rejoin(lane, record)
         local other = record.mkey and merging.waiting_one(record.topic, record.mkey)
         if not other or other.mid == record.mid then

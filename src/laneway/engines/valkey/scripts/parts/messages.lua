@@ -1,12 +1,16 @@
--- Messages: their records (hash `m`, by number), where they wait, and the ways of one: waiting, coming back, finished, dead.
+-- Messages: their records (hash `m`, by number), where they wait, and the ways of one: waiting,
+-- coming back, finished, dead.
 --
--- A record is "P" for the plain ones that make up most of a backlog (priority 0, due at once, nothing about them but a key and headers), "p" for those
--- whose id is sticky, or "R" with all that there is. The body is in it as it is; behind that of a
--- plain one stands when it was published. A plain message stands in its lane's list or `latest`, in the order of arrival; every other that is ready in
--- the sorted set `z:NUMBER` of its lane, and what is delayed or parked in `a:NUMBER` ("aside"). Of those whose number and place in
--- the order may disagree `o:NUMBER` ("odd") tells the lowest numbers, which the cursors need.
+-- A record is "P" for the plain ones that make up most of a backlog (priority 0, due at once,
+-- nothing about them but a key and headers), "p" for those whose id is sticky, or "R" with all that
+-- there is. The body is in it as it is; behind that of a plain one stands when it was published. A
+-- plain message stands in its lane's list or `latest`, in the order of arrival; every other that is
+-- ready in the sorted set `z:NUMBER` of its lane, and what is delayed or parked in `a:NUMBER`
+-- ("aside"). Of those whose number and place in the order may disagree `o:NUMBER` ("odd") tells the
+-- lowest numbers, which the cursors need.
 --
--- Of topics that fold into a bucket `t:TOPIC` holds all messages that wait ("r", "d", "p") or are leased ("l"), and `folded` the names.
+-- Of topics that fold into a bucket `t:TOPIC` holds all messages that wait ("r", "d", "p") or are
+-- leased ("l"), and `folded` the names.
 
 local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
 local NO, HOLD, YIELD = 0, 1, 2 -- serial
@@ -14,7 +18,8 @@ local LEASES_END, DUE, EXPIRES, RETENTION_ENDS = '1', '2', '3', '4'
 local HISTORY = 20              -- troubles of a message that are remembered
 local FOREVER = -1              -- dedupe
 local STICKY = 24 * 3600 * SECOND
-local FRONT = 2 ^ 53            -- less the number: the place of those that go to the front, the latest first
+-- less the number: the place of those that go to the front, the latest first
+local FRONT = 2 ^ 53
 
 local REASONS = {
     full = 'dropped: the backlog was full',
@@ -35,26 +40,33 @@ local messages = part(function(messages)
     end)
 
     local FIELDS = {
-        'topic', 'lane', 'state', 'rank', 'seq', 'since', 'published', 'expires', 'serial', 'key', 'id', 'mkey', 'headers', 'attempts',
-        'deliveries', 'suspect', 'joined', 'parts', 'parts_bytes', 'sticky', 'unhandled_from', 'unhandled_times', 'mirrored', 'death', 'history',
+        'topic', 'lane', 'state', 'rank', 'seq', 'since', 'published', 'expires', 'serial', 'key',
+            'id', 'mkey', 'headers', 'attempts',
+        'deliveries', 'suspect', 'joined', 'parts', 'parts_bytes', 'sticky', 'unhandled_from',
+            'unhandled_times', 'mirrored', 'death', 'history',
     }
     local PLAIN_TOPIC, PLAIN_KEY, PLAIN_ID, PLAIN_HEADERS, PLAIN_STICKY = 1, 2, 3, 4, 5
 
     function messages.new(fields)
         fields.state, fields.attempts, fields.deliveries, fields.suspect = READY, 0, 0, false
         fields.joined, fields.parts, fields.parts_bytes = 0, 0, 0
-        fields.unhandled_from, fields.unhandled_times, fields.mirrored, fields.death, fields.history = 0, 0, false, false, {}
+        fields.unhandled_from, fields.unhandled_times, fields.mirrored, fields.death,
+            fields.history = 0, 0, false, false, {}
         known[fields.mid] = fields
         return fields
     end
 
     local function decode_plain(mid, stored)
-        local size, published = unpack_from('>I2', stored, 2), unpack_from('>I7', stored, #stored - 6)
+        local size, published = unpack_from('>I2', stored, 2), unpack_from('>I7', stored,
+            #stored - 6)
         local meta = values_of(string.sub(stored, 4, 3 + size))
         return messages.new({
-            mid = mid, plain = true, topic = meta[PLAIN_TOPIC], lane = meta[PLAIN_TOPIC], rank = 1, seq = mid, since = published,
-            published = published, expires = false, serial = NO, key = meta[PLAIN_KEY] or false, id = meta[PLAIN_ID] or false, mkey = false,
-            headers = meta[PLAIN_HEADERS] or false, sticky = meta[PLAIN_STICKY] or false, body = string.sub(stored, 4 + size, -8),
+            mid = mid, plain = true, topic = meta[PLAIN_TOPIC], lane = meta[PLAIN_TOPIC], rank = 1,
+                seq = mid, since = published,
+            published = published, expires = false, serial = NO, key = meta[PLAIN_KEY] or false,
+                id = meta[PLAIN_ID] or false, mkey = false,
+            headers = meta[PLAIN_HEADERS] or false, sticky = meta[PLAIN_STICKY] or false, body =
+                string.sub(stored, 4 + size, -8),
         })
     end
 
@@ -127,7 +139,8 @@ local messages = part(function(messages)
     end
 
     local function place_of(record)
-        return pack('>I2I7I7I7', record.rank + 512, messages.position(record), record.seq, record.mid)
+        return pack('>I2I7I7I7', record.rank + 512, messages.position(record), record.seq,
+            record.mid)
     end
 
     local function place_aside(record, state)
@@ -149,7 +162,8 @@ local messages = part(function(messages)
         return key(kind .. ':' .. text(lane.number))
     end
 
-    -- Keep `t:TOPIC` of a folded topic; `state`: its letter, false: it neither waits nor is leased any more.
+    -- Keep `t:TOPIC` of a folded topic; `state`: its letter, false: it neither waits nor is leased
+    -- any more.
     function messages.mirror(lane, record, state)
         if not (lane.is_bucket or record.mirrored) then
             return
@@ -158,7 +172,8 @@ local messages = part(function(messages)
         if record.mirrored then
             call('ZREM', topics_own, record.mirrored)
         end
-        record.mirrored = state and (state == 'r' and 'r' .. place_of(record) or place_aside(record, state))
+        record.mirrored = state and (state == 'r' and 'r' .. place_of(record) or place_aside(record,
+            state))
         if record.mirrored then
             call('ZADD', topics_own, 0, record.mirrored)
             call('ZADD', keys.folded, 0, record.topic)
@@ -179,8 +194,10 @@ local messages = part(function(messages)
 
     -- What a message that is no odd one stands at is told by its lane's order alone.
     local function keep_odd(command, lane, record)
-        if record.rank % 2 == 0 or record.seq ~= record.mid or record.since ~= record.published or record.deliveries > 0 then
-            local member = pack('>I2', record.rank + 512) .. (record.deliveries == 0 and 'u' or 's') .. pack('>I7I7', record.seq, record.mid)
+        if record.rank % 2 == 0 or record.seq ~= record.mid or record.since ~= record.published
+            or record.deliveries > 0 then
+            local member = pack('>I2', record.rank + 512) .. (record.deliveries == 0 and 'u' or 's')
+                .. pack('>I7I7', record.seq, record.mid)
             if command == 'ZADD' then
                 call('ZADD', of_lane('o', lane), 0, member)
             else
@@ -224,8 +241,8 @@ local messages = part(function(messages)
 
     -- Waiting
 
-    -- The message waits from now on: delayed until its `since`, if that is to come, else it arrives. Newcomers of its merge key join it, unless
-    -- `collects` is false.
+    -- The message waits from now on: delayed until its `since`, if that is to come, else it
+    -- arrives. Newcomers of its merge key join it, unless `collects` is false.
     function messages.begin_waiting(lane, record, collects)
         record.plain = nil
         record.lane = lane.name
@@ -251,7 +268,8 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
-    -- It no longer waits, whatever becomes of it. Of one that was taken out of its lane's order already, see serving.lua.
+    -- It no longer waits, whatever becomes of it. Of one that was taken out of its lane's order
+    -- already, see serving.lua.
     function messages.leave(lane, record)
         resize(lane, record, -messages.size(record))
         shard.waiting = shard.waiting - 1
@@ -270,7 +288,8 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
-    -- Take a waiting message out of everything that it waits in; its serial key is the caller's business.
+    -- Take a waiting message out of everything that it waits in; its serial key is the caller's
+    -- business.
     function messages.end_waiting(lane, record)
         messages.leave(lane, record)
         if record.state == DELAYED then
@@ -293,7 +312,8 @@ local messages = part(function(messages)
         if record.state == READY then
             return call('ZSCORE', of_lane('z', lane), place_of(record)) ~= false
         end
-        return call('ZSCORE', of_lane('a', lane), place_aside(record, record.state == DELAYED and 'd' or 'p')) ~= false
+        return call('ZSCORE', of_lane('a', lane), place_aside(record, record.state == DELAYED
+            and 'd' or 'p')) ~= false
     end
 
     local function holder(line)
@@ -335,7 +355,8 @@ local messages = part(function(messages)
         into_order(lane, record)
     end
 
-    -- Whoever it was no longer holds the serial key (or heads it): the next one comes forward. `line` may be false.
+    -- Whoever it was no longer holds the serial key (or heads it): the next one comes forward.
+    -- `line` may be false.
     function messages.free_key(lane, line, mid)
         if not line or holder(line) ~= mid then
             return
@@ -378,7 +399,8 @@ local messages = part(function(messages)
         shard.deaths, shard.dead = shard.deaths + 1, shard.dead + 1
         local ends = shard.now + rules.of(record.topic).dead_ttl
         record.plain = nil
-        record.state, record.lane = DEAD, false -- lanes come and go; a dead letter belongs to its topic
+        -- lanes come and go; a dead letter belongs to its topic
+        record.state, record.lane = DEAD, false
         record.death = { shard.deaths, shard.now, ends, reason, failure or false }
         messages.mirror(lane, record, false)
         call('ZADD', keys.dead, shard.deaths, record.mid)

@@ -1,10 +1,13 @@
--- Plain messages of a lane, in the order of their arrival: the first in a list of their numbers, the last few in its record (`latest`), from where
--- they go into the list together: most lanes never have one, and a call of its own for each message is what would cost most.
+-- Plain messages of a lane, in the order of their arrival: the first in a list of their numbers,
+-- the last few in its record (`latest`), from where they go into the list together: most lanes
+-- never have one, and a call of its own for each message is what would cost most.
 
 local plain = part(function(plain)
     local NAMES = 4096
-    local names, count, prefix = {}, 0, nil -- of lists, by the lane's number: joining a number to a string is slow
-    local arrivals                          -- lanes with more of them than their records have room for, `arrived`
+    -- of lists, by the lane's number: joining a number to a string is slow
+    local names, count, prefix = {}, 0, nil
+    -- lanes with more of them than their records have room for, `arrived`
+    local arrivals
 
     at_begin(function()
         arrivals = {}

@@ -3,11 +3,13 @@
 local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }
 
-    local DRAFT = { 'topic', 'key', 'id', 'headers', 'sticky', 'rank', 'delay', 'at', 'ttl', 'mkey', 'generated_mid', 'spread', 'signal', 'own' }
+    local DRAFT = { 'topic', 'key', 'id', 'headers', 'sticky', 'rank', 'delay', 'at', 'ttl', 'mkey',
+        'generated_mid', 'spread', 'signal', 'own' }
 
     function putting.decode(stored)
         local size = unpack_from('>I2', stored)
-        local values, draft = values_of(string.sub(stored, 3, 2 + size)), { body = string.sub(stored, 3 + size) }
+        local values, draft = values_of(string.sub(stored, 3, 2 + size)), { body =
+            string.sub(stored, 3 + size) }
         for n = 1, #DRAFT do
             draft[DRAFT[n]] = values[n] or false
         end
@@ -22,8 +24,10 @@ local putting = part(function(putting)
             due = merging.window_due(draft.topic, draft.mkey, policy)
         end
         local record = messages.new({
-            mid = mid, seq = mid, topic = draft.topic, rank = draft.rank, since = due or shard.now, published = shard.now,
-            expires = draft.ttl and not waits and shard.now + draft.ttl, serial = draft.key and SERIAL[policy.serial] or NO, key = draft.key, id = draft.id,
+            mid = mid, seq = mid, topic = draft.topic, rank = draft.rank, since = due or shard.now,
+                published = shard.now,
+            expires = draft.ttl and not waits and shard.now + draft.ttl, serial = draft.key
+                and SERIAL[policy.serial] or NO, key = draft.key, id = draft.id,
             mkey = draft.mkey, headers = draft.headers, sticky = draft.sticky, body = draft.body,
         })
         lane.published, shard.published = lane.published + 1, shard.published + 1
@@ -45,11 +49,13 @@ local putting = part(function(putting)
         end
         local name = lanes.name_for(policy, draft.topic, draft.spread, shard.seq + 1)
         local waiting = draft.mkey and merging.waiting_one(draft.topic, draft.mkey)
-        if waiting and lanes.find(waiting.lane) and merging.join(lanes.find(waiting.lane), waiting, draft, policy) then
+        if waiting and lanes.find(waiting.lane) and merging.join(lanes.find(waiting.lane), waiting,
+            draft, policy) then
             arrivals[#arrivals + 1] = lanes.find(waiting.lane)
             return { 'merged', ids.of(waiting) }
         end
-        if not draft.own and (policy.max_backlog or policy.max_backlog_bytes or shard.max_backlog or shard.max_backlog_bytes) then
+        if not draft.own and (policy.max_backlog or policy.max_backlog_bytes or shard.max_backlog
+            or shard.max_backlog_bytes) then
             local limit = backlog.make_room(draft.topic, policy, #draft.body)
             if limit then
                 return { 'refused', limit[5], text(limit[1]), text(limit[2]) }
@@ -60,10 +66,12 @@ local putting = part(function(putting)
         return insert(draft, policy, lane)
     end
 
-    -- The first that would expire before it is due: its position, or nil. Looked at before anything is changed.
+    -- The first that would expire before it is due: its position, or nil. Looked at before anything
+    -- is changed.
     function putting.impossible(drafts)
         for n, draft in pairs(drafts) do
-            local due = draft.ttl and not draft.signal and not signals.waits(draft) and merging.explicit_due(draft)
+            local due = draft.ttl and not draft.signal and not signals.waits(draft)
+                and merging.explicit_due(draft)
             if due and due >= shard.now + draft.ttl then
                 return n, due - shard.now
             end

@@ -1,9 +1,12 @@
--- What is kept under a message's id, in keys of their own that the server forgets by itself: how it ended (`o:ID`), and what was noted of it
--- meanwhile (`n:ID`). Whoever listens for an id has a channel of its own.
+-- What is kept under a message's id, in keys of their own that the server forgets by itself: how it
+-- ended (`o:ID`), and what was noted of it meanwhile (`n:ID`). Whoever listens for an id has a
+-- channel of its own.
 
 local results = part(function(results)
     local channels, end_notices
-    local handled, has_outcome -- the number of the message that is settled now, where its handler tells of its end; whether with an outcome
+    -- the number of the message that is settled now, where its handler tells of its end; whether
+    -- with an outcome
+    local handled, has_outcome
 
     at_begin(function()
         handled, has_outcome = nil, false
@@ -18,10 +21,13 @@ local results = part(function(results)
     -- A message that tells of another's end; it is put into the store at the end of the call.
     local function tell_of(topic, id, outcome, more)
         -- Of a topic with partitions, one that is here.
-        local spread = rules.of(topic).partitions > 1 and (shard.index - crc32(topic)) % shard.shards
+        local spread = rules.of(topic).partitions > 1
+            and (shard.index - crc32(topic)) % shard.shards
         end_notices[#end_notices + 1] = {
-            topic = topic, key = false, id = false, headers = { ['laneway-task'] = 'laneway.ended' }, sticky = false, rank = 0, delay = 0, at = false,
-            ttl = false, mkey = false, generated_mid = false, spread = spread, signal = false, own = true,
+            topic = topic, key = false, id = false, headers = { ['laneway-task'] =
+                'laneway.ended' }, sticky = false, rank = 0, delay = 0, at = false,
+            ttl = false, mkey = false, generated_mid = false, spread = spread, signal = false, own =
+                true,
             body = '{"id":' .. cjson.encode(id) .. ',"outcome":' .. outcome .. ',' .. more .. '}',
         }
     end
@@ -49,7 +55,8 @@ local results = part(function(results)
             local followers = call('LRANGE', key('f:' .. id), 0, -1)
             if #followers > 0 then
                 call('DEL', key('f:' .. id))
-                tell_of(table.remove(followers, 1), id, body, '"followers":[' .. table.concat(followers, ',') .. ']')
+                tell_of(table.remove(followers, 1), id, body, '"followers":['
+                    .. table.concat(followers, ',') .. ']')
             end
         end
     end
@@ -60,7 +67,8 @@ local results = part(function(results)
     local function span(record)
         local said = record.headers and record.headers['laneway-keeps']
         local done, comma, otherwise = string.match(said or '', '^(%d+)(,?)(%d*)$')
-        if not done or #done > MAX_DIGITS or #otherwise > MAX_DIGITS or (comma == '' and otherwise ~= '') then
+        if not done or #done > MAX_DIGITS or #otherwise > MAX_DIGITS or (comma == ''
+            and otherwise ~= '') then
             return nil
         end
         return math.max(1, math.min(tonumber(otherwise) or tonumber(done), MAX_SECONDS) * 1000)
@@ -81,13 +89,16 @@ local results = part(function(results)
 
     -- A message comes to an end that no handler told; where it is wanted, that is kept, and told.
     function results.ends(record, status, reason)
-        local is_told = handled == record.mid and status == 'dead' -- one that comes back may have expired meanwhile
+        -- one that comes back may have expired meanwhile
+        local is_told = handled == record.mid and status == 'dead'
         if is_told and has_outcome then
             return
         end
         local milliseconds = span(record)
-        local told = '{"status":"' .. status .. '"' .. (reason and ',"reason":' .. cjson.encode(reason) or '')
-            .. ',"topic":' .. cjson.encode(record.topic) .. string.format(',"published_us":%.0f}', record.published)
+        local told = '{"status":"' .. status .. '"' .. (reason and ',"reason":'
+            .. cjson.encode(reason) or '')
+            .. ',"topic":' .. cjson.encode(record.topic) .. string.format(',"published_us":%.0f}',
+                record.published)
         if not is_told and record.headers and record.headers['laneway-flow'] then
             tell_of(record.topic, id_of(record), told, '"body":' .. record.body)
         end

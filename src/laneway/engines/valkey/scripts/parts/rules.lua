@@ -1,20 +1,27 @@
--- Policies. Of each pattern that somebody set one for, hash `rules` has what holds for a topic of which it is the most specific (written by the
--- client; "": where there is none). The patterns that cover a topic are those that cover its most specific one.
+-- Policies. Of each pattern that somebody set one for, hash `rules` has what holds for a topic of
+-- which it is the most specific (written by the client; "": where there is none). The patterns that
+-- cover a topic are those that cover its most specific one.
 --
--- A topic with a policy of its own has an entry in `own` (topic -> id), and what the id means is in `own_sets` (id -> record, see records.py: equal
--- sets share one; `own_uses` counts their topics). That is put together with what holds for its patterns, here, whenever it is asked for: so
--- a change of one of the two touches nothing of the other. Topics with partitions, or under a pattern that folds, have theirs in
--- `rules`, as patterns have, for clients have to know them to find the shard.
+-- A topic with a policy of its own has an entry in `own` (topic -> id), and what the id means is in
+-- `own_sets` (id -> record, see records.py: equal sets share one; `own_uses` counts their topics).
+-- That is put together with what holds for its patterns, here, whenever it is asked for: so a
+-- change of one of the two touches nothing of the other. Topics with partitions, or under a pattern
+-- that folds, have theirs in `rules`, as patterns have, for clients have to know them to find the
+-- shard.
 
 local rules = part(function(rules)
     local FIELDS = {
-        'rate', 'burst', 'concurrency', 'weight', 'tier', 'pool', 'lease', 'retries', 'backoff', 'ttl', 'drop_expired', 'dead_ttl', 'serial',
-        'gate', 'merge', 'merge_limit', 'window', 'debounce', 'max_wait', 'leading', 'dedupe', 'max_backlog', 'max_backlog_bytes', 'on_full',
-        'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled', 'set_burst', 'auto_burst', 'by_operator',
+        'rate', 'burst', 'concurrency', 'weight', 'tier', 'pool', 'lease', 'retries', 'backoff',
+            'ttl', 'drop_expired', 'dead_ttl', 'serial',
+        'gate', 'merge', 'merge_limit', 'window', 'debounce', 'max_wait', 'leading', 'dedupe',
+            'max_backlog', 'max_backlog_bytes', 'on_full',
+        'partitions', 'buckets', 'bucket_name', 'at_most_once', 'paused', 'limited', 'on_unhandled',
+            'set_burst', 'auto_burst', 'by_operator',
     }
     local KINDS = 5000
     local by_name, by_stem, overridden, own_ids
-    local decoded, sets, kinds = {}, {}, 0 -- policies by what is stored of them: it seldom changes from call to call
+    -- policies by what is stored of them: it seldom changes from call to call
+    local decoded, sets, kinds = {}, {}, 0
 
     at_begin(function()
         by_name, by_stem, overridden, own_ids = {}, {}, {}, {}
@@ -68,7 +75,8 @@ local rules = part(function(rules)
         if not found then
             found = read(stem .. '*')
             if not found then
-                found = stem == '' and read('') or of_stem(string.match(stem, '^(.*%.)[^.]*%.$') or '')
+                found = stem == '' and read('') or of_stem(string.match(stem, '^(.*%.)[^.]*%.$')
+                    or '')
             end
             by_stem[stem] = found
         end
@@ -166,8 +174,9 @@ local rules = part(function(rules)
         end
     end
 
-    -- Clients have to know what decides how a message is written: its body's limit, ttl, serial, merge, backlog. `known`: what the client knows
-    -- by topic (an id). Answers {topic, id or "", its record or ""} of each that is otherwise, nil if there is none.
+    -- Clients have to know what decides how a message is written: its body's limit, ttl, serial,
+    -- merge, backlog. `known`: what the client knows by topic (an id). Answers {topic, id or "",
+    -- its record or ""} of each that is otherwise, nil if there is none.
     function rules.unknown_to(known, plain_topics, drafts)
         if shard.marked == 0 and next(known) == nil then
             return nil
@@ -186,7 +195,8 @@ local rules = part(function(rules)
             local id = shard.own > 0 and own_id(topic)
             local is = id and set_of(id).is_marked and id or ''
             if is ~= (known[topic] or '') then
-                found[#found + 1] = { topic, is, is ~= '' and call('HGET', keys.own_sets, is) or '' }
+                found[#found + 1] = { topic, is, is ~= '' and call('HGET', keys.own_sets, is)
+                    or '' }
             end
         end
         return #found > 0 and found or nil
@@ -204,17 +214,20 @@ local rules = part(function(rules)
         end
     end
 
-    -- `own_tiers`: how many topics name a tier in a layer of their own, so that no tier goes that is used.
+    -- `own_tiers`: how many topics name a tier in a layer of their own, so that no tier goes that
+    -- is used.
     local function count_tiers(set, count)
         for _, fields in ipairs({ set.code, set.operator }) do
-            if fields.tier and count ~= 0 and call('HINCRBY', keys.own_tiers, fields.tier, count) <= 0 then
+            if fields.tier and count ~= 0 and call('HINCRBY', keys.own_tiers, fields.tier, count) <=
+                0 then
                 call('HDEL', keys.own_tiers, fields.tier)
             end
         end
     end
 
-    -- {topic, the id that it has had, the id that it gets} each, "" for none; `stored`: {id, record} of those that are new. Answers the positions of those
-    -- that somebody else has changed meanwhile, and the topics that have changed.
+    -- {topic, the id that it has had, the id that it gets} each, "" for none; `stored`: {id,
+    -- record} of those that are new. Answers the positions of those that somebody else has changed
+    -- meanwhile, and the topics that have changed.
     function rules.set_own(changes, stored)
         local others, topics, written, removed = {}, {}, {}, {}
         for _, each in ipairs(stored) do
@@ -228,7 +241,8 @@ local rules = part(function(rules)
             own_ids[topics[n]] = is
         end
         for n, each in ipairs(changes) do
-            local topic, before, after = each[1], each[2] ~= '' and each[2], each[3] ~= '' and each[3]
+            local topic, before, after = each[1], each[2] ~= '' and each[2], each[3] ~= ''
+                and each[3]
             if own_ids[topic] ~= before then
                 others[#others + 1] = n
                 use(after, 0)
@@ -281,7 +295,8 @@ local rules = part(function(rules)
 
     function rules.backoff(policy, attempts, random)
         local base, factor, cap, jitter = unpack(policy.backoff)
-        local delay = base == 0 and 0 or math.min(base * factor ^ math.min(attempts - 1, 200), cap) -- else infinity times 0
+        -- else infinity times 0
+        local delay = base == 0 and 0 or math.min(base * factor ^ math.min(attempts - 1, 200), cap)
         return round(delay * (jitter and random or 1) * 1000000)
     end
 end)

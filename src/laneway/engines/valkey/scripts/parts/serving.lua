@@ -1,11 +1,16 @@
--- Handing out. First it is decided which lanes give how many (the visits), reading lanes only, each once; then the messages of all of them
--- are fetched. Nothing here looks at a lane that cannot deliver.
+-- Handing out. First it is decided which lanes give how many (the visits), reading lanes only, each
+-- once; then the messages of all of them are fetched. Nothing here looks at a lane that cannot
+-- deliver.
 
 local serving = part(function(serving)
-    local STEP = 16        -- what is handed out ahead of what the caller can start goes in steps, so that tiers end at nearly their shares
+    -- what is handed out ahead of what the caller can start goes in steps, so that tiers end at
+    -- nearly their shares
+    local STEP = 16
     local PAGE = 16        -- lanes read at once; of each further page twice as many
     local PAGE_MOST = 64
-    local HEADS_FIRST = -1 -- a gate's entry comes before all lanes of the same virtual time, for its first lane is one of these
+    -- a gate's entry comes before all lanes of the same virtual time, for its first lane is one of
+    -- these
+    local HEADS_FIRST = -1
 
     -- A heap of {vt, number, lane or source}
 
@@ -54,8 +59,8 @@ local serving = part(function(serving)
 
     local calls -- what this call may still hand out, and what it did
 
-    -- A source: a sorted set that is read page by page, in the order of its scores. Of lanes these are in their records too: the server is slow to
-    -- tell scores.
+    -- A source: a sorted set that is read page by page, in the order of its scores. Of lanes these
+    -- are in their records too: the server is slow to tell scores.
 
     local function read_page(source)
         local last, found = source.offset + source.page - 1, nil
@@ -69,11 +74,13 @@ local serving = part(function(serving)
             found = call('ZRANGE', source.name, source.offset, last, 'WITHSCORES')
         end
         local count = source.of_lanes and #found or #found / 2
-        source.at, source.found, source.offset, source.is_last = 1, found, source.offset + count, count < source.page
+        source.at, source.found, source.offset, source.is_last = 1, found, source.offset + count,
+            count < source.page
         source.page = math.min(2 * source.page, math.max(calls.left, PAGE), PAGE_MOST)
     end
 
-    -- Whether one of the patterns covers the lane's topic, for a caller who takes nothing else. Of buckets it takes all.
+    -- Whether one of the patterns covers the lane's topic, for a caller who takes nothing else. Of
+    -- buckets it takes all.
     local function takes(lane)
         local topic = lanes.topic(lane)
         if not topic or calls.only[topic] or calls.only['*'] then
@@ -123,10 +130,12 @@ local serving = part(function(serving)
     end
 
     local function begin(heap, name, of_lanes)
-        advance(heap, { name = name, of_lanes = of_lanes, offset = of_lanes and calls.begins or 0, page = PAGE, at = 1, found = {} })
+        advance(heap, { name = name, of_lanes = of_lanes, offset = of_lanes and calls.begins or 0,
+            page = PAGE, at = 1, found = {} })
     end
 
-    -- How many lanes it has, counted up to so many. Gates that this call has shut stand among the heads still.
+    -- How many lanes it has, counted up to so many. Gates that this call has shut stand among the
+    -- heads still.
     local function count(tier_queue, most)
         local found, offset = call('ZCARD', tier_queue.runnable), 0
         while found < most do
@@ -144,7 +153,8 @@ local serving = part(function(serving)
         return math.min(found, most)
     end
 
-    -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own, and those at open gates.
+    -- The lanes of one tier of one pool that can deliver now, by (virtual time, number): its own,
+    -- and those at open gates.
     local function line_of(tier_queue)
         local heap = {}
         begin(heap, tier_queue.runnable, true)
@@ -153,7 +163,8 @@ local serving = part(function(serving)
     end
 
     local function next_lane(line)
-        if line.behind then -- what comes behind the last one: only now, for it may be a page that nobody asks for
+        -- what comes behind the last one: only now, for it may be a page that nobody asks for
+        if line.behind then
             advance(line.heap, line.behind)
             line.behind = nil
         end
@@ -175,7 +186,8 @@ local serving = part(function(serving)
     -- Visits
 
     local function expected_cost(lane, tier_queue)
-        return lane.mean > 0 and lane.mean or tier_queue.mean > 0 and tier_queue.mean or DEFAULT_MEAN
+        return lane.mean > 0 and lane.mean or tier_queue.mean > 0 and tier_queue.mean
+            or DEFAULT_MEAN
     end
 
     -- By how much so many messages advance the lane's virtual time.
@@ -191,7 +203,8 @@ local serving = part(function(serving)
         tier_queue.vt = lane.vt
         lane.vt = lane.vt + stride(lane, tier_queue, policy, take)
         if is_alone then
-            tier_queue.vt = fairness.reached(tier_queue.vt, lane.vt, stride(lane, tier_queue, policy, fairness.chunk(take, 2, policy.weight)))
+            tier_queue.vt = fairness.reached(tier_queue.vt, lane.vt, stride(lane, tier_queue,
+                policy, fairness.chunk(take, 2, policy.weight)))
         end
         if policy.rate then
             local tat = fairness.rebase(lane.tat, shard.now, policy.depth)
@@ -206,7 +219,8 @@ local serving = part(function(serving)
     local function given_by(lane)
         local given = calls.given[lane]
         if not given then
-            given = { lane = lane, wanted = 0, picked = false, first = 0, count = 0, charge = 0, place = 0 }
+            given = { lane = lane, wanted = 0, picked = false, first = 0, count = 0, charge = 0,
+                place = 0 }
             calls.given[lane] = given
             calls.order[#calls.order + 1] = given
         end
@@ -216,7 +230,8 @@ local serving = part(function(serving)
     -- Take from the lane what all limits admit; one step with the advance of its virtual time.
     local function visit(lane, tier_queue, room, count_of_lanes)
         local policy = lanes.rule(lane)
-        local take = math.min(room, fairness.chunk(room, count_of_lanes, policy.weight), lanes.allowance(lane, policy))
+        local take = math.min(room, fairness.chunk(room, count_of_lanes, policy.weight),
+            lanes.allowance(lane, policy))
         local gate = policy.gate and gates.find(policy.gate)
         if policy.gate then
             take = math.min(take, gate and gates.room(gate) or 0)
@@ -244,7 +259,8 @@ local serving = part(function(serving)
         return take
     end
 
-    -- Take up to `room` from the line; less if it has no more, or if what comes next cannot be started yet.
+    -- Take up to `room` from the line; less if it has no more, or if what comes next cannot be
+    -- started yet.
     local function serve(line, room)
         local count_of_lanes, taken = math.min(room, line.lanes), 0
         while taken < room do
@@ -253,7 +269,8 @@ local serving = part(function(serving)
                 break
             end
             if calls.startable <= 0 and lanes.rule(lane).limited then
-                calls.withheld = true -- passed over, it would starve behind a caller who keeps his buffer full
+                -- passed over, it would starve behind a caller who keeps his buffer full
+                calls.withheld = true
                 break
             end
             local got = visit(lane, line.tier_queue, room - taken, count_of_lanes)
@@ -320,7 +337,8 @@ local serving = part(function(serving)
             local tier_queue = tier_queues.find(pool, tier.name)
             if tier_queue and not tier.strict then
                 if has_work(tier_queue) then
-                    entries[#entries + 1] = { share = tier.share, carry = tier_queue.carry, tier_queue = tier_queue }
+                    entries[#entries + 1] = { share = tier.share, carry = tier_queue.carry,
+                        tier_queue = tier_queue }
                 else
                     tier_queue.carry = 0
                 end
@@ -350,7 +368,8 @@ local serving = part(function(serving)
         for _, mid in ipairs(picked) do
             seen[mid] = true
         end
-        for _, member in ipairs(call('ZRANGE', key('t:' .. topic), '[r', '(s', 'BYLEX', 'LIMIT', 0, room + #picked)) do
+        for _, member in ipairs(call('ZRANGE', key('t:' .. topic), '[r', '(s', 'BYLEX', 'LIMIT', 0,
+            room + #picked)) do
             local mid = unpack_from('>I7', member, 18)
             if not seen[mid] and #mids < room then
                 mids[#mids + 1] = mid
@@ -367,14 +386,18 @@ local serving = part(function(serving)
     local function serve_topics(topics, pool, room)
         for _, topic in ipairs(topics) do
             local policy = rules.of(topic)
-            local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil } or lanes.of_topic(topic, policy)
+            local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil }
+                or lanes.of_topic(topic, policy)
             for _, lane in ipairs(found) do
-                if room > 0 and tier_queues[lane.tier_queue].pool == pool and lanes.can_deliver(lane) then
+                if room > 0 and tier_queues[lane.tier_queue].pool == pool
+                    and lanes.can_deliver(lane) then
                     if calls.startable <= 0 and lanes.rule(lane).limited then
                         calls.withheld = true
                         return
                     end
-                    room = room - (lane.is_bucket and visit_folded(lane, topic, room) or not lane.is_bucket and visit(lane, tier_queues[lane.tier_queue], room, 1) or 0)
+                    room = room - (lane.is_bucket and visit_folded(lane, topic, room)
+                        or not lane.is_bucket and visit(lane, tier_queues[lane.tier_queue], room, 1)
+                        or 0)
                 end
             end
         end
@@ -412,7 +435,8 @@ local serving = part(function(serving)
 
     -- Fetching
 
-    -- The first messages of a lane that has others than plain ones, in its order, as numbers; they leave the order. `listed`: its first plain ones.
+    -- The first messages of a lane that has others than plain ones, in its order, as numbers; they
+    -- leave the order. `listed`: its first plain ones.
     local function fetch(lane, wanted, listed, stored)
         local order = key('z:' .. text(lane.number))
         local sorted = call('ZRANGE', order, 0, wanted - 1)
@@ -422,7 +446,8 @@ local serving = part(function(serving)
             if takes_plain and sorted[s] then
                 local rank, position, number = unpack_from('>I2I7I7', sorted[s])
                 local since = stored[p] and unpack_from('>I7', stored[p], #stored[p] - 6) or 0
-                takes_plain = rank > 513 or (rank == 513 and (position > since or (position == since and number > listed[p])))
+                takes_plain = rank > 513 or (rank == 513 and (position > since or (position == since
+                    and number > listed[p])))
             end
             if takes_plain then
                 found[#found + 1], p = listed[p], p + 1
@@ -442,7 +467,8 @@ local serving = part(function(serving)
     local function fetch_picked(lane, mids)
         for _, mid in ipairs(mids) do
             local record = messages.read(mid)
-            call('ZREM', key('z:' .. text(lane.number)), pack('>I2I7I7I7', record.rank + 512, messages.position(record), record.seq, mid))
+            call('ZREM', key('z:' .. text(lane.number)), pack('>I2I7I7I7', record.rank + 512,
+                messages.position(record), record.seq, mid))
             lane.sorted = lane.sorted - 1
         end
         return mids
@@ -499,7 +525,8 @@ local serving = part(function(serving)
         local lane = given.lane
         local record = messages.take(mid, stored)
         messages.leave(lane, record)
-        if record.expires and record.expires <= shard.now then -- housekeeping had too much to do to see it before
+        -- housekeeping had too much to do to see it before
+        if record.expires and record.expires <= shard.now then
             uncount(lane, policy)
             messages.expire(lane, record)
             return
@@ -513,9 +540,11 @@ local serving = part(function(serving)
             bodies = {}
         end
         local leases, deadline, n = out.leases, shard.now + policy.lease, #out.leases
-        local rest = settling.rest(deadline, shard.now, given.charge, record.suspect and calls.record_start, policy.gate or '', is_empty, line, false,
+        local rest = settling.rest(deadline, shard.now, given.charge, record.suspect
+            and calls.record_start, policy.gate or '', is_empty, line, false,
             false)
-        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), packed(lane.name) .. rest)
+        leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline),
+            packed(lane.name) .. rest)
         if line then
             messages.set_holder(line, mid, true)
         end
@@ -532,25 +561,29 @@ local serving = part(function(serving)
         end
     end
 
-    -- What the leases of a lane's plain messages say but for the fence; `quick`: of the message nothing is kept but counts.
+    -- What the leases of a lane's plain messages say but for the fence; `quick`: of the message
+    -- nothing is kept but counts.
     local function tail_of(given, policy, quick)
         local charge = given.charge
         local rest = charge == 0 and out.rests[quick][policy]
         if not rest then
-            rest = settling.rest(shard.now + policy.lease, shard.now, charge, false, policy.gate or '', false, false, false, quick)
+            rest = settling.rest(shard.now + policy.lease, shard.now, charge, false, policy.gate
+                or '', false, false, false, quick)
             out.rests[quick][policy] = charge == 0 and rest
         end
         return packed(given.lane.name) .. rest
     end
 
-    -- Hand out one visit's messages. Most are plain, and for those this is the innermost loop of all.
+    -- Hand out one visit's messages. Most are plain, and for those this is the innermost loop of
+    -- all.
     local function hand_out_visit(given, policy, mids, records, first, last)
         local leases, found, deadline, size = out.leases, out.messages, shard.now + policy.lease, 0
         local lane, plain_ones, tail, tail_is_quick = given.lane, 0, false, false
         for place = first, last do
             local mid, stored = mids[place], records[place]
             local kind = stored and string.byte(stored)
-            if not kind then -- the lane counted a message that is not there: the doctor mends the count
+            -- the lane counted a message that is not there: the doctor mends the count
+            if not kind then
                 uncount(lane, policy)
             elseif kind == 82 or policy.at_most_once then -- "R"
                 hand_out(given, policy, mid, stored)
@@ -562,7 +595,8 @@ local serving = part(function(serving)
                 local n, m = #leases, #found
                 leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline), tail)
                 found[m + 1], found[m + 2] = mid, stored
-                size, plain_ones = size + #stored - 10 - unpack_from('>I2', stored, 2), plain_ones + 1
+                size, plain_ones = size + #stored - 10 - unpack_from('>I2', stored, 2),
+                    plain_ones + 1
             end
         end
         lane.bytes = lane.bytes - size
@@ -571,14 +605,16 @@ local serving = part(function(serving)
 
     local function hand_out_all(visits)
         local mids, records = fetch_all()
-        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, rests = { [true] = {}, [false] = {} } }
+        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, rests = { [true] =
+            {}, [false] = {} } }
         for _, given in ipairs(calls.order) do
             local lane = given.lane
             local tier_queue = tier_queues[lane.tier_queue]
             given.charge = tier_queue.by_time and expected_cost(lane, tier_queue) or 0
             if given.wanted > 0 then
                 local last = given.count > 0 and records[given.first + given.count]
-                lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last, #last - 6) or shard.now
+                lane.head_since = last and string.byte(last) ~= 82 and unpack_from('>I7', last,
+                    #last - 6) or shard.now
             end
         end
         local runs = out.runs
@@ -591,21 +627,26 @@ local serving = part(function(serving)
             for _ = math.max(there, place) + 1, given.place do
                 uncount(lane, policy)
             end
-            hand_out_visit(given, policy, mids, records, given.first + place + 1, given.first + there)
+            hand_out_visit(given, policy, mids, records, given.first + place + 1,
+                given.first + there)
             local n = #runs
-            runs[n + 1], runs[n + 2], runs[n + 3] = (#out.messages - before) / 2, shard.now + policy.lease, policy.limited and 1 or 0
+            runs[n + 1], runs[n + 2], runs[n + 3] = (#out.messages - before) / 2,
+                shard.now + policy.lease, policy.limited and 1 or 0
         end
         call_many('HSET', keys.l, out.leases, 2)
         for deadline, entries in pairs(out.ends) do
-            call('ZADD', keys.due, deadline, LEASES_END .. sortable(entries.first) .. table.concat(entries))
+            call('ZADD', keys.due, deadline, LEASES_END .. sortable(entries.first)
+                .. table.concat(entries))
         end
     end
 
-    -- Choose, fetch and lease up to `room` messages. Returns number and record of each, then {how many of them in a row, when their leases end, whether
-    -- they are limited} of all, then {place among them, further bodies} of those that have some, and the first fence.
-    -- `only`: {patterns, where the lanes' order begins, how many lanes may be passed over}, or nil.
+    -- Choose, fetch and lease up to `room` messages. Returns number and record of each, then {how
+    -- many of them in a row, when their leases end, whether they are limited} of all, then {place
+    -- among them, further bodies} of those that have some, and the first fence. `only`: {patterns,
+    -- where the lanes' order begins, how many lanes may be passed over}, or nil.
     function serving.lease(room, pool, topics, startable, record_start, only)
-        calls = { room = room, left = room, startable = startable, record_start = record_start, visits = {}, order = {}, given = {}, withheld = false }
+        calls = { room = room, left = room, startable = startable, record_start = record_start,
+            visits = {}, order = {}, given = {}, withheld = false }
         calls.begins, calls.goes_on, calls.passed_over = 0, -1, false
         local carries = {}
         if only then
@@ -629,10 +670,12 @@ local serving = part(function(serving)
         for _, given in ipairs(calls.order) do
             lanes.place(given.lane)
         end
-        for tier_queue, carry in pairs(carries) do -- a caller who passes lanes over owes the tiers nothing, and they owe it nothing
+        -- a caller who passes lanes over owes the tiers nothing, and they owe it nothing
+        for tier_queue, carry in pairs(carries) do
             tier_queue.carry = carry
         end
-        return out.messages, out.runs, out.bodies, first, calls.withheld or calls.passed_over, calls.passed_over, calls.goes_on
+        return out.messages, out.runs, out.bodies, first, calls.withheld or calls.passed_over,
+            calls.passed_over, calls.goes_on
     end
 
     -- Whether something could be leased in the pool now.
@@ -648,10 +691,13 @@ local serving = part(function(serving)
         end
         for _, topic in ipairs(topics) do
             local policy = rules.of(topic)
-            local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil } or lanes.of_topic(topic, policy)
+            local found = policy.buckets and { lanes.find(lanes.name_for(policy, topic)) or nil }
+                or lanes.of_topic(topic, policy)
             for _, lane in ipairs(found) do
-                local has_some = not lane.is_bucket or call('ZLEXCOUNT', key('t:' .. topic), '[r', '(s') > 0
-                if tier_queues[lane.tier_queue].pool == pool and lanes.can_deliver(lane) and has_some then
+                local has_some = not lane.is_bucket or call('ZLEXCOUNT', key('t:' .. topic), '[r',
+                    '(s') > 0
+                if tier_queues[lane.tier_queue].pool == pool and lanes.can_deliver(lane)
+                    and has_some then
                     return true
                 end
             end

@@ -3,14 +3,19 @@
 local settling = part(function(settling)
     local REST_FIRST, REST_MOST = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
-    local REST_LEAST = 54 -- bytes behind fence and lane: a hash whose values have 64 or less is a list while it is small, which is slow to look into
+    -- bytes behind fence and lane: a hash whose values have 64 or less is a list while it is small,
+    -- which is slow to look into
+    local REST_LEAST = 54
     local BRIEF_BYTES = 300
     local UNHANDLED_FIRST, UNHANDLED_MOST = 5 * SECOND, 300 * SECOND
 
-    -- `empty`: at most once, the message is gone already; `line`: the serial key that it keeps then; `quick`: of the message nothing is kept but counts.
+    -- `empty`: at most once, the message is gone already; `line`: the serial key that it keeps
+    -- then; `quick`: of the message nothing is kept but counts.
     function settling.decode(stored)
-        local fence, lane, deadline, granted, charge, started, gate, empty, line, gone, quick = values_of(stored)
-        return { fence = fence, lane = lane, deadline = deadline, granted = granted, charge = charge, started = started, gate = gate, empty = empty,
+        local fence, lane, deadline, granted, charge, started, gate, empty, line, gone, quick =
+            values_of(stored)
+        return { fence = fence, lane = lane, deadline = deadline, granted = granted, charge =
+            charge, started = started, gate = gate, empty = empty,
             line = line, gone = gone, quick = quick }
     end
 
@@ -25,7 +30,8 @@ local settling = part(function(settling)
     end
 
     function settling.encode(lease)
-        return settling.with_fence(lease.fence, packed(lease.lane) .. settling.rest(lease.deadline, lease.granted, lease.charge, lease.started,
+        return settling.with_fence(lease.fence, packed(lease.lane) .. settling.rest(lease.deadline,
+            lease.granted, lease.charge, lease.started,
             lease.gate, lease.empty, lease.line, lease.gone, lease.quick))
     end
 
@@ -48,9 +54,11 @@ local settling = part(function(settling)
         cost = math.max(0, math.min(cost, lease.deadline - lease.granted))
         local before = lane.vt
         lanes.lift(lane)
-        lane.vt = math.max(before + fairness.stride_of_work(cost - lease.charge, lanes.rule(lane).weight), math.min(tier_queue.vt, before))
+        lane.vt = math.max(before + fairness.stride_of_work(cost - lease.charge,
+            lanes.rule(lane).weight), math.min(tier_queue.vt, before))
         if cost > 0 then
-            lane.mean = moved(lane.mean > 0 and lane.mean or tier_queue.mean > 0 and tier_queue.mean or DEFAULT_MEAN, cost)
+            lane.mean = moved(lane.mean > 0 and lane.mean or tier_queue.mean > 0 and tier_queue.mean
+                or DEFAULT_MEAN, cost)
             tier_queue.mean = moved(tier_queue.mean > 0 and tier_queue.mean or DEFAULT_MEAN, cost)
         end
     end
@@ -78,7 +86,8 @@ local settling = part(function(settling)
         return 'died'
     end
 
-    -- Delayed until `due`, its new since, or (false) ready with its old one; past its ttl it expires.
+    -- Delayed until `due`, its new since, or (false) ready with its old one; past its ttl it
+    -- expires.
     local function wait_again(lane, record, due)
         if record.expires and record.expires <= shard.now then
             messages.touch(record)
@@ -131,13 +140,15 @@ local settling = part(function(settling)
             messages.note(record, REASONS.unhandled)
             return die(lane, record, REASONS.unhandled)
         end
-        local delay = math.min(UNHANDLED_FIRST * 2 ^ math.min(record.unhandled_times, 16), UNHANDLED_MOST)
+        local delay = math.min(UNHANDLED_FIRST * 2 ^ math.min(record.unhandled_times, 16),
+            UNHANDLED_MOST)
         record.unhandled_times = record.unhandled_times + 1
         wait_again(lane, record, shard.now + delay)
         return 'released'
     end
 
-    -- The topic's destination is unwell: all lanes that it has here rest. Reports of leases from before the rest do not count.
+    -- The topic's destination is unwell: all lanes that it has here rest. Reports of leases from
+    -- before the rest do not count.
     local function rest(lane, lease, asked, ended)
         if lease.fence <= lane.rest_fence then
             return
@@ -146,7 +157,8 @@ local settling = part(function(settling)
         if asked then
             step = math.max(asked, 1)
         end
-        for _, each in ipairs(lane.is_bucket and { lane } or lanes.of_topic(lanes.topic(lane), lanes.rule(lane))) do
+        for _, each in ipairs(lane.is_bucket and { lane } or lanes.of_topic(lanes.topic(lane),
+            lanes.rule(lane))) do
             each.rest_step, each.rest_until, each.rest_fence = step, shard.now + step, shard.fence
             ended[#ended + 1] = each
         end
@@ -208,7 +220,8 @@ local settling = part(function(settling)
             rest(lane, lease, settlement.delay, ended)
         end
         if lease.empty then -- whatever the handler says, the message is done
-            return settlement.action == 'ack' and 'acked' or settlement.action == 'dead' and 'died' or 'released'
+            return settlement.action == 'ack' and 'acked' or settlement.action == 'dead' and 'died'
+                or 'released'
         elseif settlement.action ~= 'ack' then
             local record = messages.read(mid)
             return record and come_back(lane, lease, record, settlement, ended) or 'gone'
@@ -239,7 +252,8 @@ local settling = part(function(settling)
                 answers[n] = 'lost'
             else
                 seen[each[1]] = true -- the second settlement of one lease is lost
-                local settlement = { action = each[3], delay = each[4], reason = each[5], failure = each[6], cost = each[7], begun = each[8],
+                local settlement = { action = each[3], delay = each[4], reason = each[5], failure =
+                    each[6], cost = each[7], begun = each[8],
                     random = each[9] }
                 results.set_handled(each.is_told and each[1] or nil, each.has_outcome)
                 answers[n] = settle(each[1], lease, settlement, ended, gone_leases, gone_messages)
@@ -284,21 +298,24 @@ local settling = part(function(settling)
         lanes.place(lane)
     end
 
-    -- One event stands for all leases of a call that end at the same time: {number, fence} each. What was extended is looked at again when it
-    -- ends, what was settled is passed over.
+    -- One event stands for all leases of a call that end at the same time: {number, fence} each.
+    -- What was extended is looked at again when it ends, what was settled is passed over.
 
     function settling.expect(deadline, entries)
         local packed_entries = {}
         for n, entry in ipairs(entries) do
             packed_entries[n] = pack('>I6I6', entry[1], entry[2])
         end
-        call('ZADD', keys.due, deadline, LEASES_END .. sortable(entries[1][2]) .. table.concat(packed_entries))
+        call('ZADD', keys.due, deadline, LEASES_END .. sortable(entries[1][2])
+            .. table.concat(packed_entries))
     end
 
-    -- Take back what of the leases' events of one time is over, at most so many, by fence. Returns how many.
+    -- Take back what of the leases' events of one time is over, at most so many, by fence. Returns
+    -- how many.
     function settling.run_out_at(at, most)
         local entries, mids, held = {}, {}, {}
-        for _, member in ipairs(call('ZRANGE', keys.due, at, at, 'BYSCORE', 'LIMIT', 0, EVENTS_AT_ONCE)) do
+        for _, member in ipairs(call('ZRANGE', keys.due, at, at, 'BYSCORE', 'LIMIT', 0,
+            EVENTS_AT_ONCE)) do
             if string.sub(member, 1, 1) == LEASES_END then
                 for position = 9, #member, 12 do
                     local mid, fence = unpack_from('>I6I6', member, position)
@@ -340,7 +357,8 @@ local settling = part(function(settling)
         end
         local leases = settling.read(mids)
         for n, each in ipairs(pairs_of) do
-            leases[n] = leases[n] and leases[n].fence == each[2] and not leases[n].gone and leases[n]
+            leases[n] = leases[n] and leases[n].fence == each[2] and not leases[n].gone
+                and leases[n]
         end
         return leases
     end

@@ -1,13 +1,16 @@
 -- The shard: its keys, its clock, its counters.
 --
--- The library is run once, when it is loaded: functions and constants last. What belongs to one call is made anew by `begin`, of every part that
--- says so `at_begin`: the server serves many shards and namespaces with the same functions, and a call may end in an error anywhere.
+-- The library is run once, when it is loaded: functions and constants last. What belongs to one
+-- call is made anew by `begin`, of every part that says so `at_begin`: the server serves many
+-- shards and namespaces with the same functions, and a call may end in an error anywhere.
 --
--- All keys of a shard begin with the same prefix, hash tag included, so they live together on one node of a cluster. KEYS[1] is the key
--- of the counters, from which the others are derived; KEYS[2] never exists: while an old-style migration moves the keys of the slot one by one,
--- a node refuses a call that names a missing key before the function has begun, and nothing is ever half done.
+-- All keys of a shard begin with the same prefix, hash tag included, so they live together on one
+-- node of a cluster. KEYS[1] is the key of the counters, from which the others are derived; KEYS[2]
+-- never exists: while an old-style migration moves the keys of the slot one by one, a node refuses
+-- a call that names a missing key before the function has begun, and nothing is ever half done.
 --
--- ARGV[1]: the time in microseconds, or "" for the server's own. ARGV[2]: the tiers as the client knows them, see `tiers`. The rest is each function's own.
+-- ARGV[1]: the time in microseconds, or "" for the server's own. ARGV[2]: the tiers as the client
+-- knows them, see `tiers`. The rest is each function's own.
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
@@ -17,7 +20,8 @@ local POLICY_PAGE = 1000 -- lanes that a change of policy places anew in one cal
 local INLINE = 16        -- messages of a lane that stand in its own record at most
 local SLICE = 500        -- arguments of one variadic call: `unpack` ends near 8,000
 
-local call, pack, unpack_from, values_of, packed -- the server's own, which are not there yet while the library is loaded
+-- the server's own, which are not there yet while the library is loaded
+local call, pack, unpack_from, values_of, packed
 
 local function key(name)
     return PREFIX .. name
@@ -44,8 +48,9 @@ local function part(define)
     return functions
 end
 
--- Numbers are given to the server as they are, which is quick and exact; those with more than 14 digits may not be joined to strings like that.
--- Strings are never compared: the order of letters is the locale's.
+-- Numbers are given to the server as they are, which is quick and exact; those with more than 14
+-- digits may not be joined to strings like that. Strings are never compared: the order of letters
+-- is the locale's.
 
 local function text(number)
     return string.format('%.0f', number)
@@ -78,7 +83,8 @@ local function read_many(name, fields)
     end
     local found = {}
     for first = 1, #fields, SLICE do
-        local page = call('HMGET', name, unpack(fields, first, math.min(first + SLICE - 1, #fields)))
+        local page = call('HMGET', name, unpack(fields, first, math.min(first + SLICE - 1,
+            #fields)))
         for n = 1, #page do
             found[first + n - 1] = page[n]
         end
@@ -89,13 +95,16 @@ end
 -- The counters
 
 local COUNTERS = {
-    'layout', 'nonce', 'shards', 'index', 'version', 'exact', 'now', 'seq', 'fence', 'deaths', 'lanes_made', 'lanes', 'waiting', 'bytes',
-    'leased', 'dead', 'published', 'delivered', 'done', 'retried', 'died', 'merged', 'expired', 'removed', 'alarm', 'max_backlog',
+    'layout', 'nonce', 'shards', 'index', 'version', 'exact', 'now', 'seq', 'fence', 'deaths',
+        'lanes_made', 'lanes', 'waiting', 'bytes',
+    'leased', 'dead', 'published', 'delivered', 'done', 'retried', 'died', 'merged', 'expired',
+        'removed', 'alarm', 'max_backlog',
     'max_backlog_bytes', 'on_full', 'sweeping', 'own', 'marked', 'tier_queues',
 }
 
--- A new number is at least the server's time in this unit (a namespace's messages and leases are numbered apart): a server that lost some or all of
--- its data does not give out numbers again that it gave out before. The unit keeps number · shards + shard below 2^53, and a number below 2^48.
+-- A new number is at least the server's time in this unit (a namespace's messages and leases are
+-- numbered apart): a server that lost some or all of its data does not give out numbers again that
+-- it gave out before. The unit keeps number · shards + shard below 2^53, and a number below 2^48.
 local LEAST_UNIT = 16 -- microseconds
 local least -- number of this call; 0 where the caller tells the time
 
@@ -155,9 +164,10 @@ local function generated_id(mid)
     return shard.nonce .. '-' .. string.format('%x', mid * shard.shards + shard.index)
 end
 
--- Tiers, in the order of their declaration: {name, share or "strict", whether it is fair by time}; `default`: that of topics whose policy names
--- none. The key `tiers` has their record: the version, 7 bytes, then {default, {tier, …}}. Each call brings the record that its client knows: so a
--- shard that was not told of a change learns of it.
+-- Tiers, in the order of their declaration: {name, share or "strict", whether it is fair by time};
+-- `default`: that of topics whose policy names none. The key `tiers` has their record: the version,
+-- 7 bytes, then {default, {tier, …}}. Each call brings the record that its client knows: so a shard
+-- that was not told of a change learns of it.
 
 local tiers, tiers_told
 
@@ -168,7 +178,8 @@ local function read_tiers(told)
     local default, found = unpack(values_of(string.sub(told, 8)))
     tiers, tiers_told = { default = default, named = {} }, told
     for n, tier in ipairs(found) do
-        local each = { name = tier[1], strict = tier[2] == 'strict', share = tonumber(tier[2]), by_time = tier[3], place = n }
+        local each = { name = tier[1], strict = tier[2] == 'strict', share = tonumber(tier[2]),
+            by_time = tier[3], place = n }
         tiers[n], tiers.named[tier[1]] = each, each
     end
 end
@@ -178,15 +189,16 @@ local function tier_of(policy)
     return tiers.named[policy.tier] and policy.tier or tiers.default
 end
 
--- Bands: one tier of one pool. `vt`: the virtual time of the lane picked last; `carry`: of the tier's share; `mean`: a message's usual
--- cost in microseconds, 0: not known.
+-- Bands: one tier of one pool. `vt`: the virtual time of the lane picked last; `carry`: of the
+-- tier's share; `mean`: a message's usual cost in microseconds, 0: not known.
 
 local tier_queues = part(function(tier_queues)
     local POOL, TIER, VT, CARRY, MEAN, DELIVERED = 1, 2, 3, 4, 5, 6
     local by_name
 
     local function keep(number, pool, tier, vt, carry, mean, delivered)
-        local tier_queue = { number = number, pool = pool, tier = tier, vt = vt, carry = carry, mean = mean, delivered = delivered,
+        local tier_queue = { number = number, pool = pool, tier = tier, vt = vt, carry = carry,
+            mean = mean, delivered = delivered,
             runnable = key('run:' .. number), heads = key('heads:' .. number) }
         tier_queue.by_time = tiers.named[tier] ~= nil and tiers.named[tier].by_time
         tier_queues[number] = tier_queue
@@ -200,7 +212,8 @@ local tier_queues = part(function(tier_queues)
         end
         by_name = {}
         for number, tier_queue in ipairs(shard.tier_queues) do
-            keep(number, tier_queue[POOL], tier_queue[TIER], tier_queue[VT], tier_queue[CARRY], tier_queue[MEAN], tier_queue[DELIVERED])
+            keep(number, tier_queue[POOL], tier_queue[TIER], tier_queue[VT], tier_queue[CARRY],
+                tier_queue[MEAN], tier_queue[DELIVERED])
         end
     end
 
@@ -214,14 +227,17 @@ local tier_queues = part(function(tier_queues)
 
     function tier_queues.save()
         for number, tier_queue in ipairs(tier_queues) do
-            shard.tier_queues[number] = { tier_queue.pool, tier_queue.tier, tier_queue.vt, tier_queue.carry, tier_queue.mean, tier_queue.delivered }
+            shard.tier_queues[number] = { tier_queue.pool, tier_queue.tier, tier_queue.vt,
+                tier_queue.carry, tier_queue.mean, tier_queue.delivered }
         end
     end
 end)
 
--- Take in a newer record. Where a tier has gone, or another one is the default, lanes have to move. Before anything else is done in the call.
+-- Take in a newer record. Where a tier has gone, or another one is the default, lanes have to move.
+-- Before anything else is done in the call.
 local function adopt_tiers(told)
-    if told == tiers_stored or (tiers_stored and unpack_from('>I7', told) <= unpack_from('>I7', tiers_stored)) then
+    if told == tiers_stored or (tiers_stored and unpack_from('>I7', told) <= unpack_from('>I7',
+        tiers_stored)) then
         return
     end
     local before = tiers
@@ -237,7 +253,8 @@ local function adopt_tiers(told)
     tier_queues.read()
 end
 
--- Pools in which something can be leased now that could not be before: who waits there is to be rung, at the end.
+-- Pools in which something can be leased now that could not be before: who waits there is to be
+-- rung, at the end.
 local pools_to_notify
 
 -- Whether messages came to lanes that could not deliver before.
@@ -246,7 +263,8 @@ local has_arrivals
 -- Which shard is meant.
 local function begin_keys(call_keys, arguments)
     KEYS, ARGV, call = call_keys, arguments, redis.call
-    pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack, cmsgpack.pack
+    pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack,
+        cmsgpack.pack
     local prefix = string.sub(KEYS[1], 1, -6) -- less "shard"
     if prefix ~= PREFIX then
         PREFIX, keys = prefix, setmetatable({}, KEY)

@@ -1,5 +1,5 @@
--- Messages that wait for signals: delayed until the year 2200, or until they have got as many as their header says. `w:NUMBER` has the numbers
--- of those that came.
+-- Messages that wait for signals: delayed until the year 2200, or until they have got as many as
+-- their header says. `w:NUMBER` has the numbers of those that came.
 
 local UNTIL_SIGNALLED = 7258118400000000
 
@@ -9,11 +9,13 @@ local signals = part(function(signals)
         return draft.headers and draft.headers['laneway-needs']
     end
 
-    -- One more, in `draft`; told again, or for a message that does not wait, it is a duplicate. Its number 0: wait no longer.
+    -- One more, in `draft`; told again, or for a message that does not wait, it is a duplicate. Its
+    -- number 0: wait no longer.
     function signals.receive(draft, arrivals)
         local mid = ids.number(draft.topic, draft.id, draft.generated_mid)
         local record = mid and messages.read(mid)
-        if not record or record.topic ~= draft.topic or record.since ~= UNTIL_SIGNALLED or record.state ~= DELAYED then
+        if not record or record.topic ~= draft.topic or record.since ~= UNTIL_SIGNALLED
+            or record.state ~= DELAYED then
             return { 'duplicate' }
         end
         local came = key('w:' .. text(mid))
@@ -25,7 +27,8 @@ local signals = part(function(signals)
         messages.resize(lane, record, #draft.body)
         messages.touch(record)
         lanes.touch(lane)
-        if draft.signal == 0 or record.parts >= (tonumber(record.headers and record.headers['laneway-needs']) or 1) then
+        if draft.signal == 0 or record.parts >= (tonumber(record.headers
+            and record.headers['laneway-needs']) or 1) then
             messages.end_waiting(lane, record)
             record.since = merging.explicit_due(draft) or shard.now
             local ttl = rules.of(record.topic).ttl

@@ -1,5 +1,5 @@
--- Taking back what a call has written: a script has no transaction to roll back. From `undo.begin` on, each write is preceded by a note of
--- what was there; `undo.run` restores it, the last first.
+-- Taking back what a call has written: a script has no transaction to roll back. From `undo.begin`
+-- on, each write is preceded by a note of what was there; `undo.run` restores it, the last first.
 
 local undo = part(function(undo)
     local notes

@@ -1,7 +1,8 @@
 -- When there is something to do again.
 
 local wakes = part(function(wakes)
-    -- When something has to be done at the latest; nil: nothing known. `idle`: when lanes are to be forgotten, which is in no hurry.
+    -- When something has to be done at the latest; nil: nothing known. `idle`: when lanes are to be
+    -- forgotten, which is in no hurry.
     local function times()
         local asleep, idle = lanes.next_wake()
         local event = tonumber(call('ZRANGE', keys.due, 0, 0, 'WITHSCORES')[2])
@@ -20,7 +21,8 @@ local wakes = part(function(wakes)
         return at and math.max(at, shard.now)
     end
 
-    -- Whether something that waiters do not know of is due before the one wakes who promised to look.
+    -- Whether something that waiters do not know of is due before the one wakes who promised to
+    -- look.
     function wakes.is_sooner()
         local at = times()
         return at and (shard.alarm == 0 or at < shard.alarm or shard.alarm <= shard.now)

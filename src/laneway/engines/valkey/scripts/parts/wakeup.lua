@@ -1,6 +1,8 @@
--- Waking: who waits has a channel of his own, and stands in `waiters:POOL` (or `choosy:POOL`, where he serves named topics only) until he
--- is rung, or his time is over. One is rung at a time: he looks, and rings the next where there is more than he can take. Where nobody
--- waits, one of those in `arrivals:POOL` is told of what has just come: they are busy, and would see it only when they next ask.
+-- Waking: who waits has a channel of his own, and stands in `waiters:POOL` (or `choosy:POOL`, where
+-- he serves named topics only) until he is rung, or his time is over. One is rung at a time: he
+-- looks, and rings the next where there is more than he can take. Where nobody waits, one of those
+-- in `arrivals:POOL` is told of what has just come: they are busy, and would see it only when they
+-- next ask.
 
 local wakeup = part(function(wakeup)
     local TRIES = 8
@@ -17,7 +19,8 @@ local wakeup = part(function(wakeup)
         call('ZREMRANGEBYRANK', key('choosy:' .. pool), 0, 31)
     end
 
-    -- Ring one who waits in the pool: the one who came last, for he is likely there still. Returns whether there was one.
+    -- Ring one who waits in the pool: the one who came last, for he is likely there still. Returns
+    -- whether there was one.
     local function notify(waiters)
         for _ = 1, TRIES do
             local last = call('ZPOPMAX', waiters)
@@ -46,7 +49,8 @@ local wakeup = part(function(wakeup)
         call('ZREM', key(kind .. ':' .. pool), channel)
     end
 
-    -- At the end of a call. Somebody has to know what is due sooner than all that the waiters know of.
+    -- At the end of a call. Somebody has to know what is due sooner than all that the waiters know
+    -- of.
     function wakeup.notify_all(is_timed)
         if is_timed and next(pools_to_notify) == nil and wakes.is_sooner() then
             shard.alarm = 0
