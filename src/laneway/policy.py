@@ -717,7 +717,8 @@ class PolicyBook:
         What holds for a topic.
 
         Where a pattern's change left fields of an exact topic without what they need, these have no
-        effect (see `docs/behaviour.md`, "Changes"); a tier that does not exist is the default one.
+        effect (see `docs/specification.md`, "Changes"); a tier that does not exist is the default
+        one.
         """
         own = self._own_of(topic) if self._own_of is not None else None
         if own:

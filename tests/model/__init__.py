@@ -1,5 +1,5 @@
 """
-The behaviour of an engine in plain Python without storage: docs/behaviour.md as a program.
+The behaviour of an engine in plain Python without storage: docs/specification.md as a program.
 
 Lists and dicts, sorted and scanned at every question; nothing is indexed, nothing is remembered
 that could be worked out. It implements the protocol of `laneway.engines.base` (all that answers: it

@@ -4,7 +4,7 @@ What an engine is: the hot path (`Engine`) and what administration needs (`Desk`
 Engines are synchronous and thread-safe; every hot operation takes a batch and is atomic per shard.
 They know nothing of the layers above. All times are integer microseconds; `now_us` in every
 operation is a test hook that stands in for the engine's clock (which never goes back: a smaller
-value than one already seen counts as that one). The rules of behaviour are in `docs/behaviour.md`;
+value than one already seen counts as that one). The rules are in `docs/specification.md`;
 `tests/model` is the same as a program, and every engine is compared with it.
 """
 

@@ -2,7 +2,7 @@
 Joining messages about the same thing: on publish, and when a leased one comes back while another of
 its key waits.
 
-The rules are docs/behaviour.md, "Merging on publish" and "Arriving".
+The rules are docs/specification.md, "Merging on publish" and "Arriving".
 """
 
 from __future__ import annotations

@@ -527,7 +527,7 @@ class Transaction:
     # Placing
 
     def place(self, lane: Lane) -> None:
-        """Put the lane where it belongs now; the rule of docs/behaviour.md, "Placing"."""
+        """Put the lane where it belongs now; the rule of docs/specification.md, "Placing"."""
         self._changes.dirty[lane.lane] = lane
         policy = self.rule(lane)
         tier_queue = self.tier_queues[lane.tier_queue]

@@ -1,5 +1,5 @@
 """
-What every engine does, by example: `docs/behaviour.md` as tests under a clock that is moved by
+What every engine does, by example: `docs/specification.md` as tests under a clock that is moved by
 hand.
 
 Whoever writes an engine runs them on it. Either name it, each test then has a namespace of its own

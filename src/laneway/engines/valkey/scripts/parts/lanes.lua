@@ -315,7 +315,7 @@ local lanes = part(function(lanes)
         return at
     end
 
-    -- The rule of docs/behaviour.md, "Placing"; returns place and wake (0: none).
+    -- The rule of docs/specification.md, "Placing"; returns place and wake (0: none).
     local function where(lane, policy, tier_queue)
         local now = shard.now
         local is_used = policy.rate and not fairness.recovered(lane.tat, now)

@@ -1,5 +1,5 @@
 -- Joining messages about the same thing: on publish, and when a leased one comes back while another
--- of its key waits. docs/behaviour.md, "Merging on publish" and "Arriving".
+-- of its key waits. docs/specification.md, "Merging on publish" and "Arriving".
 
 local merging = part(function(merging)
     local MAX_WAIT_WINDOWS = 10

@@ -100,7 +100,7 @@ local rules = part(function(rules)
         return set
     end
 
-    -- Fields that do not go together were set one after the other: docs/behaviour.md, "Changes".
+    -- Fields that do not go together were set one after the other: docs/specification.md, "Changes".
     local function fit(policy)
         policy.buckets, policy.bucket_name = false, false
         policy.burst = policy.set_burst or policy.auto_burst or 1
