@@ -144,9 +144,7 @@ class Lockstep:
 
     def compare_everything(self) -> None:
         """The whole state."""
-        snapshots = [
-            async_variant.snapshot(now_us=self.now) for async_variant in (self.engine, self.model)
-        ]
+        snapshots = [side.snapshot(now_us=self.now) for side in (self.engine, self.model)]
         for snapshot in snapshots:
             snapshot["totals"]["tiers"].sort(key=lambda tier: (tier.pool, tier.tier))
         self.compare("snapshot", *snapshots)

@@ -53,6 +53,7 @@ WAITS = {**KEEPS, NEEDS_HEADER: "2"}
 
 IDS = [f"i{n}" for n in range(5)]
 MADE = [f"made-{n}" for n in range(1, 30)]
+ENGINE, MODEL = 0, 1  # the two sides of a pair
 AGAIN = "again"  # stands for the topic and the id of a message published before
 CROWDS = 2  # in one history: each is looked at after every step
 BASE: dict[str, dict[str, Any]] = {
@@ -325,25 +326,17 @@ class Histories(RuleBasedStateMachine):
         ends = [an_end(chance) for _ in pairs]
         settlements = [
             [
-                msgspec.structs.replace(
-                    end, handle=pair[async_variant].handle, fence=pair[async_variant].fence
-                )
+                msgspec.structs.replace(end, handle=pair[side].handle, fence=pair[side].fence)
                 for pair, end in zip(pairs, ends, strict=True)
             ]
-            for async_variant in (0, 1)
+            for side in (ENGINE, MODEL)
         ]
         for n, pair in enumerate(pairs):
             if chance.random() < 0.2:
-                for async_variant in (0, 1):
-                    (
-                        settlements[async_variant][n].id,
-                        settlements[async_variant][n].outcome,
-                        settlements[async_variant][n].keep_us,
-                    ) = (
-                        pair[async_variant].id,
-                        b"so",
-                        YEARS,
-                    )
+                for side in (ENGINE, MODEL):
+                    settlement = settlements[side][n]
+                    settlement.id, settlement.outcome = pair[side].id, b"so"
+                    settlement.keep_us = YEARS
         if chance.random() < 0.05:
             for batch in settlements:
                 batch[0].handle = batch[-1].handle
@@ -379,7 +372,7 @@ class Histories(RuleBasedStateMachine):
                     self.lockstep.change_over()
                 if step != self.settle or self.held:
                     step(chance)
-                    self.the_twins_are_the_same()
+                    self.engine_and_model_agree()
             if self.held and chance.random() < 0.06:
                 self.do("topic_delete", self.held[-1][0].topic)
                 self.settle(chance)
@@ -610,11 +603,8 @@ class Histories(RuleBasedStateMachine):
             ours = self.lockstep.names.for_engine(mine)
             self.lockstep.call("find", (ours, topic), (mine, topic))
             told = [
-                async_variant.explain(each, topic, now_us=self.lockstep.now)
-                for async_variant, each in (
-                    (self.lockstep.engine, ours),
-                    (self.lockstep.model, mine),
-                )
+                side.explain(each, topic, now_us=self.lockstep.now)
+                for side, each in ((self.lockstep.engine, ours), (self.lockstep.model, mine))
             ]
             self.lockstep.compare(
                 "explain", *([each.state, each.ahead, each.message] for each in told)
@@ -625,10 +615,8 @@ class Histories(RuleBasedStateMachine):
         after = [0, 0]
         for _ in range(3):
             pages = [
-                async_variant.dead_list(topic, limit=limit, after=at)
-                for async_variant, at in zip(
-                    (self.lockstep.engine, self.lockstep.model), after, strict=True
-                )
+                side.dead_list(topic, limit=limit, after=at)
+                for side, at in zip((self.lockstep.engine, self.lockstep.model), after, strict=True)
             ]
             self.lockstep.compare("dead_list", *([view for _, view in page] for page in pages))
             if not pages[0]:
@@ -638,8 +626,8 @@ class Histories(RuleBasedStateMachine):
     # What holds after every step
 
     @invariant()
-    def the_twins_are_the_same(self) -> None:
-        if not hasattr(self, "twins"):
+    def engine_and_model_agree(self) -> None:
+        if not hasattr(self, "lockstep"):
             return
         self.lockstep.compare_everything()
         for topic in {receipt.topic for receipt in self.receipts[-10:]}:
@@ -662,7 +650,7 @@ class Histories(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Let everything run: nothing is stuck, and nothing stays behind."""
-        if hasattr(self, "twins"):
+        if hasattr(self, "lockstep"):
             try:
                 drain(self.lockstep)
             finally:
