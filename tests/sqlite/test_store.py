@@ -229,8 +229,9 @@ def opened_by_another_user(path: Path) -> str:
     # afterwards.
     program = (
         "import msgspec, sqlite3, importlib.metadata, laneway.engines.sqlite.admin,"
-        " laneway.engines.base\nimport os, sys\nif os.getuid() == 0: os.setuid(65534)\nfrom"
-        " laneway.engines import open_engine\nfrom laneway.engines.base import Settings\ntry:"
+        " laneway.engines.base\nimport os, sys\nfrom laneway.engines import check_server,"
+        " open_engine\nfrom laneway.engines.base import Settings\ncheck_server('sqlite://')\nif"
+        " os.getuid() == 0: os.setuid(65534)\ntry:"
         " open_engine('sqlite:///' + sys.argv[1], Settings())\nexcept Exception as error:"
         " print(type(error).__name__, error)\n"
     )

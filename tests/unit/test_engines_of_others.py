@@ -8,23 +8,35 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-from laneway import Laneway, Message
-from laneway.engines import open_engine
-from laneway.engines.base import Settings
+from laneway import Laneway, Message, engines
+from laneway.engines import check_server, open_engine
+from laneway.engines.base import Check, Settings
+from laneway.engines.valkey.address import SCHEMES
 from laneway.errors import UsageError
 
 MODULE = """
 from laneway.engines import open_engine
+from laneway.engines.base import Check
 
 opened = []
 
 def open_kept(url, settings):
     opened.append((url, settings.namespace))
     return open_engine("sqlite://", settings)
+
+class OpenChecked:
+    def __call__(self, url, settings):
+        return open_kept(url, settings)
+
+    def check_server(self, url):
+        return [Check("server", ok=False, detail=url)]
+
+open_checked = OpenChecked()
 """
 
 
@@ -35,7 +47,10 @@ def installed(tmp_path: Path) -> Path:
     metadata = tmp_path / "kept_engine-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kept-engine\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[laneway.engines]\nkept = kept_engine:open_kept\n")
+    (metadata / "entry_points.txt").write_text(
+        "[laneway.engines]\nkept = kept_engine:open_kept\nchecked = kept_engine:open_checked\n"
+        "broken = no_such_module:open_broken\nsqlite = kept_engine:open_kept\n"
+    )
     return tmp_path
 
 
@@ -57,9 +72,42 @@ def test_it_is_found_by_its_scheme(installed: Path, monkeypatch: pytest.MonkeyPa
     assert seen == [1]
     assert sys.modules["kept_engine"].opened == [("kept://here", "mine")]
     with pytest.raises(
-        UsageError, match=r'there is no engine "keptt", only kept, redis, .*; did you mean "kept"\?'
+        UsageError,
+        match=r"only broken, checked, kept, redis, .*; did you mean \"kept\"\?",
     ):
         open_engine("keptt://here", Settings())
+    with pytest.raises(UsageError, match="engine broken: no_such_module:open_broken cannot be imp"):
+        open_engine("broken://here", Settings())
+
+
+def test_its_server_check_is_optional(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(installed)
+    assert check_server("kept://here") == []
+    assert check_server("checked://here") == [Check("server", ok=False, detail="checked://here")]
+
+
+def test_it_cannot_replace_an_engine_of_ours(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(installed)
+    engine = open_engine("sqlite://", Settings())
+    assert engine.capabilities.name == "sqlite"
+    assert ("sqlite://", "default") not in sys.modules["kept_engine"].opened
+    engine.close()
+
+
+def test_missing_metadata_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source tree on PYTHONPATH registers no engine."""
+    monkeypatch.setattr(engines, "entry_points", lambda group: ())
+    monkeypatch.setattr(sys, "path", [*sys.path, "/elsewhere"])
+    with pytest.raises(UsageError, match="the engines are not registered: the metadata of the pa"):
+        open_engine("sqlite://", Settings())
+
+
+def test_all_schemes_of_valkey_are_registered() -> None:
+    registered = entry_points(group="laneway.engines")
+    schemes = {each.name for each in registered if each.value.startswith("laneway.engines.valkey:")}
+    assert schemes == set(SCHEMES)
 
 
 def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:

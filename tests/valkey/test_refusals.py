@@ -16,7 +16,7 @@ import pytest
 from laneway.engines.base import FullEngine
 from laneway.engines.valkey import server_check
 from laneway.engines.valkey.address import parse
-from laneway.engines.valkey.doctor import examine
+from laneway.engines.valkey.doctor import check_server
 from laneway.engines.valkey.server_check import Facts
 from laneway.errors import (
     EngineCorrupt,
@@ -305,4 +305,4 @@ def test_the_doctor_does_not_wait_for_a_server_that_is_not_there(
     """Somebody sits before it: it has no more patience than a program that starts."""
     monkeypatch.setattr("laneway.engines.valkey.connection.PATIENCE", 1e9)
     with pytest.raises(EngineUnavailable, match="nothing listens there"):
-        examine(f"valkey://127.0.0.1:{free_port()}")
+        check_server(f"valkey://127.0.0.1:{free_port()}")

@@ -10,7 +10,7 @@ from importlib.metadata import version
 import click
 
 from laneway.cli.session import STATE_SAYS_NO, Session, json_option, pass_session, print_json, say
-from laneway.engines import examine
+from laneway.engines import check_server
 from laneway.engines.base import Check
 from laneway.errors import NoNamespace
 from laneway.safetext import redacted, without_passwords
@@ -28,7 +28,7 @@ def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_js
     """Check that the store is sound and that its parts agree."""
     chosen = Session(url or session.url, session.namespace)
     app = chosen.app()
-    checks = examine(app.url)
+    checks = check_server(app.url)
     if not all(check.ok for check in checks):
         _tell(checks, as_json=as_json or dump)
         raise SystemExit(STATE_SAYS_NO)

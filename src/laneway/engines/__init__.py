@@ -1,15 +1,19 @@
 """
-Where messages are kept. `open_engine(url, settings)` is the only place that knows the engines'
-names.
+Engines keep messages in a store. `open_engine(url, settings)` opens the one that a URL names.
+
+Every engine, ours too, registers an `OpenEngine` for each of its schemes under the entry point
+group `laneway.engines`.
 """
 
 from __future__ import annotations
 
 import difflib
-from importlib.metadata import entry_points
+import functools
+import sys
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
-from laneway.engines import schemes
+from laneway.engines.planned import PLANNED
 from laneway.errors import UsageError
 from laneway.safetext import redacted
 
@@ -17,16 +21,30 @@ if TYPE_CHECKING:
     from laneway.engines.base import Check, FullEngine, OpenEngine, Settings
 
 GROUP = "laneway.engines"
-VALKEY = {scheme.partition("+")[0] for scheme in schemes.VALKEY}
 
 
 def open_engine(url: str, settings: Settings) -> FullEngine:
     """
     Open the engine that a URL names: `sqlite:///path`, `sqlite://` (in memory), `valkey://host` and
-    its like (see docs/engines.md), or one registered under the entry point group `laneway.engines`.
+    others (see docs/engines.md), or one that another package registered under the entry point group
+    `laneway.engines`.
 
-    Raises UsageError for a URL that names no engine, and what the engine raises.
+    Raises UsageError for a URL that names no engine, and the errors of the engine.
     """
+    return _opener(url)(url, settings)
+
+
+def check_server(url: str) -> list[Check]:
+    """
+    Check whether the server that a URL names can hold a namespace. Creates nothing there.
+
+    Empty for engines without a server, and for those whose opener has no `check_server`.
+    """
+    check = getattr(_opener(url), "check_server", None)
+    return list(check(url)) if check is not None else []
+
+
+def _opener(url: str) -> OpenEngine:
     scheme, separator, _ = url.partition("://")
     if not separator:
         path = redacted(url) or "laneway.db"
@@ -34,60 +52,45 @@ def open_engine(url: str, settings: Settings) -> FullEngine:
             f'engine URL {redacted(url)!r}: a scheme is missing; write "sqlite:///{path}" for a'
             " file"
         )
-    return _opener(scheme, url)(url, settings)
-
-
-def examine(url: str) -> list[Check]:
-    """
-    Whether the server that a URL names is fit to be one; nothing is made there. Empty for engines
-    that are no servers.
-    """
-    if url.partition("://")[0].partition("+")[0] not in VALKEY:
-        return []
-    _opener(url.partition("://")[0], url)  # says so where the client library is missing
-    from laneway.engines.valkey import doctor  # noqa: PLC0415
-
-    return doctor.examine(url)
-
-
-def _opener(scheme: str, url: str) -> OpenEngine:
-    if scheme == "sqlite":
-        from laneway.engines.sqlite import (  # noqa: PLC0415
-            open_sqlite,
-        )  # engines are imported when asked for
-
-        return open_sqlite
-    if scheme.partition("+")[0] in VALKEY:
-        try:
-            from laneway.engines.valkey import open_valkey  # noqa: PLC0415
-        except ImportError as error:
-            raise UsageError(
-                f"engine {scheme}: {_missing(error)}; pip install 'laneway[valkey]'"
-            ) from error
-        return open_valkey
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if scheme in found:
-        opener: OpenEngine = found[scheme].load()
-        return opener
-    if scheme in schemes.PLANNED:
+    registered = _registered(tuple(sys.path))
+    if scheme not in registered:
+        raise UsageError(f"engine URL {redacted(url)!r}: {_unknown(scheme, registered)}")
+    try:
+        opener: OpenEngine = registered[scheme].load()
+    except ImportError as error:
         raise UsageError(
-            f"engine URL {redacted(url)!r}: there is no engine for PostgreSQL yet; use SQLite or"
-            " Valkey, see docs/engines.md"
+            f"engine {scheme}: {registered[scheme].value} cannot be imported ({error}); install the"
+            " engine's package again"
+        ) from error
+    return opener
+
+
+@functools.lru_cache(maxsize=8)
+def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """
+    The entry points by scheme. For a scheme that several packages name, ours precedes.
+
+    Cached for each `sys.path`, because reading the metadata of all packages takes milliseconds.
+    """
+    del path
+    return {entry.name: entry for entry in sorted(entry_points(group=GROUP), key=_is_ours)}
+
+
+def _is_ours(entry: EntryPoint) -> bool:
+    return entry.value.startswith(f"{__name__}.")
+
+
+def _unknown(scheme: str, registered: dict[str, EntryPoint]) -> str:
+    if not any(map(_is_ours, registered.values())):
+        return (
+            "the engines are not registered: the metadata of the package laneway is missing or"
+            " older than its code; install it (in a source tree: pip install -e .)"
         )
-    known = sorted({"sqlite", *schemes.VALKEY, *found})
-    near = difflib.get_close_matches(scheme, known, n=1)
+    if scheme in PLANNED:
+        return (
+            f"there is no engine for {PLANNED[scheme]} yet; use SQLite or Valkey, see"
+            " docs/engines.md"
+        )
+    near = difflib.get_close_matches(scheme, registered, n=1)
     hint = f'; did you mean "{near[0]}"?' if near else ""
-    raise UsageError(
-        f'engine URL {redacted(url)!r}: there is no engine "{scheme}", only'
-        f" {', '.join(known)}{hint}"
-    )
-
-
-def _missing(error: ImportError) -> str:
-    """Which package of the client library, or what is wrong with it."""
-    is_missing = isinstance(error, ModuleNotFoundError) and error.name in ("redis", "hiredis")
-    return (
-        f'the package "{error.name}" of the client library is missing'
-        if is_missing
-        else f"the client library cannot be used ({error})"
-    )
+    return f'there is no engine "{scheme}", only {", ".join(sorted(registered))}{hint}'

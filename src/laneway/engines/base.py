@@ -815,6 +815,10 @@ class FullEngine(Engine, Admin, Protocol):
 class OpenEngine(Protocol):
     """
     What an entry point of the group `laneway.engines` names (the entry's name is the URL's scheme).
+
+    The opener of an engine with a server may have a method `check_server(url) -> list[Check]`: it
+    checks whether the server can hold a namespace, and creates nothing there. `laneway doctor`
+    calls it before it opens the engine.
     """
 
     def __call__(self, url: str, settings: Settings) -> FullEngine:

@@ -8,13 +8,31 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 
-from laneway.engines.schemes import VALKEY as SCHEMES
 from laneway.errors import UsageError
 from laneway.safetext import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from urllib.parse import SplitResult
+
+SCHEMES = (
+    "valkey",
+    "redis",
+    "valkeys",
+    "rediss",
+    "unix",
+    "valkey+unix",
+    "redis+unix",
+    "valkey+cluster",
+    "redis+cluster",
+    "valkeys+cluster",
+    "rediss+cluster",
+    "valkey+sentinel",
+    "redis+sentinel",
+    "valkeys+sentinel",
+    "rediss+sentinel",
+)
+"""As registered in pyproject.toml. With an `s` behind the name: over TLS."""
 
 PORT, SENTINEL_PORT = 6379, 26379
 MOST_SHARDS = 1024

@@ -25,7 +25,7 @@ def check(space: Namespace, *, repair: bool) -> list[Check]:
     found: Counter[str] = Counter()
     for shard in range(space.shards):
         found += _check_shard(space, shard, repair=repair)
-    checks = [*check_server(space), _rules(space, repair=repair)]
+    checks = [*_used_server(space), _rules(space, repair=repair)]
     return [
         *checks,
         *(disagreement(name, found[name], repair=repair) for name in DISAGREEMENTS),
@@ -33,8 +33,8 @@ def check(space: Namespace, *, repair: bool) -> list[Check]:
     ]
 
 
-def examine(url: str) -> list[Check]:
-    """Whether a server is fit, and for which durability; nothing is made on it."""
+def check_server(url: str) -> list[Check]:
+    """Check a server and the durabilities that it can keep. Creates nothing on it."""
     link = Link(url, durability="memory", checks=False)
     try:
         facts = server_check.facts(link)
@@ -69,8 +69,8 @@ def _unfit(name: str, facts: server_check.Facts, problem: str) -> Check:
     return Check(name, ok=False, detail=f"{facts.name}: {what}", mend=mend)
 
 
-def check_server(space: Namespace) -> list[Check]:
-    """Whether it is fit for what it is used for."""
+def _used_server(space: Namespace) -> list[Check]:
+    """Check the server of a namespace for the durability that is in use."""
     facts = server_check.facts(space.link)
     problems = server_check.problems(facts, space.link.address, space.link.durability)
     if problems:
