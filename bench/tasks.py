@@ -1,10 +1,10 @@
 """
-Tasks from hand to hand, in the same run: published one at a time by one client while one worker
-runs them, without and with results; in bulk; one call after the other to its result; a chord.
+Task throughput and latency, end to end: one client calls tasks one at a time while one worker runs
+them, without and with results; in bulk; one call after the other to its result; a chord.
 
 The peers are those of `bench.peers`, with the best sensible settings that were found. Each phase
-begins with an empty store (all on one Valkey server; Huey and Laneway's first row in a file) and a
-worker that is ready. What is not over after a minute is an error.
+starts with an empty store (all on one Valkey server; Huey and Laneway's first row in a file) and a
+worker that is ready. A phase that takes more than a minute is an error.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import sys
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
-from bench.common import SOURCE, folder, options, pick, publish_table, worker
-from bench.peers import valkey
+from bench.common import SOURCE, folder, options, pick, publish_table, worker, write_figures
+from bench.peers import add_peer_option, chosen_peers, valkey
 
 MINUTE = 60
 
@@ -27,7 +27,7 @@ sys.path.insert(0, os.getcwd())
 from peer import *
 TASKS, TRIPS, CHORD = (int(os.environ[name]) for name in ("TASKS", "TRIPS", "CHORD"))
 def done():
-    try: return int(open("told").read() or 0)
+    try: return int(open("progress").read() or 0)
     except (FileNotFoundError, ValueError): return 0
 async def main():
     await begin()
@@ -38,15 +38,15 @@ async def main():
         for n in range(TASKS): await send(n)
         published = time.perf_counter()
         while done() < TASKS: time.sleep(0.005)
-        told = {"publish": TASKS / (published - began),
+        figures = {"publish": TASKS / (published - began),
                 "all": TASKS / (time.perf_counter() - began)}
     elif phase == "kept":
         handles = [await send_kept(n) for n in range(TASKS)]
         await results(handles)
-        told = {"all": TASKS / (time.perf_counter() - began)}
+        figures = {"all": TASKS / (time.perf_counter() - began)}
     elif phase == "bulk":
         await send_bulk(TASKS)
-        told = {"publish": TASKS / (time.perf_counter() - began)}
+        figures = {"publish": TASKS / (time.perf_counter() - began)}
     elif phase == "trips":
         starts, trips = [], []
         for n in range(TRIPS):
@@ -54,11 +54,11 @@ async def main():
             (begun,) = await results([await send_kept(n)])
             trips.append(time.perf_counter() - at); starts.append(begun - sent)
             time.sleep(0.01)
-        told = {"start": statistics.median(starts) * 1e3, "trip": statistics.median(trips) * 1e3}
+        figures = {"start": statistics.median(starts) * 1e3, "trip": statistics.median(trips) * 1e3}
     else:
         await chord(CHORD)
-        told = {"chord": time.perf_counter() - began}
-    print(json.dumps(told), flush=True)
+        figures = {"chord": time.perf_counter() - began}
+    print(json.dumps(figures), flush=True)
 asyncio.run(main())
 """
 
@@ -69,15 +69,15 @@ def count():
     global _number
     _number += 1
     if _number % 50 == 0 or _number == int(os.environ["TASKS"]):
-        with open("told", "w") as told: told.write(str(_number))
+        with open("progress", "w") as file: file.write(str(_number))
 async def begin(): pass
 """
 
 
 class Peer(NamedTuple):
     """
-    How one of them is used: `module` has the tasks and what the client calls; `worker`: its
-    command.
+    How one library is used. `module`: its tasks and the functions that the client calls; `worker`:
+    its command.
     """
 
     package: str
@@ -252,22 +252,12 @@ async def results(handles):
 
 
 def main() -> None:
-    chosen = options(__doc__ or "")
+    chosen = options(__doc__ or "", add_peer_option)
     sizes = {
         "TASKS": pick(chosen, 5_000, 2_000, 50),
         "TRIPS": pick(chosen, 200, 100, 5),
         "CHORD": pick(chosen, 1_000, 1_000, 20),
     }
-    rows: list[tuple[object, ...]] = []
-    with valkey(True) as address:
-        for name, peer in PEERS.items():
-            try:
-                figures = measure(peer, address, sizes)
-            except (ImportError, RuntimeError, subprocess.SubprocessError) as error:
-                rows.append((name, *["-"] * 7, f"did not run: {str(error)[:80]}"))
-            else:
-                rows.append((f"{name} {version(peer.package)}", *figures, peer.settings))
-            print(*rows[-1], flush=True)
     chord = f"chord of {sizes['CHORD']:,} s"
     columns = (
         "",
@@ -281,9 +271,20 @@ def main() -> None:
         "settings",
     )
     about = (
-        f"{sizes['TASKS']:,} tasks that do nothing, one client and one worker at the same time; -:"
-        " it cannot"
+        f"{sizes['TASKS']:,} tasks that do nothing, one client and one worker at the same time;"
+        " -: not supported"
     )
+    rows: list[tuple[object, ...]] = []
+    with valkey() as address:
+        for name, peer in chosen_peers(chosen, PEERS).items():
+            try:
+                figures = measure(peer, address, sizes)
+            except (ImportError, RuntimeError, subprocess.SubprocessError) as error:
+                rows.append((name, *["-"] * 7, f"did not run: {str(error)[:80]}"))
+            else:
+                rows.append((f"{name} {version(peer.package)}", *figures, peer.settings))
+            print(*rows[-1], flush=True)
+            write_figures("tasks", chosen, columns, rows, about)
     publish_table("tasks", chosen, columns, rows, about)
 
 
@@ -294,8 +295,8 @@ def measure(peer: Peer, address: str, sizes: dict[str, int]) -> list[object]:
     trips = phase(peer, address, sizes, "trips")
     chord = phase(peer, address, sizes, "chord") if peer.has_chord else {}
     return [
-        told.get(name, "-")
-        for told, name in (
+        figures.get(name, "-")
+        for figures, name in (
             (plain, "publish"),
             (plain, "all"),
             (kept, "all"),
@@ -308,7 +309,7 @@ def measure(peer: Peer, address: str, sizes: dict[str, int]) -> list[object]:
 
 
 def phase(peer: Peer, address: str, sizes: dict[str, int], name: str) -> dict[str, Any]:
-    """What the client of one phase tells."""
+    """The figures that the client of one phase prints."""
     with folder() as path:
         (path / "peer.py").write_text(COUNT + peer.module)
         environment = {
@@ -320,7 +321,7 @@ def phase(peer: Peer, address: str, sizes: dict[str, int], name: str) -> dict[st
         }
         empty(address)
         with worker(peer.worker, path, environment):
-            told = subprocess.run(
+            client = subprocess.run(
                 [sys.executable, "-c", CLIENT, name],
                 cwd=path,
                 env=environment,
@@ -329,10 +330,10 @@ def phase(peer: Peer, address: str, sizes: dict[str, int], name: str) -> dict[st
                 check=False,
                 timeout=3 * MINUTE,
             )
-        if told.returncode:
-            raise RuntimeError(told.stderr.strip().splitlines()[-1])
-        found: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
-        return found
+        if client.returncode:
+            raise RuntimeError(client.stderr.strip().splitlines()[-1])
+        figures: dict[str, Any] = json.loads(client.stdout.splitlines()[-1])
+        return figures
 
 
 def empty(address: str) -> None:

@@ -22,7 +22,7 @@ function count(sent) {
     fs.writeFileSync('waits', JSON.stringify(waits));
   }
   if (done === 1) fs.writeFileSync('first', String(now()));
-  if (done === tasks || done % 50 === 0) fs.writeFileSync('told', `${done} ${now()}`);
+  if (done === tasks || done % 50 === 0) fs.writeFileSync('progress', `${done} ${now()}`);
 }
 
 function redis() {
