@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from laneway.engines.base import Check
 from laneway.engines.shared.doctor import disagreement, finding, unhandled
 from laneway.engines.shared.naming import lane_name
+from laneway.engines.shared.states import DEAD, LEASES_END, READY
 from laneway.engines.sqlite import messages, views
-from laneway.engines.sqlite.rows import DEAD, LEASES_END, READY, Lane
+from laneway.engines.sqlite.rows import Lane
 
 if TYPE_CHECKING:
     from laneway.engines.sqlite.store import Store

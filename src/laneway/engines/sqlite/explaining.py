@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from laneway.engines.shared import explaining, size_classes
 from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts
+from laneway.engines.shared.states import DELAYED, PARKED, RUNNABLE
 from laneway.engines.sqlite import messages, views
-from laneway.engines.sqlite.rows import DELAYED, PARKED, RUNNABLE, Lane, Row
 from laneway.tiers import share_text
 
 if TYPE_CHECKING:
     from laneway.engines.base import Explanation, MessageView
+    from laneway.engines.sqlite.rows import Lane, Row
     from laneway.engines.sqlite.transaction import Transaction
     from laneway.policy import Resolved
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway.engines.shared.naming import BUCKET
-from laneway.engines.sqlite import messages, settling
-from laneway.engines.sqlite.rows import (
+from laneway.engines.shared.states import (
     ASLEEP,
     DELAYED,
     DUE,
@@ -17,11 +16,12 @@ from laneway.engines.sqlite.rows import (
     IDLE,
     LEASES_END,
     RETENTION_ENDS,
-    Lane,
 )
+from laneway.engines.sqlite import messages, settling
 from laneway.policy import matches
 
 if TYPE_CHECKING:
+    from laneway.engines.sqlite.rows import Lane
     from laneway.engines.sqlite.transaction import Transaction
 
 

@@ -13,8 +13,7 @@ import msgspec
 from laneway.engines import base
 from laneway.engines.shared.naming import generated_id, parse_generated_id
 from laneway.engines.shared.refusals import EXPIRED, HISTORY
-from laneway.engines.sqlite import results
-from laneway.engines.sqlite.rows import (
+from laneway.engines.shared.states import (
     DEAD,
     DELAYED,
     DUE,
@@ -23,9 +22,9 @@ from laneway.engines.sqlite.rows import (
     READY,
     RETENTION_ENDS,
     YIELD,
-    Lane,
-    Row,
 )
+from laneway.engines.sqlite import results
+from laneway.engines.sqlite.rows import Lane, Row
 from laneway.policy import FOREVER
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ import msgspec
 
 from laneway.engines.base import ExportedMessage
 from laneway.engines.shared.naming import lane_name, merge_key
+from laneway.engines.shared.states import HOLD, READY, RETENTION_ENDS, YIELD
 from laneway.engines.sqlite import messages
-from laneway.engines.sqlite.rows import HOLD, READY, RETENTION_ENDS, YIELD, Lane, Row, rank_of
+from laneway.engines.sqlite.rows import Lane, Row, rank_of
 from laneway.message import Draft
 
 if TYPE_CHECKING:

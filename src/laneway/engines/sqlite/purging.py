@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.shared.naming import lane_name
+from laneway.engines.shared.states import DELAYED, PARKED, RETENTION_ENDS
 from laneway.engines.sqlite import messages, results, views
-from laneway.engines.sqlite.rows import DELAYED, PARKED, RETENTION_ENDS, Held, Lane, Row
+from laneway.engines.sqlite.rows import Held, Lane, Row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,20 +9,9 @@ import msgspec
 from laneway.engines.base import NEEDS_HEADER, UNTIL_SIGNALLED_US
 from laneway.engines.shared.naming import PARTITION, lane_name, merge_key
 from laneway.engines.shared.refusals import DROPPED, check_draft, explicit_due, full
+from laneway.engines.shared.states import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD
 from laneway.engines.sqlite import merging, messages, results
-from laneway.engines.sqlite.rows import (
-    DELAYED,
-    DUE,
-    EXPIRES,
-    HOLD,
-    IDLE,
-    PARKED,
-    READY,
-    YIELD,
-    Lane,
-    Row,
-    rank_of,
-)
+from laneway.engines.sqlite.rows import Lane, Row, rank_of
 from laneway.message import Receipt
 
 if TYPE_CHECKING:

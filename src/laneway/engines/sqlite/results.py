@@ -13,8 +13,9 @@ from laneway import headers as control
 from laneway.engines.base import ABORT, ENDED, FLOW_HEADER, TASK_HEADER, UNTIL_SIGNALLED_US
 from laneway.engines.shared.naming import parse_generated_id
 from laneway.engines.shared.refusals import ended, explicit_due, keeps, nobody_follows
+from laneway.engines.shared.states import DEAD, DELAYED
 from laneway.engines.sqlite import messages, settling, views
-from laneway.engines.sqlite.rows import DEAD, DELAYED, Held
+from laneway.engines.sqlite.rows import Held
 from laneway.message import Draft, Kept, Receipt
 
 if TYPE_CHECKING:

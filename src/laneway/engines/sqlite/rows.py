@@ -7,18 +7,7 @@ from typing import Any
 import msgspec
 
 from laneway.engines.shared.naming import BUCKET, PARTITION
-
-IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
-"""Where a lane stands (`lane.place`)."""
-
-READY, DELAYED, PARKED, DEAD = range(4)
-"""`message.state`; a leased message is READY and has a row in `lease`."""
-
-LEASES_END, DUE, EXPIRES, RETENTION_ENDS = 1, 2, 3, 4
-"""`event.kind`."""
-
-HOLD, YIELD = 1, 2
-"""`message.serial`: what the policy said at publish."""
+from laneway.engines.shared.states import IDLE
 
 
 class Lane(msgspec.Struct, gc=False):

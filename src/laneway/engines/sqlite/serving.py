@@ -17,17 +17,9 @@ from laneway.engines.base import PASS_OVER
 from laneway.engines.shared import fairness
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
+from laneway.engines.shared.states import AT_GATE, EXPIRES, LEASES_END, READY, RUNNABLE
 from laneway.engines.sqlite import messages
-from laneway.engines.sqlite.rows import (
-    AT_GATE,
-    EXPIRES,
-    LEASES_END,
-    READY,
-    RUNNABLE,
-    Lane,
-    Row,
-    TierQueue,
-)
+from laneway.engines.sqlite.rows import Lane, Row, TierQueue
 from laneway.message import Lease
 from laneway.policy import prefixes
 

@@ -17,8 +17,9 @@ from laneway.engines.shared.refusals import (
     backlog_full_with_ack,
     retries_used_up,
 )
+from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END
 from laneway.engines.sqlite import merging, messages, putting, results
-from laneway.engines.sqlite.rows import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END, Held, Lane, Row
+from laneway.engines.sqlite.rows import Held, Lane, Row
 from laneway.errors import BacklogFull
 
 if TYPE_CHECKING:

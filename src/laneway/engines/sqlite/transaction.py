@@ -19,18 +19,10 @@ from laneway.engines.shared import fairness
 from laneway.engines.shared.naming import BUCKET
 from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
+from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE
 from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.lane_cache import LaneCache
-from laneway.engines.sqlite.rows import (
-    ASLEEP,
-    AT_GATE,
-    FULL,
-    IDLE,
-    PAUSED,
-    RUNNABLE,
-    Lane,
-    TierQueue,
-)
+from laneway.engines.sqlite.rows import Lane, TierQueue
 from laneway.engines.sqlite.statements import SQL, insert_many
 from laneway.policy import Gate, PolicyBook, Resolved
 from laneway.tiers import TierLayers

@@ -9,8 +9,7 @@ import msgspec
 from laneway.engines.base import MessageView, TopicStats
 from laneway.engines.shared import fairness, size_classes
 from laneway.engines.shared.naming import BUCKET, lane_name, parse_generated_id
-from laneway.engines.sqlite import messages
-from laneway.engines.sqlite.rows import (
+from laneway.engines.shared.states import (
     ASLEEP,
     AT_GATE,
     DEAD,
@@ -20,10 +19,9 @@ from laneway.engines.sqlite.rows import (
     PARKED,
     PAUSED,
     RUNNABLE,
-    Held,
-    Lane,
-    Row,
 )
+from laneway.engines.sqlite import messages
+from laneway.engines.sqlite.rows import Held, Lane, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

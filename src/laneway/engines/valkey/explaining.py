@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from laneway.engines.shared import explaining, fairness, size_classes
 from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts
 from laneway.engines.shared.naming import PARTITION
+from laneway.engines.shared.states import DEAD, DELAYED, RUNNABLE
 from laneway.engines.valkey import records, views
-from laneway.engines.valkey.records import DEAD, DELAYED, RUNNABLE, Lane, Record
 from laneway.tiers import share_text
 
 if TYPE_CHECKING:
     from laneway.engines.base import Explanation, MessageView
+    from laneway.engines.valkey.records import Lane, Record
     from laneway.engines.valkey.views import View
     from laneway.policy import Resolved
 

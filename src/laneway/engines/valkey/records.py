@@ -303,7 +303,6 @@ class Record(msgspec.Struct, array_like=True, kw_only=True):
 
 
 FRONT = 1 << 53
-READY, DELAYED, PARKED, DEAD = range(4)
 _RICH = ord("R")
 _RECORD = msgspec.msgpack.Decoder(Record)
 _PLAIN = msgspec.msgpack.Decoder(tuple[str, str | None, str | None, dict[str, str] | None, bool])
@@ -520,8 +519,6 @@ class Lane(msgspec.Struct):
         """The numbers of its last plain messages; the others are in its list."""
         return [int.from_bytes(self.latest[at : at + 7]) for at in range(0, len(self.latest), 7)]
 
-
-IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
 
 _LANE_HEAD = struct.Struct("<HIHHBqiiiiqq")
 _LANE_TAIL = struct.Struct("<Hqqqiqqqiii")

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
 from laneway.engines.shared import fairness, size_classes
 from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
-from laneway.engines.valkey import records
-from laneway.engines.valkey.records import (
+from laneway.engines.shared.states import (
     ASLEEP,
     AT_GATE,
     DEAD,
@@ -22,17 +21,15 @@ from laneway.engines.valkey.records import (
     PARKED,
     PAUSED,
     RUNNABLE,
-    Counters,
-    Held,
-    Lane,
-    Record,
 )
+from laneway.engines.valkey import records
 from laneway.policy import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from laneway.engines.valkey.namespace import Namespace
+    from laneway.engines.valkey.records import Counters, Held, Lane, Record
     from laneway.policy import Resolved
 
 T = TypeVar("T")
