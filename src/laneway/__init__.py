@@ -38,8 +38,8 @@ from laneway.tasks.queue import Dependency, Queue
 from laneway.tasks.request import Request, current_request
 from laneway.tasks.task import Task
 from laneway.topic import DeadLetter, Stats, Topic
-from laneway.working.limits import SoftTimeLimit
 from laneway.working.options import Summary
+from laneway.working.time_limits import SoftTimeLimit
 
 __all__ = [
     "BacklogFull",

@@ -28,8 +28,8 @@ from laneway.errors import BacklogFull, BadMessage, UsageError
 from laneway.message import Message, Settlement
 from laneway.policy import FIELDS, Gate, check_changes, check_fields, check_pattern, check_topic
 from laneway.producing.bulk import BATCH, put_all, wait_for_room
-from laneway.producing.call import batches_of, message_from
-from laneway.producing.middlewares import Middlewares
+from laneway.producing.middleware import Middlewares
+from laneway.producing.publish_options import batches_of, message_from
 from laneway.producing.publisher import Publisher
 from laneway.safetext import redacted
 from laneway.schedules import store as schedule_store
@@ -44,7 +44,7 @@ from laneway.tiers import check_tiers
 from laneway.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from laneway.working.handler import Handler, Handlers, check_parameters
 from laneway.working.options import EmbeddedOptions, Options
-from laneway.working.registry import WorkerRegistry
+from laneway.working.worker_registry import WorkerRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
@@ -53,17 +53,17 @@ if TYPE_CHECKING:
     from laneway.engines.base import Durability, Explanation, FullEngine, Settings
     from laneway.message import Draft, Receipt
     from laneway.policy import PolicyOptions
-    from laneway.producing.call import PublishOptions
+    from laneway.producing.publish_options import PublishOptions
     from laneway.schedules.store import Planned, Schedule
     from laneway.tasks.request import Request
     from laneway.tasks.task import AsyncTask, TaskKeywords
     from laneway.tiers import Tier
     from laneway.topic import DeadLetter
     from laneway.units import Duration
-    from laneway.working.embedded import EmbeddedWorker
+    from laneway.working.embedded_worker import EmbeddedWorker
     from laneway.working.handler import Isolation
     from laneway.working.options import Summary, WorkerOptions
-    from laneway.working.settle import Portable
+    from laneway.working.outcome import Portable
 
 F = TypeVar("F")
 M = TypeVar("M", bound="Callable[[Message], Generator[Message, Receipt, None]]")
@@ -984,7 +984,7 @@ class Laneway:
         return self._embedded("worker", {**options})
 
     def _embedded(self, call: str, options: dict[str, Any]) -> EmbeddedWorker:
-        from laneway.working.embedded import EmbeddedWorker  # noqa: PLC0415  # as in run_worker
+        from laneway.working.embedded_worker import EmbeddedWorker  # noqa: PLC0415  # as in run_worker
 
         return EmbeddedWorker(
             self, Options.checked(call, options, EmbeddedOptions.__optional_keys__), self._workers

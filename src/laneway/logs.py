@@ -12,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from laneway.working.handler import fields
-from laneway.working.logs import FIELDS
+from laneway.working.log_format import FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, MessageView, ResultListener
     from laneway.message import Receipt
     from laneway.policy import PolicyOptions
-    from laneway.producing.call import PublishOptions
+    from laneway.producing.publish_options import PublishOptions
     from laneway.units import Duration
 
 WATCH = 60.0

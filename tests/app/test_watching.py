@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from laneway import Laneway, Message, Reject, UsageError
 from laneway.metrics import measure
 from laneway.tracing import trace
-from laneway.working.logs import JsonLines
+from laneway.working.log_format import JsonLines
 
 
 @pytest.fixture

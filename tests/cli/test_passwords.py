@@ -21,7 +21,7 @@ from laneway.engines.valkey import connection
 from laneway.engines.valkey.address import parse
 from laneway.errors import LanewayError
 from laneway.testing.servers import Server, free_port
-from laneway.working.logs import JsonLines, TextLines
+from laneway.working.log_format import JsonLines, TextLines
 from laneway.working.options import Options
 from tests.cli.every import calls
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from laneway import Laneway
-from laneway.working import logs
+from laneway.working import log_format
 from tests.conformance.forms import server
 
 ENGINES = ["sqlite", "valkey"]
@@ -37,8 +37,8 @@ def _logs_elsewhere() -> Iterator[None]:
     logger = logging.getLogger("laneway")
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         handlers = [_Formatting(nowhere), _Formatting(nowhere)]
-        handlers[0].setFormatter(logs.JsonLines())
-        handlers[1].setFormatter(logs.TextLines(logs.TEXT))
+        handlers[0].setFormatter(log_format.JsonLines())
+        handlers[1].setFormatter(log_format.TextLines(log_format.TEXT))
         logger.propagate = False
         for handler in handlers:
             logger.addHandler(handler)

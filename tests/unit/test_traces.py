@@ -11,8 +11,8 @@ from unittest import mock
 
 import pytest
 
-from laneway.working import traces
-from laneway.working.settle import describe, text_of
+from laneway.working import tracebacks
+from laneway.working.error_details import describe, text_of
 
 
 def raised(error: BaseException, times: int = 1) -> BaseException:
@@ -62,7 +62,7 @@ def test_large_errors_are_formatted_at_a_bounded_cost(name: str) -> None:
         told = describe(error)
     assert said in told.traceback
     assert "test_traces.py" in told.traceback
-    assert summary.call_count <= 2 * traces.MOST_FRAMES
+    assert summary.call_count <= 2 * tracebacks.MOST_FRAMES
 
 
 def test_what_an_error_was_raised_from_is_told() -> None:

@@ -14,9 +14,9 @@ import pytest
 from laneway import Laneway
 from laneway.message import Lease
 from laneway.working import buffer as buffer_module
-from laneway.working.buffer import Buffer, Shelf
+from laneway.working.buffer import Buffer, HandlerQueue
+from laneway.working.delivery import WorkerDelivery
 from laneway.working.handler import Handler
-from laneway.working.work import Work
 
 
 def handlers(*patterns: str) -> list[Handler]:
@@ -45,7 +45,7 @@ class Numbered:
         for priority in priorities:
             self.fence += 1
             assert self.buffer.add(
-                Work(
+                WorkerDelivery(
                     Lease(self.fence, self.fence, "", topic, b"", 0, priority=priority),
                     handler,
                     0.0,
@@ -55,8 +55,8 @@ class Numbered:
 
     def order(self, tell: Callable[[Lease], Any]) -> list[Any]:
         out = []
-        while (shelf := self.buffer.next_shelf()) is not None:
-            out.append(tell(shelf.pop().lease))
+        while (queue := self.buffer.next_queue()) is not None:
+            out.append(tell(queue.pop().lease))
         return out
 
 
@@ -64,7 +64,7 @@ def test_a_quiet_topic_does_not_wait_behind_a_busy_one() -> None:
     (handler,) = handlers("*")
     box = Numbered(Buffer(10, keeps_all=True))
     box.add(handler, "busy", *[0] * 5)
-    assert [box.buffer.next_shelf().pop().lease.topic for _ in range(2)] == ["busy", "busy"]  # type: ignore[union-attr]
+    assert [box.buffer.next_queue().pop().lease.topic for _ in range(2)] == ["busy", "busy"]  # type: ignore[union-attr]
     box.add(handler, "quiet", 0)
     box.add(handler, "other", 0, 0)
     order = box.order(lambda lease: lease.topic)
@@ -107,48 +107,50 @@ def test_a_handler_at_its_limit_is_passed_over() -> None:
     box = Numbered(buffer)
     box.add(one, "a.1", 0, 0)
     box.add(two, "b.1", 0)
-    buffer.shelf(one).running = 10
+    buffer.queue(one).running = 10
     assert box.order(lambda lease: lease.topic) == ["b.1"]
-    buffer.shelf(one).running = 0
+    buffer.queue(one).running = 0
     assert len(buffer.drain()) == 2
     assert len(buffer) == 0
 
 
-def begin(buffer: Buffer, shelf: Shelf, most: int = 10) -> list[str]:
+def begin(buffer: Buffer, queue: HandlerQueue, most: int = 10) -> list[str]:
     """Begin all that can be begun, as a worker does; its topics."""
     begun = []
     while True:
-        if shelf.running < most - buffer.kept and buffer.next_shelf() is not None:
-            begun.append(shelf.pop().lease.topic)
-        elif buffer.kept and shelf.running < most and buffer.newcomers_shelf() is not None:
-            begun.append(shelf.pop_newcomer().lease.topic)
+        if queue.running < most - buffer.kept and buffer.next_queue() is not None:
+            begun.append(queue.pop().lease.topic)
+        elif buffer.kept and queue.running < most and buffer.newcomers_queue() is not None:
+            begun.append(queue.pop_newcomer().lease.topic)
         else:
             return begun
-        shelf.running += 1
+        queue.running += 1
 
 
 def test_one_slot_in_ten_is_kept_for_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
     """While topics come and go."""
     (handler,) = handlers("*")
     buffer = Buffer(10, keeps_all=True)
-    box, shelf = Numbered(buffer), buffer.shelf(handler)
+    box, queue = Numbered(buffer), buffer.queue(handler)
     box.add(handler, "busy", *[0] * 30)
-    assert begin(buffer, shelf) == ["busy"] * 10, "a topic that is alone has all of them"
+    assert begin(buffer, queue) == ["busy"] * 10, "a topic that is alone has all of them"
     box.add(handler, "quiet.1", 0)
-    shelf.running -= 1
-    assert begin(buffer, shelf) == ["quiet.1"], "out of turn"
+    queue.running -= 1
+    assert begin(buffer, queue) == ["quiet.1"], "out of turn"
     box.add(handler, "quiet.2", 0, 0)
-    assert begin(buffer, shelf) == [], "all are taken"
-    shelf.running -= 1
-    assert begin(buffer, shelf) == ["quiet.2"]
-    shelf.running -= 1
-    assert begin(buffer, shelf) == [], "it had its turn; busy may not have the last one either"
+    assert begin(buffer, queue) == [], "all are taken"
+    queue.running -= 1
+    assert begin(buffer, queue) == ["quiet.2"]
+    queue.running -= 1
+    assert begin(buffer, queue) == [], "it had its turn; busy may not have the last one either"
     assert buffer.seconds_kept() > 0
     later = time.monotonic() + buffer_module.KEPT_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert buffer.seconds_kept() == 0, "nobody new has come for a while"
-    assert begin(buffer, shelf) == ["busy"]
-    assert sorted(work.lease.topic for work in buffer.drain()) == ["busy"] * 19 + ["quiet.2"]
+    assert begin(buffer, queue) == ["busy"]
+    assert sorted(delivery.lease.topic for delivery in buffer.drain()) == ["busy"] * 19 + [
+        "quiet.2"
+    ]
 
 
 @pytest.mark.parametrize(("topics", "messages"), [(1, 30), (20, 4), (3, 1)])
@@ -161,11 +163,11 @@ def test_no_slot_is_kept_where_no_crowd_stands_before_a_newcomer(
     """
     (handler,) = handlers("*")
     buffer = Buffer(10, keeps_all=True)
-    box, shelf = Numbered(buffer), buffer.shelf(handler)
+    box, queue = Numbered(buffer), buffer.queue(handler)
     for _ in range(3):
         for topic in range(topics):
             box.add(handler, f"t{topic}", *[0] * messages)
-        shelf.running = 0
-        assert len(begin(buffer, shelf)) == min(10, topics * messages)
+        queue.running = 0
+        assert len(begin(buffer, queue)) == min(10, topics * messages)
         assert buffer.kept == 0
         buffer.drain()

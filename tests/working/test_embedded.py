@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laneway import Laneway, Message, UsageError
-from laneway.working.loading import importing
+from laneway.working.user_imports import importing
 from tests.working.support import until
 
 SOON = 120.0

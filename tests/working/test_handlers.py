@@ -12,7 +12,7 @@ import pytest
 
 from laneway import BadMessage, DestinationUnavailable, Laneway, Message, Reject, Retry, UsageError
 from laneway.message import Lease
-from laneway.working.unhandled import UnhandledWarnings
+from laneway.working.unhandled_warnings import UnhandledWarnings
 from tests.working.support import Running
 
 

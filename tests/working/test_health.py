@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laneway import EngineUnavailable, Laneway, Message, UsageError
-from laneway.working import health
+from laneway.working import health_server
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ def test_a_worker_that_works(port: int) -> None:
 
 def test_a_loop_that_is_blocked(app: Laneway, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """/live is 503 while a coroutine blocks the event loop, and 200 afterwards."""
-    monkeypatch.setattr(health, "LOOP_SECONDS", 0.2)
+    monkeypatch.setattr(health_server, "LOOP_SECONDS", 0.2)
     app.publish("block")
     assert app.block_began.wait(60)  # type: ignore[attr-defined]
     status, said = ask(port, "/live")
     assert (status, "a handler blocks it" in said) == (503, True)
-    monkeypatch.setattr(health, "LOOP_SECONDS", 60.0)
+    monkeypatch.setattr(health_server, "LOOP_SECONDS", 60.0)
     assert ask(port, "/live")[0] == 200
 
 
@@ -82,11 +82,11 @@ def test_a_store_that_is_away(app: Laneway, port: int, monkeypatch: pytest.Monke
         back.wait(60)
         return real()
 
-    monkeypatch.setattr(health, "RECENT_SECONDS", 0.0)
-    monkeypatch.setattr(health, "STORE_SECONDS", 0.2)
+    monkeypatch.setattr(health_server, "RECENT_SECONDS", 0.0)
+    monkeypatch.setattr(health_server, "STORE_SECONDS", 0.2)
     monkeypatch.setattr(app.engine, "overview", fail)
     # The worker has the method of before: ask through the engine.
-    made = health.Health(
+    made = health_server.HealthServer(
         "127.0.0.1",
         0,
         call_soon=lambda call: call(),
@@ -104,7 +104,7 @@ def test_a_store_that_is_away(app: Laneway, port: int, monkeypatch: pytest.Monke
         assert ask(own, "/ready")[0] == 503
         assert ask(own, "/live")[0] == 200
         back.set()
-        monkeypatch.setattr(health, "STORE_SECONDS", 60.0)
+        monkeypatch.setattr(health_server, "STORE_SECONDS", 60.0)
         assert ask(own, "/ready")[0] == 200
     finally:
         made.close()

@@ -19,7 +19,7 @@ import pytest
 
 from laneway import DestinationUnavailable, Laneway, Message, Reject, Retry
 from laneway.logs import AddFields, add_fields, fields
-from laneway.working.lines import LINES_A_SECOND
+from laneway.working.outcome_log import LINES_A_SECOND
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:

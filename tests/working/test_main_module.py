@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from laneway import Laneway
-from laneway.working.starting import CannotStart
+from laneway.working.child_processes import CannotStart
 from tests.working.support import until
 from tests.working.test_processes import runs
 

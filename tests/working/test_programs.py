@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from laneway import Laneway, Message
-from laneway.working import coverage
+from laneway.working import lease_filter
 from laneway.working.handler import Handlers
 from tests.working.support import Running, until
 
@@ -93,7 +93,7 @@ def test_what_a_probe_gets_first_goes_back_without_a_delay(
     Another program may be about to take it; one that comes again has no handler anywhere, and
     waits.
     """
-    monkeypatch.setattr(coverage, "PROBE_SECONDS", 0.01)
+    monkeypatch.setattr(lease_filter, "PROBE_SECONDS", 0.01)
     actions: dict[int, list[str]] = {}
     with program(tmp_path, "push.*", []) as push:
         real = push.engine.settle

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from laneway.errors import LanewayError, UsageError
 from laneway.safetext import escaped, without_passwords
-from laneway.working.loading import importing, own_lines
+from laneway.working.user_imports import importing, own_lines
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -9,7 +9,7 @@ import click
 
 from laneway.cli.loading import load_app
 from laneway.cli.session import Session, pass_session, say
-from laneway.working.logs import Style
+from laneway.working.log_format import LogStyle
 
 if TYPE_CHECKING:
     from laneway import Laneway
@@ -97,7 +97,7 @@ def worker(
     health_address: str,
 ) -> None:
     """Handle the messages of an application's topics until SIGTERM or Ctrl-C."""
-    style = Style(logging.getLevelNamesMapping()[log_level.upper()], log_json)
+    style = LogStyle(logging.getLevelNamesMapping()[log_level.upper()], log_json)
     app = load_app(target)
     style.apply()  # unless the program has set up logging
     _use_store(session, app)

@@ -36,7 +36,7 @@ from laneway.tasks.queue import DESCRIPTION, PREFIX, Call, Dependency, name_of
 from laneway.tasks.request import current_request
 from laneway.tasks.tagged import untag
 from laneway.working.handler import TIME_LIMIT_HEADER
-from laneway.working.logs import TextLines
+from laneway.working.log_format import TextLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -19,8 +19,8 @@ from laneway.engines.base import ENDED, FLOW_HEADER, NEEDS_HEADER
 from laneway.errors import DependencyFailed
 from laneway.message import Draft
 from laneway.tasks import outcomes
+from laneway.working.error_details import Details
 from laneway.working.handler import Handler
-from laneway.working.settle import Details
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -21,7 +21,7 @@ from laneway.errors import BadMessage, JobCancelled, JobDead, JobExpired, JobFai
 from laneway.tasks import tagged
 from laneway.tasks.converting import convert
 from laneway.units import SECOND
-from laneway.working.settle import Details  # noqa: TC001  # msgspec reads it
+from laneway.working.error_details import Details  # noqa: TC001  # msgspec reads it
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

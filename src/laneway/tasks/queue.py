@@ -24,7 +24,7 @@ from laneway.tasks.flow import Flow, Target
 from laneway.tasks.job import Job
 from laneway.tasks.request import current_request
 from laneway.tasks.task import Task, TaskOptions
-from laneway.working.loading import importing
+from laneway.working.user_imports import importing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -59,6 +59,7 @@ from laneway.tasks.request import (
     request_of,
 )
 from laneway.tasks.serializers import SERIALIZER_HEADER, Serializer
+from laneway.working.error_details import WorkerLost, describe, error_text, text_of
 from laneway.working.handler import (
     CURRENT,
     SOFT_TIME_LIMIT_HEADER,
@@ -66,14 +67,14 @@ from laneway.working.handler import (
     Handler,
     Isolation,
 )
-from laneway.working.settle import Portable, WorkerLost, describe, error_text, text_of
+from laneway.working.outcome import Portable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from laneway.app import Laneway
     from laneway.message import Draft, Settlement
-    from laneway.producing.call import PublishOptions
+    from laneway.producing.publish_options import PublishOptions
     from laneway.tasks.canvas import Group, Signature
     from laneway.units import Duration
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from laneway.message import Draft, Message, Note, Receipt, Settlement
     from laneway.topic import Stats
     from laneway.units import Duration
-    from laneway.working.work import Work
+    from laneway.working.delivery import WorkerDelivery
 
 MOST_ROUNDS = 100_000
 """
@@ -348,7 +348,7 @@ class _Worker(Worker):
     def _told_engine(self) -> FullEngine:
         return cast("FullEngine", _NothingLater(super()._told_engine()))
 
-    def _tell(self, work: Work, error: BaseException | None, cost_us: int) -> None:
+    def _tell(self, delivery: WorkerDelivery, error: BaseException | None, cost_us: int) -> None:
         if error is not None:
             self.errors.append(error)
-        super()._tell(work, error, cost_us)
+        super()._tell(delivery, error, cost_us)

@@ -18,8 +18,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from laneway.working.delivery import WorkerDelivery
     from laneway.working.handler import Handler
-    from laneway.working.work import Work
 
 KEPT_PART = 10
 """One slot in so many is kept for newcomers; a worker with fewer keeps none."""
@@ -37,7 +37,7 @@ back.
 """
 
 
-class Shelf:
+class HandlerQueue:
     """One handler's messages, and how many of it run."""
 
     __slots__ = (
@@ -60,7 +60,7 @@ class Shelf:
         self.count = 0
         self.round = 0
         """How often all its topics have had their turn."""
-        self._lines: dict[str, deque[Work]] = {}
+        self._lines: dict[str, deque[WorkerDelivery]] = {}
         self._turn: deque[str] = deque()  # topics that have yet to have their turn in this round
         self._coming: deque[str] = deque()  # those that had it
         self.crowd = ""
@@ -68,19 +68,19 @@ class Shelf:
         self.newcomers: dict[str, None] = {}
         """Those that had no turn yet, in the order in which they came."""
 
-    def add(self, work: Work) -> bool:
+    def add(self, delivery: WorkerDelivery) -> bool:
         """Take it in. Returns whether nothing of its topic waited here."""
-        topic = work.lease.topic
+        topic = delivery.lease.topic
         line = self._lines.get(topic)
         if line is None:
-            self._lines[topic] = deque((work,))
+            self._lines[topic] = deque((delivery,))
             self._turn.append(topic)
-        elif line[-1].lease.priority >= work.lease.priority:
-            line.append(work)
+        elif line[-1].lease.priority >= delivery.lease.priority:
+            line.append(delivery)
         else:
-            priority = work.lease.priority
+            priority = delivery.lease.priority
             line.insert(
-                next(n for n, other in enumerate(line) if other.lease.priority < priority), work
+                next(n for n, other in enumerate(line) if other.lease.priority < priority), delivery
             )
         self.count += 1
         if line is None:
@@ -93,23 +93,23 @@ class Shelf:
         """Whether some of another topic wait of which a crowd did."""
         return self.crowd != topic and self.crowd in self._lines
 
-    def pop(self) -> Work:
+    def pop(self) -> WorkerDelivery:
         """The next message of the topic whose turn it is; there must be one."""
         topic = self._turn.popleft()
         if self.newcomers:
             self.newcomers.pop(topic, None)
         return self._take(topic)
 
-    def pop_newcomer(self) -> Work:
+    def pop_newcomer(self) -> WorkerDelivery:
         """The first message of a newcomer, as its turn; there must be one."""
         topic = next(iter(self.newcomers))
         del self.newcomers[topic]
         self._turn.remove(topic)
         return self._take(topic)
 
-    def _take(self, topic: str) -> Work:
+    def _take(self, topic: str) -> WorkerDelivery:
         line = self._lines[topic]
-        work = line.popleft()
+        delivery = line.popleft()
         if line:
             self._coming.append(topic)
         else:
@@ -118,7 +118,7 @@ class Shelf:
             self._turn, self._coming = self._coming, self._turn
             self.round += 1
         self.count -= 1
-        return work
+        return delivery
 
     def rank(self) -> tuple[int, int]:
         """Smaller goes first."""
@@ -146,35 +146,35 @@ class Buffer:
     def __init__(self, concurrency: int, *, keeps_all: bool) -> None:
         self._concurrency = concurrency
         self._keeps_all = keeps_all  # a burst does not wait for what it would put off
-        self._shelves: dict[Handler, Shelf] = {}
-        self._filled: dict[Handler, Shelf] = {}
+        self._queues: dict[Handler, HandlerQueue] = {}
+        self._filled: dict[Handler, HandlerQueue] = {}
         self._round = 0
         self.kept = 0
         """Slots that are kept for newcomers now."""
         self._kept_until = 0.0
 
     def __len__(self) -> int:
-        return sum(shelf.count for shelf in self._filled.values())
+        return sum(queue.count for queue in self._filled.values())
 
-    def shelf(self, handler: Handler) -> Shelf:
-        found = self._shelves.get(handler)
+    def queue(self, handler: Handler) -> HandlerQueue:
+        found = self._queues.get(handler)
         if found is None:
-            found = self._shelves[handler] = Shelf(handler, self._concurrency)
+            found = self._queues[handler] = HandlerQueue(handler, self._concurrency)
         return found
 
-    def add(self, work: Work) -> bool:
+    def add(self, delivery: WorkerDelivery) -> bool:
         """Take it in; False: its handler is too far behind, it should go back."""
-        shelf = self._shelves.get(work.handler) or self.shelf(work.handler)
-        if shelf.is_over_full and not self._keeps_all:
+        queue = self._queues.get(delivery.handler) or self.queue(delivery.handler)
+        if queue.is_over_full and not self._keeps_all:
             return False
-        if shelf.count == 0:
-            shelf.round = max(shelf.round, self._round)  # while it was empty it saved nothing up
-            self._filled[work.handler] = shelf
-        topic = work.lease.topic
-        if shelf.add(work):
+        if queue.count == 0:
+            queue.round = max(queue.round, self._round)  # while it was empty it saved nothing up
+            self._filled[delivery.handler] = queue
+        topic = delivery.lease.topic
+        if queue.add(delivery):
             for other in self._filled.values():
                 if other.crowd and other.has_crowd_beside(topic):
-                    shelf.newcomers[topic] = None
+                    queue.newcomers[topic] = None
                     self.kept = self._concurrency // KEPT_PART
                     self._kept_until = time.monotonic() + KEPT_SECONDS
                     break
@@ -190,13 +190,13 @@ class Buffer:
             self.kept = 0
         return max(left, 0.0)
 
-    def newcomers_shelf(self) -> Shelf | None:
+    def newcomers_queue(self) -> HandlerQueue | None:
         """A shelf that has a newcomer which can be begun."""
         return next(
-            (shelf for shelf in self._filled.values() if shelf.newcomers and shelf.is_open), None
+            (queue for queue in self._filled.values() if queue.newcomers and queue.is_open), None
         )
 
-    def next_shelf(self) -> Shelf | None:
+    def next_queue(self) -> HandlerQueue | None:
         """The shelf whose first message is to be begun next; None: nothing can be begun."""
         filled = self._filled
         if len(filled) == 1:
@@ -207,19 +207,21 @@ class Buffer:
             if found.running >= found.most:
                 return None
         else:
-            for handler in [handler for handler, shelf in filled.items() if shelf.count == 0]:
+            for handler in [handler for handler, queue in filled.items() if queue.count == 0]:
                 del filled[handler]
-            shelf = min(
-                (shelf for shelf in filled.values() if shelf.is_open), key=Shelf.rank, default=None
+            queue = min(
+                (queue for queue in filled.values() if queue.is_open),
+                key=HandlerQueue.rank,
+                default=None,
             )
-            if shelf is None:
+            if queue is None:
                 return None
-            found = shelf
+            found = queue
         self._round = found.round
         return found
 
-    def drain(self) -> list[Work]:
+    def drain(self) -> list[WorkerDelivery]:
         """Take everything out."""
-        out = [shelf.pop() for shelf in self._filled.values() for _ in range(shelf.count)]
+        out = [queue.pop() for queue in self._filled.values() for _ in range(queue.count)]
         self._filled.clear()
         return out

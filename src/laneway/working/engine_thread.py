@@ -22,11 +22,11 @@ from laneway import codec, texts, units
 from laneway.engines.shared.refusals import STARTED_AND_LOST
 from laneway.errors import BacklogFull, EngineCorrupt, EngineUnavailable
 from laneway.message import Settlement
-from laneway.working.coverage import PROBE, Coverage
+from laneway.working.delivery import WorkerDelivery
+from laneway.working.lease_filter import PROBE, LeaseFilter
+from laneway.working.lease_renewal import LeaseRenewal
 from laneway.working.options import Summary
-from laneway.working.renewal import LeaseRenewal
-from laneway.working.settle import CANNOT_SETTLE
-from laneway.working.work import Work
+from laneway.working.outcome import CANNOT_SETTLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import ArrivalListener, FullEngine, MessageView
     from laneway.message import Batch, Draft, Lease
+    from laneway.working.engine_priority import EnginePriority
     from laneway.working.handler import Handler
     from laneway.working.options import Options
-    from laneway.working.pause import Pause
 
     class WorkerCallbacks(Protocol):
         """The worker's side, called from the courier's thread."""
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
         def store_time(self, now_us: int) -> None: ...
         def find(self, lease: Lease) -> Handler | None: ...
         def coverage(self) -> list[str] | None: ...
-        def arrived(self, works: list[Work]) -> None: ...
+        def arrived(self, deliveries: list[WorkerDelivery]) -> None: ...
         def unhandled(self, leases: list[Lease]) -> None: ...
-        def started(self, works: list[Work]) -> None: ...
-        def refused(self, refused: list[tuple[Work, Exception]]) -> None: ...
-        def lost(self, works: list[Work]) -> None: ...
+        def started(self, deliveries: list[WorkerDelivery]) -> None: ...
+        def refused(self, refused: list[tuple[WorkerDelivery, Exception]]) -> None: ...
+        def lost(self, deliveries: list[WorkerDelivery]) -> None: ...
         def told(self, settlement: Settlement, answer: str) -> None: ...
         def drained(self) -> None: ...
         def failed(self, error: BaseException) -> None: ...
@@ -114,23 +114,27 @@ class EngineThread(threading.Thread):
     """Between the engine and one worker."""
 
     def __init__(
-        self, engine: FullEngine, options: Options, callbacks: WorkerCallbacks, pause: Pause
+        self,
+        engine: FullEngine,
+        options: Options,
+        callbacks: WorkerCallbacks,
+        pause: EnginePriority,
     ) -> None:
         super().__init__(name="laneway-engine", daemon=True)
         self.summary = Summary()
         self.settlements: deque[Settlement] = deque()
         self.follow: dict[int, Sequence[Draft]] = {}
         """By fence: what is published with settlements."""
-        self.starts: deque[Work] = deque()
-        self.held: dict[int, Work | None] = {}
+        self.starts: deque[WorkerDelivery] = deque()
+        self.held: dict[int, WorkerDelivery | None] = {}
         self.go = threading.Event()
         self._engine = engine
         self._options = options
         self._callbacks = callbacks
         self._pause = pause
         self._renewal = LeaseRenewal()
-        self._wakeup = _WakeupThread(engine, options, self.go)
-        self._arrivals = _Arrivals(engine, options.pool, self.go)
+        self._wakeup = WakeupThread(engine, options, self.go)
+        self._arrivals = ArrivalThread(engine, options.pool, self.go)
         self._pace = 0.0
         self._counted, self._counted_since = 0, time.monotonic()
         self._away = 0.0
@@ -139,7 +143,7 @@ class EngineThread(threading.Thread):
         """Nothing is taken while a message that may kill this process runs alone."""
         self._ending = False
         self._ask_again = True
-        self._coverage = Coverage(callbacks.coverage())
+        self._lease_filter = LeaseFilter(callbacks.coverage())
         self._was_notified = False
         """The engine woke this worker, and it has not leased since."""
 
@@ -222,11 +226,11 @@ class EngineThread(threading.Thread):
             if self.held
             else WAKEUP_SECONDS
         )
-        if self._coverage.look_at:
-            seconds = min(seconds, self._coverage.look_at - time.monotonic())
+        if self._lease_filter.look_at:
+            seconds = min(seconds, self._lease_filter.look_at - time.monotonic())
         self.go.wait(max(seconds, 0.0))
         self.go.clear()
-        if self._coverage.take_due():
+        if self._lease_filter.take_due():
             self._ask_again = True
         if self._wakeup.take():
             self._ask_again = self._was_notified = True
@@ -320,14 +324,14 @@ class EngineThread(threading.Thread):
     def _settled(self, settlements: Sequence[Settlement], answers: Sequence[str]) -> None:
         held, summary, follow = self.held, self.summary, self.follow
         for settlement, answer in zip(settlements, answers, strict=True):
-            work = held.pop(settlement.fence, None)
+            delivery = held.pop(settlement.fence, None)
             if follow:
                 follow.pop(settlement.fence, None)
             if answer == "acked":
                 summary.acked += 1
             else:
                 self._count(answer, settlement)
-            if work is not None and (work.lease.limited or work.lease.key is not None):
+            if delivery is not None and (delivery.lease.limited or delivery.lease.key is not None):
                 self._ask_again = True  # its topic or its key may deliver again
         if self._options.burst and not held:
             self._ask_again = True  # was that the last?
@@ -416,62 +420,70 @@ class EngineThread(threading.Thread):
             self._counted, self._counted_since = 0, now
 
     def _extend(self) -> None:
-        for length_us, works in self._renewal.due(self.held).items():
+        for length_us, deliveries in self._renewal.due(self.held).items():
             began = time.monotonic()
-            kept = _narrowed(partial(self._extend_some, length_us), works)
-            for work, is_kept in zip(works, kept, strict=True):
+            kept = _narrowed(partial(self._extend_some, length_us), deliveries)
+            for delivery, is_kept in zip(deliveries, kept, strict=True):
                 if is_kept:
-                    work.expires = began + length_us / units.SECOND
-            lost = [work for work, is_kept in zip(works, kept, strict=True) if not is_kept]
+                    delivery.expires = began + length_us / units.SECOND
+            lost = [
+                delivery for delivery, is_kept in zip(deliveries, kept, strict=True) if not is_kept
+            ]
             if lost:
-                for work in lost:
-                    self.held.pop(work.lease.fence, None)
+                for delivery in lost:
+                    self.held.pop(delivery.lease.fence, None)
                 self._callbacks.lost(lost)
 
-    def _extend_some(self, length_us: int, works: Sequence[Work]) -> list[bool]:
-        return self._engine.extend([work.place for work in works], length_us)
+    def _extend_some(self, length_us: int, deliveries: Sequence[WorkerDelivery]) -> list[bool]:
+        return self._engine.extend(
+            [delivery.handle_and_fence for delivery in deliveries], length_us
+        )
 
-    def _start_some(self, works: Sequence[Work]) -> list[bool]:
-        return self._engine.start([work.place for work in works])
+    def _start_some(self, deliveries: Sequence[WorkerDelivery]) -> list[bool]:
+        return self._engine.start([delivery.handle_and_fence for delivery in deliveries])
 
     def _start(self, count: int) -> None:
-        works = [self.starts.popleft() for _ in range(count)]
+        deliveries = [self.starts.popleft() for _ in range(count)]
         try:
-            refused = self._refused(works)
-            begun = [work for work in works if work not in refused]
+            refused = self._refused(deliveries)
+            begun = [delivery for delivery in deliveries if delivery not in refused]
             answers = _narrowed(self._start_some, begun) if begun else []
         except BaseException:
-            self.starts.extendleft(reversed(works))
+            self.starts.extendleft(reversed(deliveries))
             raise
         if refused:
             self._callbacks.refused(list(refused.items()))
-            works = begun
-        started = [work for work, is_held in zip(works, answers, strict=True) if is_held]
-        lost = [work for work, is_held in zip(works, answers, strict=True) if not is_held]
+            deliveries = begun
+        started = [
+            delivery for delivery, is_held in zip(deliveries, answers, strict=True) if is_held
+        ]
+        lost = [
+            delivery for delivery, is_held in zip(deliveries, answers, strict=True) if not is_held
+        ]
         if started:
             self._callbacks.started(started)
         if lost:
-            for work in lost:
-                self.held.pop(work.lease.fence, None)
+            for delivery in lost:
+                self.held.pop(delivery.lease.fence, None)
             self._callbacks.lost(lost)
 
-    def _refused(self, works: list[Work]) -> dict[Work, Exception]:
+    def _refused(self, deliveries: list[WorkerDelivery]) -> dict[WorkerDelivery, Exception]:
         """Those that have lost their workers too often."""
-        refused: dict[Work, Exception] = {}
-        for work in works:
-            if work.parts is None and work.lease.attempt > 1:
+        refused: dict[WorkerDelivery, Exception] = {}
+        for delivery in deliveries:
+            if delivery.parts is None and delivery.lease.attempt > 1:
                 view = (
-                    self._engine.find(work.lease.id, work.lease.topic)
-                    if work.handler.asks_for_losses
+                    self._engine.find(delivery.lease.id, delivery.lease.topic)
+                    if delivery.handler.asks_for_losses
                     else None
                 )
-                error = work.handler.refusal(work.lease, _losses(view))
+                error = delivery.handler.refusal(delivery.lease, _losses(view))
                 if error is not None:
-                    refused[work] = error
+                    refused[delivery] = error
         return refused
 
     def _lease(self, count: int) -> Batch:
-        options, coverage = self._options, self._coverage
+        options, coverage = self._options, self._lease_filter
         startable = max(0, options.concurrency - len(self.held))
         self._was_notified = False
         if coverage.only is None:
@@ -509,7 +521,7 @@ class EngineThread(threading.Thread):
 
     def _deliver(self, batch: Batch, asked: int) -> None:
         now = time.monotonic()
-        works: list[Work] = []
+        deliveries: list[WorkerDelivery] = []
         unhandled: list[Lease] = []
         held, find, now_us = self.held, self._callbacks.find, batch.now_us
         if batch.leases:
@@ -521,15 +533,15 @@ class EngineThread(threading.Thread):
                 unhandled.append(lease)
                 continue
             length_us = lease.deadline_us - now_us
-            work = Work(lease, handler, now + length_us / units.SECOND, length_us)
-            held[lease.fence] = work
-            works.append(work)
-        if works:
-            self._renewal.took(works)
-            self._callbacks.arrived(works)
+            delivery = WorkerDelivery(lease, handler, now + length_us / units.SECOND, length_us)
+            held[lease.fence] = delivery
+            deliveries.append(delivery)
+        if deliveries:
+            self._renewal.took(deliveries)
+            self._callbacks.arrived(deliveries)
         if unhandled:
             if self._options.topics is None and self._engine.capabilities.only:
-                self._coverage.met(unhandled)
+                self._lease_filter.met(unhandled)
             self._callbacks.unhandled(unhandled)
         if len(held) < self._options.concurrency and len(batch.leases) < asked:
             # There is no more; with every slot taken, the next settlement asks again instead.
@@ -538,7 +550,7 @@ class EngineThread(threading.Thread):
                 self.go.set()
             else:
                 self._wait_for_wakeup(batch)
-        elif self._options.topics is None and self._coverage.only is None:
+        elif self._options.topics is None and self._lease_filter.only is None:
             self._arrivals.poll()
 
     def _wait_for_wakeup(self, batch: Batch) -> None:
@@ -547,7 +559,7 @@ class EngineThread(threading.Thread):
             self._callbacks.drained()
             return
         if batch.passed_over:  # the engine would wake this worker at once for what is not its own
-            self._coverage.pause()
+            self._lease_filter.pause()
             return
         seconds = WAKEUP_SECONDS
         if batch.next_wake_us is not None:
@@ -564,32 +576,34 @@ class EngineThread(threading.Thread):
             topic.ready
             and topic.state != "paused"
             and topic.backs_off_until_us is None
-            and (self._coverage.only is None or self._coverage.covers(topic.topic))
+            and (self._lease_filter.only is None or self._lease_filter.covers(topic.topic))
             and topic.pool == options.pool
             and (options.topics is None or topic.topic in options.topics)
             for topic in self._engine.topic_list(order="backlog", limit=BURST_LOOK)
         )
 
 
-def _narrowed(call: Callable[[Sequence[Work]], list[bool]], works: Sequence[Work]) -> list[bool]:
+def _narrowed(
+    call: Callable[[Sequence[WorkerDelivery]], list[bool]], deliveries: Sequence[WorkerDelivery]
+) -> list[bool]:
     """
     The answers of an engine; False for a lease, and that one alone, whose own call raises something
     else than that the engine is away.
     """
     try:
-        return call(works)
+        return call(deliveries)
     except EngineUnavailable:
         raise
     except Exception:
-        if len(works) == 1:
+        if len(deliveries) == 1:
             log.exception(
                 "message %s in %s: the engine refuses its lease; it is given up",
-                works[0].lease.id,
-                works[0].lease.topic,
+                deliveries[0].lease.id,
+                deliveries[0].lease.topic,
             )
             return [False]
-        middle = len(works) // 2
-        return _narrowed(call, works[:middle]) + _narrowed(call, works[middle:])
+        middle = len(deliveries) // 2
+        return _narrowed(call, deliveries[:middle]) + _narrowed(call, deliveries[middle:])
 
 
 def _losses(view: MessageView | None) -> int:
@@ -602,7 +616,7 @@ def _losses(view: MessageView | None) -> int:
     return count
 
 
-class _WakeupThread(threading.Thread):
+class WakeupThread(threading.Thread):
     """
     Sleeps in `engine.wait` on the courier's behalf, so that a settlement never waits for a message
     to come.
@@ -664,7 +678,7 @@ class _WakeupThread(threading.Thread):
             self._go.set()
 
 
-class _Arrivals(threading.Thread):
+class ArrivalThread(threading.Thread):
     """
     Listens while the worker is busy: what comes to a quiet topic should not wait until some of what
     is leased ahead is done.

@@ -20,7 +20,7 @@ import msgspec
 from laneway import codec, texts
 from laneway.errors import DestinationUnavailable, Reject, Retry, UsageError
 from laneway.message import Message
-from laneway.producing.middlewares import check_middleware
+from laneway.producing.middleware import check_middleware
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

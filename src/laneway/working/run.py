@@ -12,14 +12,14 @@ import msgspec
 from laneway.errors import UsageError
 from laneway.safetext import redacted
 from laneway.working.banner import tell_banner
-from laneway.working.embedded import refuse_running_loop
-from laneway.working.loading import refuse_while_importing
+from laneway.working.embedded_worker import refuse_running_loop
+from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import Worker, check_handlers
 
 if TYPE_CHECKING:
     from laneway.app import Laneway
     from laneway.working.options import Options, Summary
-    from laneway.working.registry import WorkerRegistry
+    from laneway.working.worker_registry import WorkerRegistry
 
 
 def run_worker(app: Laneway, options: Options, registry: WorkerRegistry) -> Summary:

@@ -24,10 +24,10 @@ import msgspec
 
 from laneway.errors import EngineUnavailable, LanewayError, UsageError
 from laneway.safetext import escaped, without_passwords
-from laneway.working import logs, starting
-from laneway.working.executors.processes import obituary
-from laneway.working.loading import own_files, own_lines
+from laneway.working import child_processes, log_format
+from laneway.working.executors.processes import describe_exit
 from laneway.working.options import Options, Summary
+from laneway.working.user_imports import own_files, own_lines
 from laneway.working.worker import Worker
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from laneway.app import Laneway
-    from laneway.working.starting import Process
+    from laneway.working.child_processes import Process
 
 log = logging.getLogger("laneway.supervisor")
 
@@ -48,7 +48,7 @@ HEALTHY_SECONDS = 30.0
 LOOK_SECONDS = 1.0
 """How often source files are looked at in development."""
 
-IN_MAIN = f"{starting.MAIN}:"
+IN_MAIN = f"{child_processes.MAIN}:"
 
 USAGE, AWAY, RELOAD = 2, 3, 4
 """
@@ -77,7 +77,9 @@ def target_of(app: Laneway, options: Options) -> str | Laneway:
         for each in [*found, *(handler.address for handler in app.handlers)]
     )
     if is_of_main and options.reload:
-        name = Path(getattr(sys.modules[starting.MAIN], "__file__", None) or "program.py").stem
+        name = Path(
+            getattr(sys.modules[child_processes.MAIN], "__file__", None) or "program.py"
+        ).stem
         raise UsageError(
             "run_worker: reload imports the program again, which the main module cannot be; use:"
             f" laneway worker {name} --reload"
@@ -115,7 +117,9 @@ class Supervisor:
         `options.store` is what the application was told to use instead of what its code names.
         """
         self._options = options
-        self._places = [_Place(number, target, options) for number in range(options.processes)]
+        self._workers = [
+            _SupervisedWorker(number, target, options) for number in range(options.processes)
+        ]
         self._stops = 0
 
     def run(self) -> Summary:
@@ -124,46 +128,48 @@ class Supervisor:
         by the program's fault.
         """
         with _signals(self._stop):
-            for place in self._places:
-                place.start()
-            while any(place.is_wanted for place in self._places):
+            for worker in self._workers:
+                worker.start()
+            while any(worker.is_wanted for worker in self._workers):
                 self._look()
         total = Summary()
-        for place in self._places:
+        for worker in self._workers:
             for field in Summary.__struct_fields__:
-                setattr(total, field, getattr(total, field) + getattr(place.summary, field))
+                setattr(total, field, getattr(total, field) + getattr(worker.summary, field))
         return total
 
     def _look(self) -> None:
-        answering = [place.answers for place in self._places if place.answers is not None]
+        answering = [worker.answers for worker in self._workers if worker.answers is not None]
         pauses = [
-            place.restart_at - time.monotonic()
-            for place in self._places
-            if place.is_wanted and place.process is None
+            worker.restart_at - time.monotonic()
+            for worker in self._workers
+            if worker.is_wanted and worker.process is None
         ]
-        ending = any(place.process is not None and place.answers is None for place in self._places)
-        seconds = max(0.0, min([*pauses, starting.WAIT_SECONDS if ending else LOOK_SECONDS]))
+        ending = any(
+            worker.process is not None and worker.answers is None for worker in self._workers
+        )
+        seconds = max(0.0, min([*pauses, child_processes.WAIT_SECONDS if ending else LOOK_SECONDS]))
         if answering:
             multiprocessing.connection.wait(answering, timeout=seconds)
         else:
             time.sleep(seconds)
-        for place in self._places:
-            place.collect()
-            if place.process is not None and (code := place.process.exit_code()) is not None:
-                place.bury(code, is_stopping=self._stops > 0)
-            if place.is_wanted and place.process is None:
+        for worker in self._workers:
+            worker.collect()
+            if worker.process is not None and (code := worker.process.exit_code()) is not None:
+                worker.bury(code, is_stopping=self._stops > 0)
+            if worker.is_wanted and worker.process is None:
                 if self._stops:
-                    place.is_wanted = False
-                elif time.monotonic() >= place.restart_at:
-                    place.start()
+                    worker.is_wanted = False
+                elif time.monotonic() >= worker.restart_at:
+                    worker.start()
 
     def _stop(self, *_: object) -> None:
         self._stops += 1
-        for place in self._places:
-            place.signal(kill=self._stops > 2)  # first: in order; second: at once; third: by force
+        for worker in self._workers:
+            worker.signal(kill=self._stops > 2)  # first: in order; second: at once; third: by force
 
 
-class _Place:
+class _SupervisedWorker:
     """One of the workers, through all its restarts."""
 
     def __init__(self, number: int, target: str | Laneway, options: Options) -> None:
@@ -186,11 +192,15 @@ class _Place:
 
     def start(self) -> None:
         self._started = time.monotonic()
-        kind = starting.Fresh if isinstance(self._target, str) else starting.Forked
+        kind = (
+            child_processes.SpawnedProcess
+            if isinstance(self._target, str)
+            else child_processes.ForkedProcess
+        )
         try:
             self.process = kind(
                 "laneway.working.supervisor:work",
-                (self._target, self._options, logs.Style.present()),
+                (self._target, self._options, log_format.LogStyle.present()),
             )
         except OSError as error:
             self._start_later(f"cannot be started ({error})")
@@ -216,7 +226,7 @@ class _Place:
         if code == RELOAD:
             self.restart_at = time.monotonic()
         else:
-            self._start_later(obituary(code))
+            self._start_later(describe_exit(code))
 
     @property
     def _name(self) -> str:
@@ -261,7 +271,9 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def work(answers: Connection, target: str | Laneway, options: Options, style: logs.Style) -> None:
+def work(
+    answers: Connection, target: str | Laneway, options: Options, style: log_format.LogStyle
+) -> None:
     """What a worker process does."""
     # A Ctrl-C in the terminal reaches every process of the group; only the parent acts on it, and
     # sends SIGTERM.
@@ -269,7 +281,7 @@ def work(answers: Connection, target: str | Laneway, options: Options, style: lo
     style.apply()
     began = time.time()
     try:
-        found: Any = starting.resolve(target) if isinstance(target, str) else target
+        found: Any = child_processes.resolve(target) if isinstance(target, str) else target
         app: Laneway = found.for_worker() if hasattr(found, "for_worker") else found
         if isinstance(target, str):
             app.use_store(*options.store)
@@ -277,11 +289,11 @@ def work(answers: Connection, target: str | Laneway, options: Options, style: lo
         worker = Worker(app.engine, app.handlers, options)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises
         sys.exit(_cannot_start(error, options, began))
-    starting.when_orphaned(worker.stop)  # nobody would restart or stop it
+    child_processes.when_orphaned(worker.stop)  # nobody would restart or stop it
     changed = _watch_files(worker, began) if options.reload else None
     try:
         summary = worker.run((signal.SIGTERM,))
-    except starting.CannotStart as error:
+    except child_processes.CannotStart as error:
         log.error("the worker ends: %s", error)  # noqa: TRY400  # one sentence
         sys.exit(1)
     with contextlib.suppress(OSError):
@@ -311,7 +323,7 @@ def _cannot_start(error: Exception, options: Options, began: float) -> int:
     log.info("waiting for the code to change")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     while _modification_times(files) == before:
-        if starting.is_orphan():
+        if child_processes.is_orphan():
             return 0
         time.sleep(LOOK_SECONDS)
     return RELOAD

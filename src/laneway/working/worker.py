@@ -23,29 +23,34 @@ from laneway import codec, texts
 from laneway import signals as signals_
 from laneway.errors import JobCancelled, LeaseLost, Reject, UnknownHandler, UsageError
 from laneway.message import Settlement
-from laneway.working.aborts import Aborts
+from laneway.working.abort_listener import AbortListener
 from laneway.working.buffer import Buffer
+from laneway.working.child_processes import CannotStart
+from laneway.working.delivery import WorkerDelivery
+from laneway.working.engine_priority import EnginePriority
 from laneway.working.engine_thread import EngineThread
 from laneway.working.executors.aio import AsyncExecutor
 from laneway.working.executors.processes import ProcessCaller, template_for
 from laneway.working.executors.threads import ThreadExecutor
-from laneway.working.limits import SoftTimeLimit, TimeLimit, WorkerStopped
-from laneway.working.lines import EndingLines
 from laneway.working.middleware import EngineWithHooks, HookThread
-from laneway.working.pause import Pause
-from laneway.working.settle import give_back, impossible, judge, nonsense
-from laneway.working.starting import CannotStart
-from laneway.working.unhandled import UnhandledWarnings
-from laneway.working.work import Work
+from laneway.working.outcome import (
+    dead_letter_for_fault,
+    release,
+    settlement_for,
+    unawaited_coroutine,
+)
+from laneway.working.outcome_log import OutcomeLog
+from laneway.working.time_limits import SoftTimeLimit, TimeLimit, WorkerStopped
+from laneway.working.unhandled_warnings import UnhandledWarnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from laneway.engines.base import FullEngine
     from laneway.message import Lease
-    from laneway.working.buffer import Shelf
+    from laneway.working.buffer import HandlerQueue
     from laneway.working.handler import Handler, Handlers
-    from laneway.working.health import Health
+    from laneway.working.health_server import HealthServer
     from laneway.working.options import Options, Summary
 
 log = logging.getLogger("laneway.worker")
@@ -92,18 +97,18 @@ class Worker:
         self._handlers = handlers
         self._options = options
         self._buffer = Buffer(options.concurrency, keeps_all=options.burst)
-        self._running: set[Work] = set()
-        self._suspects: list[tuple[int, int, Work]] = []
+        self._running: set[WorkerDelivery] = set()
+        self._suspects: list[tuple[int, int, WorkerDelivery]] = []
         """
         A heap of suspects, the fewest attempts first: who has never been tried waits for no one who
         may kill this process.
         """
         self._is_counted = options.max_messages is not None
         self._begun = 0
-        self._on_trial: Work | None = None
+        self._on_trial: WorkerDelivery | None = None
         self._alone_from: float | None = None
         """Until then the next suspect, who has to be alone, waits for others to end."""
-        self._pause = Pause(embedded=engine.capabilities.embedded)
+        self._pause = EnginePriority(embedded=engine.capabilities.embedded)
         self._flush_is_due = False
         self._collect_is_due = False
         self._keeps_slots = False
@@ -121,7 +126,7 @@ class Worker:
         self._hooks = (
             HookThread(self._middlewares, self._caught_up) if self._middlewares.has_hooks else None
         )
-        self._lines: EndingLines
+        self._lines: OutcomeLog
 
     # Life
 
@@ -157,13 +162,15 @@ class Worker:
             self._options.concurrency, self._call, self._notify, self._pause
         )
         self._engine_thread = EngineThread(self._told_engine(), self._options, self, self._pause)
-        self._lines = EndingLines(
+        self._lines = OutcomeLog(
             self._engine, self._loop, with_tracebacks=_shows_tracebacks(self._options)
         )
         is_cancelled = False
         began = time.monotonic()
         try:
-            aborts = await self._loop.run_in_executor(None, Aborts, self._engine, self.aborted)
+            aborts = await self._loop.run_in_executor(
+                None, AbortListener, self._engine, self.aborted
+            )
             with self._signals(signals), contextlib.closing(aborts):
                 self._engine_thread.start()
                 aborts.start()
@@ -201,15 +208,15 @@ class Worker:
             raise asyncio.CancelledError
         return self._engine_thread.summary
 
-    def _open_health(self) -> Health | None:
+    def _open_health(self) -> HealthServer | None:
         options = self._options
         if options.health_port is None:
             return None
-        from laneway.working.health import (  # noqa: PLC0415
-            Health,
+        from laneway.working.health_server import (  # noqa: PLC0415
+            HealthServer,
         )  # it imports a server that most workers do not need
 
-        made = Health(
+        made = HealthServer(
             options.health_address,
             options.health_port,
             call_soon=self._loop.call_soon_threadsafe,
@@ -302,7 +309,7 @@ class Worker:
                 unit,
                 stopped,
                 [
-                    give_back(part, begun=True)
+                    release(part, begun=True)
                     for part in unit.parts or [unit]
                     if part is unit or not part.over
                 ],
@@ -317,10 +324,10 @@ class Worker:
         self._children.close()
 
     def _release_unbegun(self) -> None:
-        for work in [*self._buffer.drain(), *(work for _, _, work in self._suspects)]:
-            if not work.is_gone():
-                work.over = True
-                self._settle(give_back(work, begun=False))
+        for delivery in [*self._buffer.drain(), *(delivery for _, _, delivery in self._suspects)]:
+            if not delivery.is_gone():
+                delivery.over = True
+                self._settle(release(delivery, begun=False))
 
     def _give_up_unstarted(self) -> None:
         """
@@ -330,7 +337,7 @@ class Worker:
         for unit in list(self._engine_thread.starts):
             if not unit.over:
                 settlements = [
-                    give_back(part, begun=False)
+                    release(part, begun=False)
                     for part in unit.parts or [unit]
                     if part is unit or not part.over
                 ]
@@ -359,20 +366,20 @@ class Worker:
     def call_soon(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(callback)
 
-    def arrived(self, works: list[Work]) -> None:
-        self._loop.call_soon_threadsafe(self._take_in, works)
+    def arrived(self, deliveries: list[WorkerDelivery]) -> None:
+        self._loop.call_soon_threadsafe(self._take_in, deliveries)
 
     def unhandled(self, leases: list[Lease]) -> None:
         self._loop.call_soon_threadsafe(self._put_back_unhandled, leases)
 
-    def started(self, works: list[Work]) -> None:
-        self._loop.call_soon_threadsafe(self._begin_started, works)
+    def started(self, deliveries: list[WorkerDelivery]) -> None:
+        self._loop.call_soon_threadsafe(self._begin_started, deliveries)
 
-    def refused(self, refused: list[tuple[Work, Exception]]) -> None:
+    def refused(self, refused: list[tuple[WorkerDelivery, Exception]]) -> None:
         self._loop.call_soon_threadsafe(self._refuse_suspects, refused)
 
-    def lost(self, works: list[Work]) -> None:
-        self._loop.call_soon_threadsafe(self._let_go_of, works)
+    def lost(self, deliveries: list[WorkerDelivery]) -> None:
+        self._loop.call_soon_threadsafe(self._let_go_of, deliveries)
 
     def aborted(self, ids: set[str]) -> None:
         with contextlib.suppress(RuntimeError):  # the worker has ended
@@ -390,17 +397,17 @@ class Worker:
 
     # On the loop
 
-    def _take_in(self, works: list[Work]) -> None:
+    def _take_in(self, deliveries: list[WorkerDelivery]) -> None:
         if self._stops:
-            for work in works:
-                self._settle(give_back(work, begun=False))
+            for delivery in deliveries:
+                self._settle(release(delivery, begun=False))
             return
-        for work in works:
-            if work.lease.suspect:
-                self._suspect(work)
-            elif not self._buffer.add(work):
-                work.over = True
-                self._settle(give_back(work, begun=False, delay_us=PUT_OFF_US))
+        for delivery in deliveries:
+            if delivery.lease.suspect:
+                self._suspect(delivery)
+            elif not self._buffer.add(delivery):
+                delivery.over = True
+                self._settle(release(delivery, begun=False, delay_us=PUT_OFF_US))
         self._dispatch()
 
     def _put_back_unhandled(self, leases: list[Lease]) -> None:
@@ -434,24 +441,24 @@ class Worker:
         if self._hooks is not None and self._hooks.asks_to_wait():
             return  # it calls _caught_up
         while True:
-            if len(running) < most - buffer.kept and (shelf := buffer.next_shelf()) is not None:
-                work = shelf.pop()
+            if len(running) < most - buffer.kept and (queue := buffer.next_queue()) is not None:
+                delivery = queue.pop()
             elif (
                 buffer.kept
                 and len(running) < most
-                and (shelf := buffer.newcomers_shelf()) is not None
+                and (queue := buffer.newcomers_queue()) is not None
             ):
-                work = shelf.pop_newcomer()
+                delivery = queue.pop_newcomer()
             else:
                 break
-            if work.is_gone():
+            if delivery.is_gone():
                 continue
-            if shelf.handler.batch is not None:
-                self._begin_batch(shelf, work)
+            if queue.handler.batch is not None:
+                self._begin_batch(queue, delivery)
             else:
-                shelf.running += 1
-                running.add(work)
-                self._execute(work)
+                queue.running += 1
+                running.add(delivery)
+                self._execute(delivery)
         if buffer.kept and not self._keeps_slots:
             self._keeps_slots = True
             self._loop.call_later(buffer.seconds_kept(), self._look_at_kept)
@@ -474,8 +481,8 @@ class Worker:
         most = self._options.max_messages
         return self._options.concurrency if most is None else max(0, most - self._begun)
 
-    def _suspect(self, work: Work) -> None:
-        heapq.heappush(self._suspects, (work.lease.attempt, work.lease.fence, work))
+    def _suspect(self, delivery: WorkerDelivery) -> None:
+        heapq.heappush(self._suspects, (delivery.lease.attempt, delivery.lease.fence, delivery))
 
     def _try_suspect(self) -> None:
         """
@@ -489,17 +496,17 @@ class Worker:
             and len(self._running) < self._options.concurrency
             and self._left()
         ):
-            attempt, _, work = self._suspects[0]
-            if work.is_gone():
+            attempt, _, delivery = self._suspects[0]
+            if delivery.is_gone():
                 heapq.heappop(self._suspects)
                 continue
-            shelf = self._buffer.shelf(work.handler)
-            if shelf.running >= shelf.most or (attempt > 1 and not self._is_alone()):
+            queue = self._buffer.queue(delivery.handler)
+            if queue.running >= queue.most or (attempt > 1 and not self._is_alone()):
                 return
             heapq.heappop(self._suspects)
-            unit = self._together([work]) if work.handler.batch is not None else work
+            unit = self._batch_of([delivery]) if delivery.handler.batch is not None else delivery
             if unit is not None:
-                shelf.running += 1
+                queue.running += 1
                 self._running.add(unit)
                 self._on_trial = unit
                 self._engine_thread.starts.append(unit)
@@ -519,32 +526,32 @@ class Worker:
         if self._running and self._alone_from is not None and now < self._alone_from:
             return False
         self._alone_from = None
-        for work in self._buffer.drain():
-            if not work.is_gone():
-                work.over = True
-                self._settle(give_back(work, begun=False))
+        for delivery in self._buffer.drain():
+            if not delivery.is_gone():
+                delivery.over = True
+                self._settle(release(delivery, begun=False))
         return True
 
-    def _begin_started(self, units: list[Work]) -> None:
+    def _begin_started(self, units: list[WorkerDelivery]) -> None:
         for unit in units:
             if not unit.over:
                 if unit.handler.kind != "process":  # a child has to start first
                     self._time_trial(unit)
                 self._execute(unit)
 
-    def _time_trial(self, unit: Work) -> None:
+    def _time_trial(self, unit: WorkerDelivery) -> None:
         self._loop.call_later(
             TRIAL_SECONDS if unit.lease.attempt == 1 else ALONE_SECONDS, self._end_trial, unit
         )
 
-    def _refuse_suspects(self, refused: list[tuple[Work, Exception]]) -> None:
+    def _refuse_suspects(self, refused: list[tuple[WorkerDelivery, Exception]]) -> None:
         for unit, error in refused:
             if not unit.over:
                 self._end(unit)
                 self._conclude(unit, error, 0)
         self._dispatch()
 
-    def _end_trial(self, unit: Work) -> None:
+    def _end_trial(self, unit: WorkerDelivery) -> None:
         """
         It has ended, or runs for so long that others may begin: those first that are no suspects.
         """
@@ -555,36 +562,36 @@ class Worker:
                 self._begin_others()
             self._loop.call_soon(self._dispatch)
 
-    def _begin_batch(self, shelf: Shelf, first: Work) -> None:
-        works = [first]
-        while shelf.count and len(works) < (shelf.handler.batch or 1):
-            work = shelf.pop()
-            if not work.is_gone():
-                works.append(work)
-        unit = self._together(works)
+    def _begin_batch(self, queue: HandlerQueue, first: WorkerDelivery) -> None:
+        deliveries = [first]
+        while queue.count and len(deliveries) < (queue.handler.batch or 1):
+            delivery = queue.pop()
+            if not delivery.is_gone():
+                deliveries.append(delivery)
+        unit = self._batch_of(deliveries)
         if unit is not None:
-            shelf.running += 1
+            queue.running += 1
             self._running.add(unit)
             self._execute(unit)
 
-    def _together(self, works: list[Work]) -> Work | None:
+    def _batch_of(self, deliveries: list[WorkerDelivery]) -> WorkerDelivery | None:
         """
         One call for several deliveries; those whose body cannot be read are refused by themselves.
         """
-        parts: list[Work] = []
+        parts: list[WorkerDelivery] = []
         messages: list[Any] = []
-        for work in works:
+        for delivery in deliveries:
             try:
-                (message,), _ = work.handler.arguments(work.lease)
+                (message,), _ = delivery.handler.arguments(delivery.lease)
             except BaseException as error:  # noqa: BLE001  # Reject, or whatever reading the body raises
-                work.over = True
-                self._conclude(work, error, 0)
+                delivery.over = True
+                self._conclude(delivery, error, 0)
             else:
-                parts.append(work)
+                parts.append(delivery)
                 messages.append(message)
-        return Work.together(parts, messages) if parts else None
+        return WorkerDelivery.batch_of(parts, messages) if parts else None
 
-    def _execute(self, unit: Work) -> None:
+    def _execute(self, unit: WorkerDelivery) -> None:
         handler = unit.handler
         self._begun += 1
         if (
@@ -598,7 +605,7 @@ class Worker:
         else:
             self._threads.start(unit)
 
-    def _call(self, unit: Work) -> Any:
+    def _call(self, unit: WorkerDelivery) -> Any:
         """Run a plain function; in a thread."""
         if not self._middlewares.has_middlewares:
             return self._call_handler(unit)
@@ -606,20 +613,20 @@ class Worker:
             return self._call_handler(unit)
         return None  # a middleware has taken the handler's error upon itself
 
-    def _call_handler(self, unit: Work) -> Any:
+    def _call_handler(self, unit: WorkerDelivery) -> Any:
         if unit.handler.kind == "process":
             return self._children.call(unit)
         args, kwargs = unit.arguments()
         return unit.handler.function(*args, **kwargs)
 
-    def _child_began(self, unit: Work) -> None:
+    def _child_began(self, unit: WorkerDelivery) -> None:
         """A child has begun to run it; called from a thread."""
         unit.began = time.perf_counter()
         if unit.limits != (None, None) or self._on_trial is unit:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._set_timers_of_child, unit)
 
-    def _set_timers_of_child(self, unit: Work) -> None:
+    def _set_timers_of_child(self, unit: WorkerDelivery) -> None:
         if unit.over:
             return
         if unit.limits != (None, None):
@@ -642,7 +649,7 @@ class Worker:
         while results:
             self._finished(*results.popleft())
 
-    def _finished(self, unit: Work, returned: Any, error: BaseException | None) -> None:
+    def _finished(self, unit: WorkerDelivery, returned: Any, error: BaseException | None) -> None:
         if unit.over:
             return
         if (
@@ -652,7 +659,7 @@ class Worker:
                 unit,
                 error,
                 [
-                    give_back(part, begun=False)
+                    release(part, begun=False)
                     for part in unit.parts or [unit]
                     if part is unit or not part.over
                 ],
@@ -671,7 +678,7 @@ class Worker:
             self._ack(unit, cost_us)  # most of them: the short way
         elif unit.parts is None:
             if returned is not None and error is None:
-                error = nonsense(unit.handler.name, returned)
+                error = unawaited_coroutine(unit.handler.name, returned)
             self._conclude(unit, error, cost_us, returned)
         else:
             for part, outcome in unit.outcomes(returned, error):
@@ -680,12 +687,12 @@ class Worker:
                     self._conclude(part, outcome, cost_us // len(unit.parts))
         self._dispatch()
 
-    def _end(self, unit: Work) -> None:
+    def _end(self, unit: WorkerDelivery) -> None:
         unit.over = True
         self._running.discard(unit)
         if self._on_trial is unit:
             self._end_trial(unit)
-        self._buffer.shelf(unit.handler).running -= 1
+        self._buffer.queue(unit.handler).running -= 1
         if unit.timers is not None:
             for timer in unit.timers:
                 timer.cancel()
@@ -696,18 +703,18 @@ class Worker:
 
     # Stopping handlers
 
-    def _set_timers(self, unit: Work, limit: float | None, soft: float | None) -> None:
+    def _set_timers(self, unit: WorkerDelivery, limit: float | None, soft: float | None) -> None:
         unit.timers = []
         if limit is not None:
             unit.timers.append(self._loop.call_later(limit, self._time_is_over, unit, limit))
         if soft is not None and unit.handler.kind != "process":  # a child watches its own
             unit.timers.append(self._loop.call_later(soft, self._warn, unit, soft))
 
-    def _warn(self, unit: Work, soft: float) -> None:
+    def _warn(self, unit: WorkerDelivery, soft: float) -> None:
         if unit.runner is not None:
             unit.runner.warn(unit, SoftTimeLimit(f"the handler has run for {soft:g} s"))
 
-    def _time_is_over(self, unit: Work, limit: float) -> None:
+    def _time_is_over(self, unit: WorkerDelivery, limit: float) -> None:
         error = TimeLimit(f"the handler was stopped after its time limit of {limit:g} s")
         cost_us = int(limit * 1_000_000)
         parts = [part for part in unit.parts or [unit] if part is unit or not part.over]
@@ -719,45 +726,52 @@ class Worker:
     def _abort(self, ids: set[str]) -> None:
         """Messages were cancelled from outside while they are here."""
         held = self._engine_thread.held
-        works = [work for work in list(held.values()) if work is not None and work.lease.id in ids]
-        for work in works:
-            held.pop(work.lease.fence, None)
-        self._let_go_of(works, is_cancelled=True)
+        deliveries = [
+            delivery
+            for delivery in list(held.values())
+            if delivery is not None and delivery.lease.id in ids
+        ]
+        for delivery in deliveries:
+            held.pop(delivery.lease.fence, None)
+        self._let_go_of(deliveries, is_cancelled=True)
 
-    def _let_go_of(self, works: list[Work], *, is_cancelled: bool = False) -> None:
+    def _let_go_of(self, deliveries: list[WorkerDelivery], *, is_cancelled: bool = False) -> None:
         """
         Leases were lost: somebody else may have the messages now, or nobody is to have them any
         more.
         """
-        for work in works:
-            if work.over:
+        for delivery in deliveries:
+            if delivery.over:
                 continue
-            unit = work.whole or work
+            unit = delivery.whole or delivery
             error: Exception
             if is_cancelled:
                 log.info(
                     "message %s in %s: cancelled; its handler is stopped",
-                    work.lease.id,
-                    work.lease.topic,
+                    delivery.lease.id,
+                    delivery.lease.topic,
                 )
-                error = JobCancelled(f"job {work.lease.id}: cancelled while it ran")
+                error = JobCancelled(f"job {delivery.lease.id}: cancelled while it ran")
             else:
                 log.warning(
                     "message %s in %s: the lease was lost; its handler is stopped",
-                    work.lease.id,
-                    work.lease.topic,
+                    delivery.lease.id,
+                    delivery.lease.topic,
                 )
                 error = LeaseLost(
-                    f"message {work.lease.id}: the lease (fence {work.lease.fence}) has ended",
-                    work.lease.id,
-                    work.lease.fence,
+                    f"message {delivery.lease.id}: the lease (fence {delivery.lease.fence})"
+                    " has ended",
+                    delivery.lease.id,
+                    delivery.lease.fence,
                 )
-            work.over = True
+            delivery.over = True
             if unit in self._running and all(part.over for part in unit.parts or ()):
                 self._give_up(unit, error, [])
         self._dispatch()
 
-    def _give_up(self, unit: Work, error: Exception, settlements: list[Settlement]) -> None:
+    def _give_up(
+        self, unit: WorkerDelivery, error: Exception, settlements: list[Settlement]
+    ) -> None:
         """End a handler from outside; what it does from here on changes nothing."""
         self._end(unit)
         for part in unit.parts or ():
@@ -771,28 +785,34 @@ class Worker:
 
     # Settling
 
-    def _ack(self, work: Work, cost_us: int) -> None:
+    def _ack(self, delivery: WorkerDelivery, cost_us: int) -> None:
         """As `_conclude` of a handler that returned nothing, of which nothing is kept."""
         lines = self._lines
         lines.count += 1
         if lines.is_open:
-            lines.succeeded(work.lease, cost_us)
-        self._settle(Settlement(work.lease.handle, work.lease.fence, "ack", cost_us=cost_us))
+            lines.succeeded(delivery.lease, cost_us)
+        self._settle(
+            Settlement(delivery.lease.handle, delivery.lease.fence, "ack", cost_us=cost_us)
+        )
 
     def _conclude(
-        self, work: Work, error: BaseException | None, cost_us: int, returned: Any = None
+        self,
+        delivery: WorkerDelivery,
+        error: BaseException | None,
+        cost_us: int,
+        returned: Any = None,
     ) -> None:
-        settlement, error = self._ended(work, error, cost_us, returned)
+        settlement, error = self._ended(delivery, error, cost_us, returned)
         if error is not None or self._hooks is not None:
-            self._tell(work, error, cost_us)
+            self._tell(delivery, error, cost_us)
         else:
             self._lines.count += 1
             if self._lines.is_open:
-                self._lines.succeeded(work.lease, cost_us)
+                self._lines.succeeded(delivery.lease, cost_us)
         self._settle(settlement)
 
     def _ended(
-        self, work: Work, error: BaseException | None, cost_us: int, returned: Any
+        self, delivery: WorkerDelivery, error: BaseException | None, cost_us: int, returned: Any
     ) -> tuple[Settlement, BaseException | None]:
         """
         How its lease ends, and the error, also where what it returned is one.
@@ -800,37 +820,37 @@ class Worker:
         Never raises: a lease without a settlement would keep its slot, and be prolonged for ever.
         """
         try:
-            settlement, error = self._judged(work, error, cost_us, returned)
+            settlement, error = self._settlement_for(delivery, error, cost_us, returned)
         except BaseException as fault:  # noqa: BLE001  # the code of what was returned or raised runs here
-            self._engine_thread.follow.pop(work.lease.fence, None)
-            settlement = impossible(work, error, fault, cost_us)
+            self._engine_thread.follow.pop(delivery.lease.fence, None)
+            settlement = dead_letter_for_fault(delivery, error, fault, cost_us)
             error = Reject(settlement.reason or "") if error is None else error
         return codec.checked(settlement), error
 
-    def _judged(
-        self, work: Work, error: BaseException | None, cost_us: int, returned: Any
+    def _settlement_for(
+        self, delivery: WorkerDelivery, error: BaseException | None, cost_us: int, returned: Any
     ) -> tuple[Settlement, BaseException | None]:
         """As `_ended`, with what its handler's kind adds to the settlement."""
-        settlement = judge(work, error, cost_us)
+        settlement = settlement_for(delivery, error, cost_us)
         try:
-            follow = work.handler.concluded(work.lease, returned, error, settlement)
+            follow = delivery.handler.concluded(delivery.lease, returned, error, settlement)
         except Reject as refusal:
-            error, settlement = refusal, judge(work, refusal, cost_us)
-            follow = work.handler.concluded(work.lease, None, refusal, settlement)
+            error, settlement = refusal, settlement_for(delivery, refusal, cost_us)
+            follow = delivery.handler.concluded(delivery.lease, None, refusal, settlement)
         if follow:
             self._engine_thread.follow[settlement.fence] = follow
         return settlement, error
 
-    def _tell(self, work: Work, error: BaseException | None, cost_us: int) -> None:
+    def _tell(self, delivery: WorkerDelivery, error: BaseException | None, cost_us: int) -> None:
         """The log, and whoever wants to know what comes of it."""
         if error is not None:
-            self._lines.expect(work.lease, error, cost_us)
+            self._lines.expect(delivery.lease, error, cost_us)
         else:
             self._lines.count += 1
             if self._lines.is_open:
-                self._lines.succeeded(work.lease, cost_us)
+                self._lines.succeeded(delivery.lease, cost_us)
         if self._hooks is not None:
-            self._hooks.expect(work.lease, error)
+            self._hooks.expect(delivery.lease, error)
 
     def _settle(self, settlement: Settlement) -> None:
         self._engine_thread.settlements.append(settlement)

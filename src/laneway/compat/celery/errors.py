@@ -5,8 +5,8 @@ from __future__ import annotations
 from laneway.errors import HandlerSignal, JobCancelled, LanewayError
 from laneway.errors import Reject as _Reject
 from laneway.errors import Retry as _Retry
-from laneway.working.limits import SoftTimeLimit, TimeLimit
-from laneway.working.settle import WorkerLost
+from laneway.working.error_details import WorkerLost
+from laneway.working.time_limits import SoftTimeLimit, TimeLimit
 
 SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError = SoftTimeLimit, TimeLimit, WorkerLost
 

@@ -28,8 +28,8 @@ from laneway.tasks.job import Job
 from laneway.tasks.request import Request, current_request
 from laneway.tasks.task import Task as _Task
 from laneway.tasks.task import final, used_up
-from laneway.working.limits import TimeLimit
-from laneway.working.settle import Details
+from laneway.working.error_details import Details
+from laneway.working.time_limits import TimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -16,13 +16,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from laneway.working.handler import DELIVERY
-from laneway.working.limits import Interrupter, interruptible
+from laneway.working.time_limits import Interrupter, interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from laneway.working.delivery import WorkerDelivery
     from laneway.working.middleware import HandlingMiddlewares
-    from laneway.working.work import Work
 
 TURN_SECONDS = 0.005
 """How long a slot goes on before the event loop has its turn."""
@@ -33,19 +33,19 @@ class AsyncExecutor:
 
     def __init__(
         self,
-        finished: Callable[[Work, Any, BaseException | None], None],
+        finished: Callable[[WorkerDelivery, Any, BaseException | None], None],
         middlewares: HandlingMiddlewares,
     ) -> None:
         self._finished = finished
         self._middlewares = middlewares if middlewares.has_middlewares else None
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
-        self._ready: deque[Work] = deque()
+        self._ready: deque[WorkerDelivery] = deque()
         self._slots: set[asyncio.Task[None]] = set()
         self._coming = False
 
-    def start(self, work: Work) -> None:
-        self._ready.append(work)
+    def start(self, delivery: WorkerDelivery) -> None:
+        self._ready.append(delivery)
         if not self._coming:
             self._open_slot()
 
@@ -63,27 +63,27 @@ class AsyncExecutor:
         turn = perf_counter()
         ready = self._ready
         while ready:
-            work = ready.popleft()
-            if work.over:
+            delivery = ready.popleft()
+            if delivery.over:
                 continue
             if ready and not self._coming:
                 self._open_slot()
-            work.runner = running
-            work.began = began = perf_counter()
+            delivery.runner = running
+            delivery.began = began = perf_counter()
             returned: Any = None
             error: BaseException | None = None
-            DELIVERY.set(work.lease if work.parts is None else work.delivery)
+            DELIVERY.set(delivery.lease if delivery.parts is None else delivery.log_subject)
             clean = (
                 contextvars.copy_context()
             )  # taken each time: comparing with the same context costs next to nothing
             try:
-                args, kwargs = work.arguments()
+                args, kwargs = delivery.arguments()
                 call = (
-                    work.handler.function(*args, **kwargs)
+                    delivery.handler.function(*args, **kwargs)
                     if self._middlewares is None
-                    else self._surrounded(work, args, kwargs)
+                    else self._surrounded(delivery, args, kwargs)
                 )
-                is_limited = work.timers is not None and work.limits[1] is not None
+                is_limited = delivery.timers is not None and delivery.limits[1] is not None
                 returned = await (interruptible(call, running.interrupter) if is_limited else call)
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
@@ -92,8 +92,8 @@ class AsyncExecutor:
                 or _differs(clean)
                 or (error is not None and issubclass(type(error), GeneratorExit))
             )
-            work.runner = None
-            self._finished(work, returned, error)
+            delivery.runner = None
+            self._finished(delivery, returned, error)
             if is_spent:
                 break
             if began - turn > TURN_SECONDS:
@@ -102,10 +102,12 @@ class AsyncExecutor:
         if ready and not self._coming:
             self._open_slot()
 
-    async def _surrounded(self, work: Work, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _surrounded(
+        self, delivery: WorkerDelivery, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         assert self._middlewares is not None
-        with self._middlewares.around(work.subject()):
-            return await work.handler.function(*args, **kwargs)
+        with self._middlewares.around(delivery.subject()):
+            return await delivery.handler.function(*args, **kwargs)
 
     async def close(self, seconds: float) -> None:
         """Cancel what still runs, and wait so long at most for it to end."""
@@ -134,10 +136,10 @@ class _Running:
         self._task = task
         self.interrupter = Interrupter(task)
 
-    def warn(self, work: Work, error: Exception) -> None:
-        if work.runner is self:
+    def warn(self, delivery: WorkerDelivery, error: Exception) -> None:
+        if delivery.runner is self:
             self.interrupter.throw(error)
 
-    def stop(self, work: Work, error: Exception) -> None:
-        if work.runner is self:
+    def stop(self, delivery: WorkerDelivery, error: Exception) -> None:
+        if delivery.runner is self:
             self._task.cancel(str(error))

@@ -21,13 +21,10 @@ from typing import TYPE_CHECKING, Any
 from laneway import texts
 from laneway.errors import DestinationUnavailable, Reject, Retry
 from laneway.message import Message
-from laneway.working import starting
-from laneway.working.handler import DELIVERY
-from laneway.working.limits import SoftTimeLimit
-from laneway.working.logs import Style
-from laneway.working.settle import (
+from laneway.working import child_processes
+from laneway.working.child_processes import CannotStart
+from laneway.working.error_details import (
     ChildDied,
-    Portable,
     RemoteFailure,
     attribute,
     describe,
@@ -35,15 +32,18 @@ from laneway.working.settle import (
     said,
     text_of,
 )
-from laneway.working.starting import CannotStart
+from laneway.working.handler import DELIVERY
+from laneway.working.log_format import LogStyle
+from laneway.working.outcome import Portable
+from laneway.working.time_limits import SoftTimeLimit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection
 
+    from laneway.working.child_processes import ForkServer, Process
+    from laneway.working.delivery import WorkerDelivery
     from laneway.working.handler import Handler
-    from laneway.working.starting import Process, Template
-    from laneway.working.work import Work
 
 log = logging.getLogger("laneway.worker")
 
@@ -56,16 +56,16 @@ TRIES = 3
 """Children that may be found to have died while they were idle."""
 
 
-def template_for(handlers: Iterable[Handler]) -> Template | None:
+def template_for(handlers: Iterable[Handler]) -> ForkServer | None:
     """
     What children of the main module's handlers are copied from, where there are any such handlers;
     made before a worker starts its threads.
     """
     is_needed = any(
-        handler.kind == "process" and handler.address.startswith(f"{starting.MAIN}:")
+        handler.kind == "process" and handler.address.startswith(f"{child_processes.MAIN}:")
         for handler in handlers
     )
-    return starting.Template() if is_needed else None
+    return child_processes.ForkServer() if is_needed else None
 
 
 class ProcessCaller:
@@ -77,66 +77,70 @@ class ProcessCaller:
     count.
     """
 
-    def __init__(self, began: Callable[[Work], object], template: Template | None = None) -> None:
+    def __init__(
+        self, began: Callable[[WorkerDelivery], object], template: ForkServer | None = None
+    ) -> None:
         self._began = began
         self._template = template
         self._lock = threading.Lock()
         self._idle: dict[str, list[_Child]] = {}
-        self._busy: dict[Work, _Child] = {}
+        self._busy: dict[WorkerDelivery, _Child] = {}
         self._closed = False
 
-    def call(self, work: Work) -> Any:
+    def call(self, delivery: WorkerDelivery) -> Any:
         """
         Run the handler in a child. Raises what it raised, ChildDied, or CannotStart where no child
         can be had.
         """
-        arguments = work.arguments()
+        arguments = delivery.arguments()
         for _ in range(TRIES):
-            child = self._take(work)
+            child = self._take(delivery)
             try:
                 if not child.is_ready:
                     child.wait_until_ready()
-                if not child.begins(arguments, work.limits[1], is_batch=work.parts is not None):
+                if not child.begins(
+                    arguments, delivery.limits[1], is_batch=delivery.parts is not None
+                ):
                     continue  # it had died while it was idle, and has seen nothing of the message
-                self._began(work)
+                self._began(delivery)
                 kind, value = child.answer()
             except (EOFError, OSError) as error:
                 raise ChildDied(
-                    f"the child process of handler {work.handler.name} {child.obituary()}"
+                    f"the child process of handler {delivery.handler.name} {child.describe_exit()}"
                 ) from error
             finally:
-                self._give(work, child)
+                self._give(delivery, child)
             if kind == "returned":
                 return value
             raise value
         raise CannotStart(
-            f"child processes of handler {work.handler.name} end before they are given anything; is"
-            " something killing them?"
+            f"child processes of handler {delivery.handler.name} end before they receive a message;"
+            " is something killing them?"
         )
 
-    def _take(self, work: Work) -> _Child:
-        address = work.handler.address
+    def _take(self, delivery: WorkerDelivery) -> _Child:
+        address = delivery.handler.address
         with self._lock:
             if self._closed:
                 raise ChildDied("the worker is being stopped")
             idle = self._idle.get(address)
             child = idle.pop() if idle else _Child(address, self._template)
-            self._busy[work] = child
+            self._busy[delivery] = child
             return child
 
-    def _give(self, work: Work, child: _Child) -> None:
+    def _give(self, delivery: WorkerDelivery, child: _Child) -> None:
         with self._lock:
-            self._busy.pop(work, None)
+            self._busy.pop(delivery, None)
             if child.is_ready and not child.has_ended and not self._closed and not child.is_stopped:
                 self._idle.setdefault(child.address, []).append(child)
                 return
         child.kill()
         child.close()
 
-    def kill(self, work: Work) -> None:
+    def kill(self, delivery: WorkerDelivery) -> None:
         """End the child that runs a delivery; its thread learns it by the end of the pipe."""
         with self._lock:
-            child = self._busy.get(work)
+            child = self._busy.get(delivery)
             if child is not None:
                 child.is_stopped = True
                 child.kill()
@@ -159,18 +163,18 @@ class ProcessCaller:
 class _Child:
     """One child process and the pipe to it. Raises CannotStart."""
 
-    def __init__(self, address: str, template: Template | None) -> None:
+    def __init__(self, address: str, template: ForkServer | None) -> None:
         self.address = address
         self.is_stopped = False
         self.is_ready = False
         self.has_ended = False
-        entry, args = "laneway.working.executors.processes:serve", (address, Style.present())
+        entry, args = "laneway.working.executors.processes:serve", (address, LogStyle.present())
         try:
-            is_copy = template is not None and address.startswith(f"{starting.MAIN}:")
+            is_copy = template is not None and address.startswith(f"{child_processes.MAIN}:")
             self._process: Process = (
                 template.start(entry, args)
                 if template is not None and is_copy
-                else starting.Fresh(entry, args)
+                else child_processes.SpawnedProcess(entry, args)
             )
         except OSError as error:
             raise CannotStart(
@@ -189,7 +193,7 @@ class _Child:
         except (EOFError, OSError):
             if self.is_stopped:
                 raise
-            problem = f"it {self.obituary()}"
+            problem = f"it {self.describe_exit()}"
         if problem is not None:
             self.has_ended = True
             raise CannotStart(f"a child process for {self.address} cannot be started: {problem}")
@@ -221,9 +225,9 @@ class _Child:
             raise
         return answer
 
-    def obituary(self) -> str:
+    def describe_exit(self) -> str:
         """How it ended."""
-        return obituary(self._process.exit_code(END_SECONDS))
+        return describe_exit(self._process.exit_code(END_SECONDS))
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
@@ -234,7 +238,7 @@ class _Child:
         self._process.exit_code(END_SECONDS)
 
 
-def obituary(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """How a process ended, by its exit code."""
     if code is None:
         return "closed its pipe"
@@ -247,14 +251,14 @@ def obituary(code: int | None) -> str:
     return f"was killed by signal {-code} ({name})"
 
 
-def serve(pipe: Connection, address: str, style: Style) -> None:
+def serve(pipe: Connection, address: str, style: LogStyle) -> None:
     """What a child does: answer calls until the pipe is closed."""
     _leave_signals_to_the_worker()
-    starting.when_orphaned(starting.end_at_once)
+    child_processes.when_orphaned(child_processes.end_at_once)
     style.apply()
     with contextlib.suppress(EOFError, OSError):
         try:
-            function = starting.resolve(address)
+            function = child_processes.resolve(address)
         except BaseException as error:  # noqa: BLE001  # whatever the user's module raises
             pipe.send(" ".join(f"{type(error).__name__}: {error}".split()))
             return
@@ -263,7 +267,7 @@ def serve(pipe: Connection, address: str, style: Style) -> None:
             call = pipe.recv_bytes()
             pipe.send("began")
             answer = _answer(function, call)
-            starting.flush()
+            child_processes.flush()
             pipe.send(answer)
 
 

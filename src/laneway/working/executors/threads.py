@@ -14,15 +14,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from laneway.working.handler import DELIVERY
-from laneway.working.limits import raise_in_thread
+from laneway.working.time_limits import raise_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from laneway.working.pause import Pause
-    from laneway.working.work import Work
+    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.engine_priority import EnginePriority
 
-    Call = Callable[[Work], Any]
+    Call = Callable[[WorkerDelivery], Any]
 
 
 class ThreadExecutor:
@@ -34,11 +34,13 @@ class ThreadExecutor:
     does.
     """
 
-    def __init__(self, most: int, call: Call, notify: Callable[[], None], pause: Pause) -> None:
+    def __init__(
+        self, most: int, call: Call, notify: Callable[[], None], pause: EnginePriority
+    ) -> None:
         self.call = call
         self.pause = pause
-        self.ready: deque[Work] = deque()
-        self.results: deque[tuple[Work, Any, BaseException | None]] = deque()
+        self.ready: deque[WorkerDelivery] = deque()
+        self.results: deque[tuple[WorkerDelivery, Any, BaseException | None]] = deque()
         self.notify = notify
         self._most = most
         self._lock = threading.Lock()  # guards the next four; not taken per delivery
@@ -47,8 +49,8 @@ class ThreadExecutor:
         self.coming = False
         self._closed = False
 
-    def start(self, work: Work) -> None:
-        self.ready.append(work)
+    def start(self, delivery: WorkerDelivery) -> None:
+        self.ready.append(delivery)
         if not self.coming:
             self.wake_one()
 
@@ -104,7 +106,7 @@ class _Runner(threading.Thread):
         self._lock = (
             threading.Lock()
         )  # held while an exception is aimed at the thread, and while its target changes
-        self._work: Work | None = None
+        self._work: WorkerDelivery | None = None
         self._abandoned = False
 
     def run(self) -> None:
@@ -113,7 +115,7 @@ class _Runner(threading.Thread):
         executor.coming = False
         while not self._abandoned:
             try:
-                work = ready.popleft()
+                delivery = ready.popleft()
             except IndexError:
                 if executor.closed:
                     return
@@ -124,45 +126,45 @@ class _Runner(threading.Thread):
             executor.pause.respect()
             if ready and not executor.coming:
                 executor.wake_one()
-            self._run_one(work)
+            self._run_one(delivery)
 
-    def _run_one(self, work: Work) -> None:
-        if work.over:
+    def _run_one(self, delivery: WorkerDelivery) -> None:
+        if delivery.over:
             return
-        work.runner = self
-        self._work = work
-        work.began = perf_counter()
+        delivery.runner = self
+        self._work = delivery
+        delivery.began = perf_counter()
         returned: Any = None
         error: BaseException | None = None
-        DELIVERY.set(work.delivery)
+        DELIVERY.set(delivery.log_subject)
         try:
             try:
-                returned = self._executor.call(work)
+                returned = self._executor.call(delivery)
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
-            self._let_go(work)
+            self._let_go(delivery)
         except BaseException as late:  # noqa: BLE001  # an exception aimed at the handler that came just after it
             error = error or late
-            self._let_go(work)
+            self._let_go(delivery)
         executor = self._executor
-        executor.results.append((work, returned, error))
+        executor.results.append((delivery, returned, error))
         executor.notify()
 
-    def _let_go(self, work: Work) -> None:
+    def _let_go(self, delivery: WorkerDelivery) -> None:
         with self._lock:
             self._work = None
-            work.runner = None
+            delivery.runner = None
             raise_in_thread(self.ident or 0, None)
 
-    def warn(self, work: Work, error: Exception) -> None:
+    def warn(self, delivery: WorkerDelivery, error: Exception) -> None:
         with self._lock:
-            if self._work is work:
+            if self._work is delivery:
                 raise_in_thread(self.ident or 0, error)
 
-    def stop(self, work: Work, error: Exception) -> None:
+    def stop(self, delivery: WorkerDelivery, error: Exception) -> None:
         """Tell the handler, give it up, and let another thread take the place of this one."""
         with self._lock:
-            if self._work is not work:
+            if self._work is not delivery:
                 return
             raise_in_thread(self.ident or 0, error)
             self._abandoned = True

@@ -29,7 +29,7 @@ LISTEN = 60.0
 """Seconds of one listening."""
 
 
-class Aborts(threading.Thread):
+class AbortListener(threading.Thread):
     """`aborted` is called, from this thread, with the ids of messages whose leases were ended."""
 
     def __init__(self, engine: FullEngine, aborted: Callable[[set[str]], None]) -> None:

@@ -94,19 +94,19 @@ class JsonLines(logging.Formatter):
             return json.dumps(line, default=str)
 
 
-class Style(msgspec.Struct, frozen=True):
+class LogStyle(msgspec.Struct, frozen=True):
     """What a program has chosen, so that the processes it starts write the same."""
 
     level: int = logging.INFO
     as_json: bool = False
 
     @staticmethod
-    def present() -> Style:
+    def present() -> LogStyle:
         """That of this process."""
         root = logging.getLogger()
         if not root.handlers:
-            return Style()
-        return Style(
+            return LogStyle()
+        return LogStyle(
             root.getEffectiveLevel(),
             any(isinstance(handler.formatter, JsonLines) for handler in root.handlers),
         )

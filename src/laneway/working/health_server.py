@@ -44,7 +44,7 @@ REQUEST_SECONDS = 5.0
 """How long a client may take to ask."""
 
 
-class Health:
+class HealthServer:
     """Serves from `start` to `close`. The probes are called in the server's thread."""
 
     def __init__(

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     """Whatever runs a delivery, and can be told to end it."""
 
-    def warn(self, work: Work, error: Exception) -> None:
+    def warn(self, delivery: WorkerDelivery, error: Exception) -> None:
         """Raise the error in the handler, which may tidy up."""
         ...
 
-    def stop(self, work: Work, error: Exception) -> None:
+    def stop(self, delivery: WorkerDelivery, error: Exception) -> None:
         """End the handler, for good where that is possible; the error says why."""
         ...
 
 
-class Work:
+class WorkerDelivery:
     """
     A delivery on its way: buffered, begun, over.
 
@@ -59,30 +59,30 @@ class Work:
         self.length_us = length_us
         self.began = 0.0
         self.over = False
-        self.parts: list[Work] | None = None
+        self.parts: list[WorkerDelivery] | None = None
         self.messages: list[Any] | None = None
-        self.whole: Work | None = None
+        self.whole: WorkerDelivery | None = None
         self.runner: Runner | None = None
         self.timers: list[asyncio.TimerHandle] | None = None
 
     @staticmethod
-    def together(parts: list[Work], messages: list[Any]) -> Work:
+    def batch_of(parts: list[WorkerDelivery], messages: list[Any]) -> WorkerDelivery:
         """Several deliveries for one call of a batch handler."""
         first = parts[0]
-        made = Work(first.lease, first.handler, first.expires, first.length_us)
-        made.parts = parts
-        made.messages = messages
+        whole = WorkerDelivery(first.lease, first.handler, first.expires, first.length_us)
+        whole.parts = parts
+        whole.messages = messages
         for part in parts:
-            part.whole = made
-        return made
+            part.whole = whole
+        return whole
 
     @property
-    def place(self) -> tuple[int, int]:
+    def handle_and_fence(self) -> tuple[int, int]:
         """What the engine needs to find the lease."""
         return self.lease.handle, self.lease.fence
 
     @property
-    def delivery(self) -> Any:
+    def log_subject(self) -> Any:
         """What log lines of the handler are about, see `handler.fields`."""
         return (
             self.lease
@@ -136,7 +136,7 @@ class Work:
 
     def outcomes(
         self, returned: Any, error: BaseException | None
-    ) -> list[tuple[Work, BaseException | None]]:
+    ) -> list[tuple[WorkerDelivery, BaseException | None]]:
         """
         What became of each delivery: an error holds for all; a batch may return one outcome for
         each.

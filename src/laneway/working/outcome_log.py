@@ -19,9 +19,9 @@ from laneway import texts, units
 from laneway.engines.base import TASK_HEADER
 from laneway.errors import DependencyFailed, DestinationUnavailable, Reject, Retry
 from laneway.safetext import escaped, without_passwords
-from laneway.working import traces
-from laneway.working.logs import FIELDS
-from laneway.working.settle import attribute, cause_of, error_text
+from laneway.working import tracebacks
+from laneway.working.error_details import attribute, cause_of, error_text
+from laneway.working.log_format import FIELDS
 
 if TYPE_CHECKING:
     import asyncio
@@ -40,7 +40,7 @@ def _escape_traceback(record: logging.LogRecord) -> bool:
     if record.exc_info and record.exc_info[1] is not None and not record.exc_text:
         try:
             record.exc_text = escaped(
-                without_passwords(traces.whole(record.exc_info[1]).rstrip("\n")), lines=True
+                without_passwords(tracebacks.whole(record.exc_info[1]).rstrip("\n")), lines=True
             )
         except BaseException:  # noqa: BLE001  # the error's own code
             record.exc_text = "its traceback cannot be shown"
@@ -62,7 +62,7 @@ class _Failure(msgspec.Struct):
     cost_us: int
 
 
-class EndingLines:
+class OutcomeLog:
     """
     Tells how messages ended. The caller counts `count` up at each success, and calls `succeeded`
     while `is_open`.
@@ -242,7 +242,7 @@ class EndingLines:
 def _can_be_shown(error: BaseException) -> bool:
     """Whoever formats the line has no bound for it."""
     try:
-        return traces.is_small(error)
+        return tracebacks.is_small(error)
     except BaseException:  # noqa: BLE001  # its class may be of the user's own
         return False
 
@@ -269,5 +269,5 @@ def _shortly(error: BaseException) -> str:
     said = texts.of(error, texts.MAX_REASON).partition("\n")[0]
     kind = texts.type_name(type(error))
     text = f"{kind}: {said}" if said else kind
-    frame = traces.where(error)
+    frame = tracebacks.where(error)
     return f"{text} ({frame.filename}:{frame.lineno})" if frame is not None else text

@@ -40,7 +40,7 @@ MOST_LEARNED = 1_000
 """Topics outside of the patterns for which a handler was found."""
 
 
-class Coverage:
+class LeaseFilter:
     """For the engine thread alone. `patterns` None: every topic may be one of this worker's."""
 
     def __init__(self, patterns: Sequence[str] | None) -> None:

@@ -23,7 +23,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 from laneway.errors import LanewayError
-from laneway.working.loading import importing
+from laneway.working.user_imports import importing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ _BOOT = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from multiprocessing.connection import Connection; pipe = Connection({fd}); sys.path[:] ="
     " pipe.recv(); "
-    "from laneway.working.starting import boot; boot(pipe)"
+    "from laneway.working.child_processes import boot; boot(pipe)"
 )
 
 
@@ -69,7 +69,7 @@ class Process(Protocol):
         ...
 
 
-class Fresh:
+class SpawnedProcess:
     """
     A new interpreter that calls `entry` ("module:function") with its end of the pipe and the
     arguments.
@@ -163,7 +163,7 @@ def resolve(address: str) -> Any:
     return found
 
 
-class Forked:
+class ForkedProcess:
     """A copy of this process that calls `entry`; this process's threads are not in it."""
 
     def __init__(self, entry: str, args: tuple[Any, ...]) -> None:
@@ -238,7 +238,7 @@ def wait_for(pid: int, seconds: float = 0) -> int | None:
         time.sleep(WAIT_SECONDS)
 
 
-class Template:
+class ForkServer:
     """
     A copy of this process that does nothing but copy itself again: its copies have the functions of
     the main module, and no other thread's locks.
@@ -303,7 +303,7 @@ _RUNS, _REFUSED = 1_000_000, 1_000_001
 class _Copy:
     """A copy of the template. Its id stays its own until its exit code was asked for."""
 
-    def __init__(self, template: Template, entry: str, args: tuple[Any, ...]) -> None:
+    def __init__(self, template: ForkServer, entry: str, args: tuple[Any, ...]) -> None:
         self._template = template
         self._code: int | None = None
         self.pipe, theirs = multiprocessing.Pipe()

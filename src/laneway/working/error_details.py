@@ -1,24 +1,14 @@
-"""The one place where all endings of a handler become settlements."""
+"""What is kept of an error with its message: its text, and details for results and logs."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import types
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from laneway import texts, units
-from laneway.errors import DestinationUnavailable, LanewayError, Reject, Retry
-from laneway.message import Settlement
-from laneway.working import traces
-
-if TYPE_CHECKING:
-    from laneway.units import Duration
-    from laneway.working.work import Work
-
-log = logging.getLogger("laneway.worker")
+from laneway import texts
+from laneway.errors import LanewayError, Reject, Retry
+from laneway.working import tracebacks
 
 ERROR_FRAMES = 5
 """Innermost lines of a traceback that are kept with the message."""
@@ -56,50 +46,12 @@ class RemoteFailure(LanewayError):
         return type(self), (str(self), self.details)
 
 
-class Portable(bytes):
-    """What a function returns that is to leave the child process in which it ran."""
-
-
 class ChildDied(LanewayError):
     """The child process that ran the handler ended before the handler did."""
 
 
-CANNOT_SETTLE = "cannot be settled: "
-"""
-How the reason of a dead letter begins whose handler ended in a way that no settlement can say.
-"""
-
-
 class WorkerLost(LanewayError):
     """The worker that ran the handler ended before the handler did."""
-
-
-def judge(work: Work, error: BaseException | None, cost_us: int) -> Settlement:
-    """How a lease ends, from what its handler raised (None: it returned)."""
-    handle, fence = work.lease.handle, work.lease.fence
-    if error is None:
-        return Settlement(handle, fence, "ack", cost_us=cost_us)
-    kind = type(error)  # not isinstance: it asks the error's own `__class__`
-    if issubclass(kind, Reject):
-        return Settlement(
-            handle,
-            fence,
-            "dead",
-            reason=said(error, "reason"),
-            error=said(error, "error"),
-            cost_us=cost_us,
-        )
-    if issubclass(kind, Retry):
-        return _again(
-            Settlement(handle, fence, "retry", error=error_text(error), cost_us=cost_us),
-            work,
-            "delay",
-            attribute(error, "delay"),
-        )
-    if issubclass(kind, DestinationUnavailable):
-        settlement = Settlement(handle, fence, "rest", error=said(error, "reason"), cost_us=cost_us)
-        return _again(settlement, work, "retry_after", attribute(error, "retry_after"))
-    return Settlement(handle, fence, "retry", error=text_of(error), cost_us=cost_us)
 
 
 def error_text(error: BaseException) -> str:
@@ -123,26 +75,6 @@ def cause_of(error: BaseException) -> BaseException | None:
     return next((each for each in found if issubclass(type(each), BaseException)), None)
 
 
-def impossible(
-    work: Work, error: BaseException | None, fault: BaseException, cost_us: int
-) -> Settlement:
-    """
-    The dead letter of a message whose handler ended in a way that cannot be settled; `fault`: what
-    went wrong with that.
-    """
-    reason = (
-        f"{CANNOT_SETTLE}{texts.type_name(type(fault))}: {texts.of(fault, texts.MAX_REASON // 2)}"
-    )
-    return Settlement(
-        work.lease.handle,
-        work.lease.fence,
-        "dead",
-        reason=reason,
-        error=text_of(fault if error is None else error),
-        cost_us=cost_us,
-    )
-
-
 def attribute(error: BaseException, name: str) -> Any:
     """
     What an error says of itself; None where a class of the user's own has left that out, or raises.
@@ -157,45 +89,6 @@ def said(error: BaseException, name: str) -> str | None:
     """As `attribute`, as text."""
     found = attribute(error, name)
     return None if found is None else texts.clean(found) or None
-
-
-def _again(settlement: Settlement, work: Work, name: str, delay: Duration | None) -> Settlement:
-    """
-    With the delay that the handler asked for. Of one that cannot be, the message's history tells,
-    and the policy's is taken.
-    """
-    if delay is not None:
-        try:
-            settlement.delay_us = max(0, units.microseconds(delay))
-        except BaseException as error:  # noqa: BLE001  # it may be of a class of the user's own
-            fault = f"({name}: {texts.of(error, 200)}; the policy's is taken)"
-            log.warning(
-                "message %s in %s: its handler asks for a delay that cannot be %s",
-                work.lease.id,
-                work.lease.topic,
-                fault,
-            )
-            before = texts.clean(settlement.error or "", texts.MAX_ERROR - len(fault) - 1)
-            settlement.error = f"{before} {fault}".lstrip()
-    return settlement
-
-
-def nonsense(handler: str, returned: Any) -> TypeError | None:
-    """What a handler may return, but for a coroutine: its work was never done."""
-    if issubclass(type(returned), types.CoroutineType):
-        with contextlib.suppress(Exception):
-            returned.close()
-        return TypeError(
-            f'handler {handler} returned a coroutine that nobody awaits; write it as "async def"'
-        )
-    return None
-
-
-def give_back(work: Work, *, begun: bool, delay_us: int | None = None) -> Settlement:
-    """A release: no attempt is counted; what was not begun gives its rate permit back too."""
-    return Settlement(
-        work.lease.handle, work.lease.fence, "release", begun=begun, delay_us=delay_us
-    )
 
 
 def describe(error: BaseException, depth: int = 0) -> Details:
@@ -228,7 +121,7 @@ def describe(error: BaseException, depth: int = 0) -> Details:
 
 def _traceback_of(error: BaseException) -> str:
     try:
-        trace = traces.whole(error)
+        trace = tracebacks.whole(error)
     except BaseException as fault:  # noqa: BLE001  # notes, causes and frames may be of classes of the user's own
         trace = (
             f"{texts.type_name(type(error))}: {texts.of(error)}\n(its traceback cannot be read:"
@@ -260,7 +153,7 @@ def text_of(error: BaseException) -> str:
     if issubclass(kind, (RemoteFailure, ChildDied)):
         return texts.of(error, ERROR_CHARACTERS)
     try:
-        head, frames = traces.head(error), traces.innermost(error, ERROR_FRAMES).rstrip()
+        head, frames = tracebacks.head(error), tracebacks.innermost(error, ERROR_FRAMES).rstrip()
     except BaseException:  # noqa: BLE001  # as in _traceback_of
         head, frames = f"{texts.type_name(kind)}: {texts.of(error)}", ""
     room = ERROR_CHARACTERS - min(len(frames), ERROR_CHARACTERS // 2)

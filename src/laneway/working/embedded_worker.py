@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from laneway.errors import UsageError
 from laneway.working.banner import tell_banner
-from laneway.working.loading import refuse_while_importing
+from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import STOP_SECONDS, Worker, check_handlers
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine
     from laneway.working.handler import Handlers
     from laneway.working.options import Options, Summary
-    from laneway.working.registry import WorkerRegistry
+    from laneway.working.worker_registry import WorkerRegistry
 
     class Application(Protocol):
         """What a worker needs of the application."""

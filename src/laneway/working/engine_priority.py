@@ -20,7 +20,7 @@ CALL_SECONDS, MESSAGE_SECONDS = 0.001, 0.00003
 """How long an engine call may need: at all, and for each message."""
 
 
-class Pause:
+class EnginePriority:
     """One engine thread, any number of others that `respect` it."""
 
     def __init__(self, *, embedded: bool) -> None:
