@@ -48,7 +48,7 @@ lint: $(READY) ## ruff, mypy, pyright, the layers
 	else echo "pyright: left out, it needs node (mypy has read the same tests of the types)"; fi
 	$(BIN)/lint-imports --no-cache
 
-fmt: $(READY) ## format and mend what ruff can
+fmt: $(READY) ## format, and fix what ruff can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 

@@ -57,7 +57,8 @@ def test_gauges_are_by_pattern_and_tier(app: Laneway) -> None:
 
     def of(name: str, pattern: str, tier: str) -> float:
         return found[
-            f'laneway_store_{name}{{namespace="default",pattern="{pattern}",pool="default",tier="{tier}"}}'
+            f'laneway_store_{name}{{namespace="default",pattern="{pattern}",'
+            f'pool="default",tier="{tier}"}}'
         ]
 
     assert (

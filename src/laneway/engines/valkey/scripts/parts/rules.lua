@@ -100,7 +100,8 @@ local rules = part(function(rules)
         return set
     end
 
-    -- Fields that do not go together were set one after the other: docs/specification.md, "Changes".
+    -- Fields that do not go together were set one after the other: "Changes" in
+    -- docs/specification.md.
     local function fit(policy)
         policy.buckets, policy.bucket_name = false, false
         policy.burst = policy.set_burst or policy.auto_burst or 1
