@@ -16,7 +16,7 @@ from laneway.engines.shared import listing
 from laneway.engines.sqlite import listing as sqlite_listing
 from laneway.engines.sqlite.statements import SQL
 from laneway.engines.valkey import listing as valkey_listing
-from laneway.engines.valkey.connection import Link
+from laneway.engines.valkey.connection import Connections
 from laneway.message import Draft
 from tests.conformance.forms import server
 
@@ -95,8 +95,12 @@ def test_valkey_is_asked_a_few_times_whatever_the_number_of_topics(order: str) -
             ]
         )
         with (
-            mock.patch.object(Link, "read", autospec=True, side_effect=Link.read) as read,
-            mock.patch.object(Link, "call", autospec=True, side_effect=Link.call) as call,
+            mock.patch.object(
+                Connections, "read", autospec=True, side_effect=Connections.read
+            ) as read,
+            mock.patch.object(
+                Connections, "call", autospec=True, side_effect=Connections.call
+            ) as call,
         ):
             engine.topic_list(order=order, limit=20)
         counted.append(read.call_count + call.call_count)

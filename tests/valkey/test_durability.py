@@ -122,10 +122,10 @@ def test_a_master_that_came_back_empty_is_left(
     with Sentinels(1) as group, Server() as empty:
         engine = opened(group.url, durability=durability)
         engine.put(some(1))
-        link = engine._space.link  # type: ignore[attr-defined]
+        connections = engine._space.server  # type: ignore[attr-defined]
         stale = redis.Connection(port=empty.port, protocol=2)
         stale.connect()
-        link._idle.give_back(link._nodes.pool(""), stale)
+        connections._idle.give_back(connections._nodes.pool(""), stale)
         assert engine.put(some(2))[0].outcome == "duplicate"
         assert drain(engine) == ["m0", "m1"]
         assert empty.run("KEYS", "*") == []

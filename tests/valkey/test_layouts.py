@@ -81,14 +81,14 @@ def test_bringing_up_may_break_off_anywhere(
     opened: Opened, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever opens it next goes on."""
-    from laneway.engines.valkey.connection import Link
+    from laneway.engines.valkey.connection import Connections
 
     with Server() as server:
         load_layout(server, 3)
         left = steps
-        call = Link.call
+        call = Connections.call
 
-        def breaking(self: Link, *arguments: object, **options: object) -> object:
+        def breaking(self: Connections, *arguments: object, **options: object) -> object:
             nonlocal left
             left -= 1
             if left < 0:
@@ -96,7 +96,7 @@ def test_bringing_up_may_break_off_anywhere(
             return call(self, *arguments, **options)  # type: ignore[arg-type]
 
         with monkeypatch.context() as patched:
-            patched.setattr(Link, "call", breaking)
+            patched.setattr(Connections, "call", breaking)
             try:
                 opened(server.url, namespace="before").close()
             except KeyboardInterrupt:

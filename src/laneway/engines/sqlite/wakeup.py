@@ -76,16 +76,16 @@ class Wakeup:
         self._interrupted = 0
         self._is_deaf = False
         self._waiting: dict[str, socket.socket] = {}
-        self.listeners: list[SocketListener] = []
-        self.busy: list[SocketArrivalListener] = []
+        self.listeners: list[StoreResultListener] = []
+        self.busy: list[StoreArrivalListener] = []
 
     def arrival_listener(self, pool: str) -> ArrivalListener:
         """Something to hear with of what comes to a pool."""
-        return SocketArrivalListener(self, pool, self._folder)
+        return StoreArrivalListener(self, pool, self._folder)
 
     def result_listener(self) -> ResultListener:
         """Something to hear with of what is kept."""
-        return SocketListener(self, self._folder)
+        return StoreResultListener(self, self._folder)
 
     def tell(self, ids: Sequence[str]) -> None:
         """Something is kept of these messages: whoever listens hears of it."""
@@ -297,7 +297,7 @@ class _Listener:
                 os.rmdir(os.path.dirname(self._path))
 
 
-class SocketArrivalListener(_Listener):
+class StoreArrivalListener(_Listener):
     """
     Hears of what comes to a pool: through a datagram socket, or, where there are none, of this
     process alone.
@@ -331,7 +331,7 @@ class SocketArrivalListener(_Listener):
         super().close()
 
 
-class SocketListener(_Listener):
+class StoreResultListener(_Listener):
     """
     Hears of what is kept: from this process through a list, from others through a datagram socket
     beside those of the waiters.

@@ -12,8 +12,8 @@ from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import nobody_follows, undefined_gate
 from laneway.engines.valkey import doctor, explaining, listing, migrating, records, views
 from laneway.engines.valkey.engine import Core
+from laneway.engines.valkey.errors import NamespaceGone
 from laneway.engines.valkey.policies import Policies
-from laneway.engines.valkey.server_check import NamespaceGone
 from laneway.engines.valkey.views import View
 from laneway.errors import BadPolicy
 from laneway.policy import PolicyBook, check_changes, check_pattern, is_pattern, own_rows, sources

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from laneway.engines.base import Check
 from laneway.engines.shared.doctor import DISAGREEMENTS, disagreement, finding, unhandled
 from laneway.engines.valkey import records, server_check
-from laneway.engines.valkey.connection import Link
+from laneway.engines.valkey.connection import Connections
 
 if TYPE_CHECKING:
     from laneway.engines.valkey.namespace import Namespace
@@ -35,17 +35,17 @@ def check(space: Namespace, *, repair: bool) -> list[Check]:
 
 def check_server(url: str) -> list[Check]:
     """Check a server and the durabilities that it can keep. Creates nothing on it."""
-    link = Link(url, durability="memory", checks=False)
+    connections = Connections(url, durability="memory", checks=False)
     try:
-        facts = server_check.facts(link)
+        facts = server_check.facts(connections)
     finally:
-        link.close()
-    unfit = server_check.problems(facts, link.address, "memory")
+        connections.close()
+    unfit = server_check.problems(facts, connections.address, "memory")
     if unfit:
         return [_unfit("server", facts, problem) for problem in unfit]
     checks = [Check("server", ok=True, detail=f"{facts.name}, {facts.replicas} replicas, fit")]
     for durability in ("fsync", "replicated"):
-        cannot = server_check.problems(facts, link.address, durability)
+        cannot = server_check.problems(facts, connections.address, durability)
         slow = durability == "fsync" and facts.fsync == "everysec"
         if cannot:
             what, _, mend = cannot[0].partition("; ")
@@ -71,8 +71,8 @@ def _unfit(name: str, facts: server_check.Facts, problem: str) -> Check:
 
 def _used_server(space: Namespace) -> list[Check]:
     """Check the server of a namespace for the durability that is in use."""
-    facts = server_check.facts(space.link)
-    problems = server_check.problems(facts, space.link.address, space.link.durability)
+    facts = server_check.facts(space.server)
+    problems = server_check.problems(facts, space.server.address, space.server.durability)
     if problems:
         return [_unfit("server", facts, problem) for problem in problems]
     kept = (
@@ -87,7 +87,7 @@ def _used_server(space: Namespace) -> list[Check]:
             ok=True,
             detail=(
                 f"{facts.name}, {facts.replicas} replicas, {kept}; {shards}, durability"
-                f" {space.link.durability}"
+                f" {space.server.durability}"
             ),
         )
     ]

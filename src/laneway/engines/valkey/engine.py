@@ -26,7 +26,7 @@ from laneway.engines.shared.refusals import (
 from laneway.engines.valkey import records
 from laneway.engines.valkey.grants import Grants
 from laneway.engines.valkey.namespace import Namespace
-from laneway.engines.valkey.wakeup import SubscribedArrivalListener, SubscribedListener, Wakeup
+from laneway.engines.valkey.wakeup import Wakeup
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
 from laneway.message import Batch, Draft, Kept, Lease, Note, Receipt, Settlement
 from laneway.units import SECOND
@@ -85,7 +85,7 @@ class Core:
         self._space = Namespace(url, settings)
         self.url = url
         self.namespace = settings.namespace
-        self.durability: str = self._space.link.durability
+        self.durability: str = self._space.server.durability
         self.capabilities = Capabilities(
             name="valkey",
             durability=frozenset(("memory", "fsync", "replicated")),
@@ -707,7 +707,7 @@ class Core:
             self._space.read_many(shard, [("DEL", f"{kind}:{message_id}") for kind in "on"])
 
     def result_listener(self) -> ResultListener:
-        return SubscribedListener(self._space)
+        return self._wakeup.result_listener()
 
     # Waiting
 
@@ -722,14 +722,14 @@ class Core:
         return self._wakeup.wait(timeout, pool, topics, interrupt or Interrupt())
 
     def arrival_listener(self, pool: str = "default") -> ArrivalListener:
-        return SubscribedArrivalListener(self._space, pool, self._wakeup.note_notified)
+        return self._wakeup.arrival_listener(pool)
 
     def interrupt(self) -> None:
         self._wakeup.interrupt()
 
     def close(self) -> None:
         self._wakeup.close()
-        self._space.link.close()
+        self._space.server.close()
 
 
 @contextlib.contextmanager

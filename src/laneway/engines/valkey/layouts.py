@@ -56,7 +56,7 @@ def bring_up(space: Namespace) -> None:
             if _layout(space) == layout:
                 log.info(
                     "%s: namespace %s is brought from layout %d to %d",
-                    space.link.name,
+                    space.server.name,
                     space.name,
                     layout,
                     layout + 1,
@@ -77,8 +77,8 @@ def _layout(space: Namespace) -> int:
 
 def _mismatch(space: Namespace, layout: int, mend: str) -> SchemaMismatch:
     return SchemaMismatch(
-        f"{space.link.name}: namespace {space.name} has layout {layout}, this Laneway knows layout"
-        f" {records.LAYOUT}; {mend}"
+        f"{space.server.name}: namespace {space.name} has layout {layout}, this Laneway knows"
+        f" layout {records.LAYOUT}; {mend}"
     )
 
 

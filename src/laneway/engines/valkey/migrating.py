@@ -181,7 +181,7 @@ def finished_ids(view: View) -> Iterator[tuple[str, str, int | None]]:
     for shard in range(space.shards):
         prefix, cursor = space.key(shard, "i:"), 0
         while True:
-            cursor, names = space.link.read(
+            cursor, names = space.server.read(
                 shard, [("SCAN", cursor, "MATCH", prefix.replace("[", "\\[") + "*", "COUNT", 1000)]
             )[0]
             for name in names:

@@ -18,9 +18,9 @@ from laneway.engines.base import Settings
 from laneway.engines.shared.naming import parse_generated_id
 from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.valkey import layouts, records
-from laneway.engines.valkey.connection import Link
+from laneway.engines.valkey.connection import Connections
+from laneway.engines.valkey.errors import NamespaceGone
 from laneway.engines.valkey.records import Counters
-from laneway.engines.valkey.server_check import NamespaceGone
 from laneway.errors import NoNamespace, UsageError
 from laneway.policy import PROGRAM, PolicyBook, Resolved
 from laneway.tiers import TierLayers, Tiers
@@ -169,12 +169,12 @@ class Namespace:
         check_namespace(settings.namespace)
         self.name = settings.namespace
         self._look_again = 0.0
-        self.link = Link(url, durability=settings.durability or "memory")
-        self.link.keys_of = self.keys_of
+        self.server = Connections(url, durability=settings.durability or "memory")
+        self.server.keys_of = self.keys_of
         try:
             self._open(settings)
         except BaseException:
-            self.link.close()
+            self.server.close()
             raise
 
     # Keys
@@ -250,18 +250,18 @@ class Namespace:
         ):  # written last: who makes a namespace may have ended in the middle
             if not settings.create:
                 raise NoNamespace(
-                    f"{self.link.name}: there is no namespace {self.name}; check the URL and the"
+                    f"{self.server.name}: there is no namespace {self.name}; check the URL and the"
                     " name, or start a program that publishes to it"
                 )
             stored = self._make(settings)
         self.shards = int(stored[b"shards"])
         self.nonce = stored[b"nonce"].decode()
         self._know_tiers(stored.get(b"tier_layers") or stored[b"tiers"])
-        if self.link.shards is not None and self.link.shards != self.shards:
+        if self.server.shards is not None and self.server.shards != self.shards:
             raise UsageError(
-                f"{self.link.name}: namespace {self.name} was made with {self.shards} shards, the"
-                f" URL says {self.link.shards}; the number is fixed when a namespace is made: leave"
-                " ?shards= out, or move to a new namespace with `laneway migrate`"
+                f"{self.server.name}: namespace {self.name} was made with {self.shards} shards, the"
+                f" URL says {self.server.shards}; the number is fixed when a namespace is made:"
+                " leave ?shards= out, or move to a new namespace with `laneway migrate`"
             )
         self.book = Book(self.tiers, self.shards)
         layouts.bring_up(self)
@@ -294,15 +294,15 @@ class Namespace:
         """
         layers = layers or TierLayers.new(settings.tiers, settings.default_tier)
         values = {
-            "shards": str(self.link.shards or self.link.usual_shards),
+            "shards": str(self.server.shards or self.server.usual_shards),
             "nonce": secrets.token_hex(4)[:7],
             "tier_layers": layers.json(),
             # Of the policies: grows with each change, and is larger than any that a namespace lost
             # with its server has had.
-            "version": self.link.read(0, [("TIME",)])[0][0],
+            "version": self.server.read(0, [("TIME",)])[0][0],
         }
         key = self.key(0, "settings")
-        self.link.read(0, [("HSETNX", key, field, value) for field, value in values.items()])
+        self.server.read(0, [("HSETNX", key, field, value) for field, value in values.items()])
         stored = self._settings()
         self.shards, self.nonce = int(stored[b"shards"]), stored[b"nonce"].decode()
         default, tiers = (
@@ -313,7 +313,7 @@ class Namespace:
             counters = Counters(
                 records.LAYOUT, self.nonce, self.shards, shard, version=int(stored[b"version"])
             )
-            self.link.read(
+            self.server.read(
                 shard,
                 [
                     ("HSETNX", self.key(shard, "rules"), "", default),
@@ -333,12 +333,12 @@ class Namespace:
             self.read(
                 shard, "GET", "shard"
             )  # raises EngineCorrupt where a key of another program is in the way
-        if self.link.durability != "memory":
+        if self.server.durability != "memory":
             raise error
         log.warning(
             "%s: the server has forgotten namespace %s and all its messages (was it restarted?); it"
             " is made again",
-            self.link.name,
+            self.server.name,
             self.name,
         )
         rows = self.book.policies.stored_rows()
@@ -372,14 +372,14 @@ class Namespace:
         now = b"" if now_us is None else now_us
         call = (shard, function, (now, self._tiers, *arguments))
         try:
-            return self.link.call(*call, durable=durable, repeatable=repeatable)
+            return self.server.call(*call, durable=durable, repeatable=repeatable)
         except NamespaceGone as error:
             self._make_again(error)
-            return self.link.call(*call, durable=durable, repeatable=repeatable)
+            return self.server.call(*call, durable=durable, repeatable=repeatable)
 
     def run_many(self, calls: list[tuple[int, str, tuple[Any, ...]]]) -> list[Any]:
         """Call functions on several shards, at the same time where these live on several nodes."""
-        return self.link.call_many(
+        return self.server.call_many(
             [
                 (shard, function, (b"", self._tiers, *arguments))
                 for shard, function, arguments in calls
@@ -388,21 +388,21 @@ class Namespace:
 
     def read(self, shard: int, command: str, key: str, *arguments: Any) -> Any:
         """A command on a key of a shard, which is named without its prefix."""
-        return self.link.read(shard, [(command, self.key(shard, key), *arguments)])[0]
+        return self.server.read(shard, [(command, self.key(shard, key), *arguments)])[0]
 
     def counters(self, shard: int) -> tuple[Counters, int]:
         """
         A shard's counters, and what its server's clock says in microseconds. Raises NamespaceGone.
         """
-        stored, (seconds, micros) = self.link.read(
+        stored, (seconds, micros) = self.server.read(
             shard, [("GET", self.key(shard, "shard")), ("TIME",)]
         )
         if stored is not None:
             return records.read_counters(stored), int(seconds) * SECOND + int(micros)
         try:  # this looks again where the shard may have moved, and says what is wrong
-            self.link.call(shard, "policies", (b"", self._tiers), repeatable=True)
+            self.server.call(shard, "policies", (b"", self._tiers), repeatable=True)
         except NamespaceGone:
-            if self.link.durability != "memory":
+            if self.server.durability != "memory":
                 raise
             empty = Counters(
                 records.LAYOUT, self.nonce, self.shards, shard, version=self.book.version
@@ -412,7 +412,7 @@ class Namespace:
 
     def read_many(self, shard: int, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Several."""
-        return self.link.read(
+        return self.server.read(
             shard,
             [(command, self.key(shard, key), *arguments) for command, key, *arguments in commands],
         )

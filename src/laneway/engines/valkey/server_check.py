@@ -1,29 +1,18 @@
-"""
-Whether a server is fit to hold a namespace, what has to confirm a write, and what its refusals
-mean: one line each.
-"""
+"""Whether a server can hold a namespace, and which command confirms that a write is durable."""
 
 from __future__ import annotations
 
 import re
 import ssl
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import hiredis
 import msgspec
-from redis import exceptions as refusals
 
-from laneway.errors import (
-    EngineCorrupt,
-    EngineUnavailable,
-    LanewayError,
-    SchemaMismatch,
-    UsageError,
-)
+from laneway.engines.valkey.wire import packed
+from laneway.errors import EngineUnavailable, LanewayError, UsageError
 
 if TYPE_CHECKING:
     from laneway.engines.valkey.address import Address
-    from laneway.engines.valkey.connection import Link
 
 COMMANDS = (
     "client|setname",
@@ -101,18 +90,35 @@ OLDEST = {"valkey": (8, 0), "redis": (7, 0)}
 OLDEST_WAITAOF = {"valkey": (8, 0), "redis": (7, 2)}
 
 
-def packed(*words: Any) -> bytes:
-    """A command as it is sent."""
-    command: bytes = hiredis.pack_command(words)
-    return command
+class Server(Protocol):
+    """What the check needs of the connections."""
 
+    @property
+    def name(self) -> str:
+        """The server's name in errors."""
+        ...
 
-class NamespaceGone(EngineUnavailable):
-    """The shard is not there; never leaves the engine, unless what was there should have lasted."""
+    @property
+    def address(self) -> Address:
+        """The URL, taken apart."""
+        ...
+
+    @property
+    def durability(self) -> str:
+        """The durability in use."""
+        ...
+
+    def ask(self, *command: Any) -> Any:
+        """Send one command about the server to a master."""
+        ...
+
+    def info(self) -> dict[str, str]:
+        """The fields of a master's INFO."""
+        ...
 
 
 class Facts(msgspec.Struct):
-    """What a server says of itself."""
+    """What a server reports about itself."""
 
     product: str
     version: tuple[int, ...]
@@ -129,14 +135,14 @@ class Facts(msgspec.Struct):
 
 
 class Confirm(msgspec.Struct):
-    """What follows a durable call: WAITAOF or WAIT, and what it has to answer at least."""
+    """What follows a durable call: WAITAOF or WAIT, and the least that it has to answer."""
 
     command: bytes
     local: int
     replicas: int
     seconds: float
 
-    def look(self, name: str, answer: Any) -> None:
+    def check(self, name: str, answer: Any) -> None:
         """Raises EngineUnavailable where fewer confirmed than were asked."""
         if isinstance(answer, Exception):
             raise EngineUnavailable(
@@ -157,9 +163,9 @@ class Confirm(msgspec.Struct):
             )
 
 
-def facts(link: Link) -> Facts:
-    """Ask the server."""
-    fields = link.info()
+def facts(server: Server) -> Facts:
+    """Read them from the server."""
+    fields = server.info()
     product = "valkey" if "valkey_version" in fields else "redis"
     version = tuple(
         int(part) for part in re.findall(r"\d+", fields.get(f"{product}_version", "0"))[:3]
@@ -167,8 +173,8 @@ def facts(link: Link) -> Facts:
     fsync = ""
     if fields.get("aof_enabled") == "1":
         try:
-            told = link.ask("CONFIG", "GET", "appendfsync")
-            fsync = told[1].decode() if told else ""
+            setting = server.ask("CONFIG", "GET", "appendfsync")
+            fsync = setting[1].decode() if setting else ""
         except LanewayError:
             fsync = ""  # this user may not ask
     return Facts(
@@ -183,89 +189,72 @@ def facts(link: Link) -> Facts:
     )
 
 
-def read_info(answer: bytes) -> dict[str, str]:
+def check(server: Server) -> Confirm | None:
     """
-    The fields of INFO. Raises BusyLoadingError of a server that does not know yet what it holds,
-    nor whether it appends.
+    Refuse a server that cannot keep the durability. Returns what follows every durable call.
     """
-    fields: dict[str, str] = {}
-    for line in answer.decode(errors="replace").splitlines():
-        field, _, value = line.partition(":")
-        fields[field] = value
-    if fields.get("loading", "0") != "0":
-        left = fields.get("loading_eta_seconds", "")
-        raise refusals.BusyLoadingError(
-            "LOADING" + (f", about {left} s more" if left.isdecimal() else "")
-        )
-    return fields
-
-
-def check(link: Link) -> Confirm | None:
-    """
-    Refuse a server that cannot keep what is promised. Returns what has to follow a durable call.
-    """
-    found = facts(link)
-    for problem in problems(found, link.address, link.durability):
+    found = facts(server)
+    for problem in problems(found, server.address, server.durability):
         raise (
-            UsageError(f"{link.name}: {problem}")
+            UsageError(f"{server.name}: {problem}")
             if problem.is_usage
-            else EngineUnavailable(f"{link.name}: {problem}")
+            else EngineUnavailable(f"{server.name}: {problem}")
         )
-    return confirm(link.address, found, link.durability)
+    return confirm(server.address, found, server.durability)
 
 
 class Problem(str):
     """
-    Why a server is not fit, and what to do. `is_usage`: the program or its URL is to be changed.
+    Why a server cannot be used, and what to do. `is_usage`: change the program or its URL.
     """
 
     __slots__ = ("is_usage",)
     is_usage: bool
 
     def __new__(cls, text: str, *, is_usage: bool = False) -> Problem:
-        made = super().__new__(cls, text)
-        made.is_usage = is_usage
-        return made
+        problem = super().__new__(cls, text)
+        problem.is_usage = is_usage
+        return problem
 
 
 def problems(found: Facts, address: Address, durability: str) -> list[Problem]:
-    """Everything that speaks against a server."""
-    told: list[Problem] = []
+    """The reasons why the server cannot be used."""
+    against: list[Problem] = []
     oldest = OLDEST[found.product]
     if found.version < oldest:
-        told.append(
+        against.append(
             Problem(f"{found.name} is too old; Laneway needs Valkey 8 or Redis 7, or newer")
         )
     if found.is_cluster and address.kind != "cluster":
-        told.append(
+        against.append(
             Problem("this is a node of a cluster; write valkey+cluster:// instead", is_usage=True)
         )
     if not found.is_cluster and address.kind == "cluster":
-        told.append(Problem("this is no cluster; write valkey:// instead", is_usage=True))
+        against.append(Problem("this is no cluster; write valkey:// instead", is_usage=True))
     if found.role not in ("master", "?"):
-        told.append(
+        against.append(
             Problem("this is a replica; name its master, or use valkey+sentinel://", is_usage=True)
         )
     if found.policy != "noeviction":
-        told.append(
+        against.append(
             Problem(
                 f'its maxmemory-policy is "{found.policy}", which drops keys; say CONFIG SET'
                 " maxmemory-policy noeviction"
             )
         )
     if durability == "fsync":
-        told += _cannot_append(found, durability)
+        against += _cannot_append(found, durability)
     if durability == "replicated":
         if found.replicas < address.replicas:
-            told.append(
+            against.append(
                 Problem(
                     f'durability "replicated" needs {address.replicas} replicas, it has'
                     f" {found.replicas}; start more, or say ?replicas="
                 )
             )
         elif found.appends:
-            told += _cannot_append(found, durability)
-    return told
+            against += _cannot_append(found, durability)
+    return against
 
 
 def _cannot_append(found: Facts, durability: str) -> list[Problem]:
@@ -287,7 +276,7 @@ def _cannot_append(found: Facts, durability: str) -> list[Problem]:
 
 
 def confirm(address: Address, found: Facts, durability: str) -> Confirm | None:
-    """What has to follow a durable call."""
+    """What follows every durable call."""
     seconds = max(0.1, address.timeout * 0.8)
     replicas = address.replicas if durability == "replicated" else 0
     if durability == "fsync" or (durability == "replicated" and found.appends):
@@ -310,180 +299,3 @@ def check_authority(name: str, file: str) -> None:
             f"{name}: ?ca={file}: the file of certificates cannot be read ({error.strerror}); check"
             " the path"
         ) from error
-
-
-# What failures mean
-
-
-def is_hopeless(error: Exception) -> bool:
-    """Whether trying again would not help."""
-    text = str(error)
-    return (
-        isinstance(error.__cause__ or error, ssl.SSLError)
-        or "Protocol Error" in text
-        or "protected mode" in text.lower()
-        or "DENIED" in text
-    )
-
-
-def explain(address: Address, error: Exception, *, applied: bool | None) -> LanewayError:
-    """In one line: what was wrong, where, what to do."""
-    name, text = address.name, " ".join(str(error).split())
-    unknown = (
-        "; whether the change happened is not known" if applied is None else "; nothing was changed"
-    )
-    lowered = text.lower()
-
-    def unavailable(what: str) -> EngineUnavailable:
-        return EngineUnavailable(f"{name}: {what}", applied=applied)
-
-    if "denied" in lowered and "protected mode" in lowered:
-        return unavailable(
-            "the server is in protected mode and takes no connections from elsewhere; give it a"
-            " password (requirepass)"
-        )
-    if address.kind == "sentinel" and "unknown command" in lowered and "sentinel" in lowered:
-        return UsageError(
-            f"{name}: this is no sentinel; name the hosts of the sentinels, or write valkey:// for"
-            " the server itself"
-        )
-    if isinstance(error.__cause__ or error, ssl.SSLError) or "ssl" in lowered:
-        if "certificate" in lowered:
-            return unavailable(
-                f"its certificate is not trusted ({_short(text)}); name the authority with ?ca=FILE"
-            )
-        return UsageError(f"{name}: this port speaks no TLS; write valkey:// instead of valkeys://")
-    if isinstance(error, refusals.AuthenticationError | refusals.AuthorizationError):
-        return _not_let_in(name, address, text)
-    if isinstance(error, refusals.NoPermissionError):
-        return unavailable(
-            f"the user may not do this ({_short(text)}); see the list of commands in"
-            " docs/engines.md"
-        )
-    if "MasterNotFoundError" in type(error).__name__ or (
-        isinstance(error, refusals.ConnectionError) and "No master found" in text
-    ):
-        return unavailable(
-            f'the sentinels know no master "{address.master}" that answers; check the name, and the'
-            " sentinels"
-        )
-    if (
-        isinstance(error, hiredis.ProtocolError)
-        or "Protocol Error" in text
-        or isinstance(error, refusals.InvalidResponse)
-    ):
-        return UsageError(f"{name}: this is not a Valkey or Redis server; check the port")
-    if "cluster support disabled" in lowered or "cluster mode is not enabled" in lowered:
-        return UsageError(f"{name}: this is no cluster; write valkey:// instead")
-    if (
-        isinstance(error, refusals.OutOfMemoryError)
-        or text.startswith("OOM")
-        or "maxmemory" in lowered
-    ):
-        return unavailable(
-            "the server is out of memory (maxmemory) and takes nothing in; nothing was changed:"
-            " consume, or raise maxmemory"
-        )
-    if isinstance(error, refusals.BusyLoadingError) or text.startswith("LOADING"):
-        left = text.removeprefix("LOADING") if text.startswith("LOADING,") else ""
-        return unavailable(
-            f"the server is still loading its data{left}; wait until it has, or try again later"
-        )
-    if isinstance(error, refusals.ReadOnlyError):
-        return unavailable(
-            "this is a replica and takes nothing in; name its master, or use valkey+sentinel://"
-        )
-    if isinstance(error, refusals.MaxConnectionsError) or "max number of clients" in lowered:
-        return unavailable(
-            "the server has no connection left (maxclients); raise it, or start fewer workers"
-        )
-    if isinstance(
-        error,
-        refusals.MovedError
-        | refusals.AskError
-        | refusals.TryAgainError
-        | refusals.ClusterDownError
-        | refusals.MasterDownError,
-    ):
-        return unavailable(
-            f"the cluster does not serve the shard now ({_short(text)}){unknown}; try again"
-        )
-    if isinstance(error, refusals.TimeoutError | TimeoutError):
-        no_tls = (
-            "; if the server speaks no TLS, write valkey://"
-            if address.tls and applied is False
-            else ""
-        )
-        return unavailable(f"no answer within {address.timeout:g} s{unknown}{no_tls}")
-    if isinstance(error, refusals.ResponseError):
-        return _refused(name, text, unavailable)
-    if "connection refused" in lowered or "no such file" in lowered:
-        return unavailable("nothing listens there; start the server, or check the URL")
-    if (
-        "name or service not known" in lowered
-        or "getaddrinfo" in lowered
-        or "name resolution" in lowered
-    ):
-        return unavailable("there is no such host; check the URL")
-    if isinstance(error, refusals.RedisClusterException):
-        return unavailable(
-            f"no node of the cluster answers ({_short(text)}); start it, or check the URL"
-        )
-    if applied is False and ("closed by server" in lowered or "reset by peer" in lowered):
-        return unavailable(
-            f"the server hung up ({_short(text)}); if it speaks TLS, write valkeys://"
-        )
-    return unavailable(f"the connection was lost ({_short(text)}){unknown}")
-
-
-def _not_let_in(name: str, address: Address, text: str) -> LanewayError:
-    if address.password is None:
-        return UsageError(
-            f"{name}: the server asks for a password; write valkey://:PASSWORD@HOST, or"
-            " USER:PASSWORD@"
-        )
-    who = f'user "{address.username}"' if address.username else "the default user"
-    if "no password" in text.lower() or "without any password" in text.lower():
-        return UsageError(
-            f"{name}: the server wants no password from {who}; leave it out of the URL"
-        )
-    return UsageError(f"{name}: wrong password for {who}, or no such user")
-
-
-def _refused(name: str, text: str, unavailable: Any) -> LanewayError:
-    if "WRONGTYPE" in text:
-        return EngineCorrupt(
-            f"{name}: a key of another program is in the way (laneway:…); use another database, or"
-            " another namespace"
-        )
-    if text.startswith("NOSHARD"):
-        return NamespaceGone(
-            f"{name}: the namespace is gone: the server has lost its data; restore a copy of it, or"
-            " open it again to begin anew"
-        )
-    if text.startswith("BADLAYOUT"):
-        return SchemaMismatch(
-            f"{name}: the namespace has layout {text.partition(' ')[2]}, which this Laneway does"
-            " not know; upgrade Laneway"
-        )
-    if text.startswith("MISCONF"):
-        return unavailable(  # type: ignore[no-any-return]
-            "the server cannot write to its disk (MISCONF) and takes nothing in; nothing was"
-            " changed: look at its log"
-        )
-    if text.startswith("NOREPLICAS"):
-        return unavailable(  # type: ignore[no-any-return]
-            "the server has too few replicas (min-replicas-to-write) and takes nothing in; nothing"
-            " was changed"
-        )
-    if "unknown command" in text.lower():
-        return UsageError(
-            f"{name}: this is no Valkey or Redis that Laneway can use ({_short(text)})"
-        )
-    if "DB index is out of range" in text:
-        return UsageError(f"{name}: the server has no such database; take a smaller number")
-    return unavailable(_short(text, 300))  # type: ignore[no-any-return]
-
-
-def _short(text: str, most: int = 120) -> str:
-    return text if len(text) <= most else f"{text[:most]}…"

@@ -1,0 +1,156 @@
+"""Subscriptions: connections that receive what is published on channels."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+from redis import exceptions as refusals
+
+from laneway.engines.valkey.wire import packed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.valkey.nodes import Nodes
+
+RECONNECT_AFTER = 0.25
+"""Seconds between two attempts to connect."""
+
+
+class Subscription:
+    """
+    Receives the messages of one channel; for `select`.
+
+    A lost connection is opened again. Messages may have been missed meanwhile, so `poll` then
+    returns b"0" as if it had been published.
+    """
+
+    def __init__(self, nodes: Nodes, channel: str) -> None:
+        self._nodes = nodes
+        self._channel = channel
+        self._connection: Any = None
+        self._tried = 0.0
+        self._silence, self._other_end = socket.socketpair()
+        self._connect()
+
+    def fileno(self) -> int:
+        """Readable when a message has arrived."""
+        connection = self._connection
+        return (
+            connection._sock.fileno()  # noqa: SLF001
+            if connection is not None and connection._sock is not None  # noqa: SLF001
+            else self._silence.fileno()
+        )
+
+    def poll(self) -> list[bytes]:
+        """The messages since the last call."""
+        if self._connection is None:
+            return [b"0"] if self._connect() else []
+        messages = self._read()
+        return (
+            [payload for kind, _, payload in messages if kind == b"message"]
+            if messages is not None
+            else [b"0"]
+        )
+
+    def _read(self) -> list[tuple[bytes, bytes, Any]] | None:
+        """All messages: kind, channel and payload. None: the connection was lost."""
+        messages: list[tuple[bytes, bytes, Any]] = []
+        try:
+            while self._connection.can_read(timeout=0):
+                messages.append(tuple(self._connection.read_response(disable_decoding=True)))
+        except (
+            refusals.RedisError,
+            OSError,
+            hiredis.HiredisError,
+            AttributeError,
+        ):  # the last: another thread closed it
+            self._drop()
+            return None
+        return messages
+
+    def _connect(self) -> bool:
+        now = time.monotonic()
+        if now - self._tried < RECONNECT_AFTER:
+            return False
+        self._tried = now
+        try:
+            connection = self._nodes.pool("").make_connection()
+            connection.connect()
+            self._subscribe(connection)
+        except (refusals.RedisError, OSError, hiredis.HiredisError):
+            return False
+        self._connection = connection
+        return True
+
+    def _subscribe(self, connection: Any) -> None:
+        connection.send_packed_command([packed("SUBSCRIBE", self._channel)])
+        connection.read_response(disable_decoding=True)
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.disconnect()
+            self._connection = None
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._drop()
+        self._silence.close()
+        self._other_end.close()
+
+
+class Subscriptions(Subscription):
+    """
+    Receives the messages of many channels, which come and go. Their names are given and returned
+    without their common prefix.
+    """
+
+    def __init__(self, nodes: Nodes, prefix: str) -> None:
+        self._prefix = prefix
+        self._wanted: set[str] = set()
+        self._sending = threading.Lock()
+        super().__init__(nodes, prefix)
+
+    def change(self, command: str, channels: Sequence[str]) -> None:
+        """SUBSCRIBE or UNSUBSCRIBE. May be called from any thread."""
+        with self._sending:
+            if command == "SUBSCRIBE":
+                self._wanted |= set(channels)
+            else:
+                self._wanted -= set(channels)
+            connection = self._connection
+            if connection is not None:  # else `_subscribe` does it after the reconnect
+                with contextlib.suppress(refusals.RedisError, OSError):
+                    connection.send_packed_command(
+                        [packed(command, *(self._prefix + channel for channel in channels))]
+                    )
+
+    def read(self) -> list[str] | None:
+        """
+        The payloads since the last call, and the name of each channel whose subscription has become
+        active. None: messages may have been missed.
+        """
+        if self._connection is None:
+            self._connect()
+            return None
+        messages = self._read()
+        if messages is None:
+            return None
+        begin = len(self._prefix)
+        return [
+            (payload if kind == b"message" else channel[begin:]).decode()
+            for kind, channel, payload in messages
+            if kind in (b"message", b"subscribe") and len(channel) > begin
+        ]
+
+    def _subscribe(self, connection: Any) -> None:
+        with self._sending:
+            names = [self._prefix, *(self._prefix + channel for channel in self._wanted)]
+            connection.send_packed_command([packed("SUBSCRIBE", *names)])
+        for _ in names:
+            connection.read_response(disable_decoding=True)
