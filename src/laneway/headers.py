@@ -3,8 +3,8 @@ The headers by which Laneway controls a message: their names, and how their valu
 
 Anybody who may publish can write them, by any program. So `check` refuses at publish what cannot be
 meant, and every reader goes through a function of this page: what cannot be read counts as absent,
-and numbers stay within their bounds. The scripts of the Valkey engine read `KEEPS`, `NEEDS` and
-`FLOW` too (`scripts/parts/keeping.lua`, `signals.lua`).
+and numbers stay within their bounds. The scripts of the Valkey engine read `RESULT_TTL`, `SIGNALS`
+and `FLOW` too (`scripts/parts/keeping.lua`, `signals.lua`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 OWN_PREFIX = "laneway-"
 """What begins so belongs to Laneway."""
 
-KEEPS, NEEDS, FLOW, TASK = "laneway-keeps", "laneway-needs", "laneway-flow", "laneway-task"
+RESULT_TTL, SIGNALS, FLOW, TASK = (
+    "laneway-result-ttl",
+    "laneway-signals",
+    "laneway-flow",
+    "laneway-task",
+)
 TIME_LIMIT, SOFT_TIME_LIMIT, RETRIES = (
     "laneway-time-limit",
     "laneway-soft-time-limit",
@@ -31,10 +36,10 @@ TIME_LIMIT, SOFT_TIME_LIMIT, RETRIES = (
 RETRY_DELAY = "retry-delay"
 """Of a call of a function by its name: seconds, separated by commas."""
 
-MOST_SIGNALS = 100_000
+MAX_SIGNALS = 100_000
 """Signals for which one message can wait."""
 
-MOST_RETRIES = 1_000_000_000
+MAX_RETRIES = 1_000_000_000
 MAX_TEXT = 100
 """Characters of the value of a header that is checked."""
 
@@ -71,12 +76,12 @@ def seconds(text: str | None) -> float | None:
     return number if math.isfinite(number) and 0 < number <= MAX_SECONDS else None
 
 
-def keeps(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
+def result_ttls(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
     """
     Seconds for which a message's outcome is kept, after an ack and after any other end; None: it is
     not kept.
     """
-    said = headers.get(KEEPS) if headers is not None else None
+    said = headers.get(RESULT_TTL) if headers is not None else None
     if said is None:
         return None
     done, _, otherwise = said.partition(",")
@@ -87,16 +92,16 @@ def keeps(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
     return min(after_ack, MAX_SECONDS), min(after_failure, MAX_SECONDS)
 
 
-def needs(headers: Mapping[str, str] | None) -> int:
+def signals_needed(headers: Mapping[str, str] | None) -> int:
     """Signals for which a message waits; 0: none, or the header cannot be read."""
-    said = whole(headers.get(NEEDS)) if headers is not None else None
-    return said if said is not None and said <= MOST_SIGNALS else 0
+    said = whole(headers.get(SIGNALS)) if headers is not None else None
+    return said if said is not None and said <= MAX_SIGNALS else 0
 
 
 def retries(headers: Mapping[str, str] | None) -> int | None:
     """How often a call may be tried again; None: its policy decides."""
     said = whole(headers.get(RETRIES)) if headers is not None else None
-    return min(said, MOST_RETRIES) if said is not None else None
+    return min(said, MAX_RETRIES) if said is not None else None
 
 
 def retry_delays(headers: Mapping[str, str]) -> list[float] | None:
@@ -109,14 +114,14 @@ def retry_delays(headers: Mapping[str, str]) -> list[float] | None:
     return known if len(known) == len(found) else None
 
 
-def _is_keeps(text: str) -> bool:
+def _is_result_ttl(text: str) -> bool:
     return all(
         number is not None and number <= MAX_SECONDS for number in map(whole, text.split(",", 1))
     )
 
 
-def _is_needs(text: str) -> bool:
-    return needs({NEEDS: text}) > 0
+def _is_signals(text: str) -> bool:
+    return signals_needed({SIGNALS: text}) > 0
 
 
 def _is_seconds(text: str) -> bool:
@@ -128,8 +133,8 @@ def _is_whole(text: str) -> bool:
 
 
 CHECKED = {
-    KEEPS: (_is_keeps, 'seconds, of at most 100 years, like "600,86400"'),
-    NEEDS: (_is_needs, f"a number from 1 to {MOST_SIGNALS:,}"),
+    RESULT_TTL: (_is_result_ttl, 'seconds, of at most 100 years, like "600,86400"'),
+    SIGNALS: (_is_signals, f"a number from 1 to {MAX_SIGNALS:,}"),
     TIME_LIMIT: (_is_seconds, "seconds above 0, of at most 100 years"),
     SOFT_TIME_LIMIT: (_is_seconds, "seconds above 0, of at most 100 years"),
     RETRIES: (_is_whole, "a whole number of at least 0"),

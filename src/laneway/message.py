@@ -156,11 +156,11 @@ class Settlement(msgspec.Struct, gc=False):
 
     `action`: `"ack"`, `"retry"` (counts an attempt; `delay_us` or the policy's backoff), `"dead"`
     (with `reason`), `"release"` (no attempt counted; `begun=False` also gives the rate permit
-    back), `"rest"` (release, and the topic rests for `delay_us`, or 1 s doubling to 5 min),
+    back), `"back_off"` (release, and the topic rests for `delay_us`, or 1 s doubling to 5 min),
     `"unhandled"` (release with a delay of 5 s … 5 min; dead after the policy's `on_unhandled`).
     `cost_us`: the handler's time, for tiers that are fair by time. `outcome`: what is kept of the
-    message under its id for `keep_us`, written in the same step, if this ends the message (acked,
-    died).
+    message under its id for `outcome_ttl_us`, written in the same step, if this ends the
+    message (acked, died).
     """
 
     handle: int
@@ -173,12 +173,12 @@ class Settlement(msgspec.Struct, gc=False):
     begun: bool = True
     id: str | None = None  # the message's, where there is an outcome
     outcome: bytes | None = None
-    keep_us: int = 0
+    outcome_ttl_us: int = 0
 
 
-class Note(msgspec.Struct, gc=False):
+class ProgressReport(msgspec.Struct, gc=False):
     """
-    Something to be kept of a message under its id for `keep_us`, beside its outcome: how far its
+    Something to be kept of a message under its id for `ttl_us`, beside its outcome: how far its
     handler is.
 
     With `handle` and `fence` only as long as that lease is held; without them (from outside)
@@ -188,16 +188,16 @@ class Note(msgspec.Struct, gc=False):
     id: str
     topic: str
     body: bytes
-    keep_us: int
+    ttl_us: int
     handle: int = 0
     fence: int = 0
 
 
-class Kept(msgspec.Struct, gc=False):
+class StoredResult(msgspec.Struct, gc=False):
     """What is kept under a message's id: how it ended, and what was noted of it meanwhile."""
 
     outcome: bytes | None = None
-    note: bytes | None = None
+    progress: bytes | None = None
 
 
 SETTLED = ("acked", "retried", "died", "released", "lost", "gone")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Layer = Literal["code", "operator"]
 """Who set a policy. The operator's layer stands above the code's."""
 
-MOST_STEMS = 20_000
+MAX_STEMS = 20_000
 MAX_TOPIC_BYTES = 255
 MAX_KEY_BYTES = 512
 MAX_PARTITIONS = 1024
@@ -705,7 +705,7 @@ class PolicyBook:
         stem = topic.rpartition(".")[0]
         patterns = self._stems.get(stem)
         if patterns is None:
-            if len(self._stems) >= MOST_STEMS:
+            if len(self._stems) >= MAX_STEMS:
                 self._stems.clear()
             patterns = self._stems[stem] = tuple(
                 pattern for pattern in prefixes(topic)[1:] if pattern in self._layers

@@ -69,7 +69,7 @@ def test_finished_ids_attempts_and_rests_are_kept(kept: Reopened) -> None:
     kept.put("a", "2")
     kept.settle(kept.lease(), "retry")
     kept.put("r", "3")
-    kept.settle(kept.lease(topics=["r"]), "rest", delay_us=5_000_000)
+    kept.settle(kept.lease(topics=["r"]), "back_off", delay_us=5_000_000)
     kept.again()
     assert kept.put("a", "4", id="x")[0].outcome == "duplicate"
     assert [(lease.body, lease.attempt) for lease in kept.lease()] == [(b"2", 2)]

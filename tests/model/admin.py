@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from laneway.engines.base import (
-    KEEPS_HEADER,
+    RESULT_TTL_HEADER,
     Explanation,
     MessageView,
     Overview,
@@ -170,7 +170,7 @@ class Model(Engine):
         return True
 
     def _lanes_under(self, pattern: str) -> list[Lane]:
-        """An engine with more than `BRING_IN` of them may go on in later calls."""
+        """An engine with more than `HOUSEKEEPING_LIMIT` of them may go on in later calls."""
         return [
             lane
             for lane in self.lanes.values()
@@ -270,7 +270,7 @@ class Model(Engine):
         self.edges = {where: until for where, until in self.edges.items() if where[0] != topic}
         return removed
 
-    def withdraw(
+    def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
     ) -> str:
         """Take one out; a lease of it ends."""
@@ -343,7 +343,7 @@ class Model(Engine):
         """With a new number and since; attempts, suspicion and ttl from the start."""
         policy = self.book.resolve(message.topic)
         self.number += 1
-        self.outcomes.pop(message.id if KEEPS_HEADER in (message.headers or {}) else "", None)
+        self.outcomes.pop(message.id if RESULT_TTL_HEADER in (message.headers or {}) else "", None)
         message.number, message.since, message.death, message.signals = (
             self.number,
             since,

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from laneway.engines.base import (
-    BRING_IN,
-    REST_FIRST_US,
-    REST_MOST_US,
+    BACK_OFF_FIRST_US,
+    BACK_OFF_MAX_US,
+    HOUSEKEEPING_LIMIT,
     UNHANDLED_FIRST_US,
-    UNHANDLED_MOST_US,
+    UNHANDLED_MAX_US,
     UNTIL_SIGNALLED_US,
 )
 from laneway.engines.shared import fairness
@@ -49,7 +49,7 @@ class Engine(Lanes):
 
     # The clock
 
-    def tick(self, *, budget: int = BRING_IN, now_us: int | None = None) -> int | None:
+    def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         self.now = self._time(now_us)
         self._keep_house(budget)
         return self._next_wake()
@@ -137,7 +137,7 @@ class Engine(Lanes):
         self.now = self._time(now_us)
         return self._put(drafts)
 
-    def puts_whole(self, drafts: Sequence[Draft]) -> bool:
+    def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         return not any(self.book.resolve(draft.topic).limits_backlog for draft in drafts)
 
     def _check_drafts(self, drafts: Iterable[Draft], now: int) -> None:
@@ -415,7 +415,7 @@ class Engine(Lanes):
         now_us: int | None = None,
     ) -> Batch:
         self.now = self._time(now_us)
-        self._keep_house(BRING_IN)
+        self._keep_house(HOUSEKEEPING_LIMIT)
         call = Call(n if startable is None else startable, record_start)
         if topics is None:
             self._serve_pool(call, pool, n)
@@ -856,7 +856,7 @@ class Engine(Lanes):
             reason = "no handler: no worker had a handler for it within on_unhandled"
             self._note(message, reason, None)
             return self._die(message, reason, None)
-        delay = min(UNHANDLED_FIRST_US << min(message.unhandled_times, 16), UNHANDLED_MOST_US)
+        delay = min(UNHANDLED_FIRST_US << min(message.unhandled_times, 16), UNHANDLED_MAX_US)
         message.unhandled_times += 1
         self._come_back(message, self.now + delay)
         return "released"
@@ -869,7 +869,7 @@ class Engine(Lanes):
         lane = lease.lane
         if lease.fence <= lane.rest_fence:
             return
-        step = min(lane.rest_step * 2, REST_MOST_US) if lane.rest_step else REST_FIRST_US
+        step = min(lane.rest_step * 2, BACK_OFF_MAX_US) if lane.rest_step else BACK_OFF_FIRST_US
         if asked is not None:
             step = max(asked, 1)
         for each in [lane] if lane.topic is None else self._lanes_of(lane.topic):

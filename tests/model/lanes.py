@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from laneway.engines.base import KEEPS_HEADER, STICKY_US
+from laneway.engines.base import RESULT_TTL_HEADER, STICKY_US
 from laneway.engines.shared import fairness
 from laneway.policy import FOREVER, PolicyBook, Resolved
 from laneway.tiers import Tier, TierLayers, Tiers
@@ -336,7 +336,7 @@ class Lanes:
 
     def _ended(self, message: Message, status: str, reason: str | None = None) -> None:
         """No handler told of its end; where that is wanted, it is kept."""
-        if KEEPS_HEADER in (message.headers or {}):
+        if RESULT_TTL_HEADER in (message.headers or {}):
             why = {} if reason is None else {"reason": reason}
             outcome = {
                 "status": status,

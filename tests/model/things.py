@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from laneway.engines.base import NEEDS_HEADER
+from laneway.engines.base import SIGNALS_HEADER
 from laneway.message import Draft, Lease
 from laneway.policy import Gate, Resolved
 from laneway.units import SECOND
@@ -228,7 +228,7 @@ def shape(policy: Resolved) -> tuple[Any, ...]:
 
 def signals_needed(headers: Mapping[str, str] | None) -> int:
     """For how many a message waits."""
-    return int((headers or {}).get(NEEDS_HEADER, "0"))
+    return int((headers or {}).get(SIGNALS_HEADER, "0"))
 
 
 def moved(mean: int, cost: int) -> int:

@@ -185,7 +185,7 @@ def test_a_topic_whose_retry_after_cannot_be_rests_as_if_none_was_said(
 
 
 CONTROLS = {
-    "laneway-keeps": [
+    "laneway-result-ttl": [
         "9999999999999",
         "9" * 30,
         "9" * 5000,
@@ -199,7 +199,7 @@ CONTROLS = {
         "600,99999999999999999999",
         "²",
     ],
-    "laneway-needs": ["9" * 5000, "-1", "x", "", "0", "nan"],
+    "laneway-signals": ["9" * 5000, "-1", "x", "", "0", "nan"],
     "laneway-flow": ["1", "", "x" * 1000],
     "laneway-time-limit": ["nan", "inf", "-inf", "-1", "0", "1e400", "9" * 5000, "", "x"],
     "laneway-soft-time-limit": ["nan", "inf", "-1", "0", "1e400", ""],
@@ -270,7 +270,7 @@ def test_control_headers_of_another_program_harm_nobody(app: Laneway, is_raising
     done = neighbors(app)
     for view in app.engine.topic_peek("gone", limit=1000):
         app.engine.explain(view.id, "gone")
-        assert app.engine.withdraw(view.id, "gone") == "cancelled"
+        assert app.engine.cancel(view.id, "gone") == "cancelled"
     burst(app, 10)
     app.redrive()
     burst(app, 10)
@@ -289,7 +289,7 @@ def _put_unchecked(app: Laneway, draft: Draft) -> None:
     try:
         app.engine.put([draft])
     except BadMessage:
-        assert "laneway-needs" in (draft.headers or {})
+        assert "laneway-signals" in (draft.headers or {})
 
 
 BROKEN = {

@@ -46,7 +46,7 @@ def operations(engine: FullEngine) -> list[Callable[[], object]]:
         lambda: engine.lease(1),
         lambda: engine.settle([Settlement(1, 1)]),
         lambda: engine.extend([(1, 1)], 1),
-        lambda: engine.kept([("x", None)]),
+        lambda: engine.results([("x", None)]),
         engine.overview,
         lambda: engine.topic_stats("a"),
         lambda: engine.policy_set("code", "a", {"rate": 1}),

@@ -186,9 +186,17 @@ def test_an_older_layout_is_brought_up(tmp_path: Path) -> None:
         (lease,) = engine.lease(1).leases
         assert lease.body == b"kept"
         engine.settle(
-            [Settlement(lease.handle, lease.fence, id=lease.id, outcome=b"so", keep_us=SECOND * 60)]
+            [
+                Settlement(
+                    lease.handle,
+                    lease.fence,
+                    id=lease.id,
+                    outcome=b"so",
+                    outcome_ttl_us=SECOND * 60,
+                )
+            ]
         )
-        assert engine.kept([(lease.id, "a")])[0].outcome == b"so"
+        assert engine.results([(lease.id, "a")])[0].outcome == b"so"
         assert [check for check in engine.doctor() if not check.ok] == []
 
 

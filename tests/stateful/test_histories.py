@@ -29,7 +29,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from laneway.engines.base import KEEPS_HEADER, NEEDS_HEADER
+from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER
 from laneway.message import Draft, Lease, Receipt, Settlement
 from laneway.policy import Gate, own_rows
 from laneway.tiers import Tier
@@ -48,8 +48,8 @@ TOPICS = ["a.1", "a.2", "b.1", "c.1", "d.1", "d.2", "e.1", "e.2"]
 BUSY = [*TOPICS, "a.1", "a.1", "a.1", "a.2", "b.1", "b.1", "c.1", "c.1", "d.1", "e.1", "e.2"]
 PATTERNS = ["a.*", "b.*", "c.*", "d.*", "e.*", "*", "a.1", "b.1", "d.1", "e.1"]
 YEARS = 90_000_000 * SECOND
-KEEPS = {KEEPS_HEADER: "90000000,90000000"}
-WAITS = {**KEEPS, NEEDS_HEADER: "2"}
+RESULT_TTL = {RESULT_TTL_HEADER: "90000000,90000000"}
+WAITS = {**RESULT_TTL, SIGNALS_HEADER: "2"}
 
 IDS = [f"i{n}" for n in range(5)]
 MADE = [f"made-{n}" for n in range(1, 30)]
@@ -148,7 +148,7 @@ def a_draft(chance: random.Random, topic: str) -> Draft:
         at_us=pick([None] * 12 + [START - SECOND, START + 3 * SECOND]),
         id=pick([None] * 9 + IDS + [AGAIN] * 2),
         ttl_us=pick([None] * 6 + [1 * SECOND, 5 * SECOND]),
-        headers=pick([None, None, {}, {"a": "b"}, KEEPS, KEEPS, WAITS]),
+        headers=pick([None, None, {}, {"a": "b"}, RESULT_TTL, RESULT_TTL, WAITS]),
         at_front=pick([False, False, False, True]),
         sticky=pick([False] * 5 + [True]),
     )
@@ -178,7 +178,18 @@ def an_end(chance: random.Random) -> Settlement:
     """How a lease ends."""
     pick = chance.choice
     action = pick(
-        ["ack", "ack", "ack", "retry", "retry", "release", "release", "dead", "rest", "unhandled"]
+        [
+            "ack",
+            "ack",
+            "ack",
+            "retry",
+            "retry",
+            "release",
+            "release",
+            "dead",
+            "back_off",
+            "unhandled",
+        ]
     )
     delay = pick([None, None, None, 0, 300_000, 6 * SECOND])
     reason = pick([None, "why"])
@@ -281,7 +292,7 @@ class Histories(RuleBasedStateMachine):
             self.signalled |= {
                 receipt.id
                 for receipt, draft in zip(receipts, batch, strict=True)
-                if NEEDS_HEADER in (draft.headers or {})
+                if SIGNALS_HEADER in (draft.headers or {})
             }
             self.receipts += [receipt for receipt in receipts if receipt.id]
 
@@ -336,7 +347,7 @@ class Histories(RuleBasedStateMachine):
                 for side in (ENGINE, MODEL):
                     settlement = settlements[side][n]
                     settlement.id, settlement.outcome = pair[side].id, b"so"
-                    settlement.keep_us = YEARS
+                    settlement.outcome_ttl_us = YEARS
         if chance.random() < 0.05:
             for batch in settlements:
                 batch[0].handle = batch[-1].handle
@@ -431,13 +442,13 @@ class Histories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.receipts)
     @rule(chance=chances, named=st.booleans())
-    def withdraw(self, chance: random.Random, *, named: bool) -> None:
+    def cancel(self, chance: random.Random, *, named: bool) -> None:
         receipt = chance.choice(self.receipts[-10:])
         topic = (
             receipt.topic if named or receipt.id not in MADE else None
         )  # an id of the user's own is one of its topic
         self.lockstep.call(
-            "withdraw",
+            "cancel",
             (self.lockstep.names.for_engine(receipt.id), topic),
             (receipt.id, topic),
             now_us=self.lockstep.now,
@@ -559,7 +570,7 @@ class Histories(RuleBasedStateMachine):
             now_us=self.lockstep.now,
             **options,
         )
-        self.do("tick")  # as in `withdraw`
+        self.do("tick")  # as in `cancel`
 
     # Looking
 
@@ -633,12 +644,12 @@ class Histories(RuleBasedStateMachine):
         for topic in {receipt.topic for receipt in self.receipts[-10:]}:
             ids = list({receipt.id for receipt in self.receipts[-10:] if receipt.topic == topic})
             self.look_up(topic, ids)
-            kept = self.lockstep.engine.kept(
+            kept = self.lockstep.engine.results(
                 [(self.lockstep.names.for_engine(each), topic) for each in ids],
                 now_us=self.lockstep.now,
             )
             self.lockstep.compare(
-                "kept",
+                "results",
                 [each.outcome for each in kept],
                 [self.lockstep.model.outcomes.get(each) for each in ids],
             )

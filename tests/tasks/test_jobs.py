@@ -160,8 +160,8 @@ def test_a_result_is_forgotten_in_time(make_app: MakeApp) -> None:
     def usual() -> int:
         return 1
 
-    assert app.engine.find(task.delay().id).headers["laneway-keeps"] == "120,7200"  # type: ignore[index, union-attr]
-    assert app.engine.find(usual.delay().id).headers["laneway-keeps"] == "3600,7200"  # type: ignore[index, union-attr]
+    assert app.engine.find(task.delay().id).headers["laneway-result-ttl"] == "120,7200"  # type: ignore[index, union-attr]
+    assert app.engine.find(usual.delay().id).headers["laneway-result-ttl"] == "3600,7200"  # type: ignore[index, union-attr]
     job = task.using(result_ttl=1, failure_ttl=1).enqueue()
     with working(app):
         job.get(SOON)
@@ -480,7 +480,7 @@ def test_other_ends_are_told(make_app: MakeApp) -> None:
     nobodys = app.publish(
         "task.nobody",
         {"args": [], "kwargs": {}},
-        headers={"laneway-task": "gone", "laneway-keeps": "60,60"},
+        headers={"laneway-task": "gone", "laneway-result-ttl": "60,60"},
     )
     (delivery,) = app.lease(1)
     delivery.dead("nobody wants it")
@@ -603,7 +603,7 @@ def test_a_body_of_another_program_is_told(make_app: MakeApp) -> None:
     def task(n: int) -> int:
         return n
 
-    headers = {"laneway-task": task.name, "laneway-keeps": "60,60"}
+    headers = {"laneway-task": task.name, "laneway-result-ttl": "60,60"}
     receipt = app.publish(str(task.delay(1).topic), ["nonsense"], headers=headers)
     with working(app), pytest.raises(LanewayError, match="no call of task"):
         app.job(receipt.id).get(SOON)

@@ -99,7 +99,7 @@ def test_later_and_for_a_while(make_app: MakeApp) -> None:
     assert at.status == in_.status == "delayed"
     assert queue.enqueue(functions.add, 1, ttl=5, result_ttl=7, failure_ttl=9).id
     views = app.engine.topic_peek("default")
-    assert views[0].headers["laneway-keeps"] == "7,9"  # type: ignore[index]
+    assert views[0].headers["laneway-result-ttl"] == "7,9"  # type: ignore[index]
     assert views[0].expires_us == views[0].published_us + 5_000_000
     with working(app):
         assert queue.enqueue_in(0.05, functions.add, 2).get(SOON) == 2

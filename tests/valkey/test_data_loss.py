@@ -12,10 +12,10 @@ import pytest
 from laneway import Laneway
 from laneway.engines.base import Durability, FullEngine
 from laneway.errors import EngineUnavailable
-from laneway.message import Draft, Lease, Note, Settlement
+from laneway.message import Draft, Lease, ProgressReport, Settlement
 from laneway.testing.servers import Server
 
-ACTIONS = ["ack", "retry", "dead", "release", "rest", "unhandled"]
+ACTIONS = ["ack", "retry", "dead", "release", "back_off", "unhandled"]
 
 
 def flushed(server: Server) -> None:
@@ -36,8 +36,11 @@ def all_lost(engine: FullEngine, leases: list[Lease]) -> None:
     places = [place(lease) for lease in leases]
     assert engine.extend(places, 60_000_000) == [False] * len(leases)
     assert engine.start(places) == [False] * len(leases)
-    assert engine.note(
-        [Note(lease.id, lease.topic, b"{}", 60_000_000, *place(lease)) for lease in leases]
+    assert engine.report_progress(
+        [
+            ProgressReport(lease.id, lease.topic, b"{}", 60_000_000, *place(lease))
+            for lease in leases
+        ]
     ) == [False] * len(leases)
     for action in ACTIONS:
         assert engine.settle([Settlement(*place(lease), action) for lease in leases]) == [

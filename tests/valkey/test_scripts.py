@@ -55,10 +55,10 @@ def test_numbers() -> None:
     assert int(number("serving", "STEP")) == refusals.STEP
     seconds = {"SECOND": 1_000_000}
     told = [
-        (("settling", "REST_FIRST"), base.REST_FIRST_US),
-        (("settling", "REST_MOST"), base.REST_MOST_US),
+        (("settling", "BACK_OFF_FIRST"), base.BACK_OFF_FIRST_US),
+        (("settling", "BACK_OFF_MAX"), base.BACK_OFF_MAX_US),
         (("settling", "UNHANDLED_FIRST"), base.UNHANDLED_FIRST_US),
-        (("settling", "UNHANDLED_MOST"), base.UNHANDLED_MOST_US),
+        (("settling", "UNHANDLED_MAX"), base.UNHANDLED_MAX_US),
         (("messages", "STICKY"), base.STICKY_US),
         (("lanes", "LINGER"), refusals.LINGER_US["messages"]),
         (("lanes", "LINGER_BY_TIME"), refusals.LINGER_US["time"]),

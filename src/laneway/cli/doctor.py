@@ -76,7 +76,7 @@ def _tell(checks: list[Check], *, as_json: bool) -> None:
         say(
             without_passwords(
                 f"{_word(check)} {check.name}: {check.detail}"
-                + (f"; {check.mend}" if check.mend else "")
+                + (f"; {check.advice}" if check.advice else "")
             )
         )
 

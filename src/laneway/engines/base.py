@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from laneway.engines.shared.interrupt import Interrupt
-    from laneway.message import Batch, Draft, Kept, Note, Receipt, Settlement
+    from laneway.message import Batch, Draft, ProgressReport, Receipt, Settlement, StoredResult
     from laneway.policy import Gate, Layer, Layers, PolicyBook, Resolved
     from laneway.tiers import Tier, TierLayers, Tiers
 
 Durability = Literal["memory", "fsync", "replicated"]
 
-KEEPS_HEADER = headers.KEEPS
+RESULT_TTL_HEADER = headers.RESULT_TTL
 """
 Of a message whose end is to be kept under its id: for how many seconds after an ack, and after any
 other end, like "600,86400".
 """
 
-NEEDS_HEADER = headers.NEEDS
+SIGNALS_HEADER = headers.SIGNALS
 """
 Of a message that waits for signals (`Draft.signal`): how many. It is delayed until then; their
 bodies come behind its own.
@@ -68,16 +68,16 @@ Before the names that `Engine.watch_topic` gives: an `Ear` that expects one is n
 part of the topic has changed.
 """
 
-BRING_IN = 1000
+HOUSEKEEPING_LIMIT = 1000
 """Most due or expired messages, woken lanes and swept lanes that one call brings in, each."""
 
-REST_FIRST_US, REST_MOST_US = 1_000_000, 300_000_000
+BACK_OFF_FIRST_US, BACK_OFF_MAX_US = 1_000_000, 300_000_000
 """A topic's rest without a Retry-After: one second, doubled up to five minutes."""
 
-PASS_OVER = 1_000
+MAX_PASSED_OVER = 1_000
 """Lanes that a lease with `only` passes over at most."""
 
-UNHANDLED_FIRST_US, UNHANDLED_MOST_US = 5_000_000, 300_000_000
+UNHANDLED_FIRST_US, UNHANDLED_MAX_US = 5_000_000, 300_000_000
 """
 A message for which a worker has no handler: 5 s, doubled up to 5 min; dead an hour after the first
 time.
@@ -281,7 +281,7 @@ class Check(msgspec.Struct, frozen=True):
     name: str
     ok: bool
     detail: str
-    mend: str = ""
+    advice: str = ""
     available: bool = True
 
 
@@ -362,7 +362,7 @@ class Engine(Protocol):
         """
         ...
 
-    def puts_whole(self, drafts: Sequence[Draft]) -> bool:
+    def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         """
         Whether one `put` of these stores all of them or none, also if this process is killed.
 
@@ -388,10 +388,10 @@ class Engine(Protocol):
         `topics` restricts it to these, strictly in the order named (names or patterns' exact
         topics), tiers aside. `startable` (default n): how many the caller can start at once: no
         more than that of limited topics are handed out. `only` (where the capabilities say so):
-        lanes of topics that none of these patterns covers are passed over, at most `PASS_OVER` in a
-        call. The answer says whether some were, and whether the next call goes on where this one
-        had to stop. Buckets are never passed over. `record_start`: the hand-out of a suspect counts
-        as its recorded start (for consumers that do not call `start`).
+        lanes of topics that none of these patterns covers are passed over, at most
+        `MAX_PASSED_OVER` in a call. The answer says whether some were, and whether the next call
+        goes on where this one had to stop. Buckets are never passed over.
+        `record_start`: the hand-out of a suspect counts as its recorded start.
         """
         ...
 
@@ -419,23 +419,25 @@ class Engine(Protocol):
         """
         ...
 
-    def note(self, notes: Sequence[Note], *, now_us: int | None = None) -> list[bool]:
+    def report_progress(
+        self, reports: Sequence[ProgressReport], *, now_us: int | None = None
+    ) -> list[bool]:
         """
         Keep something of messages under their ids; False: the lease is lost, nothing was kept.
         """
         ...
 
-    def kept(
+    def results(
         self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
-    ) -> list[Kept]:
+    ) -> list[StoredResult]:
         """What is kept of these (id, topic); without a topic it may take longer to find."""
         ...
 
-    def forget_results(self, message_id: str, topic: str | None = None) -> None:
+    def delete_result(self, message_id: str, topic: str | None = None) -> None:
         """Keep nothing of it any longer."""
         ...
 
-    def follow(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+    def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         """
         Have something (JSON) told when a message ends whose end is kept, by a message `ENDED` in
         its topic; None: it will be.
@@ -445,7 +447,7 @@ class Engine(Protocol):
         """
         ...
 
-    def withdraw(
+    def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
     ) -> str:
         """
@@ -476,7 +478,7 @@ class Engine(Protocol):
         """Prolong leases to at least now + `by_us`; False: the lease is lost."""
         ...
 
-    def tick(self, *, budget: int = BRING_IN, now_us: int | None = None) -> int | None:
+    def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         """
         Housekeeping: bring in what is due, take back leases that ran out, expire, sweep policies.
         Returns the next wake-up time.

@@ -20,9 +20,9 @@ import msgspec
 
 from laneway import arguments
 from laneway.awaitable import async_variant
-from laneway.engines.base import FLOW_HEADER, NEEDS_HEADER
+from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import EngineUnavailable, UsageError
-from laneway.headers import MOST_SIGNALS
+from laneway.headers import MAX_SIGNALS
 from laneway.message import Message
 from laneway.tasks import flow, whole
 from laneway.tasks.flow import Flow, Follower, Target
@@ -565,10 +565,10 @@ class _Node:
             errors=[_follower(error_id, call) for error_id, call in call.errors],
         )
         self.needs = len(before.nodes)
-        if self.needs > MOST_SIGNALS:
+        if self.needs > MAX_SIGNALS:
             raise UsageError(
                 f"a flow: {call!r:.80} would wait for {self.needs:,} calls, at most"
-                f" {MOST_SIGNALS:,} can be waited for; use chunks"
+                f" {MAX_SIGNALS:,} can be waited for; use chunks"
             )
         self._args = args
         # Where it will be, before it is known what it says of those behind it.
@@ -588,7 +588,7 @@ class _Node:
             }  # it begins when it may
         headers = {FLOW_HEADER: "1"}
         if self.needs:
-            headers[NEEDS_HEADER] = str(self.needs)
+            headers[SIGNALS_HEADER] = str(self.needs)
         first = (LATER,) if self.takes is not None else ()
         if call.each:
             more = {"each": True, **more}

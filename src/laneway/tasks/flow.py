@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway import codec
-from laneway.engines.base import ENDED, FLOW_HEADER, NEEDS_HEADER
+from laneway.engines.base import ENDED, FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import DependencyFailed
 from laneway.message import Draft
 from laneway.tasks import outcomes
@@ -142,7 +142,7 @@ def of(body: bytes, headers: dict[str, str] | None) -> Flow | None:
 
 def signals_of(lease: Lease) -> list[Signal]:
     """What came of those before it, in their order."""
-    if lease.headers is None or NEEDS_HEADER not in lease.headers or lease.bodies is None:
+    if lease.headers is None or SIGNALS_HEADER not in lease.headers or lease.bodies is None:
         return []
     signals = sorted(map(_signal, lease.bodies[1:]), key=lambda signal: signal.number)
     return [

@@ -19,7 +19,7 @@ from laneway import arguments
 from laneway.awaitable import async_variant
 from laneway.engines.base import UNTIL_SIGNALLED_US
 from laneway.errors import UsageError
-from laneway.message import Kept, Note
+from laneway.message import ProgressReport, StoredResult
 from laneway.safetext import escaped
 from laneway.tasks import outcomes
 from laneway.tasks.outcomes import ENDS, Outcome, Progress
@@ -145,14 +145,14 @@ class Job(Generic[R]):
     def state(self) -> JobState:
         """All that is known of it now. Raises EngineUnavailable."""
         if self._local is not None:
-            return self._state_of(Kept(), self._local, None)
+            return self._state_of(StoredResult(), self._local, None)
         place = [(self.id, self.topic)]
-        kept = self.app.engine.kept(place)[0]
+        kept = self.app.engine.results(place)[0]
         if kept.outcome is None:
             view = self._find()
             if view is not None:
                 return self._state_of(kept, None, view)
-            kept = self.app.engine.kept(place)[0]  # it may have ended in between
+            kept = self.app.engine.results(place)[0]  # it may have ended in between
         return self._state_of(
             kept, outcomes.read(kept.outcome) if kept.outcome is not None else None, None
         )
@@ -167,8 +167,10 @@ class Job(Generic[R]):
             self.topic = view.topic
         return view
 
-    def _state_of(self, kept: Kept, ended: Outcome | None, view: MessageView | None) -> JobState:
-        noted = outcomes.progress(kept.note)
+    def _state_of(
+        self, kept: StoredResult, ended: Outcome | None, view: MessageView | None
+    ) -> JobState:
+        noted = outcomes.progress(kept.progress)
         state = JobState(
             id=self.id, topic=self.topic, status="unknown", info=noted.about, meta=noted.meta or {}
         )
@@ -325,28 +327,28 @@ class Job(Generic[R]):
         raise AssertionError("it waits until there is one")
 
     def _report(
-        self, kept: Kept, on_message: Callable[[JobState], object] | None
+        self, kept: StoredResult, on_message: Callable[[JobState], object] | None
     ) -> Outcome | None:
         """
         Pass the state to `on_message` if there is something to say; returns how the job ended, if
         it has.
         """
         ended = outcomes.read(kept.outcome) if kept.outcome is not None else None
-        if on_message is not None and (ended is not None or kept.note is not None):
+        if on_message is not None and (ended is not None or kept.progress is not None):
             state = self._state_of(kept, ended, None)
             if ended is None:
-                state.status = (outcomes.progress(kept.note).state or "started").lower()
+                state.status = (outcomes.progress(kept.progress).state or "started").lower()
             on_message(state)
         return ended
 
-    def _kept(self, seconds: float | None) -> Iterator[Kept]:
+    def _kept(self, seconds: float | None) -> Iterator[StoredResult]:
         """What is kept of it: now, and after each change. Raises TimeoutError."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        first = self.app.engine.kept([(self.id, self.topic)])[0]
+        first = self.app.engine.results([(self.id, self.topic)])[0]
         yield first
         self._check_that_it_can_end()
         last = first
-        told: queue.SimpleQueue[Kept] = queue.SimpleQueue()
+        told: queue.SimpleQueue[StoredResult] = queue.SimpleQueue()
         self.app.result_waiter.watch(self.id, self.topic, told.put)
         try:
             while True:
@@ -369,23 +371,23 @@ class Job(Generic[R]):
                 f" {_HINTS.get(status, _RUN)}"
             )
 
-    async def _akept(self) -> AsyncIterator[Kept]:
+    async def _akept(self) -> AsyncIterator[StoredResult]:
         loop = asyncio.get_running_loop()
-        told: asyncio.Queue[Kept] = asyncio.Queue()
+        told: asyncio.Queue[StoredResult] = asyncio.Queue()
 
-        def tell(kept: Kept) -> None:
+        def tell(kept: StoredResult) -> None:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 loop.call_soon_threadsafe(told.put_nowait, kept)
 
         first = await loop.run_in_executor(
-            self.threads, self.app.engine.kept, [(self.id, self.topic)]
+            self.threads, self.app.engine.results, [(self.id, self.topic)]
         )
         if first[0].outcome is None:
             self._check_that_it_can_end()
         await loop.run_in_executor(
             self.threads, self.app.result_waiter.watch, self.id, self.topic, tell
         )
-        last: Kept | None = None
+        last: StoredResult | None = None
         try:
             while True:
                 kept = await told.get()
@@ -418,7 +420,7 @@ class Job(Generic[R]):
         """
         self._check_kept()
 
-        def done(kept: Kept) -> None:
+        def done(kept: StoredResult) -> None:
             if kept.outcome is None:
                 return
             self.app.result_waiter.unwatch(self.id, done)
@@ -507,11 +509,15 @@ class Job(Generic[R]):
         return self._note(change, handle, fence)
 
     def _note(self, change: Callable[[Progress], None], handle: int = 0, fence: int = 0) -> bool:
-        noted = outcomes.progress(self.app.engine.kept([(self.id, self.topic)])[0].note)
+        noted = outcomes.progress(self.app.engine.results([(self.id, self.topic)])[0].progress)
         change(noted)
         topic = self.topic or self.state().topic or ""
-        return self.app.engine.note(
-            [Note(self.id, topic, outcomes.noted(noted), NOTES_LAST * SECOND, handle, fence)]
+        return self.app.engine.report_progress(
+            [
+                ProgressReport(
+                    self.id, topic, outcomes.noted(noted), NOTES_LAST * SECOND, handle, fence
+                )
+            ]
         )[0]
 
     # Ending it
@@ -527,7 +533,7 @@ class Job(Generic[R]):
         """
         for each in self.before:
             each.cancel()
-        return self._find() is not None and self.app.engine.withdraw(self.id, self.topic) in (
+        return self._find() is not None and self.app.engine.cancel(self.id, self.topic) in (
             "cancelled",
             "aborted",
         )
@@ -539,7 +545,7 @@ class Job(Generic[R]):
         self.cancel()
         if self.topic is not None:
             self.app.engine.dead_drop(self.topic, [self.id])
-        self.app.engine.forget_results(self.id, self.topic)
+        self.app.engine.delete_result(self.id, self.topic)
 
     adelete = async_variant(delete)
 

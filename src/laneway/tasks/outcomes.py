@@ -248,7 +248,7 @@ def _namespace(holder: object) -> Mapping[str, Any]:
 
 
 def keeps_header(result_ttl: int, failure_ttl: int) -> str:
-    """See `laneway.engines.base.KEEPS_HEADER`; seconds."""
+    """See `laneway.engines.base.RESULT_TTL_HEADER`; seconds."""
     return f"{result_ttl},{failure_ttl}"
 
 

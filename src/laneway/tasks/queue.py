@@ -15,7 +15,7 @@ import msgspec
 from laneway import arguments, config, texts
 from laneway import headers as control
 from laneway.awaitable import async_variant
-from laneway.engines.base import FLOW_HEADER, NEEDS_HEADER
+from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import BadMessage, HandlerSignal, LanewayError, Retry, UsageError
 from laneway.message import Message
 from laneway.policy import check_topic
@@ -252,7 +252,7 @@ class Queue:
         )
         for number, job in enumerate(before, 1):
             target = Target(self.name, made.id, number, None, waits.allow_failure)
-            ended = self.app.engine.follow(job.id, job.topic, msgspec.json.encode(target))
+            ended = self.app.engine.on_end(job.id, job.topic, msgspec.json.encode(target))
             if ended is not None:
                 self.app.engine.put([flow.signal(target, job.id, outcomes.read(ended))])
         made.before = tuple(before)
@@ -312,7 +312,7 @@ class Queue:
         more, own = None, None
         if waits is not None:
             more = {"flow": msgspec.to_builtins(Flow(allows_failure=waits.allow_failure))}
-            own = {FLOW_HEADER: "1", NEEDS_HEADER: str(count)} if count else {FLOW_HEADER: "1"}
+            own = {FLOW_HEADER: "1", SIGNALS_HEADER: str(count)} if count else {FLOW_HEADER: "1"}
         topic, body, told = task._call_of(call.args, call.kwargs, options, more=more, headers=own)  # noqa: SLF001  # a task of its own
         return Message(topic, body, **told)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from laneway import headers as control
 from laneway import units
-from laneway.engines.base import FLOW_HEADER, KEEPS_HEADER
+from laneway.engines.base import FLOW_HEADER, RESULT_TTL_HEADER
 from laneway.safetext import without_passwords
 from laneway.tasks.flow import Signal  # noqa: TC001  # msgspec reads it
 from laneway.working.handler import CURRENT
@@ -108,7 +108,7 @@ def request_of(
         before=tuple(before),
         handle=lease.handle,
         fence=lease.fence,
-        is_kept=KEEPS_HEADER in headers or FLOW_HEADER in headers,
+        is_kept=RESULT_TTL_HEADER in headers or FLOW_HEADER in headers,
         each=each,
     )
 

@@ -34,8 +34,8 @@ import msgspec
 
 from laneway import arguments, codec, config, signals, units
 from laneway import headers as control
-from laneway.engines.base import KEEPS_HEADER, TASK_HEADER
-from laneway.engines.shared.refusals import brief, keeps, retries_used_up
+from laneway.engines.base import RESULT_TTL_HEADER, TASK_HEADER
+from laneway.engines.shared.refusals import brief, result_ttls_us, retries_used_up
 from laneway.errors import (
     BadMessage,
     DependencyFailed,
@@ -287,7 +287,7 @@ class _TaskHandler(Handler):
                 "dead",
                 (settlement.error or "failed").partition("\n")[0],
             )
-        times, around = keeps(lease.headers), flow.of(lease.body, lease.headers)
+        times, around = result_ttls_us(lease.headers), flow.of(lease.body, lease.headers)
         if settlement.action == "retry":
             self._look_at_retries(lease, settlement, is_in_flow=around is not None)
         if times is None and around is None:
@@ -317,7 +317,7 @@ class _TaskHandler(Handler):
             # were it dead after all, since its policy has just changed, then the engine tells of it
             return ()
         if times is not None:
-            settlement.id, settlement.outcome, settlement.keep_us = (
+            settlement.id, settlement.outcome, settlement.outcome_ttl_us = (
                 lease.id,
                 kept,
                 times[error is not None],
@@ -393,7 +393,7 @@ class Task(Generic[P, R]):
         if options.serializer != "json":
             self._headers[SERIALIZER_HEADER] = options.serializer
         if not options.ignore_result:
-            self._headers[KEEPS_HEADER] = self._keeps({})
+            self._headers[RESULT_TTL_HEADER] = self._keeps({})
 
     def _keeps(self, said: Mapping[str, Any]) -> str:
         """For how long what comes of a call is kept."""
@@ -695,7 +695,7 @@ class Task(Generic[P, R]):
             own = self._headers_of(options) | lineage()
             told = {**(options.get("headers") or {}), **self._headers, **own, **(headers or {})}
             if options.get("ignore_result"):
-                told.pop(KEEPS_HEADER, None)
+                told.pop(RESULT_TTL_HEADER, None)
             said["headers"] = told
             said |= {
                 name: value
@@ -747,10 +747,10 @@ class Task(Generic[P, R]):
         at, delay, retries = options.get("at"), options.get("delay"), options.get("retries")
         is_own = (
             any(options.get(name) is not None for name in _KEEPING)
-            or KEEPS_HEADER not in self._headers
+            or RESULT_TTL_HEADER not in self._headers
         )
         if is_own and self._is_kept(options):
-            found[KEEPS_HEADER] = self._keeps(options)
+            found[RESULT_TTL_HEADER] = self._keeps(options)
         if retries is not None:
             found[RETRIES_HEADER] = str(
                 arguments.whole(f"task {self.name}", "retries", retries, least=0)

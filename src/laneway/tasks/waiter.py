@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from laneway.engines.base import FullEngine, ResultListener
-    from laneway.message import Kept
+    from laneway.message import StoredResult
 
-    Told = Callable[[Kept], object]
+    Told = Callable[[StoredResult], object]
 
 log = logging.getLogger("laneway.job")
 
@@ -147,7 +147,7 @@ class _Listening(threading.Thread):
         with self._lock:
             those = [(each, self._watched[each]) for each in wanted if each in self._watched]
         try:
-            found = self._engine.kept([(each, topic) for each, (topic, _) in those])
+            found = self._engine.results([(each, topic) for each, (topic, _) in those])
         except EngineUnavailable as error:
             if not self._ended:
                 log.warning(

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from laneway import codec
-from laneway.engines.base import FLOW_HEADER, NEEDS_HEADER, TASK_HEADER
+from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER, TASK_HEADER
 from laneway.errors import EngineUnavailable, UsageError
 from laneway.message import Draft
 from laneway.producing.bulk import BATCH
@@ -74,7 +74,7 @@ def publish(app: Laneway, flow_id: str, messages: Sequence[Message], *, again: b
         except UsageError:  # a limit that was set just now
             for receipt in receipts:
                 if receipt.outcome == "accepted":
-                    app.engine.withdraw(receipt.id, receipt.topic)
+                    app.engine.cancel(receipt.id, receipt.topic)
             raise
 
 
@@ -83,7 +83,7 @@ def _is_one_step(app: Laneway, messages: Sequence[Message]) -> bool:
         return True
     if len(messages) > BATCH or app.limits_backlog:
         return False
-    return app.engine.puts_whole(
+    return app.engine.is_put_atomic(
         [Draft(message.topic, b"", key=message.key, id=message.id) for message in messages]
     )
 
@@ -93,7 +93,7 @@ def _is_stored(app: Laneway, messages: Sequence[Message]) -> bool:
     engine = app.engine
     if any(
         kept.outcome is not None
-        for kept in engine.kept([(message.id or "", message.topic) for message in messages])
+        for kept in engine.results([(message.id or "", message.topic) for message in messages])
     ):
         return True
     by_topic: dict[str, list[str]] = {}
@@ -172,7 +172,7 @@ class _Staged:
 
     def _end_timeout(self) -> None:
         with suppress(EngineUnavailable):  # it finds that the root waits no longer
-            self._app.engine.withdraw(self._timeout_id, self._topic)
+            self._app.engine.cancel(self._timeout_id, self._topic)
 
     def _check_room(self) -> None:
         """A flow waits whole before any of it runs: what never fits is refused at once."""
@@ -201,7 +201,7 @@ class _Staged:
         return levels[::-1]
 
     def _opener(self, message_id: str, flow: Flow, *, size: int = 0) -> Draft:
-        headers = {TASK_HEADER: OPEN, FLOW_HEADER: "1", NEEDS_HEADER: "1"}
+        headers = {TASK_HEADER: OPEN, FLOW_HEADER: "1", SIGNALS_HEADER: "1"}
         body = encode(Opener(flow, size=size))
         return Draft(
             self._topic, body, id=message_id, headers=headers, at_front=True, sticky=True, own=True
@@ -214,14 +214,16 @@ FOR_EVER_US = 100 * 365 * 86_400 * SECOND
 
 def _begins(message: Message) -> bool:
     """Whether it waits for none of the flow's other calls."""
-    return NEEDS_HEADER not in (message.headers or {})
+    return SIGNALS_HEADER not in (message.headers or {})
 
 
 def _held_back(message: Message) -> Message:
     """A call with which the flow begins waits for its opener."""
     if not _begins(message):
         return message
-    return msgspec.structs.replace(message, headers={**(message.headers or {}), NEEDS_HEADER: "1"})
+    return msgspec.structs.replace(
+        message, headers={**(message.headers or {}), SIGNALS_HEADER: "1"}
+    )
 
 
 def _leaf(messages: Sequence[Message]) -> Flow:

@@ -19,7 +19,7 @@ import msgspec
 
 from laneway import units
 from laneway.engines import open_engine
-from laneway.engines.base import KEEPS_HEADER
+from laneway.engines.base import RESULT_TTL_HEADER
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.errors import UsageError
 from laneway.schedules import store as schedule_store
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from laneway.app import Laneway
     from laneway.engines.base import FullEngine, Settings
-    from laneway.message import Draft, Message, Note, Receipt, Settlement
+    from laneway.message import Draft, Message, ProgressReport, Receipt, Settlement
     from laneway.topic import Stats
     from laneway.units import Duration
     from laneway.working.delivery import WorkerDelivery
@@ -288,9 +288,9 @@ class _Clocked:
         }
         return self._told(self._own.settle, changes=True)(settlements, publish=following, **options)  # type: ignore[no-any-return]
 
-    def note(self, notes: Sequence[Note], **options: Any) -> list[bool]:
-        kept = [msgspec.structs.replace(each, keep_us=KEPT_FOR * units.SECOND) for each in notes]
-        return self._told(self._own.note, changes=True)(kept, **options)  # type: ignore[no-any-return]
+    def report_progress(self, reports: Sequence[ProgressReport], **options: Any) -> list[bool]:
+        kept = [msgspec.structs.replace(each, ttl_us=KEPT_FOR * units.SECOND) for each in reports]
+        return self._told(self._own.report_progress, changes=True)(kept, **options)  # type: ignore[no-any-return]
 
     def wait(
         self,
@@ -318,10 +318,10 @@ class _Clocked:
 
 
 def _kept_for_long(draft: Draft) -> Draft:
-    if draft.headers is None or KEEPS_HEADER not in draft.headers:
+    if draft.headers is None or RESULT_TTL_HEADER not in draft.headers:
         return draft
     return msgspec.structs.replace(
-        draft, headers={**draft.headers, KEEPS_HEADER: f"{KEPT_FOR},{KEPT_FOR}"}
+        draft, headers={**draft.headers, RESULT_TTL_HEADER: f"{KEPT_FOR},{KEPT_FOR}"}
     )
 
 

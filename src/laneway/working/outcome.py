@@ -54,7 +54,9 @@ def settlement_for(
             attribute(error, "delay"),
         )
     if issubclass(kind, DestinationUnavailable):
-        settlement = Settlement(handle, fence, "rest", error=said(error, "reason"), cost_us=cost_us)
+        settlement = Settlement(
+            handle, fence, "back_off", error=said(error, "reason"), cost_us=cost_us
+        )
         return _again(settlement, delivery, "retry_after", attribute(error, "retry_after"))
     return Settlement(handle, fence, "retry", error=text_of(error), cost_us=cost_us)
 

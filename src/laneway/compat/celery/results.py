@@ -130,7 +130,7 @@ class AsyncResult:
 
     def forget(self) -> None:
         """Keep nothing of it."""
-        self.app.laneway.engine.forget_results(self.job.id, self.job.topic)
+        self.app.laneway.engine.delete_result(self.job.id, self.job.topic)
 
     def __await__(self) -> Any:
         return self.job.__await__()

@@ -142,7 +142,7 @@ def waiting(facts: Facts) -> Explanation:
         told.reasons.append("the topic is paused; resume it")
     is_deferred = view.state == "delayed" and view.since_us == UNTIL_SIGNALLED_US
     if is_deferred:
-        needed = control.needs(view.headers) or 1
+        needed = control.signals_needed(view.headers) or 1
         told.reasons.append(
             f"it waits for {needed - len(view.bodies or [view.body]) + 1:,} of {needed:,} jobs"
             " before it"

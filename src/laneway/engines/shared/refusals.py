@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway import headers as control
-from laneway.engines.base import NEEDS_HEADER
+from laneway.engines.base import SIGNALS_HEADER
 from laneway.errors import BadMessage, UsageError
 from laneway.units import SECOND
 
@@ -54,12 +54,12 @@ REFUSED = "the handler refused it"
 """Why a letter is dead."""
 
 
-def keeps(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
+def result_ttls_us(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
     """
     For how many microseconds a message's end is kept, after an ack and after any other end; None:
     not at all.
     """
-    said = control.keeps(headers)
+    said = control.result_ttls(headers)
     return None if said is None else (max(1, said[0] * SECOND), max(1, said[1] * SECOND))
 
 
@@ -81,10 +81,10 @@ def ended(status: str, topic: str, published_us: int, reason: str | None = None)
 
 def needs(draft: Draft) -> int:
     """For how many signals a message waits. Raises BadMessage."""
-    if draft.headers is None or NEEDS_HEADER not in draft.headers:
+    if draft.headers is None or SIGNALS_HEADER not in draft.headers:
         return 0
-    control.check(draft.topic, NEEDS_HEADER, draft.headers[NEEDS_HEADER])
-    return control.needs(draft.headers)
+    control.check(draft.topic, SIGNALS_HEADER, draft.headers[SIGNALS_HEADER])
+    return control.signals_needed(draft.headers)
 
 
 def explicit_due(draft: Draft, now_us: int) -> int | None:

@@ -142,7 +142,7 @@ class SqliteEngine(Core):
         with self._view() as tx:
             return tx.policy(topic)
 
-    def puts_whole(self, drafts: Sequence[Draft]) -> bool:
+    def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         with self._view() as tx:
             return not any(
                 tx.policy(topic).limits_backlog for topic in {draft.topic for draft in drafts}

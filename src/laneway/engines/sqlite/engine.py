@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base import BRING_IN, CHANGED, Capabilities, Settings
+from laneway.engines.base import CHANGED, HOUSEKEEPING_LIMIT, Capabilities, Settings
 from laneway.engines.shared.explaining import CLOCK_SLACK_US
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import lane_name
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener
-    from laneway.message import Draft, Kept, Note, Receipt, Settlement
+    from laneway.message import Draft, ProgressReport, Receipt, Settlement, StoredResult
     from laneway.tiers import Tiers
 
 log = logging.getLogger("laneway.engine")
@@ -230,7 +230,7 @@ class Core:
         now_us: int | None = None,
     ) -> Batch:
         with self._transaction(now_us, durable=False) as tx:
-            housekeeping.keep_house(tx, BRING_IN)
+            housekeeping.keep_house(tx, HOUSEKEEPING_LIMIT)
             tx.flush_what_went_down()
             startable = n if startable is None else startable
             kept = serving.Only.of(only, tx.lane_cache.places)
@@ -283,33 +283,35 @@ class Core:
                 self._notify_soon(tx)
         return answers
 
-    def note(self, notes: Sequence[Note], *, now_us: int | None = None) -> list[bool]:
+    def report_progress(
+        self, reports: Sequence[ProgressReport], *, now_us: int | None = None
+    ) -> list[bool]:
         with self._transaction(now_us, durable=False) as tx:
-            return results.note(tx, notes)
+            return results.report_progress(tx, reports)
 
-    def kept(
+    def results(
         self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
-    ) -> list[Kept]:
+    ) -> list[StoredResult]:
         with self._store.reading() as connection:
             return results.read(
                 Transaction(connection, self._rules, _clock() if now_us is None else now_us),
                 [message_id for message_id, _ in ids],
             )
 
-    def forget_results(self, message_id: str, topic: str | None = None) -> None:
+    def delete_result(self, message_id: str, topic: str | None = None) -> None:
         del topic
         with self._transaction(None, durable=True) as tx:
             tx.run("kept_delete", message_id)
 
-    def withdraw(
+    def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
     ) -> str:
         with self._transaction(now_us, durable=True) as tx:
-            return results.withdraw(tx, message_id, topic)
+            return results.cancel(tx, message_id, topic)
 
-    def follow(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+    def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         with self._transaction(None, durable=True) as tx:
-            return results.follow(tx, message_id, topic, follower)
+            return results.on_end(tx, message_id, topic, follower)
 
     def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
         with self._transaction(now_us, durable=False) as tx:
@@ -328,7 +330,7 @@ class Core:
         with self._transaction(now_us, durable=False) as tx:
             return settling.extend(tx, leases, by_us)
 
-    def tick(self, *, budget: int = BRING_IN, now_us: int | None = None) -> int | None:
+    def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         with self._transaction(now_us, durable=False) as tx:
             housekeeping.keep_house(tx, budget)
             tx.flush()

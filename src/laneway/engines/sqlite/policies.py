@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.base import BRING_IN
+from laneway.engines.base import HOUSEKEEPING_LIMIT
 from laneway.engines.shared.naming import LANE_SHAPE, lane_name
 from laneway.engines.shared.refusals import topic_in_use, undefined_gate
 from laneway.engines.sqlite import housekeeping, views
@@ -98,7 +98,7 @@ def _change_patterns(
         tx.run("sweep_begin", pattern)
     tx.shard.policy_version += 1
     rules.version = tx.shard.policy_version
-    housekeeping.sweep(tx, BRING_IN)
+    housekeeping.sweep(tx, HOUSEKEEPING_LIMIT)
 
 
 def _refuse_moves(tx: Transaction, pattern: str, before: PolicyBook) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.base import NEEDS_HEADER, UNTIL_SIGNALLED_US
+from laneway.engines.base import SIGNALS_HEADER, UNTIL_SIGNALLED_US
 from laneway.engines.shared.naming import PARTITION, lane_name, merge_key
 from laneway.engines.shared.refusals import DROPPED, check_draft, explicit_due, full
 from laneway.engines.shared.states import DELAYED, DUE, EXPIRES, HOLD, IDLE, PARKED, READY, YIELD
@@ -117,7 +117,7 @@ class _Intake:
         topic = draft.topic
         if draft.signal is not None:
             return self._signal(draft)
-        is_blocked = draft.headers is not None and NEEDS_HEADER in draft.headers
+        is_blocked = draft.headers is not None and SIGNALS_HEADER in draft.headers
         mkey = (
             merge_key(draft) if policy.merge is not None and not (is_blocked or draft.own) else None
         )

@@ -12,20 +12,20 @@ import msgspec
 from laneway import headers as control
 from laneway.engines.base import ABORT, ENDED, FLOW_HEADER, TASK_HEADER, UNTIL_SIGNALLED_US
 from laneway.engines.shared.naming import parse_generated_id
-from laneway.engines.shared.refusals import ended, explicit_due, keeps, nobody_follows
+from laneway.engines.shared.refusals import ended, explicit_due, nobody_follows, result_ttls_us
 from laneway.engines.shared.states import DEAD, DELAYED
 from laneway.engines.sqlite import messages, settling, views
 from laneway.engines.sqlite.rows import Held
-from laneway.message import Draft, Kept, Receipt
+from laneway.message import Draft, Receipt, StoredResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from laneway.engines.sqlite.rows import Lane, Row
     from laneway.engines.sqlite.transaction import Transaction
-    from laneway.message import Note, Settlement
+    from laneway.message import ProgressReport, Settlement
 
-OUTCOME, NOTE = 0, 1
+OUTCOME, PROGRESS = 0, 1
 """`kept.slot`."""
 
 _dumps = msgspec.json.Encoder().encode
@@ -35,7 +35,7 @@ _headers = msgspec.json.Decoder(dict[str, str]).decode
 def keep(tx: Transaction, settlements: Sequence[Settlement], answers: Sequence[str]) -> None:
     """The outcomes of those that ended their messages."""
     rows = [
-        (settlement.id, OUTCOME, tx.now + settlement.keep_us, bytearray(settlement.outcome))
+        (settlement.id, OUTCOME, tx.now + settlement.outcome_ttl_us, bytearray(settlement.outcome))
         for settlement, answer in zip(settlements, answers, strict=True)
         if settlement.outcome is not None
         and settlement.id is not None
@@ -67,7 +67,7 @@ def _end_notice(topic: str, said: dict[str, Any]) -> Draft:
     return Draft(topic, _dumps(said), headers={TASK_HEADER: ENDED}, at_front=True, own=True)
 
 
-def follow(tx: Transaction, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+def on_end(tx: Transaction, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
     """Have something told when a message ends; its outcome where it has. Raises UsageError."""
     outcome = read(tx, [message_id])[0].outcome
     if outcome is not None:
@@ -77,7 +77,7 @@ def follow(tx: Transaction, message_id: str, topic: str | None, follower: bytes)
         row is None
         or row.state == DEAD
         or row.headers is None
-        or keeps(_headers(row.headers)) is None
+        or result_ttls_us(_headers(row.headers)) is None
     ):
         raise nobody_follows(message_id)
     tx.run(
@@ -89,32 +89,33 @@ def follow(tx: Transaction, message_id: str, topic: str | None, follower: bytes)
     return None
 
 
-def note(tx: Transaction, notes: Sequence[Note]) -> list[bool]:
+def report_progress(tx: Transaction, reports: Sequence[ProgressReport]) -> list[bool]:
     """Keep what is said of messages whose leases are held, or from outside."""
     held = {
-        row[0]: Held(*row) for row in tx.all("leases_read", _dumps([each.fence for each in notes]))
+        row[0]: Held(*row)
+        for row in tx.all("leases_read", _dumps([each.fence for each in reports]))
     }
     answers: list[bool] = []
-    for each in notes:
+    for each in reports:
         lease = held.get(each.fence)
         is_held = not each.fence or (
             lease is not None and lease.mid == each.handle and not lease.gone
         )
         if is_held:
-            tx.run("kept_write", each.id, NOTE, tx.now + each.keep_us, each.body)
+            tx.run("kept_write", each.id, PROGRESS, tx.now + each.ttl_us, each.body)
             tx.changed_ids.append(each.id)
         answers.append(is_held)
     return answers
 
 
-def read(tx: Transaction, ids: Sequence[str]) -> list[Kept]:
+def read(tx: Transaction, ids: Sequence[str]) -> list[StoredResult]:
     """What is kept of these."""
-    found = [Kept() for _ in ids]
+    found = [StoredResult() for _ in ids]
     for n, slot, body in tx.all("kept_read", _dumps(ids), tx.now):
         if slot == OUTCOME:
             found[n].outcome = body
         else:
-            found[n].note = body
+            found[n].progress = body
     return found
 
 
@@ -129,7 +130,7 @@ def ends(tx: Transaction, row: Row, topic: str, status: str, reason: str | None 
     if row.headers is None or (is_told and handler is not None and handler[1]):
         return
     headers = _headers(row.headers)
-    message_id, times = messages.id_of(tx, row), keeps(headers)
+    message_id, times = messages.id_of(tx, row), result_ttls_us(headers)
     outcome = ended(status, topic, row.published, reason)
     if FLOW_HEADER in headers and not is_told:
         tx.end_notices.append(
@@ -146,7 +147,7 @@ def ends(tx: Transaction, row: Row, topic: str, status: str, reason: str | None 
 
 def begins_again(tx: Transaction, row: Row) -> None:
     """A dead letter was put back: it has not ended after all."""
-    if row.headers is not None and keeps(_headers(row.headers)) is not None:
+    if row.headers is not None and result_ttls_us(_headers(row.headers)) is not None:
         message_id = messages.id_of(tx, row)
         tx.run("kept_delete", message_id)
         tx.changed_ids.append(message_id)
@@ -155,7 +156,7 @@ def begins_again(tx: Transaction, row: Row) -> None:
 # Taking one message out
 
 
-def withdraw(tx: Transaction, message_id: str, topic: str | None) -> str:
+def cancel(tx: Transaction, message_id: str, topic: str | None) -> str:
     """Cancel what waits, abort what is leased."""
     row = views.find(tx, message_id, topic)
     if row is None:
@@ -200,7 +201,7 @@ def signal(tx: Transaction, draft: Draft) -> tuple[Receipt, Lane | None]:
         "came_once", row.mid, draft.signal
     ):
         return duplicate, None
-    needed = control.needs(_headers(row.headers or "{}"))
+    needed = control.signals_needed(_headers(row.headers or "{}"))
     tx.run("part_insert", row.mid, row.parts + 1, draft.body)
     row.parts += 1
     if draft.signal and row.parts < needed:

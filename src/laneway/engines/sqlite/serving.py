@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.base import PASS_OVER
+from laneway.engines.base import MAX_PASSED_OVER
 from laneway.engines.shared import fairness
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import DEFAULT_MEAN_US, STEP
@@ -92,7 +92,7 @@ class Only:
         self._patterns = frozenset(patterns)
         self._key = tuple(patterns)
         self._places = places
-        self._left = PASS_OVER
+        self._left = MAX_PASSED_OVER
         self.passed_over = False
         self.goes_on = False
 

@@ -237,7 +237,7 @@ class _Ending:
         messages.free_key(self.tx, lane, held.empty or None, held.mid)
         if settlement.action == "ack":
             self._is_well(lane, held)
-        elif settlement.action == "rest":
+        elif settlement.action == "back_off":
             _rest(self.tx, lane, held, settlement.delay_us)
         return {"ack": "acked", "dead": "died"}.get(settlement.action, "released")
 
@@ -297,7 +297,7 @@ def come_back(tx: Transaction, lane: Lane, held: Held, row: Row, settlement: Set
     if action == "unhandled":
         return _unhandled(tx, lane, row, topic)
     delay = settlement.delay_us or 0
-    if action == "rest":
+    if action == "back_off":
         _rest(tx, lane, held, settlement.delay_us)
         delay = 0
     elif not settlement.begun:
@@ -353,7 +353,7 @@ def _unhandled(tx: Transaction, lane: Lane, row: Row, topic: str) -> str:
     if longest is not None and tx.now - first >= longest:
         _die(tx, lane, row, NO_HANDLER, None)
         return "died"
-    delay = min(base.UNHANDLED_FIRST_US << min(tries, 16), base.UNHANDLED_MOST_US)
+    delay = min(base.UNHANDLED_FIRST_US << min(tries, 16), base.UNHANDLED_MAX_US)
     tx.run("note_write", row.mid, first, tries + 1, history)
     wait_again(tx, lane, row, tx.now + delay)
     return "released"
@@ -364,9 +364,9 @@ def _rest(tx: Transaction, lane: Lane, held: Held, asked: int | None) -> None:
     if held.fence <= lane.rest_fence:
         return
     if lane.rest_step:
-        step = min(lane.rest_step * 2, base.REST_MOST_US)
+        step = min(lane.rest_step * 2, base.BACK_OFF_MAX_US)
     else:
-        step = base.REST_FIRST_US
+        step = base.BACK_OFF_FIRST_US
     if asked is not None:
         step = max(asked, 1)
     for each in _lanes_of_topic(tx, lane):

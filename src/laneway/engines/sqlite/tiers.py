@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.engines.base import BRING_IN
+from laneway.engines.base import HOUSEKEEPING_LIMIT
 from laneway.engines.sqlite import housekeeping
 from laneway.tiers import TierLayers, moves_lanes
 
@@ -53,7 +53,7 @@ def _write(tx: Transaction, after: TierLayers) -> None:
     rules.set_tiers(after)
     if moves:
         tx.run("sweep_begin", "*")
-        housekeeping.sweep(tx, BRING_IN)
+        housekeeping.sweep(tx, HOUSEKEEPING_LIMIT)
 
 
 def _named_by(tx: Transaction, tier: str) -> str | None:

@@ -261,7 +261,7 @@ class ValkeyEngine(Core):
         except NamespaceGone:
             return absent(message_id, topic, finished=False)
 
-    def withdraw(
+    def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
     ) -> str:
         found = self._find(message_id, topic, now_us)
@@ -271,7 +271,7 @@ class ValkeyEngine(Core):
         told: bytes = self._space.run("cancel", shard, now_us, record.mid, durable=True)
         return told.decode()
 
-    def follow(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+    def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         found = views.find(self._view(), message_id, topic)
         shards = self._shards_that_keep(message_id, topic) if found is None else [found[0]]
         for shard in shards:

@@ -48,13 +48,13 @@ def check_server(url: str) -> list[Check]:
         cannot = server_check.problems(facts, connections.address, durability)
         slow = durability == "fsync" and facts.fsync == "everysec"
         if cannot:
-            what, _, mend = cannot[0].partition("; ")
+            what, _, advice = cannot[0].partition("; ")
             checks.append(
                 Check(
                     f'durability "{durability}"',
                     ok=True,
                     detail=f"not on this server: {what}",
-                    mend=mend,
+                    advice=advice,
                     available=False,
                 )
             )
@@ -65,8 +65,8 @@ def check_server(url: str) -> list[Check]:
 
 
 def _unfit(name: str, facts: server_check.Facts, problem: str) -> Check:
-    what, _, mend = problem.partition("; ")
-    return Check(name, ok=False, detail=f"{facts.name}: {what}", mend=mend)
+    what, _, advice = problem.partition("; ")
+    return Check(name, ok=False, detail=f"{facts.name}: {what}", advice=advice)
 
 
 def _used_server(space: Namespace) -> list[Check]:

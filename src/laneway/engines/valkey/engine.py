@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from laneway.engines.base import BRING_IN, NEEDS_HEADER, PASS_OVER, Capabilities
+from laneway.engines.base import HOUSEKEEPING_LIMIT, MAX_PASSED_OVER, SIGNALS_HEADER, Capabilities
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import merge_key
 from laneway.engines.shared.refusals import (
@@ -28,7 +28,7 @@ from laneway.engines.valkey.grants import Grants
 from laneway.engines.valkey.namespace import Namespace
 from laneway.engines.valkey.wakeup import Wakeup
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
-from laneway.message import Batch, Draft, Kept, Lease, Note, Receipt, Settlement
+from laneway.message import Batch, Draft, Lease, ProgressReport, Receipt, Settlement, StoredResult
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Core:
                 self._space.refresh_own(draft.topic)  # perhaps it has been changed: nobody says so
                 self._check([draft], is_again=True)
 
-    def puts_whole(self, drafts: Sequence[Draft]) -> bool:
+    def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
         route_of = self._space.book.route
         if len(drafts) > AT_ONCE or any(
             route_of(topic).policy.limits_backlog for topic in {draft.topic for draft in drafts}
@@ -354,7 +354,7 @@ class Core:
         space = self._space
         patterns = b"" if only is None else records.pack(list(only))
         leases: list[Lease] = []
-        left = BRING_IN
+        left = HOUSEKEEPING_LIMIT
         while True:
             room = min(n - len(leases), self._leased_at_once)
             left -= HOUSE
@@ -374,7 +374,7 @@ class Core:
                 SOON_US,
                 patterns,
                 begins,
-                PASS_OVER,
+                MAX_PASSED_OVER,
             )
             if again:
                 continue
@@ -553,7 +553,7 @@ class Core:
         kept: list[Any] = []
         for n, settlement in enumerate(settlements, 1):
             if settlement.outcome is not None:
-                kept += (n, settlement.id, milliseconds(settlement.keep_us))
+                kept += (n, settlement.id, milliseconds(settlement.outcome_ttl_us))
         outcomes = [
             settlement.outcome for settlement in settlements if settlement.outcome is not None
         ]
@@ -626,7 +626,7 @@ class Core:
             self._random() if draws else 1,
         )
 
-    def tick(self, *, budget: int = BRING_IN, now_us: int | None = None) -> int | None:
+    def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         wakes = []
         for shard in range(self._space.shards):
             left = budget
@@ -643,11 +643,13 @@ class Core:
 
     # What is kept under messages' ids
 
-    def note(self, notes: Sequence[Note], *, now_us: int | None = None) -> list[bool]:
+    def report_progress(
+        self, reports: Sequence[ProgressReport], *, now_us: int | None = None
+    ) -> list[bool]:
         space = self._space
-        answers = [False] * len(notes)
+        answers = [False] * len(reports)
         found: dict[int, list[int]] = {}
-        for n, each in enumerate(notes):
+        for n, each in enumerate(reports):
             made = space.made(each.id)
             shard = (
                 each.handle % space.shards
@@ -660,14 +662,14 @@ class Core:
         for shard, positions in found.items():
             told = [
                 (
-                    notes[n].id,
-                    milliseconds(notes[n].keep_us),
-                    notes[n].handle // space.shards,
-                    self._fence(shard, notes[n].fence),
+                    reports[n].id,
+                    milliseconds(reports[n].ttl_us),
+                    reports[n].handle // space.shards,
+                    self._fence(shard, reports[n].fence),
                 )
                 for n in positions
             ]
-            bodies = [notes[n].body for n in positions]
+            bodies = [reports[n].body for n in positions]
             for n, answer in zip(
                 positions,
                 space.run(
@@ -678,11 +680,11 @@ class Core:
                 answers[n] = answer == 1
         return answers
 
-    def kept(
+    def results(
         self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
-    ) -> list[Kept]:
+    ) -> list[StoredResult]:
         del now_us  # the server itself forgets what is over
-        found = [Kept() for _ in ids]
+        found = [StoredResult() for _ in ids]
         by_shard: dict[int, list[int]] = {}
         for n, (message_id, topic) in enumerate(ids):
             for shard in self._shards_that_keep(message_id, topic):
@@ -693,7 +695,7 @@ class Core:
             )
             for place, n in enumerate(positions):
                 found[n].outcome = stored[2 * place] or found[n].outcome
-                found[n].note = stored[2 * place + 1] or found[n].note
+                found[n].progress = stored[2 * place + 1] or found[n].progress
         return found
 
     def _shards_that_keep(self, message_id: str, topic: str | None) -> Sequence[int]:
@@ -702,7 +704,7 @@ class Core:
             return [made[0]]
         return range(self._space.shards) if topic is None else self._space.shards_of(topic)
 
-    def forget_results(self, message_id: str, topic: str | None = None) -> None:
+    def delete_result(self, message_id: str, topic: str | None = None) -> None:
         for shard in self._shards_that_keep(message_id, topic):
             self._space.read_many(shard, [("DEL", f"{kind}:{message_id}") for kind in "on"])
 
@@ -757,7 +759,7 @@ def milliseconds(micros: int) -> int:
 
 def _waits(draft: Draft) -> bool:
     """Whether it waits for signals."""
-    return draft.headers is not None and NEEDS_HEADER in draft.headers
+    return draft.headers is not None and SIGNALS_HEADER in draft.headers
 
 
 def _merges(draft: Draft, route: Route) -> bool:

@@ -85,7 +85,7 @@ def test_an_unwell_destination_rests_also_at_most_once(driver: EngineDriver) -> 
     """And is probed, and is well again with an ack."""
     driver.policy("a", delivery="at_most_once")
     driver.put("a", *map(str, range(9)))
-    driver.settle(driver.lease(1), "rest")
+    driver.settle(driver.lease(1), "back_off")
     assert driver.lease() == []
     driver.later(1)
     probe = driver.lease()

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from laneway.engines.base import PASS_OVER
+from laneway.engines.base import MAX_PASSED_OVER
 from laneway.errors import BadPolicy, TopicInUse
 from laneway.message import Draft
 from laneway.policy import Gate, Tier
@@ -220,7 +220,7 @@ def test_a_topic_says_until_when_it_backs_off(driver: EngineDriver) -> None:
     """In its own figures and in lists; no longer once the time is over."""
     driver.put("a", "1", "2")
     driver.put("b", "1")
-    driver.settle(driver.lease(topics=["a"])[:1], "rest", delay_us=30 * SECOND)
+    driver.settle(driver.lease(topics=["a"])[:1], "back_off", delay_us=30 * SECOND)
     until = driver.now + 30 * SECOND
     assert driver.engine.topic_stats("a", now_us=driver.now).backs_off_until_us == until
     told = {
@@ -236,12 +236,12 @@ def test_a_topic_whose_destination_is_unwell_rests_and_probes(driver: EngineDriv
     """No attempt is counted; the rest doubles with each failing probe; a success ends it."""
     driver.put("a", *map(str, range(5)))
     leases = driver.lease(3)
-    assert driver.settle(leases, "rest") == ["released"] * 3
+    assert driver.settle(leases, "back_off") == ["released"] * 3
     assert driver.batch().next_wake_us == driver.now + SECOND
     driver.later(1)
     (probe,) = driver.lease()
     assert probe.attempt == 1
-    driver.settle([probe], "rest")
+    driver.settle([probe], "back_off")
     driver.later(1)
     assert driver.lease() == []
     driver.later(1)
@@ -373,7 +373,7 @@ def test_a_lease_of_some_patterns_passes_over_a_bounded_number(driver: EngineDri
     """
     if not driver.engine.capabilities.only:
         pytest.skip("the engine does not know it")
-    others = 2 * PASS_OVER + 500
+    others = 2 * MAX_PASSED_OVER + 500
     driver.engine.put([Draft(f"mail.{n}", b"x") for n in range(others)], now_us=driver.now)
     driver.engine.put([Draft(f"push.{n}", b"x") for n in range(50)], now_us=driver.now)
     found: set[str] = set()

@@ -241,7 +241,7 @@ def test_an_exact_policy_that_changes_nothing_places_no_lane(
     driver.policy("b.*", **shape)
     driver.policy("b.1", **own)
     driver.put("b.1", "1", "2", key="k")
-    driver.settle(driver.lease(1), "rest", delay_us=30 * SECOND)
+    driver.settle(driver.lease(1), "back_off", delay_us=30 * SECOND)
     driver.later(31)
     driver.policy("b.1", **own)
     assert driver.engine.topic_stats("b.1", now_us=driver.now).state == "asleep"

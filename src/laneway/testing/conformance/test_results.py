@@ -14,26 +14,26 @@ from laneway.engines.base import (
     CHANGED,
     ENDED,
     FLOW_HEADER,
-    KEEPS_HEADER,
-    NEEDS_HEADER,
+    RESULT_TTL_HEADER,
+    SIGNALS_HEADER,
     TASK_HEADER,
 )
 from laneway.errors import BadMessage, UsageError
-from laneway.message import Draft, Kept, Note, Settlement
+from laneway.message import Draft, ProgressReport, Settlement, StoredResult
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
-KEEPS = {KEEPS_HEADER: "600,86400"}
+RESULT_TTL = {RESULT_TTL_HEADER: "600,86400"}
 HOUR = 3600 * SECOND
 SOON = 10.0
 
 
-def kept(driver: EngineDriver, message_id: str, topic: str | None = "a") -> Kept:
-    return driver.engine.kept([(message_id, topic)], now_us=driver.now)[0]
+def kept(driver: EngineDriver, message_id: str, topic: str | None = "a") -> StoredResult:
+    return driver.engine.results([(message_id, topic)], now_us=driver.now)[0]
 
 
 def waits_for(count: int) -> dict[str, str]:
-    return {**KEEPS, NEEDS_HEADER: str(count)}
+    return {**RESULT_TTL, SIGNALS_HEADER: str(count)}
 
 
 def signals(driver: EngineDriver, *numbers: int, to: str = "x") -> list[str]:
@@ -49,7 +49,9 @@ def test_an_outcome_is_kept_with_the_end(driver: EngineDriver) -> None:
     driver.put("a", "1", "2", "3", "4")
     leases = driver.lease()
     ends = [
-        Settlement(lease.handle, fence, action, id=lease.id, outcome=action.encode(), keep_us=HOUR)
+        Settlement(
+            lease.handle, fence, action, id=lease.id, outcome=action.encode(), outcome_ttl_us=HOUR
+        )
         for lease, fence, action in zip(
             leases,
             [0, *(lease.fence for lease in leases[1:])],
@@ -58,10 +60,10 @@ def test_an_outcome_is_kept_with_the_end(driver: EngineDriver) -> None:
         )
     ]
     assert driver.engine.settle(ends, now_us=driver.now) == ["lost", "acked", "died", "retried"]
-    told = driver.engine.kept([(lease.id, "a") for lease in leases], now_us=driver.now)
+    told = driver.engine.results([(lease.id, "a") for lease in leases], now_us=driver.now)
     assert [each.outcome for each in told] == [None, b"ack", b"dead", None]
     assert kept(driver, leases[1].id, None).outcome == b"ack", "found without its topic too"
-    driver.engine.forget_results(leases[1].id, "a")
+    driver.engine.delete_result(leases[1].id, "a")
     assert kept(driver, leases[1].id).outcome is None
 
 
@@ -69,16 +71,18 @@ def test_a_note_needs_the_lease(driver: EngineDriver) -> None:
     """Whoever lost it says nothing any more; from outside one may note without any."""
     (receipt,) = driver.put("a", "1")
     (lease,) = driver.lease()
-    note = Note(receipt.id, "a", b"half", HOUR, lease.handle, lease.fence)
-    assert driver.engine.note(
-        [note, Note(receipt.id, "a", b"wrong", HOUR, lease.handle, lease.fence + 1)],
+    note = ProgressReport(receipt.id, "a", b"half", HOUR, lease.handle, lease.fence)
+    assert driver.engine.report_progress(
+        [note, ProgressReport(receipt.id, "a", b"wrong", HOUR, lease.handle, lease.fence + 1)],
         now_us=driver.now,
     ) == [True, False]
-    assert kept(driver, receipt.id) == Kept(None, b"half")
+    assert kept(driver, receipt.id) == StoredResult(None, b"half")
     driver.settle([lease])
-    assert driver.engine.note([note], now_us=driver.now) == [False]
-    assert driver.engine.note([Note(receipt.id, "a", b"after", HOUR)], now_us=driver.now) == [True]
-    assert kept(driver, receipt.id).note == b"after"
+    assert driver.engine.report_progress([note], now_us=driver.now) == [False]
+    assert driver.engine.report_progress(
+        [ProgressReport(receipt.id, "a", b"after", HOUR)], now_us=driver.now
+    ) == [True]
+    assert kept(driver, receipt.id).progress == b"after"
 
 
 @pytest.mark.parametrize("on_expiry", ["drop", "dead"])
@@ -86,13 +90,13 @@ def test_ends_that_no_handler_told_are_kept_where_it_is_wanted(
     driver: EngineDriver, on_expiry: str
 ) -> None:
     driver.policy("a", on_expiry=on_expiry, retries=0)
-    driver.put("a", "1", id="expired", ttl_us=SECOND, headers=KEEPS)
+    driver.put("a", "1", id="expired", ttl_us=SECOND, headers=RESULT_TTL)
     driver.put("a", "2", id="nobody asks", ttl_us=SECOND)
     driver.later(2)
     driver.engine.tick(now_us=driver.now)
-    driver.put("a", "3", id="purged", headers=KEEPS)
+    driver.put("a", "3", id="purged", headers=RESULT_TTL)
     driver.engine.topic_purge("a", now_us=driver.now)
-    driver.put("a", "4", id="dead", headers=KEEPS)
+    driver.put("a", "4", id="dead", headers=RESULT_TTL)
     driver.settle(driver.lease(), "retry")
     ends = {
         name: kept(driver, name).outcome or b""
@@ -112,13 +116,13 @@ def test_ends_that_no_handler_told_are_kept_where_it_is_wanted(
 def test_what_waits_is_cancelled(driver: EngineDriver) -> None:
     """Ready, delayed, parked behind its key; once."""
     driver.policy("a", serial="hold")
-    driver.put("a", "1", id="ready", key="k", headers=KEEPS)
-    driver.put("a", "2", id="parked", key="k", headers=KEEPS)
-    driver.put("a", "3", id="delayed", delay_us=HOUR, headers=KEEPS)
+    driver.put("a", "1", id="ready", key="k", headers=RESULT_TTL)
+    driver.put("a", "2", id="parked", key="k", headers=RESULT_TTL)
+    driver.put("a", "3", id="delayed", delay_us=HOUR, headers=RESULT_TTL)
     driver.put("a", "4", id="last", key="k")
     for name in ("parked", "delayed", "ready"):
-        assert driver.engine.withdraw(name, "a", now_us=driver.now) == "cancelled"
-        assert driver.engine.withdraw(name, "a", now_us=driver.now) == "unknown"
+        assert driver.engine.cancel(name, "a", now_us=driver.now) == "cancelled"
+        assert driver.engine.cancel(name, "a", now_us=driver.now) == "unknown"
         outcome = kept(driver, name).outcome
         assert outcome is not None
         assert msgspec.json.decode(outcome) == {
@@ -133,11 +137,11 @@ def test_what_waits_is_cancelled(driver: EngineDriver) -> None:
 def test_what_is_leased_is_aborted(driver: EngineDriver) -> None:
     """Its lease ends, its slot is free, and whoever listens hears of it."""
     driver.policy("a", concurrency=1)
-    driver.put("a", "1", "2", id=None, headers=KEEPS)
+    driver.put("a", "1", "2", id=None, headers=RESULT_TTL)
     (lease,) = driver.lease()
     listener = driver.engine.result_listener()
     listener.subscribe(ABORT)
-    assert driver.engine.withdraw(lease.id, "a", now_us=driver.now) == "aborted"
+    assert driver.engine.cancel(lease.id, "a", now_us=driver.now) == "aborted"
     notified: list[str] = []
     while ABORT + lease.id not in notified:
         told = listener.poll(SOON)
@@ -149,20 +153,20 @@ def test_what_is_leased_is_aborted(driver: EngineDriver) -> None:
     assert driver.run() == ["2"]
     driver.put("a", "3", id="x")
     driver.settle(driver.lease(), "dead")
-    assert driver.engine.withdraw("x", "a", now_us=driver.now) == "dead", "a dead letter stays"
+    assert driver.engine.cancel("x", "a", now_us=driver.now) == "dead", "a dead letter stays"
 
 
 def test_who_listens_hears_of_each_end(driver: EngineDriver) -> None:
     """From another thread, without polling; first that it is listened for."""
     listener = driver.engine.result_listener()
-    first, second = driver.put("a", "1", "2", headers=KEEPS)
+    first, second = driver.put("a", "1", "2", headers=RESULT_TTL)
     listener.subscribe(first.id)
     notified = listener.poll(SOON)
     while not notified:
         notified = listener.poll(SOON)
     assert notified == [first.id]
     ends = [
-        Settlement(lease.handle, lease.fence, id=lease.id, outcome=b"so", keep_us=HOUR)
+        Settlement(lease.handle, lease.fence, id=lease.id, outcome=b"so", outcome_ttl_us=HOUR)
         for lease in driver.lease()
     ]
     settling = threading.Timer(0.05, driver.engine.settle, [ends], {"now_us": driver.now})
@@ -212,7 +216,7 @@ def test_the_signal_that_ends_the_waiting_says_when_and_for_how_long(driver: Eng
     """
     driver.policy("a", ttl=50)
     for name in ("later", "at", "expired", "plain"):
-        driver.put("a", name, id=name, headers={NEEDS_HEADER: "1"})
+        driver.put("a", name, id=name, headers={SIGNALS_HEADER: "1"})
     driver.later(10)
     now = driver.now
     driver.engine.put(
@@ -261,7 +265,7 @@ def test_signals_come_with_the_end_of_another(driver: EngineDriver) -> None:
 def test_a_message_that_waits_for_signals_can_go(driver: EngineDriver) -> None:
     """Cancelled or purged, it leaves nothing; one that is put anew begins from nothing."""
     for go in (
-        lambda: driver.engine.withdraw("x", "a", now_us=driver.now),
+        lambda: driver.engine.cancel("x", "a", now_us=driver.now),
         lambda: driver.engine.topic_purge("a", now_us=driver.now),
     ):
         driver.put("a", "own", id="x", headers=waits_for(2))
@@ -276,8 +280,8 @@ def test_a_message_that_waits_for_signals_can_go(driver: EngineDriver) -> None:
 
 @pytest.mark.parametrize("count", ["0", "many", "1000000", ""])
 def test_a_wrong_number_of_signals_is_refused(driver: EngineDriver, count: str) -> None:
-    with pytest.raises(BadMessage, match=f"{NEEDS_HEADER} to be a number from 1 to 100,000"):
-        driver.put("a", "1", headers={NEEDS_HEADER: count})
+    with pytest.raises(BadMessage, match=f"{SIGNALS_HEADER} to be a number from 1 to 100,000"):
+        driver.put("a", "1", headers={SIGNALS_HEADER: count})
 
 
 def test_what_follows_a_message_is_told_of_its_end(driver: EngineDriver) -> None:
@@ -285,16 +289,20 @@ def test_what_follows_a_message_is_told_of_its_end(driver: EngineDriver) -> None
     By a message in its topic, whatever the end; of one that has ended the outcome is there at once.
     """
     driver.policy("a", max_backlog=1, merge="first", ttl=5)
-    (receipt,) = driver.put("a", "1", id="x", headers=KEEPS)
-    assert driver.engine.follow("x", "a", b'["one"]') is None
-    assert driver.engine.follow("x", "a", b'["two"]') is None
+    (receipt,) = driver.put("a", "1", id="x", headers=RESULT_TTL)
+    assert driver.engine.on_end("x", "a", b'["one"]') is None
+    assert driver.engine.on_end("x", "a", b'["two"]') is None
     (lease,) = driver.lease()
     driver.put("a", "fills it")
     end = Settlement(
-        lease.handle, lease.fence, id=receipt.id, outcome=b'{"status":"success"}', keep_us=HOUR
+        lease.handle,
+        lease.fence,
+        id=receipt.id,
+        outcome=b'{"status":"success"}',
+        outcome_ttl_us=HOUR,
     )
     driver.engine.settle([end], now_us=driver.now)
-    assert driver.engine.follow("x", "a", b'["three"]') == b'{"status":"success"}'
+    assert driver.engine.on_end("x", "a", b'["three"]') == b'{"status":"success"}'
     driver.later(10)
     (told,) = driver.lease()
     assert told.headers == {TASK_HEADER: ENDED}
@@ -310,12 +318,12 @@ def test_what_follows_a_message_is_told_of_its_end(driver: EngineDriver) -> None
 @pytest.mark.parametrize("how", ["purged", "cancelled", "expired", "dead", "deleted"])
 def test_an_end_that_no_handler_told_is_told_to_its_flow(driver: EngineDriver, how: str) -> None:
     driver.policy("a", retries=0)
-    driver.put("a", '{"n":1}', id="x", headers={**KEEPS, FLOW_HEADER: "1"}, ttl_us=HOUR)
+    driver.put("a", '{"n":1}', id="x", headers={**RESULT_TTL, FLOW_HEADER: "1"}, ttl_us=HOUR)
     status = "cancelled"
     if how == "purged":
         driver.engine.topic_purge("a", now_us=driver.now)
     elif how == "cancelled":
-        driver.engine.withdraw("x", "a", now_us=driver.now)
+        driver.engine.cancel("x", "a", now_us=driver.now)
     elif how == "expired":
         status = "expired"
         driver.later(3601)
@@ -338,7 +346,7 @@ def test_nobody_follows_what_nobody_keeps(driver: EngineDriver) -> None:
         with pytest.raises(
             UsageError, match=f"job {name}: nobody knows it, or nothing is kept of it"
         ):
-            driver.engine.follow(name, "a", b"[]")
+            driver.engine.on_end(name, "a", b"[]")
 
 
 def test_messages_with_an_end_wake_who_waits(driver: EngineDriver) -> None:
@@ -431,7 +439,7 @@ def test_a_time_to_keep_that_cannot_be_harms_nobody(driver: EngineDriver) -> Non
     Death, expiry, cancelling and redrive go on.
     """
     for n, said in enumerate(IMPOSSIBLE_TIMES):
-        headers = {KEEPS_HEADER: said, FLOW_HEADER: "1"}
+        headers = {RESULT_TTL_HEADER: said, FLOW_HEADER: "1"}
         drafts = [
             Draft("a", b"1", id=f"{name} {n}", headers=headers)
             for name in ("dead", "cancelled", "acked")
@@ -440,7 +448,7 @@ def test_a_time_to_keep_that_cannot_be_harms_nobody(driver: EngineDriver) -> Non
             [*drafts, Draft("a", b"1", id=f"late {n}", headers=headers, ttl_us=SECOND)],
             now_us=driver.now,
         )
-        assert driver.engine.withdraw(f"cancelled {n}", "a", now_us=driver.now) == "cancelled"
+        assert driver.engine.cancel(f"cancelled {n}", "a", now_us=driver.now) == "cancelled"
     driver.later(2)
     leases = driver.lease(500)
     ends = [
@@ -462,9 +470,9 @@ def test_a_time_to_keep_that_cannot_be_harms_nobody(driver: EngineDriver) -> Non
 def test_a_number_of_signals_that_cannot_be_is_refused(driver: EngineDriver) -> None:
     """Nothing is changed, and what comes with it is refused as well, as every batch is."""
     for said in ("9" * 5000, "100001", "-1", "x", "", "0", "1.5", "\u00b2"):
-        with pytest.raises(BadMessage, match=NEEDS_HEADER):
+        with pytest.raises(BadMessage, match=SIGNALS_HEADER):
             driver.engine.put(
-                [Draft("a", b"1"), Draft("a", b"1", headers={NEEDS_HEADER: said})],
+                [Draft("a", b"1"), Draft("a", b"1", headers={SIGNALS_HEADER: said})],
                 now_us=driver.now,
             )
     assert driver.engine.topic_stats("a", now_us=driver.now).waiting == 0

@@ -65,7 +65,7 @@ local results = part(function(results)
 
     -- For how many milliseconds the end of a message is kept that no handler told; nil: not at all.
     local function span(record)
-        local said = record.headers and record.headers['laneway-keeps']
+        local said = record.headers and record.headers['laneway-result-ttl']
         local done, comma, otherwise = string.match(said or '', '^(%d+)(,?)(%d*)$')
         if not done or #done > MAX_DIGITS or #otherwise > MAX_DIGITS or (comma == ''
             and otherwise ~= '') then

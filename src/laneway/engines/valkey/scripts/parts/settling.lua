@@ -1,13 +1,13 @@
 -- The end of leases (hash `l`, by the message's number): settled, or run out.
 
 local settling = part(function(settling)
-    local REST_FIRST, REST_MOST = SECOND, 300 * SECOND
+    local BACK_OFF_FIRST, BACK_OFF_MAX = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
     -- bytes behind fence and lane: a hash whose values have 64 or less is a list while it is small,
     -- which is slow to look into
     local REST_LEAST = 54
     local BRIEF_BYTES = 300
-    local UNHANDLED_FIRST, UNHANDLED_MOST = 5 * SECOND, 300 * SECOND
+    local UNHANDLED_FIRST, UNHANDLED_MAX = 5 * SECOND, 300 * SECOND
 
     -- `empty`: at most once, the message is gone already; `line`: the serial key that it keeps
     -- then; `quick`: of the message nothing is kept but counts.
@@ -141,7 +141,7 @@ local settling = part(function(settling)
             return die(lane, record, REASONS.unhandled)
         end
         local delay = math.min(UNHANDLED_FIRST * 2 ^ math.min(record.unhandled_times, 16),
-            UNHANDLED_MOST)
+            UNHANDLED_MAX)
         record.unhandled_times = record.unhandled_times + 1
         wait_again(lane, record, shard.now + delay)
         return 'released'
@@ -153,7 +153,8 @@ local settling = part(function(settling)
         if lease.fence <= lane.rest_fence then
             return
         end
-        local step = lane.rest_step > 0 and math.min(lane.rest_step * 2, REST_MOST) or REST_FIRST
+        local step = lane.rest_step > 0 and math.min(lane.rest_step * 2, BACK_OFF_MAX)
+            or BACK_OFF_FIRST
         if asked then
             step = math.max(asked, 1)
         end
@@ -216,7 +217,7 @@ local settling = part(function(settling)
         if settlement.action == 'ack' and lane.rest_step > 0 and lease.fence > lane.rest_fence then
             lane.rest_step, lane.rest_until = 0, 0
         end
-        if settlement.action == 'rest' then
+        if settlement.action == 'back_off' then
             rest(lane, lease, settlement.delay, ended)
         end
         if lease.empty then -- whatever the handler says, the message is done

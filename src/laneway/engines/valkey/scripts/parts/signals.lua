@@ -6,7 +6,7 @@ local UNTIL_SIGNALLED = 7258118400000000
 local signals = part(function(signals)
     -- Whether a message that is published waits for some.
     function signals.waits(draft)
-        return draft.headers and draft.headers['laneway-needs']
+        return draft.headers and draft.headers['laneway-signals']
     end
 
     -- One more, in `draft`; told again, or for a message that does not wait, it is a duplicate. Its
@@ -28,7 +28,7 @@ local signals = part(function(signals)
         messages.touch(record)
         lanes.touch(lane)
         if draft.signal == 0 or record.parts >= (tonumber(record.headers
-            and record.headers['laneway-needs']) or 1) then
+            and record.headers['laneway-signals']) or 1) then
             messages.end_waiting(lane, record)
             record.since = merging.explicit_due(draft) or shard.now
             local ttl = rules.of(record.topic).ttl
