@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import sqlite3
 
-    from laneway.engines.sqlite.rows import Lane, TierQueue
-    from laneway.engines.sqlite.transaction import Shard
+    from laneway.engines.sqlite.rows import Lane, Shard, TierQueue
 
 MOST_LANES = 20_000
 MOST_LEASES = 100_000

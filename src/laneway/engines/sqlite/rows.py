@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 
+from laneway.engines.shared import gates
 from laneway.engines.shared.naming import BUCKET, PARTITION
 from laneway.engines.shared.states import IDLE
+from laneway.policy import Gate
 
 
 class Lane(msgspec.Struct, gc=False):
@@ -182,6 +184,65 @@ class Row(msgspec.Struct, gc=False):
             if self.topic is None or self.key is None
             else f"{self.topic}{PARTITION}{self.key}"
         )
+
+
+class Shard(msgspec.Struct, gc=False):
+    """The row of `shard`: the counters of the whole file."""
+
+    nonce: str
+    seq: int
+    fence: int
+    now: int
+    policy_version: int
+    waiting: int
+    bytes: int
+    leased: int
+    dead: int
+    published: int
+    delivered: int
+    done: int
+    retried: int
+    died: int
+    merged: int
+    expired: int
+    removed: int
+    lanes: int
+    own: int
+
+
+class GateState(msgspec.Struct, gc=False):
+    """A row of `gate`, with the limits in force."""
+
+    name: str
+    code: str | None
+    operator: str | None
+    tat: int
+    leased: int
+    open: int
+    wake: int | None
+    limits: Gate = Gate()
+
+    def __post_init__(self) -> None:
+        text = self.operator or self.code
+        if text:
+            self.limits = msgspec.json.decode(text, type=Gate)
+
+    def room(self, now: int) -> int:
+        """How many deliveries it admits now."""
+        return gates.room(self.limits, self.tat, self.leased, now)
+
+    def rebase(self, now: int) -> None:
+        """Its rate was changed."""
+        self.tat = gates.rebase(self.limits, self.tat, now)
+
+    def take(self, taken: int, now: int) -> None:
+        """So many deliveries go through it."""
+        self.leased += taken
+        self.tat = gates.take(self.limits, self.tat, taken, now)
+
+    def give_back(self, returned: int) -> None:
+        """Return the permits of deliveries that never began."""
+        self.tat = gates.give_back(self.limits, self.tat, returned)
 
 
 LANE_COLUMNS = Lane.__struct_fields__[: Lane.__struct_fields__.index("retried")]

@@ -26,7 +26,8 @@ from laneway.policy import prefixes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from laneway.engines.sqlite.transaction import GateState, Transaction
+    from laneway.engines.sqlite.rows import GateState
+    from laneway.engines.sqlite.transaction import Transaction
     from laneway.policy import Resolved
 
 FIRST_PAGE = 16

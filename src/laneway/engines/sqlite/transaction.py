@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.shared import fairness
+from laneway.engines.shared import fairness, gates
 from laneway.engines.shared.naming import BUCKET
 from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE
 from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.lane_cache import LaneCache
-from laneway.engines.sqlite.rows import Lane, TierQueue
+from laneway.engines.sqlite.rows import GateState, Lane, Shard, TierQueue
 from laneway.engines.sqlite.statements import SQL, insert_many
-from laneway.policy import Gate, PolicyBook, Resolved
+from laneway.policy import PolicyBook, Resolved
 from laneway.tiers import TierLayers
 
 if TYPE_CHECKING:
@@ -44,74 +44,6 @@ INSERTED_AT_ONCE = (64, 8)
 """Rows in one INSERT, the larger first."""
 
 _dumps = msgspec.json.Encoder().encode
-
-
-class Shard(msgspec.Struct, gc=False):
-    """The row of `shard`."""
-
-    nonce: str
-    seq: int
-    fence: int
-    now: int
-    policy_version: int
-    waiting: int
-    bytes: int
-    leased: int
-    dead: int
-    published: int
-    delivered: int
-    done: int
-    retried: int
-    died: int
-    merged: int
-    expired: int
-    removed: int
-    lanes: int
-    own: int
-
-
-class GateState(msgspec.Struct, gc=False):
-    """A row of `gate`, with the limits that hold."""
-
-    name: str
-    code: str | None
-    operator: str | None
-    tat: int
-    leased: int
-    open: int
-    wake: int | None
-    limits: Gate = Gate()
-
-    def __post_init__(self) -> None:
-        text = self.operator or self.code
-        if text:
-            self.limits = msgspec.json.decode(text, type=Gate)
-
-    def room(self, now: int) -> int:
-        """How many deliveries it admits now."""
-        room = 1 << 30
-        if self.limits.rate is not None:
-            burst = self.limits.effective_burst
-            tat = fairness.rebase(self.tat, now, self.limits.rate, burst)
-            room = fairness.permits(tat, now, self.limits.rate, burst)
-        if self.limits.concurrency is not None:
-            room = min(room, self.limits.concurrency - self.leased)
-        return max(room, 0)
-
-    def rebase(self, now: int) -> None:
-        """Its rate was changed."""
-        if self.limits.rate is not None:
-            self.tat = fairness.rebase(self.tat, now, self.limits.rate, self.limits.effective_burst)
-
-    def take(self, taken: int, now: int) -> None:
-        self.leased += taken
-        if self.limits.rate is not None:
-            tat = fairness.rebase(self.tat, now, self.limits.rate, self.limits.effective_burst)
-            self.tat = fairness.take_permits(tat, now, self.limits.rate, taken)
-
-    def give_back(self, returned: int) -> None:
-        if self.limits.rate is not None:
-            self.tat = fairness.return_permits(self.tat, self.limits.rate, returned)
 
 
 class Rules:
@@ -728,17 +660,9 @@ class Transaction:
     def reopen(self, gate: GateState) -> None:
         """Whether it is open now; where its rate shuts it, when it opens."""
         is_open = gate.room(self.now) > 0
-        gate.wake = None
-        limits = gate.limits
-        if (
-            not is_open
-            and limits.rate is not None
-            and (limits.concurrency is None or gate.leased < limits.concurrency)
-        ):
-            gate.tat = fairness.rebase(gate.tat, self.now, limits.rate, limits.effective_burst)
-            gate.wake = fairness.next_permit_us(
-                gate.tat, self.now, limits.rate, limits.effective_burst
-            )
+        gate.wake = gates.opens_us(gate.limits, gate.tat, gate.leased, self.now)
+        if gate.wake is not None:
+            gate.rebase(self.now)
         if is_open and not gate.open:
             for (number,) in self.all("gate_entries_of", gate.name):
                 self.pools_to_notify.add(self.tier_queues[number].pool)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.base import MessageView, TopicStats
-from laneway.engines.shared import fairness, size_classes
+from laneway.engines.shared import gates, size_classes
 from laneway.engines.shared.naming import BUCKET, lane_name, parse_generated_id
 from laneway.engines.shared.states import (
     ASLEEP,
@@ -26,7 +26,8 @@ from laneway.engines.sqlite.rows import Held, Lane, Row
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from laneway.engines.sqlite.transaction import GateState, Transaction
+    from laneway.engines.sqlite.rows import GateState
+    from laneway.engines.sqlite.transaction import Transaction
 
 ALL = 1 << 40
 _FIRST_RANK = -(1 << 20)
@@ -384,17 +385,11 @@ def peek(tx: Transaction, topic: str, limit: int) -> list[MessageView]:
 
 def gate_view(tx: Transaction, gate: GateState, counted: int) -> dict[str, Any]:
     """A gate's limits and what they hold back."""
-    limits = gate.limits
-    permit = None
-    if limits.rate is not None:
-        tat = fairness.rebase(gate.tat, tx.now, limits.rate, limits.effective_burst)
-        permit = fairness.next_permit_us(tat, tx.now, limits.rate, limits.effective_burst)
-    return {
-        "name": gate.name,
-        "rate": limits.rate,
-        "burst": limits.effective_burst if limits.rate is not None else None,
-        "concurrency": limits.concurrency,
-        "leased": gate.leased,
-        "next_permit_us": permit,
-        "waiting": tx.one("gate_lanes", gate.name, counted)[0],
-    }
+    return gates.view(
+        gate.name,
+        gate.limits,
+        tat=gate.tat,
+        leased=gate.leased,
+        waiting=tx.one("gate_lanes", gate.name, counted)[0],
+        now_us=tx.now,
+    )

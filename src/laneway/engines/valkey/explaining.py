@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.engines.shared import explaining, fairness, size_classes
+from laneway.engines.shared import explaining, gates, size_classes
 from laneway.engines.shared.explaining import COUNTED, Facts, GateFacts
 from laneway.engines.shared.naming import PARTITION
 from laneway.engines.shared.states import DEAD, DELAYED, RUNNABLE
@@ -110,12 +110,7 @@ def _gate(view: View, shard: int, policy: Resolved) -> GateFacts | None:
     if stored is None:
         return None
     gate, now = records.read_gate(stored), view.times[shard]
-    limits, room, wake = gate.limits_here, 1 << 30, None
-    if limits.rate is not None:
-        burst = limits.effective_burst
-        tat = fairness.rebase(gate.tat, now, limits.rate, burst)
-        room = fairness.permits(tat, now, limits.rate, burst)
-        wake = fairness.next_permit_us(tat, now, limits.rate, burst) if not room else None
-    if limits.concurrency is not None:
-        room = min(room, limits.concurrency - gate.leased)
-    return GateFacts(room=max(room, 0), leased=gate.leased, wake_us=wake)
+    limits = gate.limits_here
+    room = gates.room(limits, gate.tat, gate.leased, now)
+    wake = gates.opens_us(limits, gate.tat, gate.leased, now)
+    return GateFacts(room=room, leased=gate.leased, wake_us=wake)

@@ -9,7 +9,8 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
-from laneway.engines.shared import fairness, size_classes
+from laneway.engines.shared import gates as shared_gates
+from laneway.engines.shared import size_classes
 from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
 from laneway.engines.shared.states import (
     ASLEEP,
@@ -732,26 +733,18 @@ def gates(view: View) -> list[dict[str, Any]]:
 
 def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
     gate = records.read_gate(stored)
-    limits, burst = gate.limits, gate.limits.effective_burst
-    permit = None
-    if limits.rate is not None:
-        now = view.times[shard]
-        permit = fairness.next_permit_us(
-            fairness.rebase(gate.tat, now, limits.rate, burst), now, limits.rate, burst
-        )
     tier_queues = range(1, len(view.counters[shard].tier_queues) + 1)
     waiting = sum(
         view.space.read(shard, "ZCARD", f"gate:{tier_queue}:{name}") for tier_queue in tier_queues
     )
-    return {
-        "name": name,
-        "rate": limits.rate,
-        "burst": burst if limits.rate is not None else None,
-        "concurrency": limits.concurrency,
-        "leased": gate.leased,
-        "next_permit_us": permit,
-        "waiting": min(waiting, COUNTED),
-    }
+    return shared_gates.view(
+        name,
+        gate.limits,
+        tat=gate.tat,
+        leased=gate.leased,
+        waiting=min(waiting, COUNTED),
+        now_us=view.times[shard],
+    )
 
 
 def overview(view: View) -> Overview:
