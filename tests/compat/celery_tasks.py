@@ -1,4 +1,4 @@
-"""A program of Celery's, as it stands after its import was changed."""
+"""A Celery program in which only the import was changed."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def shared(n):
     return 2 * n
 
 
-class Noting(Task):
-    """A class of a program's own."""
+class Recording(Task):
+    """A custom task class with hooks."""
 
     abstract = True
 
@@ -107,8 +107,8 @@ class Noting(Task):
         CALLED.append(("failure", str(exc), "Traceback" in einfo or "ValueError" in einfo))
 
 
-@app.task(base=Noting)
-def noted(n):
+@app.task(base=Recording)
+def recorded(n):
     if n < 0:
         raise ValueError("below 0")
     return n

@@ -1,4 +1,4 @@
-"""Applications that a test makes are current in that test only."""
+"""An application that a test creates is current in that test only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from laneway.compat.celery import current
 
 
 @pytest.fixture(autouse=True)
-def only_here() -> Iterator[None]:
+def current_in_this_test_only() -> Iterator[None]:
     applications, shared = list(current.applications), list(current.shared)
     yield
     current.applications[:], current.shared[:] = applications, shared

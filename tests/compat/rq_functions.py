@@ -1,4 +1,4 @@
-"""Functions of an RQ program, in a module of their own."""
+"""Functions that RQ programs enqueue."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def count_words(text: str) -> int:
 
 
 def fails() -> None:
-    raise ValueError("as it stands")
+    raise ValueError("always")
 
 
-def keeps_meta() -> dict[str, Any]:
-    own = get_current_job()
-    assert own is not None
-    own.meta["handled"] = True
-    own.save_meta()
-    return dict(own.meta)
+def saves_meta() -> dict[str, Any]:
+    job = get_current_job()
+    assert job is not None
+    job.meta["handled"] = True
+    job.save_meta()
+    return dict(job.meta)
 
 
 def same(value):

@@ -1,4 +1,4 @@
-"""Celery's words: programs as they stand after their import was changed."""
+"""Celery programs run when only their import is changed."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ SOON = 20.0
 @pytest.fixture(autouse=True)
 def app() -> Iterator[Celery]:
     tasks.CALLED.clear()
-    tasks.app.set_current()  # other test modules have applications of their own
+    tasks.app.set_current()  # other test modules create applications
     tasks.app.laneway.engine.topic_purge("celery")
     with working(tasks.app.laneway):
         yield tasks.app
 
 
 def test_first_steps() -> None:
+    """A call returns an `AsyncResult` with Celery's attributes."""
     result = tasks.add.delay(4, 4)
     assert result.get(timeout=SOON) == 8
     assert (result.ready(), result.successful(), result.failed(), result.state, result.status) == (
@@ -68,12 +69,12 @@ def test_first_steps() -> None:
     assert result.date_done is not None
     result.forget()
     assert result.state == states.PENDING
-    assert tasks.add(1, 2) == 3, "called, it is the function"
+    assert tasks.add(1, 2) == 3, "calling the task calls the function"
     assert tasks.add.name == "tests.compat.celery_tasks.add"
 
 
 def test_errors_and_retries() -> None:
-    """An exception is final, unless it is among `autoretry_for` or the task asks for a retry."""
+    """An exception is final unless it is in `autoretry_for` or the task calls `retry`."""
     result = tasks.fails.delay()
     with pytest.raises(RuntimeError, match="at once"):
         result.get(timeout=SOON)
@@ -92,8 +93,9 @@ def test_errors_and_retries() -> None:
 
 
 def test_canvas() -> None:
+    """Chains, groups, chords, maps, chunks and links work as in Celery's documentation."""
     add, xsum = tasks.add, tasks.xsum
-    assert chain(add.s(2, 2), add.s(4), add.s(8))().get(SOON) == 16, "as Celery's pages call it"
+    assert chain(add.s(2, 2), add.s(4), add.s(8))().get(SOON) == 16, "a chain can be called"
     assert group(add.s(n, n) for n in range(2))().get(SOON) == [0, 2]
     assert chain(add.s(2, 2), add.s(4), add.s(8)).delay().get(SOON) == 16
     assert (add.s(2, 2) | add.s(4)).apply_async().get(SOON) == 8
@@ -119,26 +121,28 @@ def test_canvas() -> None:
     assert result.parent.get(SOON) == 2
 
 
-def test_classes_of_tasks() -> None:
-    assert tasks.noted.delay(1).get(SOON) == 1
+def test_custom_task_classes() -> None:
+    """Custom classes may have hooks or a `run` method."""
+    assert tasks.recorded.delay(1).get(SOON) == 1
     with pytest.raises(ValueError, match="below 0"):
-        tasks.noted.delay(-1).get(SOON)
+        tasks.recorded.delay(-1).get(SOON)
     assert tasks.CALLED == [("success", 1), ("failure", "below 0", True)]
     assert tasks.increment.delay(4).get(SOON) == 5
     assert tasks.app.tasks["increment"].delay(5).get(SOON) == 6
     assert tasks.shared.delay(4).get(SOON) == 8
     assert tasks.limited.delay(3).get(SOON) == 3
     assert current_app.main == "tasks"
-    with pytest.raises(NotImplementedError, match="say in run"):
+    with pytest.raises(NotImplementedError, match="define run"):
         Task().run()
 
 
 def test_states_and_revoking() -> None:
+    """`update_state` is visible while the task runs; a revoked task is REVOKED."""
     result = tasks.long.delay(0.5)
     deadline = time.monotonic() + SOON
     while result.state != "PROGRESS":
         assert time.monotonic() < deadline
-        time.sleep(0.005)  # until it has begun
+        time.sleep(0.005)  # until it has started
     assert result.info == {"done": 5, "total": 10}
     assert result.get(SOON) == result.id
     later = tasks.add.apply_async((1, 2), countdown=100, expires=200, priority=5)
@@ -149,7 +153,8 @@ def test_states_and_revoking() -> None:
         tasks.app.control.inspect()
 
 
-def test_calls_by_name() -> None:
+def test_send_task() -> None:
+    """`send_task` publishes a call by name, also of a task that this program does not have."""
     assert tasks.app.send_task("total", ([1, 2, 3],)).get(SOON) == 6
     unknown = tasks.app.send_task("of.another.program", (1,), countdown=100)
     view = tasks.app.laneway.engine.find(unknown.id)
@@ -158,8 +163,8 @@ def test_calls_by_name() -> None:
     unknown.revoke()
 
 
-def test_what_runs_by_the_clock() -> None:
-    """`beat_schedule`, on the clocks of `timezone`; any worker is the scheduler."""
+def test_periodic_tasks() -> None:
+    """`beat_schedule` runs in the time zone of `timezone`, without a beat process."""
     laneway = tasks.app.laneway
     tasks.app.finalize()
     with virtual(laneway) as world:
@@ -184,12 +189,12 @@ def test_what_runs_by_the_clock() -> None:
 
 def test_settings(caplog: pytest.LogCaptureFixture) -> None:
     """
-    By their present names and the old ones; what has no meaning is passed over, what is not
-    supported says so.
+    Settings have new and old names. Those without a meaning here are ignored; unsupported ones are
+    logged.
     """
-    made = Celery("other", broker="memory://", set_as_current=False)
+    app = Celery("other", broker="memory://", set_as_current=False)
     with caplog.at_level(logging.WARNING):
-        made.config_from_object(
+        app.config_from_object(
             {
                 "CELERY_TIMEZONE": "UTC",
                 "CELERYBEAT_SCHEDULE": {},
@@ -198,21 +203,21 @@ def test_settings(caplog: pytest.LogCaptureFixture) -> None:
             }
         )
     assert (
-        made.conf.timezone,
-        made.conf.beat_schedule,
-        made.conf.task_time_limit,
+        app.conf.timezone,
+        app.conf.beat_schedule,
+        app.conf.task_time_limit,
         caplog.text,
     ) == ("UTC", {}, 5, "")
-    made.config_from_object(
+    app.config_from_object(
         SimpleNamespace(CELERY_TASK_DEFAULT_QUEUE="mine", OTHER=1), namespace="CELERY"
     )
-    assert made.conf["task_default_queue"] == made.conf.get("task_default_queue") == "mine"
-    made.conf.worker_coffee = "black"
+    assert app.conf["task_default_queue"] == app.conf.get("task_default_queue") == "mine"
+    app.conf.worker_coffee = "black"
     assert "worker_coffee is not supported" in caplog.text
     with pytest.raises(UsageError, match="'yaml' is not supported"):
-        made.conf.task_serializer = "yaml"
+        app.conf.task_serializer = "yaml"
     with pytest.raises(AttributeError, match="no setting nothing"):
-        _ = made.conf.nothing
+        _ = app.conf.nothing
     routed = Celery("routed", broker="memory://", set_as_current=False)
     routed.conf.task_routes = {"feed.*": {"queue": "feeds"}, "web": "webs"}
     routed.conf.task_annotations = {"web": {"rate_limit": "10/s"}}
@@ -224,11 +229,11 @@ def test_settings(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("use", "error"),
     [
         (
             lambda: Celery("x", broker="sqs://key@", set_as_current=False).laneway,
-            r"sqs://\*\*\*@ is no store of Laneway's",
+            r"sqs://\*\*\*@ is not a store that Laneway supports",
         ),
         (
             lambda: (
@@ -236,7 +241,7 @@ def test_settings(caplog: pytest.LogCaptureFixture) -> None:
                     "x", broker="memory://", backend="db+sqlite:///r.db", set_as_current=False
                 ).laneway
             ),
-            "is no store of Laneway's",
+            "is not a store that Laneway supports",
         ),
         (
             lambda: (
@@ -244,7 +249,7 @@ def test_settings(caplog: pytest.LogCaptureFixture) -> None:
                     "x", broker="memory://", backend="redis://elsewhere", set_as_current=False
                 ).laneway
             ),
-            "results are kept where the messages are",
+            "results are stored with the messages",
         ),
         (lambda: Celery("x", brokr="memory://"), 'did you mean "broker"'),
         (lambda: tasks.app.task(max_retriez=3)(lambda: 1), 'did you mean "max_retries"'),
@@ -252,20 +257,22 @@ def test_settings(caplog: pytest.LogCaptureFixture) -> None:
         (lambda: signature("nothing"), 'there is no task "nothing"'),
     ],
 )
-def test_what_is_not_supported_says_so(make: Any, why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        make()
+def test_errors_of_unsupported_use(use: Any, error: str) -> None:
+    """Every unsupported name or value raises an error that explains it."""
+    with pytest.raises(UsageError, match=error):
+        use()
 
 
 def test_eager() -> None:
-    made = Celery("eager", broker="memory://", set_as_current=False)
-    made.conf.task_always_eager = True
-    add = made.task(tasks.add.function)
-    fails = made.task(tasks.fails.function)
+    """With `task_always_eager`, calls run in the caller."""
+    app = Celery("eager", broker="memory://", set_as_current=False)
+    app.conf.task_always_eager = True
+    add = app.task(tasks.add.function)
+    fails = app.task(tasks.fails.function)
     assert add.delay(1, 2).get() == 3
     assert add.apply((1, 2)).get() == 3
     assert fails.delay().state == "FAILURE"
-    made.conf.task_eager_propagates = True
+    app.conf.task_eager_propagates = True
     with pytest.raises(RuntimeError, match="at once"):
         fails.delay()
 
@@ -353,10 +360,9 @@ def run(folder: Path, program: str) -> str:
     return done.stdout
 
 
-def test_pages_of_celery(tmp_path: Path) -> None:
+def test_documented_programs(tmp_path: Path) -> None:
     """
-    Programs of its first pages, with nothing changed but the import; even the broker that they
-    name.
+    The programs of Celery's first pages run with another import, even with the broker URL in them.
     """
     (tmp_path / "hello.py").write_text(FIRST_PAGE)
     calling = (
@@ -391,8 +397,8 @@ print(add.delay(2, 2).get(timeout=20), group(add.s(i, i) for i in range(10))().g
         worker.wait(30)
 
 
-def test_first_steps_with_celery_and_the_command_line(tmp_path: Path) -> None:
-    """The tutorial's file, its worker, and a caller in another process."""
+def test_tutorial_on_the_command_line(tmp_path: Path) -> None:
+    """The tutorial's module, a worker and a caller run as three processes."""
     url = f"{server().url.replace('valkey', 'redis')}"
     (tmp_path / "tasks.py").write_text(
         textwrap.dedent(f"""

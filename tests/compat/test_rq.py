@@ -1,4 +1,4 @@
-"""RQ's words: programs as they stand after their import was changed."""
+"""RQ programs run when only their import is changed."""
 
 from __future__ import annotations
 
@@ -40,29 +40,31 @@ def connection() -> Iterator[Laneway]:
 
 
 def test_first_steps(connection: Laneway) -> None:
+    """A job has RQ's attributes before and after it runs."""
     queue = Queue(connection=connection)
-    made = queue.enqueue(functions.count_words, "one two three")
-    assert (made.get_id(), made.get_status(), made.result, made.origin, made.is_queued) == (
-        made.id,
+    job = queue.enqueue(functions.count_words, "one two three")
+    assert (job.get_id(), job.get_status(), job.result, job.origin, job.is_queued) == (
+        job.id,
         "queued",
         None,
         "default",
         True,
     )
-    assert (len(queue), queue.count, queue.job_ids, queue.jobs) == (1, 1, [made.id], [made])
+    assert (len(queue), queue.count, queue.job_ids, queue.jobs) == (1, 1, [job.id], [job])
     assert SimpleWorker([queue], connection=connection).work(burst=True)
-    assert (made.get_status(), made.result, made.return_value(), made.is_finished) == (
+    assert (job.get_status(), job.result, job.return_value(), job.is_finished) == (
         "finished",
         3,
         3,
         True,
     )
-    assert made.ended_at is not None
-    assert made.ended_at <= datetime.now(UTC)
+    assert job.ended_at is not None
+    assert job.ended_at <= datetime.now(UTC)
     assert not SimpleWorker([queue]).work(burst=True), "nothing is left"
 
 
-def test_ways_of_enqueueing(connection: Laneway) -> None:
+def test_enqueue_methods(connection: Laneway) -> None:
+    """Functions are enqueued by name, with options, later, and many at once."""
     queue = Queue("low", connection=connection, default_timeout=60)
     jobs = [
         queue.enqueue("tests.compat.rq_functions.count_words", "a"),
@@ -89,12 +91,13 @@ def test_ways_of_enqueueing(connection: Laneway) -> None:
 
 
 def test_failures(connection: Laneway) -> None:
+    """Failed jobs are in the registry, which requeues or removes them."""
     queue = Queue(connection=connection)
     failed = queue.enqueue(functions.fails)
     again = queue.enqueue(functions.fails, retry=Retry(max=2, interval=[0, 0]))
     SimpleWorker([queue]).work(burst=True)
     assert (failed.get_status(), failed.is_failed) == ("failed", True)
-    assert "ValueError: as it stands" in str(failed.exc_info)
+    assert "ValueError: always" in str(failed.exc_info)
     assert set(queue.failed_job_registry.get_job_ids()) == {failed.id, again.id}
     assert len(queue.failed_job_registry) == 2
     queue.failed_job_registry.requeue(failed)
@@ -104,12 +107,13 @@ def test_failures(connection: Laneway) -> None:
 
 
 def test_dependencies_and_meta(connection: Laneway) -> None:
+    """A dependent job waits, and a job saves its metadata."""
     queue = Queue(connection=connection)
     first = queue.enqueue(functions.fails)
     second = queue.enqueue(
         functions.count_words, "a", depends_on=Dependency([first], allow_failure=True)
     )
-    third = queue.enqueue(functions.keeps_meta, depends_on=[second], meta={"from": "outside"})
+    third = queue.enqueue(functions.saves_meta, depends_on=[second], meta={"from": "outside"})
     assert (second.get_status(), third.is_deferred) == ("deferred", True)
     SimpleWorker([queue]).work(burst=True)
     assert second.result == 1
@@ -118,7 +122,7 @@ def test_dependencies_and_meta(connection: Laneway) -> None:
 
 
 def test_queues_by_priority_in_children(connection: Laneway) -> None:
-    """A worker that forks for each job, as RQ's."""
+    """A worker runs queues in order, and each job in a child process."""
     high, low = Queue("high", connection=connection), Queue("low", connection=connection)
     jobs = [low.enqueue(functions.count_words, "a"), high.enqueue(functions.count_words, "a b")]
     assert Worker([high, "low"], connection=connection).work(burst=True)
@@ -127,14 +131,16 @@ def test_queues_by_priority_in_children(connection: Laneway) -> None:
     assert ended[1] < ended[0]  # type: ignore[operator]
 
 
-def test_functions_with_a_delay(connection: Laneway) -> None:
+def test_job_decorator(connection: Laneway) -> None:
+    """`@job` adds `delay` to a function."""
     count = job("low", connection=connection, timeout=5)(functions.count_words)
-    made = count.delay("a b")  # type: ignore[attr-defined]
+    enqueued = count.delay("a b")  # type: ignore[attr-defined]
     SimpleWorker(["low"], connection=connection).work(burst=True)
-    assert made.result == 2
+    assert enqueued.result == 2
 
 
-def test_not_asynchronous(connection: Laneway) -> None:
+def test_is_async_false(connection: Laneway) -> None:
+    """With `is_async=False` a job runs in the caller."""
     assert (
         Queue(is_async=False, connection=connection).enqueue(functions.count_words, "a b").result
         == 2
@@ -142,6 +148,7 @@ def test_not_asynchronous(connection: Laneway) -> None:
 
 
 def test_connections() -> None:
+    """A Redis client or URL becomes the store's URL."""
     assert url_of(redis.Redis(host="h", port=7, db=3), "x") == "redis://h:7/3"
     assert (
         url_of(redis.Redis(host="h", username="u", password="p:w"), "x")
@@ -155,7 +162,7 @@ def test_connections() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("use", "error"),
     [
         (lambda c: Queue("x", connection=c, serializer="pickle"), "serializer is not supported"),
         (
@@ -174,13 +181,14 @@ def test_connections() -> None:
         (lambda _: Retry(max=0), "at least 1"),
     ],
 )
-def test_what_is_not_supported_says_so(connection: Laneway, make: Any, why: str) -> None:
-    with pytest.raises(UsageError, match=why):
-        make(connection)
+def test_errors_of_unsupported_use(connection: Laneway, use: Any, error: str) -> None:
+    """Every unsupported name or value raises an error that explains it."""
+    with pytest.raises(UsageError, match=error):
+        use(connection)
 
 
-def test_the_first_page_and_the_command_line(tmp_path: Path) -> None:
-    """RQ's own first page, its worker, on a Redis of its own."""
+def test_tutorial_on_the_command_line(tmp_path: Path) -> None:
+    """The program of RQ's first page and a worker run as two processes."""
     with Server() as own:
         (tmp_path / "my_module.py").write_text(
             "def count_words_at_url(url):\n    return len(url.split('/'))\n"

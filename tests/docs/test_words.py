@@ -82,17 +82,55 @@ ALLOWED = {
     ("band", "src/laneway/engines/valkey/scripts/"),  # bit.band, "binary and"
     ("bell", "src/laneway/cli/terminal.py"),  # the terminal's
     ("tenant", "pyproject.toml"),  # what people search for
+    ("said", "src/laneway/compat/celery/"),  # `Outcome.said`, until laneway.tasks renames it
 }
 
-# (word, the beginning of the path where it may still be); "*": any word
+# (word, the beginning of the path where it may still be); "*": any word.
+# Remove a line when its folder is done.
 UNFINISHED = {
     ("*", "CHANGELOG.md"),
     ("*", "CONTRIBUTING.md"),
     ("*", "README.md"),
     ("*", "bench/"),
     ("*", "docs/"),
-    ("*", "src/laneway/"),
-    ("*", "tests/"),
+    ("*", "src/laneway/app.py"),
+    ("*", "src/laneway/awaitable.py"),
+    ("*", "src/laneway/cli/"),
+    ("*", "src/laneway/codec.py"),
+    ("*", "src/laneway/config.py"),
+    ("*", "src/laneway/demo/"),
+    ("*", "src/laneway/engines/"),
+    ("*", "src/laneway/errors.py"),
+    ("*", "src/laneway/headers.py"),
+    ("*", "src/laneway/logs.py"),
+    ("*", "src/laneway/message.py"),
+    ("*", "src/laneway/namespaces.py"),
+    ("*", "src/laneway/policy.py"),
+    ("*", "src/laneway/producing/"),
+    ("*", "src/laneway/programs.py"),
+    ("*", "src/laneway/schedules/"),
+    ("*", "src/laneway/signals.py"),
+    ("*", "src/laneway/store_figures.py"),
+    ("*", "src/laneway/tasks/"),
+    ("*", "src/laneway/testing/"),
+    ("*", "src/laneway/topic.py"),
+    ("*", "src/laneway/tracing.py"),
+    ("*", "src/laneway/working/"),
+    ("*", "tests/app/"),
+    ("*", "tests/cli/"),
+    ("*", "tests/conformance/"),
+    ("*", "tests/docs/"),
+    ("*", "tests/kill/"),
+    ("*", "tests/model/"),
+    ("*", "tests/poison/"),
+    ("*", "tests/producing/"),
+    ("*", "tests/schedules/"),
+    ("*", "tests/sqlite/"),
+    ("*", "tests/stateful/"),
+    ("*", "tests/tasks/"),
+    ("*", "tests/unit/"),
+    ("*", "tests/valkey/"),
+    ("*", "tests/working/"),
 }
 # The beginnings of the paths where lines of prose may still be too long or filled.
 UNFINISHED_LINES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "docs/", "examples/")

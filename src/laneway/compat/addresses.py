@@ -1,4 +1,4 @@
-"""Where a program of Celery or RQ keeps its messages, as an engine's URL."""
+"""The store of a Celery or RQ program, as an engine's URL."""
 
 from __future__ import annotations
 
@@ -12,45 +12,47 @@ from laneway.safetext import redacted
 log = logging.getLogger("laneway.compat")
 
 _QUEUES = ("amqp", "amqps", "pyamqp", "librabbitmq", "rpc")
-"""What tutorials name, and nobody has to run here."""
+"""Schemes of message brokers that tutorials use; Laneway needs no broker."""
 
 _KNOWN = ("redis", "rediss", "valkey", "valkeys", "unix", "sqlite")
 
 
-def url_of(said: Any, where: str) -> str | None:
+def url_of(store: Any, setting: str) -> str | None:
     """
-    An engine's URL of a broker's URL or a Redis client; None: the default. Raises UsageError for
-    what is neither.
+    The engine's URL for a broker's URL or a Redis client; None means the default store.
+
+    `setting` names the setting in error messages and logs. Raises UsageError for any other value.
     """
-    if said is None or said == "":
+    if store is None or store == "":
         return None
-    if isinstance(said, str):
-        if said.partition("://")[0] in _QUEUES:
+    if isinstance(store, str):
+        if store.partition("://")[0] in _QUEUES:
             log.warning(
-                "%s: %s:// is not spoken here; messages are kept in the default store (LANEWAY_URL,"
-                " else laneway.db)",
-                where,
-                said.partition("://")[0],
+                "%s: %s:// brokers are not supported; messages are stored in the default store"
+                " (LANEWAY_URL, else laneway.db)",
+                setting,
+                store.partition("://")[0],
             )
             return None
-        if said.startswith(("memory://", "cache+memory://")):
+        if store.startswith(("memory://", "cache+memory://")):
             return "sqlite://"
-        scheme = said.partition("://")[0].partition("+")[0]
-        if scheme not in _KNOWN or "://" not in said:
+        scheme = store.partition("://")[0].partition("+")[0]
+        if scheme not in _KNOWN or "://" not in store:
             raise UsageError(
-                f"{where}: {redacted(said)} is no store of Laneway's; name a Redis or Valkey"
-                " (redis://host), a file (sqlite:///jobs.db), or nothing: then LANEWAY_URL counts"
+                f"{setting}: {redacted(store)} is not a store that Laneway supports; use Redis or"
+                " Valkey (redis://host), a file (sqlite:///jobs.db), or leave it out to use"
+                " LANEWAY_URL"
             )
-        return said
-    pool = getattr(said, "connection_pool", None)
+        return store
+    pool = getattr(store, "connection_pool", None)
     options = getattr(pool, "connection_kwargs", None)
     if options is None:
-        raise UsageError(f"{where}: expected a URL or a Redis client, got {said!r:.80}")
-    who = ""
+        raise UsageError(f"{setting}: expected a URL or a Redis client, got {store!r:.80}")
+    credentials = ""
     if options.get("password"):
         user, password = options.get("username") or "", options["password"]
-        who = f"{quote(user, safe='')}:{quote(password, safe='')}@"
+        credentials = f"{quote(user, safe='')}:{quote(password, safe='')}@"
     if options.get("path"):
-        return f"unix://{who}{options['path']}"
+        return f"unix://{credentials}{options['path']}"
     host, port = options.get("host", "localhost"), options.get("port", 6379)
-    return f"redis://{who}{host}:{port}/{options.get('db') or 0}"
+    return f"redis://{credentials}{host}:{port}/{options.get('db') or 0}"

@@ -1,5 +1,5 @@
 """
-RQ's face on fair queues: a simple RQ program runs after its import is changed.
+RQ's API on Laneway: a simple RQ program runs after its import is changed.
 
     from redis import Redis
     from laneway.compat.rq import Queue
@@ -7,8 +7,8 @@ RQ's face on fair queues: a simple RQ program runs after its import is changed.
     queue = Queue("low", connection=Redis())
     job = queue.enqueue(count_words_at_url, "http://example.com")
 
-Its worker: `python -m laneway.compat.rq high low --url redis://localhost`. What it has and what it
-has not is in docs/from-rq.md.
+Start a worker with `python -m laneway.compat.rq high low --url redis://localhost`.
+docs/from-rq.md lists what is supported.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 DEFAULT_TIMEOUT = 180
-"""Seconds that a job may run, where nobody says otherwise."""
+"""Seconds that a job may run by default."""
 
 _STATUS = {
     "pending": "queued",
@@ -74,13 +74,14 @@ _STATUS = {
 
 
 class NoSuchJobError(LanewayError):
-    """Nobody knows a job of that id, or nothing is kept of it any more."""
+    """There is no job with that id, or its result has expired."""
 
 
 class Retry:
     """
-    How often a job is tried again; `interval` (seconds, or several of which the last counts on)
-    between two tries.
+    How often a job is retried, and the `interval` before each retry in seconds.
+
+    Of a list of intervals, the last one is used for all further retries.
     """
 
     def __init__(self, max: int, interval: int | list[int] = 0) -> None:  # noqa: A002  # RQ's name
@@ -96,8 +97,9 @@ _lock = threading.RLock()
 
 def application(connection: Any = None) -> Laneway:
     """
-    The Laneway application of a connection: a Redis client, a URL, an application; None: the
-    default store.
+    The Laneway application for a connection: a Redis client, a URL or an application.
+
+    None means the default store.
     """
     if isinstance(connection, Laneway):
         with _lock:
@@ -123,7 +125,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Job:
-    """The handle of a job, in RQ's words; `job` is Laneway's."""
+    """The handle of a job with RQ's API; the attribute `job` is Laneway's handle."""
 
     def __init__(self, job: _Job[Any], call: Call | None = None) -> None:
         self.job = job
@@ -133,14 +135,14 @@ class Job:
     @classmethod
     def fetch(cls, id: str, connection: Any = None) -> Job:  # noqa: A002  # RQ's name
         """A job by its id. Raises NoSuchJobError."""
-        found = cls(application(connection).job(id))
-        if found.job.status == "unknown":
-            raise NoSuchJobError(f"job {id}: nobody knows it, or nothing is kept of it any more")
-        return found
+        job = cls(application(connection).job(id))
+        if job.job.status == "unknown":
+            raise NoSuchJobError(f"job {id}: unknown, or its result has expired")
+        return job
 
     @classmethod
     def exists(cls, id: str, connection: Any = None) -> bool:  # noqa: A002  # RQ's name
-        """Whether anybody knows it."""
+        """Whether the job is known."""
         return application(connection).job(id).status != "unknown"
 
     @property
@@ -159,8 +161,7 @@ class Job:
 
     def get_status(self, refresh: bool = True) -> str | None:
         """
-        queued, started, deferred, scheduled, finished, failed or canceled; None where nobody knows
-        it.
+        queued, started, deferred, scheduled, finished, failed or canceled; None: unknown.
         """
         del refresh
         status = self.job.status
@@ -176,24 +177,23 @@ class Job:
 
     @property
     def result(self) -> Any:
-        """What it returned; None while it has not."""
+        """The result; None until there is one."""
         return self.job.result
 
     def return_value(self, refresh: bool = True) -> Any:
-        """What it returned; None while it has not."""
+        """The result; None until there is one."""
         del refresh
         return self.job.result
 
     def latest_result(self, timeout: float = 0) -> Result | None:
         """
-        How it ended, waited for at most so many seconds; None: it has not, or nothing is kept of
-        it.
+        Wait up to `timeout` seconds for the result; None: there is none, or it has expired.
         """
         self.job.wait(timeout)
         return next(iter(self.results()), None)
 
     def results(self) -> list[Result]:
-        """How it ended; one at most: of runs that were tried again nothing is kept here."""
+        """The result as a list of at most one: results of retried runs are not stored."""
         state = self.job.state()
         if not state.is_over:
             return []
@@ -221,13 +221,13 @@ class Job:
 
     @property
     def created_at(self) -> datetime | None:
-        """When it was made."""
+        """When it was published."""
         at = self.job.state().published_at or self._published_at
         return datetime.fromtimestamp(at, UTC) if at is not None else None
 
     @property
     def func_name(self) -> str | None:
-        """The name of its function; None where nothing is known of its call any more."""
+        """The name of its function; None if its call is no longer stored."""
         return cast("str | None", self._about()["func_name"])
 
     @property
@@ -242,15 +242,15 @@ class Job:
 
     @property
     def description(self) -> str | None:
-        """What was said of it, else its call."""
+        """Its description, else its call."""
         about = self._about()
         if about["description"] is not None or about["func_name"] is None:
             return cast("str | None", about["description"])
-        said = [
+        arguments = [
             *map(repr, self.args),
             *(f"{name}={value!r}" for name, value in self.kwargs.items()),
         ]
-        return f"{about['func_name']}({', '.join(said)})"
+        return f"{about['func_name']}({', '.join(arguments)})"
 
     @property
     def timeout(self) -> float | None:
@@ -258,7 +258,7 @@ class Job:
         return cast("float | None", self._about()["timeout"])
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known of it, by RQ's names."""
+        """Its data by RQ's names."""
         about = self._about()
         times = {
             "created_at": self.created_at,
@@ -283,7 +283,7 @@ class Job:
         }
 
     def _about(self) -> dict[str, Any]:
-        """What its call says: of one that this program has made, or that is not finished."""
+        """Its call, if this program published it or it has not ended."""
         if self._call is not None:
             call = self._call
             timeout = call.options.get("job_timeout")
@@ -321,23 +321,23 @@ class Job:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What `save_meta` keeps."""
+        """The metadata that `save_meta` stores."""
         return self.job.meta
 
     def save_meta(self) -> None:
-        """Keep `meta`."""
+        """Store `meta`."""
         self.job.save_meta()
 
     def get_meta(self, refresh: bool = True) -> dict[str, Any]:
-        """What is kept of it."""
+        """The stored metadata."""
         return dict(self.job.state().meta) if refresh else self.job.meta
 
     def get_position(self) -> int | None:
-        """How many of its queue are before it."""
+        """How many jobs of its queue precede it."""
         return self.job.get_position()
 
     def refresh(self) -> None:
-        """Nothing is remembered that could be old: each look asks the store."""
+        """Do nothing: every property reads the store."""
 
     def cancel(
         self,
@@ -345,33 +345,32 @@ class Job:
         enqueue_dependents: bool = False,
         remove_from_dependencies: bool = False,
     ) -> None:
-        """Take it out; one that runs is stopped, and those that wait for it fail."""
+        """Cancel it. A running job is stopped; jobs that depend on it fail."""
         del pipeline
         if enqueue_dependents or remove_from_dependencies:
             raise UsageError(
                 "Job.cancel: enqueue_dependents and remove_from_dependencies are not supported:"
-                " what waits for a cancelled job fails"
+                " jobs that depend on a cancelled job fail"
             )
         self.job.cancel()
 
     def delete(
         self, pipeline: Any = None, remove_from_queue: bool = True, delete_dependents: bool = False
     ) -> None:
-        """Forget it."""
+        """Delete it and its result."""
         del pipeline
         if delete_dependents or not remove_from_queue:
             raise UsageError(
                 "Job.delete: delete_dependents and remove_from_queue=False are not supported;"
-                " delete each job by itself"
+                " delete each job separately"
             )
         self.job.delete()
 
     def requeue(self, at_front: bool = False) -> None:
-        """Put it back, where it failed."""
+        """Put a failed job back into its queue."""
         if at_front:
             raise UsageError(
-                "Job.requeue: at_front is not supported: what is put back goes to the end of its"
-                " queue"
+                "Job.requeue: at_front is not supported: the job goes to the end of its queue"
             )
         self.job.requeue()
 
@@ -400,7 +399,7 @@ class Result:
     """How a job ended."""
 
     class Type(Enum):
-        """In which way."""
+        """The kind of result."""
 
         SUCCESSFUL = 1
         FAILED = 2
@@ -426,7 +425,7 @@ class Result:
 
 
 class Queue:
-    """A queue, in RQ's words; `queue` is Laneway's."""
+    """A queue with RQ's API; the attribute `queue` is Laneway's queue."""
 
     def __init__(
         self,
@@ -443,7 +442,7 @@ class Queue:
         )
         if unknown.get("serializer") is not None:
             raise UsageError(
-                "Queue: serializer is not supported: arguments travel as JSON, typed by the"
+                "Queue: serializer is not supported: arguments are sent as JSON, typed by the"
                 " function's annotations"
             )
         self.app = application(connection)
@@ -453,13 +452,14 @@ class Queue:
             name, isolation="process", default_timeout=cast("float", timeout)
         )
         self.queue.tags = "strict"
-        self.app.policy(name, on_expiry="drop")  # RQ's ttl cancels a job; it does not fail
+        self.app.policy(name, on_expiry="drop")  # RQ cancels a job whose ttl is over
         self._is_async = is_async
 
     def enqueue(self, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job:
         """
-        Have a function called in a worker; options stand among the keyword arguments, or `args` and
-        `kwargs` hold the function's.
+        Call a function in a worker.
+
+        Options are among the keyword arguments; `args=` and `kwargs=` may hold the function's.
         """
         own = {name: kwargs.pop(name) for name in list(kwargs) if name in _OPTIONS}
         if "timeout" in own:
@@ -474,13 +474,13 @@ class Queue:
 
     @classmethod
     def all(cls, connection: Any = None) -> list[Queue]:
-        """The queues that this program has named."""
+        """The queues that this program has created."""
         app = application(connection)
         return [cls(name, connection=app) for name in sorted(app.queues)]
 
     @property
     def key(self) -> str:
-        """RQ's name for it in Redis; nothing is there."""
+        """RQ's key of the queue in Redis; Laneway does not use it."""
         return f"rq:queue:{self.name}"
 
     def enqueue_call(
@@ -491,7 +491,7 @@ class Queue:
         timeout: Any = None,
         **options: Any,
     ) -> Job:
-        """As `enqueue`, the function's arguments apart."""
+        """Like `enqueue`, with the function's arguments as `args` and `kwargs`."""
         if timeout is not None:
             options["job_timeout"] = timeout
         return self._enqueue(self._call(func, tuple(args), dict(kwargs or {}), options))
@@ -499,7 +499,7 @@ class Queue:
     def enqueue_at(
         self, when: datetime, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> Job:
-        """As `enqueue`, due at a moment; one without a time zone is this machine's."""
+        """Like `enqueue`, due at a time; without a time zone it is local time."""
         return self.enqueue(
             f, *args, at=when if when.tzinfo is not None else when.astimezone(), **kwargs
         )
@@ -507,13 +507,13 @@ class Queue:
     def enqueue_in(
         self, delta: timedelta, f: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> Job:
-        """As `enqueue`, due after a while."""
+        """Like `enqueue`, due after `delta`."""
         return self.enqueue(f, *args, delay=delta, **kwargs)
 
     def enqueue_many(
         self, job_datas: Iterable[Call], pipeline: Any = None, **unknown: object
     ) -> list[Job]:
-        """Several that `prepare_data` has made."""
+        """Publish calls that `prepare_data` returned."""
         del pipeline
         config.refuse_unknown("enqueue_many", unknown, ("job_datas",))
         calls = list(job_datas)
@@ -541,9 +541,9 @@ class Queue:
         on_failure: Any = None,
         **unknown: object,
     ) -> Call:
-        """A call for `enqueue_many`."""
+        """A call to pass to `enqueue_many`."""
         config.refuse_unknown("prepare_data", unknown, ("func", "args", "kwargs", *_OPTIONS))
-        said = {
+        given = {
             "job_timeout": timeout,
             "result_ttl": result_ttl,
             "ttl": ttl,
@@ -556,7 +556,9 @@ class Queue:
             "on_success": on_success,
             "on_failure": on_failure,
         }
-        options: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+        options: dict[str, Any] = {
+            name: value for name, value in given.items() if value is not None
+        }
         return cls._call(
             func,
             tuple(args or ()),
@@ -591,57 +593,57 @@ class Queue:
 
     @property
     def jobs(self) -> list[Job]:
-        """Those that wait, in their order."""
+        """The waiting jobs, in order."""
         return [Job(each) for each in self.queue.jobs]
 
     def get_jobs(self) -> list[Job]:
-        """Those that wait, in their order."""
+        """The waiting jobs, in order."""
         return self.jobs
 
     @property
     def job_ids(self) -> list[str]:
-        """Ids of those that wait, in their order."""
+        """The ids of the waiting jobs, in order."""
         return self.queue.job_ids
 
     def get_job_ids(self) -> list[str]:
-        """Ids of those that wait, in their order."""
+        """The ids of the waiting jobs, in order."""
         return self.queue.job_ids
 
     @property
     def count(self) -> int:
-        """How many wait."""
+        """The number of waiting jobs."""
         return self.queue.count
 
     def __len__(self) -> int:
         return self.queue.count
 
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether no job waits."""
         return self.queue.is_empty()
 
     def empty(self) -> int:
-        """Cancel all that waits."""
+        """Cancel all waiting jobs."""
         return self.queue.empty()
 
     def delete(self, delete_jobs: bool = True) -> None:
-        """Cancel all that waits; a queue with nothing in it is nothing."""
+        """Cancel all waiting jobs; an empty queue needs no deletion."""
         if delete_jobs:
             self.queue.empty()
 
     def fetch_job(self, job_id: str) -> Job | None:
-        """One of its jobs; None where nobody knows it."""
-        found = self.queue.fetch_job(job_id)
-        return Job(found) if found is not None else None
+        """One of its jobs; None: unknown."""
+        job = self.queue.fetch_job(job_id)
+        return Job(job) if job is not None else None
 
     @property
     def failed_job_registry(self) -> FailedJobRegistry:
-        """Its jobs that failed."""
+        """Its failed jobs."""
         return FailedJobRegistry(self)
 
     def __getattr__(self, name: str) -> Any:
         if name.endswith("_registry"):
             raise UsageError(
-                f"Queue.{name} is not supported; jobs that wait are in `jobs`, those that failed in"
+                f"Queue.{name} is not supported; waiting jobs are in `jobs`, failed ones in"
                 " `failed_job_registry`"
             )
         raise AttributeError(name)
@@ -674,7 +676,7 @@ _OPTIONS = frozenset(
 
 
 class FailedJobRegistry:
-    """The jobs of a queue that failed: dead letters."""
+    """The failed jobs of a queue: its dead letters."""
 
     def __init__(self, queue: Queue) -> None:
         self._topic = queue.app.topic(queue.name)
@@ -685,32 +687,32 @@ class FailedJobRegistry:
 
     @property
     def count(self) -> int:
-        """How many."""
+        """The number of failed jobs."""
         return self._topic.stats().dead
 
     def __len__(self) -> int:
         return self.count
 
     def requeue(self, job_or_id: Job | str) -> None:
-        """Put one back."""
+        """Put a job back into its queue."""
         self._topic.redrive([job_or_id.id if isinstance(job_or_id, Job) else job_or_id])
 
     def remove(self, job_or_id: Job | str, **_: object) -> None:
-        """Forget one."""
+        """Delete a job."""
         self._topic.drop_dead_letters([job_or_id.id if isinstance(job_or_id, Job) else job_or_id])
 
 
-def _unwrapped(said: Any) -> Any:
-    """Laneway's jobs for those of this module."""
-    if isinstance(said, Dependency):
-        return Dependency(_unwrapped(said.jobs), said.allow_failure)
-    if isinstance(said, (list, tuple)):
-        return [_unwrapped(each) for each in said]
-    return said.job if isinstance(said, Job) else said
+def _unwrapped(jobs: Any) -> Any:
+    """Replace jobs of this module by Laneway's."""
+    if isinstance(jobs, Dependency):
+        return Dependency(_unwrapped(jobs.jobs), jobs.allow_failure)
+    if isinstance(jobs, (list, tuple)):
+        return [_unwrapped(each) for each in jobs]
+    return jobs.job if isinstance(jobs, Job) else jobs
 
 
 def get_current_job(connection: Any = None) -> Job | None:
-    """The job that the caller is part of; None outside of one."""
+    """The job that runs the caller; None outside of a job."""
     request = current_request()
     if request is None:
         return None
@@ -725,7 +727,7 @@ def get_current_job(connection: Any = None) -> Job | None:
 def job(
     queue: Queue | str, connection: Any = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a function a `delay`: `@job("low", connection=redis, timeout=5)`."""
+    """Add a `delay` method to a function: `@job("low", connection=redis, timeout=5)`."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def delay(*args: Any, **kwargs: Any) -> Job:
@@ -740,8 +742,7 @@ def job(
 
 class Worker:
     """
-    A worker for queues, in the order named; each job runs in a child process of its own that can be
-    killed.
+    A worker for queues, in the given order. Each job runs in a child process that can be killed.
     """
 
     isolation = "process"
@@ -784,11 +785,10 @@ class Worker:
         **unknown: object,
     ) -> bool:
         """
-        Run jobs until told to stop, with `burst` until nothing is left, with `max_jobs` until so
-        many have run; whether there were any.
+        Run jobs until stopped, with `burst` until none is left, with `max_jobs` that many.
 
-        `with_scheduler` means nothing here: what is due is found by every worker. `concurrency`:
-        jobs at once (RQ's worker has one).
+        Returns whether any job ran. `with_scheduler` is ignored: every worker finds due jobs.
+        `concurrency`: jobs at once (RQ runs one).
         """
         del with_scheduler
         if unknown.get("dequeue_strategy") in (None, "default"):
@@ -824,10 +824,10 @@ class SimpleWorker(Worker):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`python -m laneway.compat.rq high low`: what `rq worker high low` does."""
+    """The command `python -m laneway.compat.rq high low`, like `rq worker high low`."""
     parser = argparse.ArgumentParser(
         prog="python -m laneway.compat.rq",
-        description="Run the jobs of queues, in the order named.",
+        description="Run the jobs of queues, in the given order.",
     )
     parser.add_argument("queues", nargs="*", default=["default"])
     parser.add_argument(
@@ -835,19 +835,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--url",
         help="the store: redis://localhost, sqlite:///jobs.db; default: $LANEWAY_URL, ./laneway.db",
     )
-    parser.add_argument("-b", "--burst", action="store_true", help="end when nothing is left")
+    parser.add_argument("-b", "--burst", action="store_true", help="exit when no job is left")
     parser.add_argument("-c", "--concurrency", type=int, default=1, help="jobs at once (default 1)")
     parser.add_argument(
-        "-P", "--path", default=".", help="where modules are looked for (default: here)"
+        "-P", "--path", default=".", help="folder to import modules from (default: .)"
     )
-    said = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     handler = logging.StreamHandler()
     handler.setFormatter(TextLines("%(asctime)s %(message)s"))
     logging.basicConfig(level="INFO", handlers=[handler])
-    sys.path.insert(0, said.path)
+    sys.path.insert(0, options.path)
     try:
-        Worker(said.queues, connection=said.url).work(
-            burst=said.burst, concurrency=said.concurrency
+        Worker(options.queues, connection=options.url).work(
+            burst=options.burst, concurrency=options.concurrency
         )
     except LanewayError as error:
         sys.stderr.write(f"Error: {escaped(without_passwords(str(error)))}\n")

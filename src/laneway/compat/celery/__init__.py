@@ -1,5 +1,5 @@
 """
-Celery's face on fair queues: a simple Celery program runs after its import is changed.
+Celery's API on Laneway: a simple Celery program runs after its import is changed.
 
     from laneway.compat.celery import Celery
 
@@ -9,8 +9,8 @@ Celery's face on fair queues: a simple Celery program runs after its import is c
     def add(x, y):
         return x + y
 
-Its worker: `laneway worker tasks:app`. What it has and what it has not, name by name, is in
-docs/from-celery.md; what it has not says so.
+Start a worker with `laneway worker tasks:app`. docs/from-celery.md lists what is supported, name by
+name. Using a name that is not supported raises an error that says so.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ from laneway.tasks.carrying import get_task_logger
 
 subtask = signature
 
-# Their handles are AsyncResult and GroupResult here, which the types of these functions do not
-# know.
+# Their handles are AsyncResult and GroupResult here, unlike in the annotations of these functions.
 chain: Any = canvas.chain
 chord: Any = canvas.chord
 group: Any = canvas.group

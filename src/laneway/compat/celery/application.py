@@ -1,4 +1,4 @@
-"""The application, in Celery's words."""
+"""`Celery`: the application with Celery's API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from laneway.compat.addresses import url_of
 from laneway.compat.celery import current, django
 from laneway.compat.celery.conf import Conf
 from laneway.compat.celery.results import AsyncResult, GroupResult
-from laneway.compat.celery.task import ATTRIBUTES, FOREVER, NO_MEANING, PASSED_OVER, Task
+from laneway.compat.celery.task import ATTRIBUTES, FOREVER, IGNORED, NO_MEANING, Task
 from laneway.compat.celery.when import options_of
 from laneway.errors import UsageError
 from laneway.safetext import redacted
@@ -34,10 +34,10 @@ from laneway.tasks.task import TaskOptions
 
 class Celery:
     """
-    An application in Celery's words; `laneway` is Laneway's own beneath it.
+    An application with Celery's API; the attribute `laneway` is the Laneway application it uses.
 
-    `broker`: a Redis or Valkey, a file (sqlite:///…) or memory://; nothing: LANEWAY_URL, else
-    ./laneway.db. `backend` is the same store; another one is an error.
+    `broker`: Redis, Valkey, a file (sqlite:///…) or memory://; default: LANEWAY_URL, else
+    ./laneway.db. `backend`: the same store; any other one is an error.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Celery:
             "namespace",
         )
         config.refuse_unknown(
-            "Celery", {name for name in unknown if name not in _CELERY_PASSED_OVER}, known
+            "Celery", {name for name in unknown if name not in _CELERY_IGNORED}, known
         )
         self.main = main or "celery"
         self.conf = Conf(self._changed)
@@ -71,8 +71,8 @@ class Celery:
         self._laneway: Laneway | None = None
         self._is_settled = False
         self._settling = threading.RLock()
-        self._made: dict[str, tuple[Any, Callable[..., Any], dict[str, Any], bool]] = {}
-        """How tasks were made, so that they can be made of later settings."""
+        self._definitions: dict[str, tuple[Any, Callable[..., Any], dict[str, Any], bool]] = {}
+        """Class, function, options and `bind` of each task, to apply later settings to it."""
         self._pending: list[Callable[[Celery], Any]] = []
         self._periodic: dict[str, tuple[Any, Any]] = {}
         self._finalized = False
@@ -105,18 +105,19 @@ class Celery:
 
     def config_from_object(self, source: Any, namespace: str | None = None, **_: object) -> None:
         """
-        Take settings from a module (or its name), an object or a dict; with `namespace` those whose
-        names begin so ("CELERY_").
+        Take settings from a module (or its name), an object or a dict.
+
+        With `namespace` ("CELERY"), only settings whose names begin with it and "_".
         """
-        found: Any = source
+        settings: Any = source
         if isinstance(source, str):
             module, _sep, attribute = source.partition(":")
-            found = importlib.import_module(module)
-            found = getattr(found, attribute) if attribute else found
+            settings = importlib.import_module(module)
+            settings = getattr(settings, attribute) if attribute else settings
         pairs = (
-            found.items()
-            if isinstance(found, Mapping)
-            else ((name, getattr(found, name)) for name in dir(found))
+            settings.items()
+            if isinstance(settings, Mapping)
+            else ((name, getattr(settings, name)) for name in dir(settings))
         )
         prefix = f"{namespace}_".lower() if namespace else ""
         for name, value in list(pairs):
@@ -136,13 +137,14 @@ class Celery:
         """Take settings from the module that an environment variable names."""
         if not os.environ.get(name):
             raise UsageError(
-                f"config_from_envvar: {name} is not set; it is to name a module with the settings"
+                f"config_from_envvar: {name} is not set; set it to the name of a module with the"
+                " settings"
             )
         self.config_from_object(os.environ[name])
 
     @property
     def laneway(self) -> Laneway:
-        """Laneway's application; the settings count from here on, for all tasks."""
+        """The Laneway application. First use applies the settings to all tasks."""
         with self._settling:
             if not self._is_settled:
                 self._is_settled = True
@@ -155,17 +157,17 @@ class Celery:
             return self._laneway
 
     def for_task(self) -> Laneway:
-        """What a task uses; while it is made, of whichever settings there are yet."""
+        """The application for a task; while tasks are configured, without applying settings."""
         return self._bare() if self._settling._is_owned() else self.laneway  # type: ignore[attr-defined]  # noqa: SLF001
 
     def _bare(self) -> Laneway:
         if self._laneway is None:
-            kept = {} if self._namespace is None else {"namespace": self._namespace}
-            self._laneway = Laneway(**kept)  # type: ignore[arg-type]
+            options = {} if self._namespace is None else {"namespace": self._namespace}
+            self._laneway = Laneway(**options)  # type: ignore[arg-type]
         return self._laneway
 
     def _settle(self) -> None:
-        """Use the settings: where messages are, and what they say of each task."""
+        """Apply the settings: the store, and the options of each task."""
         conf, laneway = self.conf, self._bare()
         url = url_of(conf.broker_url, "broker_url")
         backend = conf.result_backend
@@ -174,8 +176,8 @@ class Celery:
             and url_of(backend, "result_backend") != url
         ):
             raise UsageError(
-                "result_backend: results are kept where the messages are"
-                f" ({redacted(conf.broker_url)}); leave it out, or name the same"
+                "result_backend: results are stored with the messages"
+                f" ({redacted(conf.broker_url)}); leave it out, or set it to the same URL"
             )
         laneway.name_store(url)
         if conf.result_expires is not None:
@@ -184,11 +186,11 @@ class Celery:
             )
         laneway.eager = bool(conf.task_always_eager)
         laneway.policy(conf.task_default_queue, retries=FOREVER)
-        for name, (base, function, own, bind) in list(self._made.items()):
+        for name, (base, function, own, bind) in list(self._definitions.items()):
             self._configure(self.tasks[name], base, function, name, dict(own), bind=bind)
 
     def _changed(self, setting: str) -> None:
-        """Settings count when the first call or worker needs them; those of tasks also later."""
+        """Apply settings again on next use; the store cannot change once it is open."""
         with self._settling:
             if (
                 setting in ("broker_url", "result_backend")
@@ -202,7 +204,7 @@ class Celery:
             self._is_settled = False
 
     def set_default(self) -> None:
-        """Be the application of tasks that name none."""
+        """Make this the application of tasks that name none."""
         if current.applications[-1:] != [self]:
             current.applications[:] = [
                 each for each in current.applications if each is not self
@@ -212,40 +214,42 @@ class Celery:
 
     @property
     def timezone(self) -> str:
-        """On whose clocks periodic tasks run."""
+        """The time zone in which periodic tasks run."""
         return str(self.conf.timezone or "UTC")
 
     def aware(self, moment: datetime) -> datetime:
-        """A moment without a time zone is one of the application's."""
+        """A time with a time zone: the application's, if it has none."""
         if moment.tzinfo is not None:
             return moment
         return moment.replace(tzinfo=ZoneInfo(self.timezone))
 
     def now(self) -> datetime:
-        """The present moment, on the application's clocks."""
+        """The present time in the application's time zone."""
         return datetime.now(ZoneInfo(self.timezone))
 
     # Tasks
 
     def task(self, *args: Any, **options: Any) -> Any:
-        """Make a function a task; with and without parentheses, options by Celery's names."""
+        """Turn a function into a task; with or without parentheses, with Celery's option names."""
         if args and callable(args[0]) and not options:
             return self._make(args[0], {})
         if args:
-            raise UsageError(f"task: options go by name, got {args[0]!r:.80}")
+            raise UsageError(f"task: options are keyword arguments, got {args[0]!r:.80}")
         return lambda function: self._make(function, options)
 
     def _make(self, function: Callable[..., Any], options: Mapping[str, Any]) -> Task:
-        said = dict(options)
-        base: Any = said.pop("base", None) or self.Task
-        name = said.pop("name", None) or base.__dict__.get("name") or current.name_of(function)
+        given = dict(options)
+        base: Any = given.pop("base", None) or self.Task
+        name = given.pop("name", None) or base.__dict__.get("name") or current.name_of(function)
         if name in self.tasks:
             return self.tasks[name]
-        own = {attribute: said.pop(attribute, getattr(base, attribute)) for attribute in ATTRIBUTES}
-        bind = bool(said.pop("bind", base.bind))
+        own = {
+            attribute: given.pop(attribute, getattr(base, attribute)) for attribute in ATTRIBUTES
+        }
+        bind = bool(given.pop("bind", base.bind))
         config.refuse_unknown(
             f"task {name}",
-            {each for each in said if each not in PASSED_OVER},
+            {each for each in given if each not in IGNORED},
             (*ATTRIBUTES, "bind", "base", "name"),
         )
         return self._register(base, function, name, own, bind=bind)
@@ -255,25 +259,23 @@ class Celery:
     ) -> Task:
         if own["serializer"] not in (None, "json", "pickle", "msgpack"):
             raise UsageError(
-                f'task "{name}": the serializer {own["serializer"]!r} is not supported; there are'
-                " json, msgpack and pickle"
+                f'task "{name}": the serializer {own["serializer"]!r} is not supported; use json,'
+                " msgpack or pickle"
             )
         with self._settling:
-            if isinstance(
-                getattr(function, "__self__", None), Task
-            ):  # a class of one's own, registered
+            if isinstance(getattr(function, "__self__", None), Task):  # a custom class
                 task: Task = function.__self__  # type: ignore[attr-defined]
                 type(task).celery = self
                 function = _plain(function)
             else:
                 kind = type(base.__name__, (base,), {"celery": self})
                 task = cast("Task", object.__new__(kind))
-            self._made[name] = (base, function, own, bind)
+            self._definitions[name] = (base, function, own, bind)
             self.tasks[name] = task
             try:
                 self._configure(task, base, function, name, dict(own), bind=bind, is_new=True)
             except BaseException:
-                del self._made[name], self.tasks[name]
+                del self._definitions[name], self.tasks[name]
                 raise
             return task
 
@@ -288,7 +290,7 @@ class Celery:
         bind: bool,
         is_new: bool = False,
     ) -> None:
-        """Make a task of what its program says, and the settings of now."""
+        """Apply the task's options and the present settings to it."""
         conf, laneway = self.conf, self._bare()
         own |= self._annotated(name)
         serializer = own["serializer"] or conf.task_serializer
@@ -305,8 +307,8 @@ class Celery:
             and limits["soft_time_limit"]
             and limits["soft_time_limit"] >= limits["time_limit"]
         ):
-            limits["soft_time_limit"] = None  # the hard one comes first
-        made_of = TaskOptions(
+            limits["soft_time_limit"] = None  # the hard limit ends it first
+        task_options = TaskOptions(
             topic=topic,
             name=name,
             bind=bind,
@@ -317,9 +319,9 @@ class Celery:
         if self._is_settled:
             laneway.policy(topic, retries=FOREVER, **({"rate": _rate(rate)} if rate else {}))  # type: ignore[arg-type]
         if type(task).__mro__[1] is base and "celery" in vars(type(task)) and is_new:
-            task.__init__(laneway, function, made_of)  # type: ignore[misc]  # a class of one's own may do more there
+            task.__init__(laneway, function, task_options)  # type: ignore[misc]  # custom classes override it
         else:
-            _Task.__init__(task, laneway, function, made_of)
+            _Task.__init__(task, laneway, function, task_options)
             task.become_bound()
         for attribute, value in own.items():
             if attribute != "serializer":
@@ -330,25 +332,25 @@ class Celery:
         laneway.handlers.add_task(task.handler, replaces=not is_new)
 
     def _annotated(self, name: str) -> dict[str, Any]:
-        """What the settings say of a task besides."""
-        said = self.conf.task_annotations
-        if said is None:
+        """The options that `task_annotations` sets for a task."""
+        annotations = self.conf.task_annotations
+        if annotations is None:
             return {}
-        found: dict[str, Any] = {}
-        for each in said if isinstance(said, (list, tuple)) else [said]:
-            found |= {**each.get("*", {}), **each.get(name, {})}
-        return {attribute: value for attribute, value in found.items() if attribute in ATTRIBUTES}
+        options: dict[str, Any] = {}
+        for each in annotations if isinstance(annotations, (list, tuple)) else [annotations]:
+            options |= {**each.get("*", {}), **each.get(name, {})}
+        return {attribute: value for attribute, value in options.items() if attribute in ATTRIBUTES}
 
     def _routed(self, name: str) -> str | None:
-        """The queue that the settings name for a task."""
+        """The queue that `task_routes` sets for a task."""
         routes = self.conf.task_routes
         for each in routes if isinstance(routes, (list, tuple)) else [routes]:
             if callable(each):
-                found = each(name, (), {}, {})
+                route = each(name, (), {}, {})
                 return (
-                    (found or {}).get("queue")
-                    if isinstance(found, Mapping) or found is None
-                    else found
+                    (route or {}).get("queue")
+                    if isinstance(route, Mapping) or route is None
+                    else route
                 )
             if isinstance(each, Mapping):
                 for pattern, route in each.items():
@@ -357,12 +359,12 @@ class Celery:
         return None
 
     def register_task(self, task: Task | type[Task], **_: object) -> Task:
-        """Register a task that is a class of its own, with `run`."""
-        made = task() if isinstance(task, type) else task
-        kind = type(made)
+        """Register a task that is a custom class with a method `run`."""
+        instance = task() if isinstance(task, type) else task
+        kind = type(instance)
         name = kind.__dict__.get("name") or f"{kind.__module__}.{kind.__qualname__}"
-        own = {attribute: getattr(made, attribute) for attribute in ATTRIBUTES}
-        return self._register(kind, made.run, name, own, bind=False)
+        own = {attribute: getattr(instance, attribute) for attribute in ATTRIBUTES}
+        return self._register(kind, instance.run, name, own, bind=False)
 
     def send_task(
         self,
@@ -371,30 +373,31 @@ class Celery:
         kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> AsyncResult:
-        """Publish a call of a task that another program has, by its name."""
+        """Publish a call of a task by its name; the task may be defined in another program."""
         if name in self.tasks:
             return cast("AsyncResult", self.tasks[name].apply_async(args, kwargs, **options))
-        known: Any = Task.__new__(type("Task", (self.Task,), {"celery": self}))
+        task: Any = Task.__new__(type("Task", (self.Task,), {"celery": self}))
         topic = self._routed(name) or self.conf.task_default_queue
-        known.__init__(self.laneway, _unknown, TaskOptions(name=name, topic=topic))
-        return cast("AsyncResult", known.apply_async(args, kwargs, **options))
+        task.__init__(self.laneway, _unknown, TaskOptions(name=name, topic=topic))
+        return cast("AsyncResult", task.apply_async(args, kwargs, **options))
 
     def autodiscover_tasks(
         self, packages: Any = None, related_name: str = "tasks", force: bool = False
     ) -> None:
         """
-        Import the module `tasks` of packages, when the worker starts; without any, of Django's
-        installed applications.
+        Import the module `tasks` of these packages when the worker starts.
+
+        Without packages: of Django's installed applications.
         """
         del force
 
         def find(_: Celery) -> None:
-            found = packages() if callable(packages) else packages
-            if found is None:
-                from django.apps import apps  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  # whoever says nothing has it
+            names = packages() if callable(packages) else packages
+            if names is None:
+                from django.apps import apps  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415  # optional
 
-                found = [each.name for each in apps.get_app_configs()]
-            for package in found:
+                names = [each.name for each in apps.get_app_configs()]
+            for package in names:
                 with contextlib.suppress(ModuleNotFoundError):
                     importlib.import_module(
                         f"{package}.{related_name}" if related_name else package
@@ -422,7 +425,7 @@ class Celery:
         name: str | None = None,
         **_: Any,
     ) -> str:
-        """Run a task again and again."""
+        """Run a task periodically."""
         if isinstance(sig, _Task):
             sig = Signature(sig, tuple(args), dict(kwargs or {}), {})
         if not isinstance(sig, Signature):
@@ -434,7 +437,7 @@ class Celery:
         return key
 
     def _plan(self, name: str, when: Any, sig: Signature[Any]) -> None:
-        laneway = self.laneway  # the settings count now
+        laneway = self.laneway  # applies the settings
         message = sig.task.message(
             sig.args,
             sig.kwargs,
@@ -448,7 +451,7 @@ class Celery:
 
     def finalize(self) -> Celery:
         """
-        Import what is named, and plan what runs by the clock; what a worker does when it starts.
+        Import the configured modules and store the schedules; a worker does this when it starts.
         """
         if self._finalized:
             return self
@@ -464,7 +467,7 @@ class Celery:
             task = self.tasks.get(entry["task"])
             if task is None:
                 raise UsageError(
-                    f'beat_schedule: {name}: there is no task "{entry["task"]}"; there are:'
+                    f'beat_schedule: {name}: there is no task "{entry["task"]}"; tasks:'
                     f" {', '.join(sorted(self.tasks)) or 'none'}"
                 )
             options = {
@@ -472,17 +475,17 @@ class Celery:
                 for each, value in (entry.get("options") or {}).items()
                 if each not in NO_MEANING
             }
-            made = Signature(task, tuple(entry.get("args", ())), dict(entry.get("kwargs", {})), {})
-            self._plan(name, entry["schedule"], made.set(**options))
+            call = Signature(task, tuple(entry.get("args", ())), dict(entry.get("kwargs", {})), {})
+            self._plan(name, entry["schedule"], call.set(**options))
         return self
 
     # Workers
 
     def topics_of(self, queues: Sequence[str]) -> list[str]:
-        """The topics of queues, in their order: a task with a rate of its own has its own."""
-        found: list[str] = []
+        """The topics of queues, in order. A task with a rate limit has its own topic."""
+        topics: list[str] = []
         for queue in queues:
-            found += [
+            topics += [
                 queue,
                 *sorted(
                     task.template.text
@@ -490,10 +493,10 @@ class Celery:
                     if task.queue == queue and task.template.text != queue
                 ),
             ]
-        return found
+        return topics
 
     def worker_main(self, argv: Sequence[str] | None = None) -> None:
-        """Run a worker as `celery worker` does; of its options -c, -Q, -l, --burst and -B count."""
+        """Run a worker as `celery worker` does, with its options -c, -Q, -l and --burst."""
         words = [word for word in (sys.argv[1:] if argv is None else argv) if word != "worker"]
         concurrency, queues, level, burst = (
             self.conf.worker_concurrency or 100,
@@ -524,8 +527,7 @@ class Celery:
                 "--without-heartbeat",
             ):
                 raise UsageError(
-                    f"worker: the option {option} is not supported; there are -c, -Q, -l and"
-                    " --burst"
+                    f"worker: the option {option} is not supported; supported: -c, -Q, -l, --burst"
                 )
         logging.basicConfig(level=level.upper())
         self.run_worker(concurrency=concurrency, queues=queues, burst=burst)
@@ -533,14 +535,14 @@ class Celery:
     start = worker_main
 
     def run_worker(self, *, queues: Sequence[str] | None = None, **options: Any) -> Any:
-        """Run a worker of Laneway's, for queues by their names."""
+        """Run a Laneway worker for the named queues."""
         self.finalize()
         return self.laneway.run_worker(
             topics=None if queues is None else self.topics_of(queues), **options
         )
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self._laneway is not None:
             self._laneway.close()
 
@@ -554,7 +556,7 @@ class Celery:
         return f"<Celery {self.main}>"
 
 
-_CELERY_PASSED_OVER = {
+_CELERY_IGNORED = {
     "amqp",
     "events",
     "log",
@@ -570,34 +572,34 @@ _CELERY_PASSED_OVER = {
 
 
 class Control:
-    """`app.control`: what of it has a meaning here."""
+    """`app.control`: the operations that Laneway supports."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
 
     def revoke(self, task_id: str | Sequence[str], terminate: bool = False, **_: object) -> None:
-        """Cancel tasks; one that runs is always stopped."""
+        """Cancel tasks. A running one is always stopped, whatever `terminate` says."""
         del terminate
         for each in [task_id] if isinstance(task_id, str) else task_id:
             self._app.laneway.job(each).cancel()
 
     def terminate(self, task_id: str | Sequence[str], **_: object) -> None:
-        """As `revoke`."""
+        """Like `revoke`."""
         self.revoke(task_id)
 
     def purge(self) -> int:
-        """Remove what waits in the queues of the application's tasks."""
+        """Remove the waiting messages of the application's tasks."""
         topics = {task.template.text for task in self._app.tasks.values()} | {
             self._app.conf.task_default_queue
         }
         return sum(self._app.laneway.topic(topic).purge() for topic in topics)
 
     def rate_limit(self, task_name: str, rate_limit: str | float, **_: object) -> None:
-        """Change the rate of a task that has one of its own."""
+        """Change the rate limit of a task that was defined with one."""
         task = self._app.tasks.get(task_name)
         if task is None or task.template.text == task.queue:
             raise UsageError(
-                f"rate_limit: {task_name} has no rate of its own; give it one where it is defined,"
+                f"rate_limit: {task_name} has no rate limit; set one where the task is defined,"
                 " then it can be changed"
             )
         self._app.laneway.engine.policy_set(
@@ -606,28 +608,28 @@ class Control:
 
     def __getattr__(self, name: str) -> Any:
         raise UsageError(
-            f"app.control.{name} is not supported; `laneway top`, `laneway topics` and `laneway"
-            " explain` show what workers do"
+            f"app.control.{name} is not supported; use `laneway top`, `laneway topics` and"
+            " `laneway explain` to see what workers do"
         )
 
 
-def _class_of(said: type[Task] | str | None) -> type[Task]:
-    if isinstance(said, str):
-        module, _, name = said.rpartition(":" if ":" in said else ".")
-        said = getattr(importlib.import_module(module), name)
-    return Task if said is None else cast("type[Task]", said)
+def _class_of(task_class: type[Task] | str | None) -> type[Task]:
+    if isinstance(task_class, str):
+        module, _, name = task_class.rpartition(":" if ":" in task_class else ".")
+        task_class = getattr(importlib.import_module(module), name)
+    return Task if task_class is None else cast("type[Task]", task_class)
 
 
-def _rate(said: str | float) -> str | float:
-    """Celery's "10/m" as ours."""
-    if isinstance(said, (int, float)):
-        return said
-    count, _, per = said.partition("/")
+def _rate(limit: str | float) -> str | float:
+    """Celery's "10/m" as Laneway's "10/min"."""
+    if isinstance(limit, (int, float)):
+        return limit
+    count, _, per = limit.partition("/")
     return f"{float(count):g}/{ {'': 's', 's': 's', 'm': 'min', 'h': 'h'}.get(per, per) }"
 
 
 def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A method as a function, which can carry a name."""
+    """A method as a function: attributes can be set on it."""
     if inspect.iscoroutinefunction(run):
 
         @functools.wraps(run)
@@ -645,4 +647,4 @@ def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _unknown(*args: Any, **kwargs: Any) -> Any:
     del args, kwargs
-    raise UsageError("this task is another program's")
+    raise UsageError("this task is defined in another program")

@@ -1,4 +1,4 @@
-"""Settings by Celery's names."""
+"""`Conf`: settings with Celery's names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ DEFAULT_QUEUE = "celery"
 
 class Conf:
     """
-    `app.conf`: settings as attributes or items, by their present names and the old ones in
-    capitals.
+    `app.conf`: settings as attributes or items, by their new names or the old ones in capitals.
     """
 
     DEFAULTS: Mapping[str, Any] = {
@@ -47,9 +46,9 @@ class Conf:
         "task_create_missing_queues": True,
         "task_track_started": False,
     }
-    """What counts here."""
+    """Supported settings with their defaults."""
 
-    ALWAYS = frozenset(
+    IGNORED = frozenset(
         {
             "task_acks_late",
             "worker_prefetch_multiplier",
@@ -91,7 +90,7 @@ class Conf:
             "task_compression",
         }
     )
-    """What has no meaning here: it is always so, or there is nothing to choose."""
+    """Ignored settings: Laneway always does so, or has no such thing."""
 
     OLD: Mapping[str, str] = {
         "celerybeat_schedule": "beat_schedule",
@@ -132,37 +131,36 @@ class Conf:
                 else lower
             ),
         )
-        if name in self.ALWAYS:
+        if name in self.IGNORED:
             self._values[name] = value
             return
         if self._values.get(name) == value and name in self._values:
             return
         if name not in self.DEFAULTS:
-            log.warning("app.conf: %s is not supported, and means nothing here", name)
+            log.warning("app.conf: %s is not supported; ignored", name)
         if name in ("accept_content", "task_serializer", "result_serializer"):
             written = [value] if isinstance(value, str) else list(value)
             for each in written:
                 if each not in ("json", "pickle", "msgpack", "application/json"):
                     raise UsageError(
-                        f"app.conf: {name}: {each!r} is not supported; there are json, msgpack and"
-                        " pickle"
+                        f"app.conf: {name}: {each!r} is not supported; use json, msgpack or pickle"
                     )
         self._values[name] = value
         self._changed(name)
 
     def known(self) -> set[str]:
-        """Names that mean something here, or need not."""
-        return {*self.DEFAULTS, *self.ALWAYS}
+        """Names of the supported and the ignored settings."""
+        return {*self.DEFAULTS, *self.IGNORED}
 
     __getitem__ = __getattr__
     __setitem__ = __setattr__
 
     def get(self, name: str, default: Any = None) -> Any:
-        """One setting."""
+        """The value of a setting."""
         return self._values.get(name, default)
 
-    def update(self, *said: Mapping[str, Any], **more: Any) -> None:
-        """Several settings."""
-        for each in (*said, more):
+    def update(self, *settings: Mapping[str, Any], **more: Any) -> None:
+        """Set several settings."""
+        for each in (*settings, more):
             for name, value in each.items():
                 self[name] = value

@@ -1,7 +1,4 @@
-"""
-What is current: the application that was made last, the task that runs; and tasks of whichever
-application there is.
-"""
+"""`current_app`, `current_task`, `shared_task` and `signature`."""
 
 from __future__ import annotations
 
@@ -24,14 +21,14 @@ shared: list[Callable[[Celery], Any]] = []
 
 
 def application() -> Celery:
-    """The application that was made last. Raises UsageError where there is none."""
+    """The application that was created last. Raises UsageError if there is none."""
     if not applications:
-        raise UsageError("there is no Celery application yet; make one first: app = Celery(…)")
+        raise UsageError("there is no Celery application yet; create one first: app = Celery(…)")
     return applications[-1]
 
 
 class _Current:
-    """The application that was made last, whichever that is when it is asked for."""
+    """A proxy of the application that was created last."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(application(), name)
@@ -41,12 +38,12 @@ current_app: Any = _Current()
 
 
 class _CurrentTask:
-    """The task that runs."""
+    """A proxy of the running task."""
 
     def __getattr__(self, name: str) -> Any:
         request = current_request()
         if request is None:
-            raise UsageError("current_task: no task runs here")
+            raise UsageError("current_task: no task is running here")
         return getattr(application().tasks[request.task], name)
 
 
@@ -54,7 +51,7 @@ current_task: Any = _CurrentTask()
 
 
 class _Shared:
-    """A task of whichever application there is."""
+    """A task of every application; attributes are those of the current application's."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self._name = options.get("name") or name_of(function)
@@ -76,7 +73,7 @@ class _Shared:
 
 
 def shared_task(*args: Any, **options: Any) -> Any:
-    """Make a function a task of every application that there is, or will be."""
+    """Turn a function into a task of every application, present and future."""
     if args and callable(args[0]) and not options:
         return _Shared(args[0], {})
     return lambda function: _Shared(function, options)
@@ -90,20 +87,20 @@ def signature(
     immutable: bool = False,
     **options: Any,
 ) -> Any:
-    """A call that is not made yet, of a task or of its name."""
+    """A call to be published later, of a task or of a task's name."""
     if isinstance(task, Part):
         return task
-    found = application().tasks.get(task) if isinstance(task, str) else task
-    if found is None:
+    known = application().tasks.get(task) if isinstance(task, str) else task
+    if known is None:
         raise UsageError(
-            f'signature: there is no task "{task}"; there are:'
+            f'signature: there is no task "{task}"; tasks:'
             f" {', '.join(sorted(application().tasks)) or 'none'}"
         )
-    return Signature(found, tuple(args), dict(kwargs or {}), {}, immutable=immutable).set(**options)
+    return Signature(known, tuple(args), dict(kwargs or {}), {}, immutable=immutable).set(**options)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What a task is called whose program says nothing."""
+    """The default name of a task."""
     module = function.__module__
     if module == "__main__":
         module = _main_name()

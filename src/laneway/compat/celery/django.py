@@ -1,6 +1,6 @@
 """
-What a worker of a Django project needs: Django set up before its tasks are imported, and
-connections looked after around each run.
+Django projects: a worker sets Django up before it imports tasks, and closes stale database
+connections around each run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ VARIABLE = "DJANGO_SETTINGS_MODULE"
 
 
 def is_used() -> bool:
-    """Whether this is a process of a Django project."""
+    """Whether this process belongs to a Django project."""
     return bool(os.environ.get(VARIABLE)) and importlib.util.find_spec("django") is not None
 
 
 def set_up() -> None:
     """
-    Load the project's settings and applications, as `manage.py` does; nothing where there is no
-    project, or that was done.
+    Load the project's settings and applications, as `manage.py` does.
+
+    Does nothing outside a project, or if they are loaded.
     """
     if is_used() and not importlib.import_module("django.apps").apps.ready:
         importlib.import_module("django").setup()
@@ -34,8 +35,8 @@ def set_up() -> None:
 @contextlib.contextmanager
 def around_run() -> Iterator[None]:
     """
-    Let no run use a connection that the database has closed, and no worker collect the queries of
-    all its runs.
+    Keep a run from using a connection that the database has closed, and from adding to the list of
+    queries that DEBUG keeps.
     """
     if not is_used():
         yield

@@ -1,4 +1,4 @@
-"""What tasks raise, and the words for how they stand."""
+"""Errors that tasks raise, and the names of task states."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TaskRevokedError = JobCancelled
 
 class MaxRetriesExceededError(LanewayError):
     """
-    A task asked for one more retry than it may have, and named no error that it could end with.
+    A task called `retry` after its last retry, without an error to fail with.
     """
 
 
 class Ignore(HandlerSignal):
-    """Raised in a task: it is over, and nothing is told of it."""
+    """Raised in a task: it ends, and its state is not changed."""
 
 
 class Reject(_Reject):
-    """Raised in a task: it is never tried again. `requeue=True`: it is, at once."""
+    """Raised in a task: it fails without a retry, or with `requeue=True` is retried at once."""
 
     def __init__(self, reason: object = "rejected", requeue: bool = False) -> None:
         super().__init__(str(reason))
@@ -34,7 +34,7 @@ class Reject(_Reject):
 
 
 class states:  # noqa: N801  # Celery's name
-    """Celery's words for how a task stands."""
+    """Celery's names of task states."""
 
     PENDING = "PENDING"
     RECEIVED = "RECEIVED"

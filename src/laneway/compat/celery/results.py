@@ -1,4 +1,4 @@
-"""Handles of tasks, in Celery's words."""
+"""Handles of calls with Celery's API: `AsyncResult`, `EagerResult`, `GroupResult`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AsyncResult:
-    """The handle of a task, in Celery's words; `job` is Laneway's."""
+    """The handle of a call with Celery's API; the attribute `job` is Laneway's handle."""
 
     def __init__(
         self,
@@ -32,16 +32,14 @@ class AsyncResult:
     ) -> None:
         id = id if id is not None else task_id  # noqa: A001
         if id is None:
-            raise UsageError(
-                "AsyncResult: expected the id of a task's call, like AsyncResult(task_id)"
-            )
+            raise UsageError("AsyncResult: expected the id of a call, like AsyncResult(task_id)")
         self.app = app if app is not None else current.application()
         self.task_name = task_name
         self.job: Job[Any] = id if isinstance(id, Job) else self.app.laneway.job(id)
 
     @property
     def id(self) -> str:
-        """Of the task's call."""
+        """The id of the call."""
         return self.job.id
 
     task_id = id  # noqa: A003  # Celery's other name for it
@@ -49,16 +47,16 @@ class AsyncResult:
     @property
     def state(self) -> str:
         """
-        PENDING (also where nobody knows it), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or what
-        `update_state` said.
+        PENDING (also for an unknown id), STARTED, RETRY, SUCCESS, FAILURE, REVOKED, or the state
+        set by `update_state`.
         """
-        return _word(self.job.state())
+        return _state_name(self.job.state())
 
     status = state
 
     @property
     def info(self) -> Any:
-        """What it returned, the error that it failed with, or what `update_state` said."""
+        """The result, the error, or the `meta` set by `update_state`."""
         return _info(self.job, self.job.state())
 
     result = info
@@ -70,17 +68,21 @@ class AsyncResult:
         on_message: Callable[[dict[str, Any]], Any] | None = None,
         **_: Any,
     ) -> Any:
-        """What it returned; waits for it. Raises what it raised, or TimeoutError."""
-        told = None
+        """Wait for the result and return it. Raises the task's error, or TimeoutError."""
+        report = None
         if on_message is not None:
-            called = on_message
+            callback = on_message
 
-            def told(state: JobState) -> None:
-                called(
-                    {"task_id": self.id, "status": _word(state), "result": _info(self.job, state)}
+            def report(state: JobState) -> None:
+                callback(
+                    {
+                        "task_id": self.id,
+                        "status": _state_name(state),
+                        "result": _info(self.job, state),
+                    }
                 )
 
-        return self.job.get(timeout, propagate=propagate, on_message=told)
+        return self.job.get(timeout, propagate=propagate, on_message=report)
 
     wait = get
 
@@ -98,7 +100,7 @@ class AsyncResult:
 
     @property
     def traceback(self) -> str | None:
-        """Of its failure."""
+        """The traceback of its failure."""
         return self.job.traceback
 
     @property
@@ -109,7 +111,7 @@ class AsyncResult:
 
     @property
     def parent(self) -> AsyncResult | None:
-        """The one before it in its chain."""
+        """The previous call of its chain."""
         return AsyncResult(self.job.parent, self.app) if self.job.parent is not None else None
 
     def then(
@@ -117,19 +119,19 @@ class AsyncResult:
         callback: Callable[[AsyncResult], Any],
         on_error: Callable[[AsyncResult], Any] | None = None,
     ) -> AsyncResult:
-        """Call `callback` with this once it has returned, `on_error` once it has failed."""
+        """Call `callback` with this handle when the task returns, `on_error` when it fails."""
         self.job.then(
             lambda _: callback(self), None if on_error is None else lambda _: on_error(self)
         )
         return self
 
     def revoke(self, terminate: bool = False, **_: object) -> None:
-        """Cancel it; one that runs is always stopped, `terminate` or not."""
+        """Cancel it. A running task is always stopped, whatever `terminate` says."""
         del terminate
         self.job.cancel()
 
     def forget(self) -> None:
-        """Keep nothing of it."""
+        """Delete its result."""
         self.app.laneway.engine.delete_result(self.job.id, self.job.topic)
 
     def __await__(self) -> Any:
@@ -150,7 +152,7 @@ class AsyncResult:
 
 class EagerResult(AsyncResult):
     """
-    The handle of a task that has run where it was called; it knows the result itself, or the error.
+    The handle of a task that ran in the caller. It holds the result or the error.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class EagerResult(AsyncResult):
 
     @property
     def id(self) -> str:
-        """Of the task's call."""
+        """The id of the call."""
         return self._id
 
     task_id = id  # noqa: A003
@@ -183,7 +185,7 @@ class EagerResult(AsyncResult):
 
     @property
     def info(self) -> Any:
-        """What it returned, or the error that it failed with."""
+        """The result, or the error."""
         return self._returned if self._error is None else self._error
 
     result = info
@@ -195,7 +197,7 @@ class EagerResult(AsyncResult):
         on_message: Callable[[dict[str, Any]], Any] | None = None,
         **_: Any,
     ) -> Any:
-        """What it returned. Raises what it raised."""
+        """The result. Raises the task's error."""
         del timeout, on_message
         if self._error is not None and propagate:
             raise self._error
@@ -204,7 +206,7 @@ class EagerResult(AsyncResult):
     wait = get
 
     def ready(self) -> bool:
-        """It has ended."""
+        """True: it has ended."""
         return True
 
     def successful(self) -> bool:
@@ -217,17 +219,17 @@ class EagerResult(AsyncResult):
 
     @property
     def traceback(self) -> str | None:
-        """Of its failure."""
+        """The traceback of its failure."""
         return None if self._error is None else "".join(traceback.format_exception(self._error))
 
     @property
     def date_done(self) -> datetime | None:
-        """It has no store that would know."""
+        """None: the time is not stored."""
         return None
 
     @property
     def parent(self) -> AsyncResult | None:
-        """Nothing is kept of what came before."""
+        """None: it is not stored."""
         return None
 
     def then(
@@ -235,7 +237,7 @@ class EagerResult(AsyncResult):
         callback: Callable[[AsyncResult], Any],
         on_error: Callable[[AsyncResult], Any] | None = None,
     ) -> AsyncResult:
-        """Call `callback`, or `on_error`, with this."""
+        """Call `callback` or `on_error` with this handle."""
         if self._error is None:
             callback(self)
         elif on_error is not None:
@@ -243,14 +245,14 @@ class EagerResult(AsyncResult):
         return self
 
     def revoke(self, terminate: bool = False, **_: object) -> None:
-        """It has ended."""
+        """Do nothing: it has ended."""
 
     def forget(self) -> None:
-        """Nothing is kept of it."""
+        """Do nothing: nothing is stored."""
 
 
 class GroupResult:
-    """The handle of a group, in Celery's words."""
+    """The handle of a group with Celery's API."""
 
     def __init__(self, jobs: GroupJob[Any], app: Celery) -> None:
         self.jobs = jobs
@@ -259,33 +261,33 @@ class GroupResult:
         self.children = self.results
 
     def get(self, timeout: float | None = None, propagate: bool = True, **_: Any) -> list[Any]:
-        """What all returned, in their order."""
+        """The results of all calls, in order."""
         return self.jobs.get(timeout, propagate=propagate)
 
     join = get
 
     def completed_count(self) -> int:
-        """How many have returned."""
+        """The number of calls that have returned."""
         return self.jobs.completed_count()
 
     def ready(self) -> bool:
-        """Whether all have ended."""
+        """Whether all calls have ended."""
         return self.jobs.ready()
 
     def successful(self) -> bool:
-        """Whether all have returned."""
+        """Whether all calls have returned."""
         return self.jobs.successful()
 
     def failed(self) -> bool:
-        """Whether one has failed."""
+        """Whether a call has failed."""
         return self.jobs.failed()
 
     def waiting(self) -> bool:
-        """Whether one has not ended."""
+        """Whether a call has not ended."""
         return not self.jobs.ready()
 
     def revoke(self, **_: object) -> None:
-        """Cancel all."""
+        """Cancel all calls."""
         self.jobs.cancel()
 
     def __iter__(self) -> Iterator[Any]:
@@ -294,8 +296,8 @@ class GroupResult:
     def __len__(self) -> int:
         return len(self.results)
 
-    def __getitem__(self, place: int) -> Any:
-        return self.results[place]
+    def __getitem__(self, index: int) -> Any:
+        return self.results[index]
 
 
 def _info(job: Job[Any], state: JobState) -> Any:
@@ -310,11 +312,10 @@ def _handle(job: Any, app: Celery) -> AsyncResult | GroupResult:
     return GroupResult(job, app) if isinstance(job, GroupJob) else AsyncResult(job, app)
 
 
-def _word(state: JobState) -> str:
+def _state_name(state: JobState) -> str:
     if state.said is not None:
         return state.said
-    if (
-        state.status == "started" and state.info is not None
-    ):  # `task_track_started` says so, or the task itself
+    # `task_track_started` or the task itself has set the info.
+    if state.status == "started" and state.info is not None:
         return states.STARTED
     return STATES.get(state.status, state.status.upper())

@@ -1,4 +1,4 @@
-"""Tasks in Celery's words."""
+"""`Task`: tasks with Celery's API."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 FOREVER = 1_000_000
 """Retries of a task with `max_retries=None`."""
 
-LOST_MOST = 1
-"""How often a task is begun again, alone, after its worker was lost while it ran so."""
+LOST_MAX = 1
+"""How often a task is retried, in a process of its own, after the worker that ran it was lost."""
 
 
 class Context:
-    """`self.request`, in Celery's words."""
+    """`self.request` with Celery's attributes."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -66,8 +66,10 @@ class Context:
 
 class Task(_Task[..., Any]):
     """
-    A task in Celery's words; a class of your own may set the options of a task as attributes, say
-    what is done around a run, and with `run` what the task does: `app.register_task(MyTask())`.
+    A task with Celery's API.
+
+    A custom class sets options as attributes, overrides the hooks around a run, or defines `run`
+    and is registered with `app.register_task(MyTask())`.
     """
 
     abstract = True
@@ -96,22 +98,20 @@ class Task(_Task[..., Any]):
     tags: str | None = "json"
     celery: Celery
 
-    def __init__(self, *made: Any) -> None:
-        if made:  # by the decorator; one of your own begins when it is registered
-            super().__init__(*made)
+    def __init__(self, *definition: Any) -> None:
+        if definition:  # by the decorator; a custom class is initialized when it is registered
+            super().__init__(*definition)
             self.become_bound()
 
     def become_bound(self) -> None:
-        """It is registered."""
-        self._stated: dict[
-            int, outcomes.Said
-        ] = {}  # what runs have said of their state, by their fences
+        """Finish registration."""
+        self._stated: dict[int, outcomes.Said] = {}  # by fence: states that runs have set
         self.handler.asks_for_losses = True
         self.bound = True
 
     @property
     def app(self) -> Any:
-        """Laneway's application, made of the settings when it is first needed."""
+        """The Laneway application; first use applies the settings."""
         return self.celery.for_task()
 
     @app.setter
@@ -123,31 +123,32 @@ class Task(_Task[..., Any]):
 
     def _invoke(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """
-        By `__call__` where a class of your own says what that does: Flask's application context,
-        for example.
+        Call the task through `__call__` if a custom class overrides it, for example to push Flask's
+        application context.
         """
         if type(self).__call__ is not _Task.__call__:
             return self(*args, **kwargs)
         return super()._invoke(args, kwargs)
 
     def _call_of(self, *args: Any, **kwargs: Any) -> Any:
-        self.celery.for_task()  # the settings count now
+        self.celery.for_task()  # applies the settings
         return super()._call_of(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """What the task does; of a class of your own."""
+        """The task's function; a custom class overrides it."""
         if self.bound:
             return super()._invoke(args, kwargs)
-        raise NotImplementedError(f"{type(self).__name__}: say in run(self, …) what the task does")
+        raise NotImplementedError(f"{type(self).__name__}: define run(self, …)")
 
     @property
     def request(self) -> Any:
         """
-        The run that the caller is part of; called as a function it has none, and Celery's says so
-        by its id.
+        The run that the caller is part of.
+
+        Outside of a run, as in Celery, an object whose id is None.
         """
-        found = current_request()
-        if found is None:
+        request = current_request()
+        if request is None:
             return types.SimpleNamespace(
                 id=None,
                 retries=0,
@@ -158,10 +159,10 @@ class Task(_Task[..., Any]):
                 headers={},
                 eta=None,
             )
-        return Context(found)
+        return Context(request)
 
     def given(self, job: Any) -> Any:
-        """Celery's handles."""
+        """A job as Celery's handle."""
         if isinstance(job, GroupJob):
             return GroupResult(job, self.celery)
         return job if not isinstance(job, Job) else AsyncResult(job, self.celery, self.name)
@@ -176,22 +177,22 @@ class Task(_Task[..., Any]):
         link_error: Any = None,
         **options: Any,
     ) -> Any:
-        """Publish a call; options by Celery's names. One that means nothing here is an error."""
+        """Publish a call with Celery's options. Unknown options are errors."""
         for name in NO_MEANING & options.keys():
             options.pop(name)
         if routing_key is not None:
             options.setdefault("queue", routing_key)
-        said = {**self._usual(), **options}
+        options = {**self._usual(), **options}
         for name in ("eta", "expires"):
-            if isinstance(said.get(name), datetime):
-                said[name] = self.celery.aware(said[name])
+            if isinstance(options.get(name), datetime):
+                options[name] = self.celery.aware(options[name])
         if self.celery.conf.task_always_eager:
-            made = self.apply(args, kwargs, task_id=options.get("task_id"))
-            for each in _listed(link) if made.successful() else ():
-                each.clone().delay(*(() if each.immutable else (made.get(),)))
-            return made
+            result = self.apply(args, kwargs, task_id=options.get("task_id"))
+            for each in _listed(link) if result.successful() else ():
+                each.clone().delay(*(() if each.immutable else (result.get(),)))
+            return result
         return super().apply_async(
-            tuple(args or ()), kwargs, link=link, link_error=link_error, **said
+            tuple(args or ()), kwargs, link=link, link_error=link_error, **options
         )
 
     def publish(
@@ -204,12 +205,12 @@ class Task(_Task[..., Any]):
         return super().publish(args, kwargs, {**usual, **options})
 
     def _usual(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if self.priority is not None:
-            found["priority"] = self.priority
+            options["priority"] = self.priority
         if self.expires is not None:
-            found["expires"] = self.expires
-        return found
+            options["expires"] = self.expires
+        return options
 
     def apply(
         self,
@@ -217,7 +218,7 @@ class Task(_Task[..., Any]):
         kwargs: dict[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """Run it here and now, its retries too; the handle knows the result, or the error."""
+        """Run the task in the caller, with its retries; the handle has the result or the error."""
         job_id = options.get("task_id") or str(uuid.uuid4())
         throw = options.get("throw")
         throw = self.celery.conf.task_eager_propagates if throw is None else throw
@@ -234,7 +235,7 @@ class Task(_Task[..., Any]):
             try:
                 returned = self._performed(request)
             except Retry:
-                continue  # it says how much later; nobody waits for that here
+                continue  # eager retries do not wait
             except Exception as error:  # noqa: BLE001  # the handle has it
                 cause = (
                     error.__cause__
@@ -242,7 +243,7 @@ class Task(_Task[..., Any]):
                     else error
                 )
                 if throw:
-                    raise cause  # noqa: B904  # what stands between is ours
+                    raise cause  # noqa: B904  # not the wrapper around it
                 return EagerResult(job_id, self.celery, self.name, error=cause)
             return EagerResult(job_id, self.celery, self.name, returned=returned)
         raise AssertionError("attempts have no end")
@@ -250,7 +251,7 @@ class Task(_Task[..., Any]):
     def _performed(self, request: Request) -> Any:
         if self.handler.kind != "async":
             return self.perform(request)
-        with ThreadPoolExecutor(1) as thread:  # the caller may be on a loop of its own
+        with ThreadPoolExecutor(1) as thread:  # the caller may run in an event loop
             return thread.submit(asyncio.run, self.aperform(request)).result()
 
     def AsyncResult(self, task_id: str) -> AsyncResult:  # noqa: N802  # Celery's name
@@ -261,13 +262,14 @@ class Task(_Task[..., Any]):
 
     def map(self, items: Iterable[Any]) -> Signature[Any]:  # type: ignore[override]  # Celery's meaning
         """
-        A call, not made yet, that runs the task for each item, one after the other; its result is
-        the list of theirs.
+        A signature that calls the task for each item, one after the other.
+
+        Its result is the list of the results.
         """
         return over(self, ((item,) for item in items))
 
     def starmap(self, items: Iterable[Sequence[Any]]) -> Signature[Any]:  # type: ignore[override]  # Celery's meaning
-        """As `map`, of items that hold arguments."""
+        """Like `map`, with items that are lists of arguments."""
         return over(self, items)
 
     def retry(  # type: ignore[override]  # Celery's names
@@ -282,8 +284,9 @@ class Task(_Task[..., Any]):
         **options: Any,
     ) -> NoReturn:
         """
-        Try again, after `countdown` seconds (default: `default_retry_delay`): `raise
-        self.retry(exc=exc)`.
+        Retry after `countdown` seconds (default: `default_retry_delay`).
+
+        Use it as `raise self.retry(exc=exc)`.
         """
         del throw
         if args is not None or kwargs is not None or options.keys() - NO_MEANING:
@@ -297,7 +300,7 @@ class Task(_Task[..., Any]):
                 exc
                 if exc is not None
                 else UsageError(
-                    f'task "{self.name}": it was called as a function, which cannot be tried again'
+                    f'task "{self.name}": it was called as a function, which cannot be retried'
                 )
             )
         limit = self._limit if max_retries is None else max_retries
@@ -316,7 +319,7 @@ class Task(_Task[..., Any]):
         return FOREVER if self.max_retries is None else self.max_retries
 
     def _verdict(self, request: Request, error: Exception) -> Exception:
-        """As Celery: what is not among `autoretry_for` is final."""
+        """As in Celery, errors that are not in `autoretry_for` are final."""
         if isinstance(error, Reject) and error.requeue:
             return Retry(str(error), delay=0)
         if isinstance(error, HandlerSignal):
@@ -326,44 +329,44 @@ class Task(_Task[..., Any]):
         limit = self.retry_kwargs.get("max_retries", self._limit)
         if limit is not None and request.retries >= limit:
             return used_up(request.attempt, error)
-        made = Retry(str(error), delay=self._autoretry_delay(request.retries))
-        made.__cause__ = error
-        return made
+        retry = Retry(str(error), delay=self._autoretry_delay(request.retries))
+        retry.__cause__ = error
+        return retry
 
     def lost_limit(self, lease: Lease) -> int | None:
         """
-        Celery ends a task whose worker is lost; here it is tried again, alone, so that it is known
-        which task did it.
+        Retry a task whose worker was lost, in a process of its own, to find out which task did it.
+
+        Celery ends such a task.
         """
         del lease
-        return min(LOST_MOST, self._limit)
+        return min(LOST_MAX, self._limit)
 
     def is_final(self, error: BaseException) -> bool:
-        """A hard time limit is."""
+        """Whether the error is final: a hard time limit is."""
         return isinstance(error, TimeLimit)
 
     def _autoretry_delay(self, retries: int) -> float:
         if not self.retry_backoff:
             return float(self.retry_kwargs.get("countdown", self.default_retry_delay))
         delay = min(float(self.retry_backoff_max), int(self.retry_backoff) * 2.0**retries)
-        return (
-            random.uniform(0, delay) if self.retry_jitter else delay
-        )  # spreads what failed together
+        # Jitter spreads tasks that failed together.
+        return random.uniform(0, delay) if self.retry_jitter else delay
 
     def update_state(
         self, state: str = "PROGRESS", meta: Any = None, task_id: str | None = None
     ) -> None:
-        """Say how this run stands."""
+        """Set the state of this run."""
         del task_id  # it is this run's
         request = current_request()
         if request is not None and request.fence == 0:
-            return  # it runs where it was called: nobody can look
+            return  # it runs in the caller: nobody can read its state
         super().update_state(state, meta)
         if request is not None:
             self._stated[request.fence] = outcomes.Said(state, meta)
 
     def perform(self, request: Request) -> Any:
-        """Run the function, in a Django project with its connections looked after."""
+        """Run the function; in a Django project, close stale connections around it."""
         if request.fence == 0:
             return super().perform(request)
         with django.around_run():
@@ -392,16 +395,16 @@ class Task(_Task[..., Any]):
             self._stated.pop(request.fence, None)
 
     def _ignored(self, request: Request) -> Any:
-        """The state that the run has set stays."""
+        """The state that the run has set remains."""
         return self._stated.get(request.fence)
 
     @property
     def _is_tracked(self) -> bool:
-        said = self.track_started
-        return bool(self.celery.conf.task_track_started if said is None else said)
+        own = self.track_started
+        return bool(self.celery.conf.task_track_started if own is None else own)
 
     def errback_takes(self, own: int) -> int:
-        """As Celery: one with one parameter gets the id alone."""
+        """As in Celery, an errback with one parameter gets only the id."""
         kinds = [each.kind for each in self.binding.signature.parameters.values()]
         positional = kinds.count(Parameter.POSITIONAL_ONLY) + kinds.count(
             Parameter.POSITIONAL_OR_KEYWORD
@@ -409,7 +412,7 @@ class Task(_Task[..., Any]):
         return 3 if Parameter.VAR_POSITIONAL in kinds or positional - own > 1 else 1
 
     def errback_args(self, args: tuple[Any, ...], error: Any) -> tuple[Any, ...]:
-        """(request, error, traceback), as Celery calls it."""
+        """(request, error, traceback), as Celery passes them."""
         job_id, text, trace, *own = args
         details = msgspec.convert(error, Details) if error is not None else None
         failed = outcomes.Outcome(status=outcomes.FAILURE, error=details, reason=text)
@@ -432,8 +435,8 @@ def _task_named(name: str) -> Any:
     return current.application().tasks[name]
 
 
-def _listed(said: Any) -> list[Any]:
-    return [] if said is None else list(said) if isinstance(said, (list, tuple)) else [said]
+def _listed(links: Any) -> list[Any]:
+    return [] if links is None else list(links) if isinstance(links, (list, tuple)) else [links]
 
 
 NO_MEANING = {
@@ -457,7 +460,7 @@ NO_MEANING = {
     "replaced_task_nesting",
     "serializer",
 }
-"""Options of Celery's about brokers and its own inside."""
+"""Options of `apply_async` that are ignored: they concern brokers and Celery's internals."""
 
 ATTRIBUTES = (
     "max_retries",
@@ -478,7 +481,7 @@ ATTRIBUTES = (
     "expires",
     "track_started",
 )
-PASSED_OVER = {
+IGNORED = {
     "acks_late",
     "reject_on_worker_lost",
     "typing",
@@ -493,7 +496,4 @@ PASSED_OVER = {
     "request_stack",
     "throws",
 }
-"""
-Options of tasks that have no meaning here: what they choose is always so, or there is nothing to
-choose.
-"""
+"""Options of tasks that are ignored: Laneway always does so, or has no such thing."""

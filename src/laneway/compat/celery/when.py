@@ -1,4 +1,4 @@
-"""When periodic tasks run."""
+"""Times of periodic tasks: `crontab`, `solar`, `schedule`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class crontab:  # noqa: N801  # Celery's name
-    """When a periodic task runs, on the clocks of the application's `timezone`."""
+    """A cron line, in the application's `timezone`."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class crontab:  # noqa: N801  # Celery's name
         fields = [_field(each) for each in (minute, hour, day_of_month, month_of_year, day_of_week)]
         if fields[2] != "*" and fields[4] != "*":
             raise UsageError(
-                "crontab: day_of_month and day_of_week together are not supported: cron lines take"
-                " either; write two schedules"
+                "crontab: day_of_month and day_of_week together are not supported: a cron line"
+                " matches either of them; write two schedules"
             )
         self.line = " ".join(fields)
 
@@ -41,18 +41,18 @@ class crontab:  # noqa: N801  # Celery's name
         return f"<crontab: {self.line}>"
 
 
-def _field(said: str | float | Sequence[int]) -> str:
-    if isinstance(said, str):
-        return said.replace(" ", "")
-    if isinstance(said, (int, float)):
-        return str(int(said))
-    return ",".join(str(each) for each in sorted(said))
+def _field(values: str | float | Sequence[int]) -> str:
+    if isinstance(values, str):
+        return values.replace(" ", "")
+    if isinstance(values, (int, float)):
+        return str(int(values))
+    return ",".join(str(each) for each in sorted(values))
 
 
 class solar:  # noqa: N801  # Celery's name
     """
-    When a periodic task runs, by the sun: "sunrise", "sunset", "dawn_civil", "dusk_civil",
-    "solar_noon" at a latitude and longitude.
+    A time by the sun: "sunrise", "sunset", "dawn_civil", "dusk_civil" or "solar_noon" at a latitude
+    and longitude.
     """
 
     EVENTS = {  # noqa: RUF012
@@ -67,30 +67,30 @@ class solar:  # noqa: N801  # Celery's name
         config.refuse_unknown("solar", unknown, ("event", "lat", "lon"))
         if event not in self.EVENTS:
             raise UsageError(
-                f"solar: {event!r} is not supported; there are: {', '.join(self.EVENTS)}"
+                f"solar: {event!r} is not supported; use one of {', '.join(self.EVENTS)}"
             )
         self.sun = (self.EVENTS[event], lat, lon)
 
 
 class schedule:  # noqa: N801  # Celery's name
-    """When a periodic task runs: every so often."""
+    """An interval."""
 
     def __init__(self, run_every: Duration, **unknown: object) -> None:
         config.refuse_unknown("schedule", unknown, ("run_every",))
         self.every = run_every
 
 
-def options_of(said: Any, zone: str) -> dict[str, Any]:
-    """What `Laneway.schedule` is to be told."""
-    if isinstance(said, crontab):
-        return {"cron": said.line, "timezone": zone}
-    if isinstance(said, solar):
-        return {"sun": said.sun}
-    if isinstance(said, schedule):
-        return {"every": said.every}
-    if isinstance(said, (int, float, timedelta)):
-        return {"every": said}
+def options_of(when: Any, zone: str) -> dict[str, Any]:
+    """The arguments of `Laneway.schedule`."""
+    if isinstance(when, crontab):
+        return {"cron": when.line, "timezone": zone}
+    if isinstance(when, solar):
+        return {"sun": when.sun}
+    if isinstance(when, schedule):
+        return {"every": when.every}
+    if isinstance(when, (int, float, timedelta)):
+        return {"every": when}
     raise UsageError(
         "a periodic task: expected seconds, a timedelta, crontab(…), schedule(…) or solar(…), got"
-        f" {said!r:.80}"
+        f" {when!r:.80}"
     )

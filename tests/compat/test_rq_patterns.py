@@ -1,5 +1,6 @@
 """
-What RQ's own pages teach: prepare_data, results, max_jobs, types of arguments, attributes of jobs.
+Patterns from RQ's documentation: prepare_data, results, max_jobs, types of arguments, attributes
+of jobs.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lanew
 
 
 def test_max_jobs(connection: Laneway) -> None:
-    """A worker ends after so many jobs, with and without burst; what it cannot do it refuses."""
-    queue = Queue("ways", connection=connection)
+    """A worker exits after `max_jobs` jobs, with and without burst; unknown options are refused."""
+    queue = Queue("patterns", connection=connection)
     jobs = [queue.enqueue(functions.count_words, "a") for _ in range(3)]
     worker = SimpleWorker([queue], connection=connection)
     assert worker.work(burst=True, max_jobs=1)
@@ -44,19 +45,19 @@ def test_max_jobs(connection: Laneway) -> None:
 
 
 def test_prepare_data_and_results(connection: Laneway) -> None:
-    """RQ's signature; a result with its type."""
-    queue = Queue("ways", connection=connection)
-    made, fails = queue.enqueue_many(
+    """`prepare_data` takes RQ's arguments, and a result has its type."""
+    queue = Queue("patterns", connection=connection)
+    returns, fails = queue.enqueue_many(
         [
             Queue.prepare_data(functions.count_words, ("one two",), job_id="mine", timeout=60),
             Queue.prepare_data(functions.fails, kwargs={}),
         ]
     )
-    assert made.latest_result() is None
+    assert returns.latest_result() is None
     SimpleWorker([queue], connection=connection).work(burst=True)
-    result = made.latest_result(timeout=5)
+    result = returns.latest_result(timeout=5)
     assert result is not None
-    assert (made.id, result.type, result.return_value, result.exc_string) == (
+    assert (returns.id, result.type, result.return_value, result.exc_string) == (
         "mine",
         Result.Type.SUCCESSFUL,
         2,
@@ -66,12 +67,12 @@ def test_prepare_data_and_results(connection: Laneway) -> None:
     assert failed is not None
     assert (failed.type, failed.return_value) == (Result.Type.FAILED, None)
     assert "Error" in str(failed.exc_string)
-    assert [each.type for each in made.results()] == [Result.Type.SUCCESSFUL]
+    assert [each.type for each in returns.results()] == [Result.Type.SUCCESSFUL]
 
 
-def test_a_name_is_only_a_name(connection: Laneway) -> None:
-    """What a name names is not imported where it is enqueued: a web process may lack it."""
-    queue = Queue("ways", connection=connection)
+def test_names_are_not_imported(connection: Laneway) -> None:
+    """Enqueueing a function by name does not import it: a web process may not have it."""
+    queue = Queue("patterns", connection=connection)
     queue.enqueue("nobody.has.this", 1)
     before = set(sys.modules)
     job = queue.enqueue("tests.compat.rq_functions.count_words", "a b")
@@ -99,10 +100,9 @@ VALUES = [
 
 def test_types_of_arguments(connection: Laneway) -> None:
     """
-    Arguments and results without annotations come back as what they were; what would not is
-    refused.
+    Arguments and results of unannotated functions keep their types; other types are refused.
     """
-    queue = Queue("ways", connection=connection)
+    queue = Queue("patterns", connection=connection)
     jobs = [queue.enqueue(functions.same, value) for value in VALUES]
     named = queue.enqueue(functions.same, value=(1, 2))
     SimpleWorker([queue], connection=connection).work(burst=True)
@@ -113,37 +113,37 @@ def test_types_of_arguments(connection: Laneway) -> None:
 
 
 def test_attributes(connection: Laneway) -> None:
-    """Of a job that was just made, and of one that was fetched."""
-    queue = Queue("ways", connection=connection)
-    made = queue.enqueue(functions.count_words, "a b", description="counts", job_timeout=7)
-    fetched = queue.fetch_job(made.id)
+    """A job has RQ's attributes, whether just enqueued or fetched."""
+    queue = Queue("patterns", connection=connection)
+    enqueued = queue.enqueue(functions.count_words, "a b", description="counts", job_timeout=7)
+    fetched = queue.fetch_job(enqueued.id)
     assert fetched is not None
-    for job in (made, fetched):
+    for job in (enqueued, fetched):
         about = (job.func_name, job.args, job.kwargs, job.description, job.timeout)
         assert about == ("tests.compat.rq_functions.count_words", ("a b",), {}, "counts", 7)
         assert isinstance(job.created_at, datetime)
-        assert job.to_dict()["origin"] == "ways"
+        assert job.to_dict()["origin"] == "patterns"
     assert (
         queue.enqueue(functions.count_words, "a").description
         == "tests.compat.rq_functions.count_words('a')"
     )
-    assert queue.key == "rq:queue:ways"
-    assert [each.name for each in Queue.all(connection)] == ["ways"]
+    assert queue.key == "rq:queue:patterns"
+    assert [each.name for each in Queue.all(connection)] == ["patterns"]
     SimpleWorker([queue], connection=connection).work(burst=True)
-    assert made.enqueued_at is not None
+    assert enqueued.enqueued_at is not None
 
 
-def test_a_job_that_nobody_came_for(connection: Laneway) -> None:
-    """Its ttl cancels it; it has not failed."""
-    queue = Queue("ways", connection=connection)
+def test_ttl(connection: Laneway) -> None:
+    """A job whose ttl is over is canceled, not failed."""
+    queue = Queue("patterns", connection=connection)
     job = queue.enqueue(functions.count_words, "a", ttl=0.1)
     until(lambda: (connection.engine.tick(), job.get_status() == "canceled")[1])
     assert job.get_status() == "canceled"
     assert len(queue.failed_job_registry) == 0
 
 
-def test_celery_brings_back_what_kombu_does(connection: Laneway) -> None:
-    """Arguments and results of unannotated functions, through chains too."""
+def test_types_of_celery_arguments(connection: Laneway) -> None:
+    """Arguments and results of Celery tasks keep the types that kombu keeps, in chains too."""
     from laneway.compat.celery import Celery, chain
     from tests.tasks.conftest import working
 

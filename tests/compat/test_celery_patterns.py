@@ -1,6 +1,6 @@
 """
-What Celery's and its friends' own pages teach: late settings, Flask's task class, eager flows,
-error handlers, states.
+Patterns from the documentation of Celery, Flask and Django: settings after tasks, Flask's task
+class, eager flows, error handlers, states, Django's connections.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SOON = 20.0
 @pytest.fixture(params=["sqlite", "valkey"])
 def celery(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Celery]:
     url = f"sqlite:///{tmp_path}/q.db" if request.param == "sqlite" else server().url
-    with Celery("ways", broker=url, namespace=uuid4().hex) as app:
+    with Celery("patterns", broker=url, namespace=uuid4().hex) as app:
         yield app
 
 
@@ -49,8 +49,8 @@ def runs(app: Celery) -> Iterator[None]:
         yield
 
 
-def test_settings_count_when_they_are_needed(tmp_path: Path) -> None:
-    """Set after the first task, as application factories do: broker, queue, serializer, limits."""
+def test_settings_after_tasks(tmp_path: Path) -> None:
+    """Settings may be set after the first task, as application factories do."""
     app = Celery("late")
 
     @app.task
@@ -83,17 +83,17 @@ def test_settings_count_when_they_are_needed(tmp_path: Path) -> None:
         with runs(app):
             assert job.get(timeout=SOON) == 3
             assert mul.delay(2, 3).get(timeout=SOON) == 6
-        app.conf.task_default_queue = "later"  # of tasks, also later
+        app.conf.task_default_queue = "later"  # task settings may change later
         assert add.delay(1, 1).job.topic == "later"
         with pytest.raises(UsageError, match="in use already"):
             app.conf.broker_url = "sqlite:///elsewhere.db"
     assert not Path("laneway.db").exists()
 
 
-def test_a_task_class_that_says_what_a_call_does(celery: Celery) -> None:
+def test_task_class_with_call(celery: Celery) -> None:
     """
-    Flask's own pattern: each run has the application's context; set_default makes shared tasks its
-    own.
+    Flask's pattern: `__call__` pushes the application context; `set_default` chooses the
+    application of shared tasks.
     """
     context: list[str] = []
 
@@ -125,7 +125,7 @@ def test_a_task_class_that_says_what_a_call_does(celery: Celery) -> None:
 
 
 def test_eager(celery: Celery) -> None:
-    """Flows run where they are made; so do retries; the request says so."""
+    """Eager flows and retries run in the caller, and `request.is_eager` is set."""
     ran: list[int] = []
 
     @celery.task
@@ -170,7 +170,9 @@ def test_eager(celery: Celery) -> None:
         never.delay()
 
 
-def test_a_chain_of_one_and_of_nothing(celery: Celery) -> None:
+def test_chain_of_one_and_empty_group(celery: Celery) -> None:
+    """A chain of one task is that task, and an empty group in a chain is ignored."""
+
     @celery.task
     def pid() -> int:
         return threading.get_ident()
@@ -186,7 +188,9 @@ def test_a_chain_of_one_and_of_nothing(celery: Celery) -> None:
         assert (double.s(1) | group()).apply_async().get(timeout=SOON) == 2
 
 
-def test_groups_in_groups_keep_their_shape(celery: Celery) -> None:
+def test_nested_groups(celery: Celery) -> None:
+    """Results of nested groups are nested lists."""
+
     @celery.task
     def add(one: int, other: int) -> int:
         return one + other
@@ -197,9 +201,9 @@ def test_groups_in_groups_keep_their_shape(celery: Celery) -> None:
 
     inner = add.s(1, 1) | group(add.s(1), add.s(2))
     with runs(celery):
-        made = group(add.s(0, 1), inner)()
-        assert made.get(timeout=SOON) == [1, [3, 4]]
-        assert [type(each).__name__ for each in made.results] == ["AsyncResult", "GroupResult"]
+        result = group(add.s(0, 1), inner)()
+        assert result.get(timeout=SOON) == [1, [3, 4]]
+        assert [type(each).__name__ for each in result.results] == ["AsyncResult", "GroupResult"]
         assert chord([add.s(0, 1), inner], same.s())().get(timeout=SOON) == [1, [3, 4]]
         deeper = group(inner, add.s(5, 5) | group(same.s(), same.s() | group(same.s(), add.s(1))))
         assert deeper().get(timeout=SOON) == [[3, 4], [10, [10, 11]]]
@@ -208,10 +212,11 @@ def test_groups_in_groups_keep_their_shape(celery: Celery) -> None:
 
 def test_error_handlers(celery: Celery) -> None:
     """
-    With (request, exc, traceback), with the id alone, with arguments of their own; once for each
-    member of a group that fails.
+    Error handlers get (request, exc, traceback) or only the id, and their own arguments.
+
+    A group's handler runs once for each member that fails.
     """
-    told: list[Any] = []
+    reports: list[Any] = []
     ended = threading.Semaphore(0)
 
     @celery.task
@@ -220,41 +225,41 @@ def test_error_handlers(celery: Celery) -> None:
 
     @celery.task
     def log_error(request: Any, exc: Any, traceback: Any) -> None:
-        told.append((request.id, type(exc), str(exc), "LookupError" in traceback))
+        reports.append((request.id, type(exc), str(exc), "LookupError" in traceback))
         ended.release()
 
     @celery.task
     def by_id(uuid: str) -> None:
-        told.append(uuid)
+        reports.append(uuid)
         ended.release()
 
     @celery.task
     def with_more(request: Any, exc: Any, traceback: Any, more: str) -> None:
-        told.append((request.id, more))
+        reports.append((request.id, more))
         ended.release()
 
-    def heard(count: int) -> list[Any]:
+    def reported(count: int) -> list[Any]:
         for _ in range(count):
             assert ended.acquire(timeout=SOON)
-        found = sorted(told, key=str)
-        told.clear()
-        return found
+        first = sorted(reports, key=str)
+        reports.clear()
+        return first
 
     with runs(celery):
         job = fails.apply_async((1,), link_error=log_error.s())
-        assert heard(1) == [(job.id, LookupError, "order 1", True)]
+        assert reported(1) == [(job.id, LookupError, "order 1", True)]
         job = fails.apply_async((1,), link_error=by_id.s())
-        assert heard(1) == [job.id]
+        assert reported(1) == [job.id]
         job = fails.apply_async((1,), link_error=with_more.s("extra"))
-        assert heard(1) == [(job.id, "extra")]
+        assert reported(1) == [(job.id, "extra")]
         members = group(fails.s(n) for n in range(3)).apply_async(link_error=by_id.s())
-        assert heard(3) == sorted(each.id for each in members)
+        assert reported(3) == sorted(each.id for each in members)
 
 
 def test_states(celery: Celery) -> None:
     """
-    STARTED is shown only where that is asked for, with a dict; Ignore leaves the state that the
-    task has set.
+    STARTED is shown only with `track_started`. After `Ignore` the state that the task has set
+    remains.
     """
     go, at = threading.Event(), threading.Semaphore(0)
 
@@ -324,10 +329,10 @@ def command(folder: Path, *arguments: str, **variables: str) -> subprocess.Compl
 
 
 def test_several_processes(tmp_path: Path) -> None:
-    """`laneway worker --processes 2` of an application in Celery's words."""
+    """`laneway worker --processes 2` runs a Celery application."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    made = command(tmp_path, "-c", "import program\nfor _ in range(20): program.pid.delay()")
-    assert made.returncode == 0, made.stderr
+    published = command(tmp_path, "-c", "import program\nfor _ in range(20): program.pid.delay()")
+    assert published.returncode == 0, published.stderr
     ran = command(tmp_path, "-m", "laneway", "worker", "program:app", "--processes", "2", "--burst")
     assert ran.returncode == 0, ran.stderr
     assert len((tmp_path / "pids").read_text().split()) == 20
@@ -341,14 +346,14 @@ DJANGO = {
         " [SimpleNamespace(name='shop')]\napps = Apps()\n"
     ),
     "django/db.py": (
-        "told = []\ndef reset_queries():\n    told.append('reset')\ndef close_old_connections():\n "
-        "   told.append('close')\n"
+        "calls = []\ndef reset_queries():\n    calls.append('reset')\n"
+        "def close_old_connections():\n    calls.append('close')\n"
     ),
     "shop/__init__.py": "",
     "shop/tasks.py": (
         "from django.apps import apps\nassert apps.ready\nfrom laneway.compat.celery import"
-        " shared_task\n@shared_task\ndef order():\n    from django.db import told\n    return"
-        " list(told)\n"
+        " shared_task\n@shared_task\ndef order():\n    from django.db import calls\n    return"
+        " list(calls)\n"
     ),
     "proj.py": (
         'from laneway.compat.celery import Celery\napp = Celery("proj",'
@@ -358,19 +363,17 @@ DJANGO = {
 
 
 def test_django(tmp_path: Path) -> None:
-    """
-    A worker sets Django up before it imports tasks, and closes old connections around each run.
-    """
+    """A worker sets Django up before it imports tasks, and closes old connections around runs."""
     for name, text in DJANGO.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     variables = {"DJANGO_SETTINGS_MODULE": "proj.settings"}
-    made = command(
+    published = command(
         tmp_path,
         "-c",
         "import proj; print([proj.app.send_task('shop.tasks.order').id for _ in range(2)][-1])",
     )
-    assert made.returncode == 0, made.stderr
+    assert published.returncode == 0, published.stderr
     ran = command(
         tmp_path, "-m", "laneway", "worker", "proj:app", "-c", "1", "--burst", **variables
     )
@@ -378,6 +381,6 @@ def test_django(tmp_path: Path) -> None:
     read = command(
         tmp_path,
         "-c",
-        f"import proj; print(proj.app.AsyncResult({made.stdout.strip()!r}).get(timeout=5))",
+        f"import proj; print(proj.app.AsyncResult({published.stdout.strip()!r}).get(timeout=5))",
     )
     assert read.stdout.strip() == str(["reset", "close", "close", "reset", "close"]), read.stderr
