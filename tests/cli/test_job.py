@@ -31,7 +31,7 @@ def test_show_watch_cancel_requeue(laneway: Command) -> None:
         app.run_worker(burst=True)
     shown = laneway("job", "show", done.id).stdout
     assert shown.startswith(
-        'success in task.count\n  result: [3]\n  said: {"current":3,"total":3}\n  ended: 20'
+        'success in task.count\n  result: [3]\n  progress: {"current":3,"total":3}\n  ended: 20'
     )
     assert laneway.json("job", "show", done.id)["result"] == [3]
     assert (
@@ -43,7 +43,7 @@ def test_show_watch_cancel_requeue(laneway: Command) -> None:
     assert "Traceback" in wrong
     laneway("job", "watch", failed.id, code=1)
     assert "waits again" in laneway("job", "requeue", failed.id).stdout
-    assert "is no dead letter: pending" in laneway("job", "requeue", failed.id, code=1).stderr
+    assert "is not a dead letter: pending" in laneway("job", "requeue", failed.id, code=1).stderr
     assert (
         "not over within 0.1 s; it is delayed"
         in laneway(
@@ -52,7 +52,7 @@ def test_show_watch_cancel_requeue(laneway: Command) -> None:
     )
     assert laneway("job", "cancel", "mine", "--topic", "task.count").stdout == "mine is cancelled\n"
     assert (
-        "has ended already: cancelled"
+        "has already ended: cancelled"
         in laneway("job", "cancel", "mine", "--topic", "task.count", code=1).stderr
     )
-    assert "nobody knows a job nothing" in laneway("job", "show", "nothing", code=1).stderr
+    assert "job nothing is unknown" in laneway("job", "show", "nothing", code=1).stderr

@@ -241,3 +241,10 @@ def test_arguments_that_cannot_be_are_clear_errors(
     )
     assert result.exit_code in (1, 2), result.output
     assert "Traceback" not in result.output
+
+
+def test_a_topic_with_delayed_messages_only_is_scheduled(laneway: Command) -> None:
+    """`topics` and `top` call it scheduled; idle is a topic without messages."""
+    laneway("publish", "mail.acme", "1", "--delay", "1h")
+    assert laneway("topics").stdout.splitlines()[1].split()[-1] == "scheduled"
+    assert "scheduled" in laneway("top", "--once", "--every", "0.1").stdout

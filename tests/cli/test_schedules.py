@@ -42,7 +42,7 @@ def test_add_list_pause_resume_remove(laneway: Command) -> None:
         "--args",
         '["week"]',
     )
-    assert again.stdout.startswith("report stands like that already")
+    assert again.stdout.startswith("report is already scheduled like this")
     laneway(
         "schedules",
         "add",
@@ -106,7 +106,7 @@ def test_what_was_added_is_called_by_any_worker(laneway: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--every", "10m"), "say what is published: --task NAME, or --topic TOPIC"),
+        (("--every", "10m"), "nothing to publish; give --task NAME, or --topic TOPIC"),
         (("--task", "x"), "by one of every, cron, sun and at; 0 are given"),
         (
             ("--cron", "61 * * * *", "--task", "x"),
@@ -115,7 +115,7 @@ def test_what_was_added_is_called_by_any_worker(laneway: Command) -> None:
         (("--every", "10m", "--task", "x", "--args", "[1"), "--args: '[1' is not JSON"),
         (("--every", "10m", "--task", "x", "--args", "{}"), "expected a JSON list, got {}"),
         (("--sun", "sunrise", "--task", "x"), "--sun: expected an event and a place"),
-        (("--at", "tomorrow", "--task", "x"), "--at: expected a moment like"),
+        (("--at", "tomorrow", "--task", "x"), "--at: expected a time like"),
         (
             ("--at", "2020-01-01T00:00:00+00:00", "--task", "x"),
             "x never fires: once at 2020-01-01T00:00:00+00:00 is past",

@@ -10,8 +10,9 @@ import pytest
 
 from laneway import Laneway
 from laneway.app import TASK_OPTIONS
-from laneway.cli.settings import Flag, option_type, span, value_of, words
+from laneway.cli.settings import Flag, option_type, value_of
 from laneway.policy import FIELDS, PolicyOptions
+from laneway.presenting import exact_duration, setting_in_words
 from laneway.tasks.task import TaskKeywords
 
 if TYPE_CHECKING:
@@ -169,11 +170,14 @@ def test_show_speaks_of_units_and_of_who_set_what(laneway: Command) -> None:
 def test_backoff_in_words() -> None:
     """What a default and a mapping mean."""
     assert (
-        words("backoff", {"base": 1.0, "factor": 2.0, "cap": 3600.0, "jitter": True})
+        setting_in_words("backoff", {"base": 1.0, "factor": 2.0, "cap": 3600.0, "jitter": True})
         == "1 s, times 2 at each attempt, at most 1 h; drawn between 0 and that"
     )
-    assert words("backoff", {"base": 5.0, "factor": 1.0, "cap": 5.0, "jitter": False}) == "5 s"
-    assert [span(each) for each in (0, 0.25, 1, 90, 3600, 1209600, 90061.5)] == [
+    assert (
+        setting_in_words("backoff", {"base": 5.0, "factor": 1.0, "cap": 5.0, "jitter": False})
+        == "5 s"
+    )
+    assert [exact_duration(each) for each in (0, 0.25, 1, 90, 3600, 1209600, 90061.5)] == [
         "0 s",
         "250 ms",
         "1 s",

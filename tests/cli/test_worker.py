@@ -51,7 +51,8 @@ def test_a_burst(tmp_path: Path, target: str) -> None:
     worked = run(tmp_path, "worker", target, "--burst", "-c", "2")
     assert worked.returncode == 0, worked.stderr
     assert "handled 17" in worked.stdout
-    assert "1 done" in worked.stdout
+    assert worked.stderr.count("1 done") == 1
+    assert worked.stdout == "handled 17\n"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """
-The command `laneway`: one module a command. Errors are one line; exit codes mean something (see
-`laneway --help`).
+The command `laneway`: one module for each command. An error is one line; `laneway --help` lists the
+exit codes.
 """
 
 from laneway.cli.main import main

@@ -1,4 +1,4 @@
-"""`laneway bench`: what this machine does."""
+"""`laneway bench`: measure this machine."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ SIZES = ("full", "quick", "smoke")
     type=click.Choice(SIZES),
     default="quick",
     show_default=True,
-    help="Of the repository's benchmarks.",
+    help="The size of the repository's benchmarks.",
 )
-@click.option("--small", is_flag=True, help="Only the small measurement, also in the repository.")
+@click.option(
+    "--small", is_flag=True, help="Run only the small measurement, also in the repository."
+)
 @click.option(
     "--messages",
     type=click.IntRange(1_000, 10_000_000),
-    help=f"Of the small measurement.  [default: {MESSAGES:,}]",
+    help=f"Messages of the small measurement.  [default: {MESSAGES:,}]",
 )
 @click.option(
-    "--topics", type=click.IntRange(1), help=f"Of the small measurement.  [default: {TOPICS:,}]"
+    "--topics",
+    type=click.IntRange(1),
+    help=f"Topics of the small measurement.  [default: {TOPICS:,}]",
 )
 @click.option(
     "--durability",
     type=click.Choice(["fsync", "memory"]),
-    help=f"Of the small measurement.  [default: {DURABILITY}]",
+    help=f"Durability of the small measurement.  [default: {DURABILITY}]",
 )
 @json_option
 def bench(
@@ -53,11 +57,11 @@ def bench(
     as_json: bool,
 ) -> None:
     """
-    Measure this machine. In the repository: its benchmarks, all or those named; elsewhere, or with
-    an option of it or --json, a small one.
+    Measure this machine. In the repository, run its benchmarks: all, or those named. Elsewhere, or
+    with --json or an option of the small measurement, run that.
 
-    The small measurement is the engine alone: put, lease and settle in batches, in a file of its
-    own.
+    The small measurement is the engine alone: put, lease and settle in batches, in a temporary
+    file.
     """
     wants_small = (
         small or as_json or messages is not None or topics is not None or durability is not None
@@ -65,7 +69,7 @@ def bench(
     repository = _repository()
     if names and (wants_small or repository is None):
         why = (
-            "it has no parts to name"
+            "that takes no names"
             if wants_small
             else "they are not installed with the package; run this in the repository"
         )
@@ -80,7 +84,7 @@ def bench(
 
 
 def _repository() -> Path | None:
-    """The repository that this package is run from, if it has the benchmarks."""
+    """The repository that this package runs from, if it has the benchmarks."""
     root = Path(laneway.__file__).parents[2]
     return root if (root / "bench" / "all.py").is_file() else None
 
@@ -129,7 +133,7 @@ def _small(messages: int, topics: int, durability: str, *, as_json: bool) -> Non
 
 
 def measure(path: Path, messages: int, topics: int, durability: str) -> dict[str, float]:
-    """Messages a second of each operation."""
+    """Messages per second of each operation."""
     from laneway.engines import open_engine
     from laneway.engines.base import Settings
     from laneway.message import Draft, Settlement

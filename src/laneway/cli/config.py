@@ -1,4 +1,4 @@
-"""`laneway config`: which store is used, and why."""
+"""`laneway config`: the store that commands use, and what chose it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from laneway.safetext import redacted
 
 @click.group()
 def config() -> None:
-    """Show where the settings of a command come from."""
+    """Show which store a command uses."""
 
 
 @config.command("show")
 @json_option
 @pass_session
 def show(session: Session, *, as_json: bool) -> None:
-    """Say which store a command uses here, what names it, and what is passed over for it."""
+    """Show the store that commands use here, what chose it, and what it overrides."""
     store = choose_store(session.url, None)
     if as_json:
         passed_over = [

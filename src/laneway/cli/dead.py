@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 import click
 
 from laneway.cli.session import (
-    STATE_SAYS_NO,
+    REFUSED,
     Session,
     confirm,
+    exit_with,
     json_option,
-    leave,
-    moment,
     pass_session,
     print_json,
     say,
-    table,
+    show_list,
 )
-from laneway.cli.topics import shown
 from laneway.policy import check_topic
+from laneway.presenting import beginning, moment
 
-_topic_option = click.option("--topic", help="Only of this topic.")
+_topic_option = click.option("--topic", help="Only those of this topic.")
 _limit_option = click.option(
     "--limit", type=click.IntRange(1), help="At most this many, the oldest first."
 )
@@ -29,30 +29,35 @@ _limit_option = click.option(
 
 @click.group()
 def dead() -> None:
-    """Look at dead letters, put them back, or forget them."""
+    """List, show, redrive or drop dead letters."""
 
 
 @dead.command("list")
 @_topic_option
 @click.option("--limit", type=click.IntRange(1, 100_000), default=20, show_default=True)
-@click.option("--after", type=int, default=0, help="Go on after this number.")
+@click.option("--after", type=int, default=0, help="Continue after this number.")
 @json_option
 @pass_session
 def list_dead(
     session: Session, *, topic: str | None, limit: int, after: int, as_json: bool
 ) -> None:
-    """The oldest dead letters."""
+    """List dead letters, the oldest first."""
     found = session.engine().dead_list(
         None if topic is None else check_topic(topic), limit=limit, after=after
     )
-    if as_json:
-        print_json([{"number": number, "message": view} for number, view in found])
-        return
-    rows = [
-        (str(number), view.id, view.topic, moment(view.died_us), view.attempts, view.reason)
-        for number, view in found
-    ]
-    table(("number", "id", "topic", "died", "attempts", "reason"), rows, empty="no dead letters")
+    show_list(
+        [{"number": number, "message": view} for number, view in found],
+        ("number", "id", "topic", "died", "attempts", "reason"),
+        _row,
+        as_json=as_json,
+        empty="no dead letters",
+    )
+
+
+def _row(entry: dict[str, Any]) -> tuple[Any, ...]:
+    view = entry["message"]
+    died = moment(view.died_us)
+    return str(entry["number"]), view.id, view.topic, died, view.attempts, view.reason
 
 
 @dead.command("show")
@@ -61,25 +66,25 @@ def list_dead(
 @json_option
 @pass_session
 def show(session: Session, message_id: str, *, topic: str | None, as_json: bool) -> None:
-    """One dead letter with its error and history."""
+    """Show a dead letter with its error and history."""
     view = session.engine().find(message_id, topic)
     if view is None or view.state != "dead":
-        leave(
+        exit_with(
             f"{message_id}: no dead letter has this id"
             + ("; an id of your own needs its --topic" if topic is None else ""),
-            STATE_SAYS_NO,
+            REFUSED,
         )
     if as_json:
         print_json(view)
         return
     say(f"{view.id} of {view.topic}, dead since {moment(view.died_us)}: {view.reason}")
-    say(f"body: {shown(view.body)}")
+    say(f"body: {beginning(view.body)}")
     for entry in view.history:
         say(f"  {moment(entry['at_us'])}  {entry['what']}")
     if view.error:
         say(
             "\n" + textwrap.indent(view.error.rstrip(), "  "), lines=True
-        )  # what it says begins no line of ours
+        )  # indented, so that an error cannot imitate our lines
 
 
 EXAMPLES = """\b
@@ -92,8 +97,8 @@ Examples:
 @dead.command("redrive", epilog=EXAMPLES)
 @click.argument("ids", nargs=-1)
 @_topic_option
-@click.option("--all", "everything", is_flag=True, help="All there are.")
-@click.option("--rate", help="Spread them: 10/s.")
+@click.option("--all", "everything", is_flag=True, help="All dead letters.")
+@click.option("--rate", help="Spread them over time: 10/s.")
 @_limit_option
 @pass_session
 def redrive(
@@ -105,18 +110,18 @@ def redrive(
     rate: str | None,
     limit: int | None,
 ) -> None:
-    """Put dead letters back to be tried again: by id, --topic or --all."""
+    """Put dead letters back into their topics: by id, --topic or --all."""
     _check_which(ids, topic, everything=everything)
     number = session.app().redrive(topic, list(ids) or None, rate=rate, limit=limit)
     say(f"{number:,} redriven")
     if not number:
-        raise SystemExit(STATE_SAYS_NO)
+        raise SystemExit(REFUSED)
 
 
 @dead.command("drop")
 @click.argument("ids", nargs=-1)
 @_topic_option
-@click.option("--all", "everything", is_flag=True, help="All there are.")
+@click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @_limit_option
 @pass_session
@@ -129,18 +134,18 @@ def drop(
     yes: bool,
     limit: int | None,
 ) -> None:
-    """Forget dead letters: by id, --topic or --all."""
+    """Delete dead letters: by id, --topic or --all."""
     _check_which(ids, topic, everything=everything)
     if not ids and not yes:
-        confirm(f"Forget the dead letters of {topic or 'all topics'}?")
+        confirm(f"Delete the dead letters of {topic or 'all topics'}?")
     number = session.app().drop_dead_letters(topic, list(ids) or None, limit=limit)
     say(f"{number:,} dropped")
     if not number:
-        raise SystemExit(STATE_SAYS_NO)
+        raise SystemExit(REFUSED)
 
 
 def _check_which(ids: tuple[str, ...], topic: str | None, *, everything: bool) -> None:
     if not ids and topic is None and not everything:
-        raise click.UsageError("say which: ids, --topic NAME or --all")
+        raise click.UsageError("name the dead letters: ids, --topic NAME or --all")
     if everything and (ids or topic is not None):
-        raise click.UsageError("--all leaves nothing to choose; leave out the ids and --topic")
+        raise click.UsageError("--all takes no ids and no --topic")

@@ -1,15 +1,19 @@
-"""`laneway demo`: half a minute that shows what Laneway is for."""
+"""`laneway demo`: a demonstration that takes half a minute."""
 
 from __future__ import annotations
 
 import click
 
-from laneway.cli.session import json_option
+from laneway.cli.session import exit_with, json_option
 
 
-@click.command(short_help="Half a minute that shows what this is for.")
+@click.command(short_help="A demonstration that takes half a minute.")
 @click.option(
-    "--seconds", type=click.FloatRange(6), default=30.0, show_default=True, help="How long it runs."
+    "--seconds",
+    type=click.FloatRange(6),
+    default=30.0,
+    show_default=True,
+    help="How long the demo runs.",
 )
 @click.option("--merchants", type=click.IntRange(20), default=1_000, show_default=True)
 @click.option(
@@ -17,21 +21,21 @@ from laneway.cli.session import json_option
     type=click.IntRange(0),
     default=200_000,
     show_default=True,
-    help="Messages of the merchant that floods.",
+    help="How many messages one merchant publishes at once.",
 )
 @click.option(
     "--engine",
     type=click.Choice(["sqlite", "valkey"]),
     default="sqlite",
     show_default=True,
-    help="valkey: a server that it starts.",
+    help="valkey: the demo starts a server of its own.",
 )
 @click.option(
     "--durability",
     type=click.Choice(["fsync", "memory"]),
     default="fsync",
     show_default=True,
-    help="memory: also on a Redis before 7.2.",
+    help="memory: works with Redis before 7.2 too.",
 )
 @click.option("--seed", type=int, default=1, show_default=True)
 @json_option
@@ -46,13 +50,13 @@ def demo(
     as_json: bool,
 ) -> None:
     """
-    Run 1,000 merchants on a store of their own: one floods, one fails all the time, the others must
-    not notice.
+    Run 1,000 merchants on a temporary store: one publishes a flood, one always fails, and the
+    others must not notice.
     """
-    from laneway.demo.show import run
+    from laneway.demo.show import DemoFailed, run
 
-    raise SystemExit(
-        run(
+    try:
+        code = run(
             engine=engine,
             durability=durability,
             seconds=seconds,
@@ -61,4 +65,6 @@ def demo(
             seed=seed,
             as_json=as_json,
         )
-    )
+    except DemoFailed as error:
+        exit_with(str(error), 1)
+    raise SystemExit(code)

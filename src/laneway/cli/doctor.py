@@ -1,4 +1,4 @@
-"""`laneway doctor`: is the store healthy?"""
+"""`laneway doctor`: check a store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 import click
 
-from laneway.cli.session import STATE_SAYS_NO, Session, json_option, pass_session, print_json, say
+from laneway.cli.session import REFUSED, Session, json_option, pass_session, print_json, say
 from laneway.engines import check_server
 from laneway.engines.base import Check
 from laneway.errors import NoNamespace
@@ -18,27 +18,27 @@ from laneway.safetext import redacted, without_passwords
 
 @click.command()
 @click.argument("url", required=False)
-@click.option("--repair", is_flag=True, help="Mend what does not agree.")
+@click.option("--repair", is_flag=True, help="Repair counters and indexes that disagree.")
 @click.option(
-    "--dump", is_flag=True, help="Print all that helps when it is ill, bodies left out, as JSON."
+    "--dump", is_flag=True, help="Print a full report without bodies as JSON, for a bug report."
 )
 @json_option
 @pass_session
 def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_json: bool) -> None:
-    """Check that the store is sound and that its parts agree."""
+    """Check the store: the file or server, and that its counters and indexes agree."""
     chosen = Session(url or session.url, session.namespace)
     app = chosen.app()
     checks = check_server(app.url)
     if not all(check.ok for check in checks):
-        _tell(checks, as_json=as_json or dump)
-        raise SystemExit(STATE_SAYS_NO)
+        _print(checks, as_json=as_json or dump)
+        raise SystemExit(REFUSED)
     try:
         engine = app.engine
-    except NoNamespace as error:  # a server is looked at before anything is made on it
+    except NoNamespace as error:  # the server was checked before a namespace exists on it
         checks.append(
             Check("namespace", ok=True, detail=str(error).partition("; ")[0], available=False)
         )
-        _tell(checks, as_json=as_json or dump)
+        _print(checks, as_json=as_json or dump)
         return
     checks += [
         check for check in engine.doctor(repair=repair) if not (checks and check.name == "server")
@@ -63,12 +63,12 @@ def doctor(session: Session, url: str | None, *, repair: bool, dump: bool, as_js
             }
         )
     else:
-        _tell(checks, as_json=as_json)
+        _print(checks, as_json=as_json)
     if not all(check.ok for check in checks):
-        raise SystemExit(STATE_SAYS_NO)
+        raise SystemExit(REFUSED)
 
 
-def _tell(checks: list[Check], *, as_json: bool) -> None:
+def _print(checks: list[Check], *, as_json: bool) -> None:
     if as_json:
         print_json(checks)
         return
@@ -82,4 +82,4 @@ def _tell(checks: list[Check], *, as_json: bool) -> None:
 
 
 def _word(check: Check) -> str:
-    return "ILL " if not check.ok else "ok  " if check.available else "no  "
+    return "FAIL" if not check.ok else "ok  " if check.available else "no  "

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from laneway.cli.session import (
-    STATE_SAYS_NO,
+    REFUSED,
     Session,
-    duration,
     json_option,
     pass_session,
     print_json,
     say,
 )
+from laneway.presenting import duration
 
 
 @click.command()
@@ -21,16 +21,20 @@ from laneway.cli.session import (
 @json_option
 @pass_session
 def explain(session: Session, message_id: str, *, topic: str | None, as_json: bool) -> None:
-    """Say what the message waits for, and when it will likely start."""
-    told = session.engine().explain(message_id, topic)
+    """Explain what a message waits for, and when it will likely start."""
+    explanation = session.engine().explain(message_id, topic)
     if as_json:
-        print_json(told)
+        print_json(explanation)
     else:
-        say(f"{told.state}" + (f" in {told.topic}" if told.topic else "") + f": {told.reasons[0]}")
-        for reason in told.reasons[1:]:
+        say(
+            f"{explanation.state}"
+            + (f" in {explanation.topic}" if explanation.topic else "")
+            + f": {explanation.reasons[0]}"
+        )
+        for reason in explanation.reasons[1:]:
             say(f"  also: {reason}")
-        if told.starts_us is not None and told.now_us is not None:
-            soon = (told.starts_us - told.now_us) / 1e6
+        if explanation.starts_us is not None and explanation.now_us is not None:
+            soon = (explanation.starts_us - explanation.now_us) / 1e6
             say(
                 "  likely to start "
                 + (
@@ -39,5 +43,5 @@ def explain(session: Session, message_id: str, *, topic: str | None, as_json: bo
                     else "as soon as a worker is free"
                 )
             )
-    if told.state == "unknown":
-        raise SystemExit(STATE_SAYS_NO)
+    if explanation.state == "unknown":
+        raise SystemExit(REFUSED)

@@ -1,4 +1,4 @@
-"""`laneway exporter`: the figures of a store for Prometheus."""
+"""`laneway exporter`: a store's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Examples:
     "--address",
     default="127.0.0.1",
     show_default=True,
-    help="0.0.0.0: reached from other machines too.",
+    help="0.0.0.0: other machines can connect too.",
 )
-@click.option("--once", is_flag=True, help="Print the figures and end.")
+@click.option("--once", is_flag=True, help="Print the metrics and exit.")
 @pass_session
 def exporter(session: Session, *, port: int, address: str, once: bool) -> None:
     """
-    Serve what the store holds to Prometheus: waiting, oldest, leased, dead and throttled by policy
+    Serve the store's metrics to Prometheus: waiting, oldest, leased, dead and throttled by policy
     pattern and tier.
 
-    One for a store is enough. Workers serve their own figures, see docs/operations.md.
+    One exporter for each store is enough. Workers serve their own metrics, see docs/operations.md.
     """
     from laneway import metrics
 
@@ -43,11 +43,11 @@ def exporter(session: Session, *, port: int, address: str, once: bool) -> None:
     registry = CollectorRegistry()
     registry.register(metrics.StoreCollector(app))
     if once:
-        _ = app.engine  # a store that is not there is an error here
+        _ = app.engine  # a missing store is an error
         say(generate_latest(registry).decode().rstrip(), lines=True)
         return
     metrics.serve(port, address, registry, ports=1)
-    say(f"figures of namespace {session.namespace}: http://{address}:{port}/metrics; Ctrl-C ends")
+    say(f"metrics of namespace {session.namespace}: http://{address}:{port}/metrics; Ctrl-C stops")
     _wait_for_the_end()
 
 

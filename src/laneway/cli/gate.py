@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import click
 
-from laneway.cli.session import Session, json_option, pass_session, print_json, say, table
+from laneway.cli.session import Session, json_option, pass_session, say, show_list
 
 
 @click.group()
 def gate() -> None:
-    """Show and change gates."""
+    """Show and change gates: limits that several topics share."""
 
 
 @gate.command("list")
 @json_option
 @pass_session
 def list_gates(session: Session, *, as_json: bool) -> None:
-    """Every gate, its limits, and how many topics wait at it."""
-    found = session.engine().gate_list()
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (
+    """List gates with their limits and the number of topics that wait at each."""
+    show_list(
+        session.engine().gate_list(),
+        ("gate", "per s", "burst", "concurrency", "leased", "topics waiting"),
+        lambda each: (
             each["name"],
             each["rate"],
             each["burst"] and f"{each['burst']:g}",
             each["concurrency"],
             each["leased"],
             each["waiting"],
-        )
-        for each in found
-    ]
-    table(
-        ("gate", "per s", "burst", "concurrency", "leased", "topics waiting"),
-        rows,
+        ),
+        as_json=as_json,
         empty="no gates are defined",
     )
 
@@ -47,12 +41,12 @@ def list_gates(session: Session, *, as_json: bool) -> None:
     type=int,
     help="Deliveries at once after a pause; default: 1 + a twentieth of the rate.",
 )
-@click.option("--concurrency", type=int, help="Most leases at once.")
+@click.option("--concurrency", type=int, help="The most leases at once.")
 @pass_session
 def set_gate(
     session: Session, name: str, *, rate: str | None, burst: int | None, concurrency: int | None
 ) -> None:
-    """Define or change a gate as the operator; it stands above the code's."""
+    """Define or change a gate as the operator; this precedes what code declares."""
     from laneway.policy import Gate
 
     if rate is None and concurrency is None:

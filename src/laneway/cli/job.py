@@ -1,4 +1,4 @@
-"""`laneway job`: how a task's call stands, watching it, cancelling it."""
+"""`laneway job`: show, watch, cancel and requeue one call of a task."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import click
 import msgspec
 
 from laneway.cli.session import (
-    STATE_SAYS_NO,
+    REFUSED,
     Session,
+    exit_with,
     json_option,
-    leave,
     pass_session,
     print_json,
     say,
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from laneway.tasks.job import Job, JobState
 
 topic_option = click.option(
-    "--topic", help="Its topic; needed for ids of your own, unless the topic is that of a queue."
+    "--topic", help="The job's topic; needed if you chose the id, unless it is in a queue's topic."
 )
 
 
 @click.group()
 def job() -> None:
-    """See, watch, cancel and put back single calls of tasks."""
+    """Show, watch, cancel and requeue single calls of tasks."""
 
 
 @job.command()
@@ -38,7 +38,7 @@ def job() -> None:
 @json_option
 @pass_session
 def show(session: Session, job_id: str, *, topic: str | None, as_json: bool) -> None:
-    """Say how JOB_ID stands, and what came of it."""
+    """Show the state of JOB_ID, and its result or error."""
     state = _known(session, job_id, topic).state()
     if as_json:
         print_json(state)
@@ -46,7 +46,7 @@ def show(session: Session, job_id: str, *, topic: str | None, as_json: bool) -> 
     say(f"{state.status}" + (f" in {state.topic}" if state.topic else ""))
     for name, value in (
         ("result", state.result),
-        ("said", state.info),
+        ("progress", state.info),
         ("meta", state.meta or None),
     ):
         if value is not None or (name == "result" and state.status == "success"):
@@ -64,16 +64,16 @@ def show(session: Session, job_id: str, *, topic: str | None, as_json: bool) -> 
 @job.command()
 @click.argument("job_id")
 @topic_option
-@click.option("--timeout", help="How long to watch at most, like 30s.")
+@click.option("--timeout", help="How long to watch, like 30s.")
 @pass_session
 def watch(session: Session, job_id: str, *, topic: str | None, timeout: str | None) -> None:
-    """Show how JOB_ID gets on until it has ended; exit code 1 where it did not succeed."""
+    """Show the progress of JOB_ID until it ends; exit code 1 unless it succeeds."""
     try:
         state: JobState = _known(session, job_id, topic).follow(timeout, stream=sys.stdout)
     except TimeoutError as error:
-        leave(str(error), STATE_SAYS_NO)
+        exit_with(str(error), REFUSED)
     if state.status != "success":
-        raise SystemExit(STATE_SAYS_NO)
+        raise SystemExit(REFUSED)
 
 
 @job.command()
@@ -81,10 +81,10 @@ def watch(session: Session, job_id: str, *, topic: str | None, timeout: str | No
 @topic_option
 @pass_session
 def cancel(session: Session, job_id: str, *, topic: str | None) -> None:
-    """Take JOB_ID out, whatever it waits for; one that runs is stopped."""
+    """Cancel JOB_ID; if it is running, it is stopped."""
     found = _known(session, job_id, topic)
     if not found.cancel():
-        leave(f"{job_id} has ended already: {found.status}", STATE_SAYS_NO)
+        exit_with(f"{job_id} has already ended: {found.status}", REFUSED)
     say(f"{job_id} is cancelled")
 
 
@@ -93,18 +93,16 @@ def cancel(session: Session, job_id: str, *, topic: str | None) -> None:
 @topic_option
 @pass_session
 def requeue(session: Session, job_id: str, *, topic: str | None) -> None:
-    """Put JOB_ID back, where it is a dead letter."""
+    """Put JOB_ID back into its topic if it is a dead letter."""
     found = _known(session, job_id, topic)
     if not found.requeue():
-        leave(f"{job_id} is no dead letter: {found.status}", STATE_SAYS_NO)
+        exit_with(f"{job_id} is not a dead letter: {found.status}", REFUSED)
     say(f"{job_id} waits again")
 
 
 def _known(session: Session, job_id: str, topic: str | None) -> Job[object]:
     found: Job[object] = session.app().job(job_id, topic)
     if found.state().status == "unknown":
-        hint = "" if topic is not None else "; an id of your own is found with --topic"
-        leave(
-            f"nobody knows a job {job_id}, or nothing is kept of it any more{hint}", STATE_SAYS_NO
-        )
+        hint = "" if topic is not None else "; an id that you chose needs its --topic"
+        exit_with(f"job {job_id} is unknown, or its result has expired{hint}", REFUSED)
     return found

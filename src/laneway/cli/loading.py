@@ -1,4 +1,4 @@
-"""Finding the application that a command names: `module:attribute`."""
+"""Loads the application that a command names: `module:attribute`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 def load_app(target: str) -> Laneway:
     """
-    The `Laneway` of `module:attribute` (or `module.attribute`, or a module with only one); the
-    current folder is looked in.
+    Import the `Laneway` of `module:attribute`, `module.attribute`, or a module that has only one.
+    The current folder is searched first.
     """
     from laneway import Laneway
 
@@ -47,7 +47,7 @@ def load_app(target: str) -> Laneway:
         if len(set(map(id, apps.values()))) != 1:
             found = ", ".join(apps) or "none"
             raise UsageError(
-                f"{target}: say which application, like {module_name}:app; {module.__file__} has:"
+                f"{target}: name the application, like {module_name}:app; {module.__file__} has:"
                 f" {found}"
             )
         return cast("Laneway", _plain(next(iter(apps.values()))))
@@ -64,7 +64,7 @@ def load_app(target: str) -> Laneway:
 
 
 def _plain(found: object, *, finalize: bool = True) -> object:
-    """The Laneway beneath an application in Celery's words."""
+    """The Laneway inside an application of `laneway.compat.celery`."""
     celery = sys.modules.get("laneway.compat.celery")
     if celery is None or not isinstance(found, celery.Celery):
         return found
@@ -72,7 +72,9 @@ def _plain(found: object, *, finalize: bool = True) -> object:
         try:
             found.finalize()
         except ImportError as error:
-            raise UsageError(f"importing what the application names failed: {error}") from error
+            raise UsageError(
+                f"importing a module that the application names failed: {error}"
+            ) from error
     return found.laneway
 
 
@@ -87,7 +89,7 @@ def _import(target: str, name: str) -> ModuleType:
     if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
         hint = Path(name).stem if name.endswith(".py") or os.sep in name else "module"
         raise UsageError(
-            f"{target}: expected a module as Python imports it, not a file; write {hint}:app for"
+            f"{target}: expected a module name as in an import, not a file; write {hint}:app for"
             f' the "app" in {hint}.py'
         )
     try:

@@ -1,5 +1,5 @@
 """
-The command's root: global options, and the list of commands, each imported when it is asked for.
+The root command: global options, and the list of commands, each imported when it is called.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from laneway.cli.session import STATE_SAYS_NO, USAGE, Session, failing_well, leave, say
+from laneway.cli.session import REFUSED, USAGE, Session, exit_with, say, with_exit_codes
 from laneway.policy import is_unicode
 
 COMMANDS = {
@@ -38,14 +38,14 @@ COMMANDS = {
     "demo": "demo",
     "bench": "bench",
 }
-"""Command -> module in this folder."""
+"""The module of each command, in this folder."""
 
 NO_ARGUMENTS: tuple[type[click.UsageError], ...] = tuple(
     filter(None, [getattr(click.exceptions, "NoArgsIsHelpError", None)])
 )
 """
-How newer versions of click say that a group was called without a command; older ones print its help
-themselves.
+The error of newer versions of click when a group is called without a command; older versions print
+the help themselves.
 """
 
 
@@ -65,18 +65,18 @@ namespace_option = click.option(
 
 
 def with_store_options(command: click.Command) -> click.Command:
-    """The command with --url and --namespace of its own: they work before and after its name."""
+    """Add --url and --namespace to a command, so that they work before and after its name."""
     if not any(parameter.name == "store_url" for parameter in command.params):
         command.params += [
             click.Option(
                 ["-u", "--url", "store_url"],
-                help="As before the command.",
+                help="The same as before the command.",
                 expose_value=False,
                 callback=_set_url,
             ),
             click.Option(
                 ["-n", "--namespace", "store_namespace"],
-                help="As before the command.",
+                help="The same as before the command.",
                 expose_value=False,
                 callback=_set_namespace,
             ),
@@ -100,7 +100,7 @@ def _set_namespace(ctx: click.Context, _: click.Parameter, value: str | None) ->
 
 
 class Commands(click.Group):
-    """Imports a command's module only when it is named."""
+    """Imports a command's module only when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -123,33 +123,33 @@ class Commands(click.Group):
             raise click.UsageError(f'there is no command "{args[0]}"; {hint}', ctx) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """What is not UTF-8 can be no name, id or setting of anything."""
+        """Refuse arguments that are not UTF-8: no name, id or setting may contain them."""
         for argument in args:
             if not is_unicode(argument):
                 raise click.UsageError(f"expected arguments in UTF-8, got {argument!r:.80}", ctx)
         return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """As click does it, but a wrong call is told in one line, like every other error."""
+        """Like click's, but a usage error is one line, like every other error."""
         kwargs["standalone_mode"] = False
         try:
             code = super().main(*args, **kwargs)
         except click.UsageError as error:
-            if isinstance(error, NO_ARGUMENTS):  # no error, but a question
+            if isinstance(error, NO_ARGUMENTS):  # a request for help
                 say(
                     error.ctx.get_help() if error.ctx is not None else error.format_message(),
                     lines=True,
                 )
                 sys.exit(USAGE)
             where = error.ctx.command_path if error.ctx is not None else "laneway"
-            leave(f"{error.format_message().rstrip('.')} (see `{where} --help`)", USAGE)
+            exit_with(f"{error.format_message().rstrip('.')} (see `{where} --help`)", USAGE)
         except click.ClickException as error:
-            leave(error.format_message(), STATE_SAYS_NO)
+            exit_with(error.format_message(), REFUSED)
         except click.Abort:
-            leave("nothing was done", STATE_SAYS_NO)
+            exit_with("cancelled; nothing was changed", REFUSED)
         sys.exit(code if isinstance(code, int) else 0)
 
-    @failing_well
+    @with_exit_codes
     def invoke(self, ctx: click.Context) -> Any:
         return super().invoke(ctx)
 
@@ -161,7 +161,7 @@ Examples:
   laneway top
 
 \b
-Completion of words in the shell, for bash, zsh or fish:
+Shell completion (bash, zsh or fish):
   eval "$(_LANEWAY_COMPLETE=bash_source laneway)"
 """
 
@@ -179,7 +179,7 @@ def main(ctx: click.Context, url: str | None, namespace: str | None) -> None:
     """
     Laneway: millions of fair queues.
 
-    Exit codes: 0 fine, 1 the state says no (a full backlog, nothing found, not healthy), 2 a wrong
-    call, 3 the store cannot be used, 70 a defect.
+    Exit codes: 0 success, 1 refused or not found, 2 usage error, 3 store unavailable, 70 internal
+    error.
     """
     ctx.obj = Session(url, namespace or "default", namespace is not None)

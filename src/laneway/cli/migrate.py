@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 PAGE = 500
 LOOK_AGAIN = 0.2
-"""Seconds between two looks at what is still leased."""
+"""Seconds between two checks of the remaining leases."""
 
 
 @click.command(short_help="Move a namespace to another store.")
 @click.argument("source", metavar="FROM")
 @click.argument("target", metavar="TO")
-@click.option("--to-namespace", help="Its name there, if it is to be another one.")
+@click.option("--to-namespace", help="The namespace in TO, if it differs.")
 @click.option(
     "--wait/--no-wait",
     default=True,
     show_default=True,
-    help="Wait for what workers hold; else it stays, and the exit code is 1.",
+    help="Wait for leased messages to end; otherwise they stay in FROM, and the exit code is 1.",
 )
 @json_option
 @pass_session
@@ -47,9 +47,8 @@ def migrate(
 
         laneway migrate sqlite:///laneway.db valkey://localhost
 
-    Workers and publishers of the old store may go on meanwhile; restart them with the new URL when
-    you are ready. Each message is in one of the stores at any time: broken off, the same command
-    goes on where it was.
+    Workers and publishers of the old store may continue meanwhile; restart them with the new URL
+    when you are ready. A message is never lost: after an interruption, the same command resumes.
     """
     from laneway import Laneway
 
@@ -74,7 +73,7 @@ def migrate(
 def move(
     old: FullEngine, new: FullEngine, tell: Callable[[str], None], *, wait: bool
 ) -> dict[str, int]:
-    """Everything, in an order in which each step may be done again."""
+    """Move everything; each step can be repeated."""
     counts = {
         "gates": 0,
         "policies": 0,
@@ -111,7 +110,7 @@ def _move_messages(
     *,
     wait: bool,
 ) -> None:
-    told = time.monotonic()
+    reported = time.monotonic()
     while True:
         while exported_messages := old.export(PAGE):
             new.import_(exported_messages)
@@ -119,8 +118,8 @@ def _move_messages(
             dead = sum(exported.death is not None for exported in exported_messages)
             counts["messages"] += len(exported_messages) - dead
             counts["dead letters"] += dead
-            if time.monotonic() - told >= 1.0:
-                told = time.monotonic()
+            if time.monotonic() - reported >= 1.0:
+                reported = time.monotonic()
                 tell(
                     f"{counts['messages']:,} messages, {counts['dead letters']:,} dead letters so"
                     f" far, {old.overview().waiting:,} to go"
@@ -128,13 +127,13 @@ def _move_messages(
         leased = old.overview().leased
         if not leased or not wait:
             break
-        if time.monotonic() - told >= 1.0:
-            told = time.monotonic()
-            tell(f"waiting for {leased:,} messages that workers hold")
+        if time.monotonic() - reported >= 1.0:
+            reported = time.monotonic()
+            tell(f"waiting for {leased:,} leased messages")
         time.sleep(LOOK_AGAIN)
         old.tick()
     counts["still leased"] = leased
     tell(
         f"{counts['messages']:,} messages, {counts['dead letters']:,} dead letters moved"
-        + (f"; {leased:,} are held by workers" if leased else "")
+        + (f"; {leased:,} are still leased" if leased else "")
     )

@@ -11,16 +11,16 @@ from laneway.cli.session import Session, pass_session, say
 @click.argument("pattern")
 @pass_session
 def pause(session: Session, pattern: str) -> None:
-    """Let the topics of PATTERN accept messages and deliver none."""
+    """Stop delivery from the topics of PATTERN; they still accept messages."""
     session.engine().policy_set("operator", pattern, {"paused": True})
-    say(f"{pattern} is paused: it accepts and delivers nothing until `laneway resume {pattern}`")
+    say(f"{pattern} is paused: it accepts messages; deliver them with `laneway resume {pattern}`")
 
 
 @click.command()
 @click.argument("pattern")
 @pass_session
 def resume(session: Session, pattern: str) -> None:
-    """Let the topics of PATTERN deliver again."""
+    """Deliver from the topics of PATTERN again."""
     engine = session.engine()
     engine.policy_set("operator", pattern, {"paused": None})
     stem = pattern.removesuffix(".*")

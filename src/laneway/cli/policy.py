@@ -1,4 +1,4 @@
-"""`laneway policy`: what holds for topics, and changing it as the operator."""
+"""`laneway policy`: the settings of topics, and the operator's changes to them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ import msgspec
 
 from laneway import programs
 from laneway.cli.session import (
-    STATE_SAYS_NO,
+    REFUSED,
     Session,
+    exit_with,
     json_option,
-    leave,
     pass_session,
     print_json,
     say,
     table,
 )
-from laneway.cli.settings import in_seconds, setting_options, size, value_of, words
+from laneway.cli.settings import setting_options, value_of
 from laneway.namespaces import every_policy
 from laneway.policy import FIELDS, PROGRAM, matches
+from laneway.presenting import (
+    exact_size,
+    setting_in_seconds,
+    setting_in_words,
+    settings_in_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,8 +53,8 @@ def policy() -> None:
     "--owner",
     metavar="PROGRAM",
     help=(
-        "Only what this program's code declares; `operator` or `code` (set at run time) for the"
-        " others."
+        "Only the policies that this program's code declares; `operator` or `code` (set at run"
+        " time) for the others."
     ),
 )
 @click.option(
@@ -56,7 +62,7 @@ def policy() -> None:
     type=click.IntRange(1),
     default=1000,
     show_default=True,
-    help="At most so many; patterns come first, then topics.",
+    help="The most policies to list; patterns come first, then topics.",
 )
 @json_option
 @pass_session
@@ -64,7 +70,7 @@ def list_policies(
     session: Session, pattern: str, *, owner: str | None, limit: int, as_json: bool
 ) -> None:
     """
-    Policies that code or an operator has set, of PATTERN and all that it covers, and who set them.
+    List the policies of PATTERN and of all patterns and topics that it covers, and who set them.
     """
     engine = session.engine()
     versions = {name: record.version for name, record in programs.records(engine).items()}
@@ -83,7 +89,7 @@ def list_policies(
         )
         return
     shown = [
-        (name, f"{by['layer']}{_whose(by)}", _text(fields))
+        (name, f"{by['layer']}{_whose(by)}", settings_in_words(fields))
         for layer, name, fields in rows[:limit]
         if (by := source(layer, versions))
     ]
@@ -93,7 +99,7 @@ def list_policies(
 
 
 def source(layer: str, versions: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Who set something: the layer, and of what code declares the program with its version."""
+    """Who set a policy: the layer; for declared policies also the program and its version."""
     if not layer.startswith(PROGRAM):
         return {"layer": layer}
     name = layer.removeprefix(PROGRAM)
@@ -101,7 +107,7 @@ def source(layer: str, versions: Mapping[str, str | None]) -> dict[str, str | No
 
 
 def _whose(found: Mapping[str, str | None]) -> str:
-    """The program of what code declares, as it stands behind the layer."""
+    """The program that declares a policy, as text after the layer."""
     if "program" not in found:
         return ", at run time" if found.get("layer") == "code" else ""
     program = found["program"] or "before programs had names"
@@ -111,25 +117,29 @@ def _whose(found: Mapping[str, str | None]) -> str:
 @policy.command("show", epilog="Example: laneway policy show push.acme --set")
 @click.argument("topic")
 @click.option(
-    "--set", "only_set", is_flag=True, help="Only what somebody has set, without the defaults."
+    "--set", "only_set", is_flag=True, help="Only settings that somebody has set, without defaults."
 )
 @click.option("--why", is_flag=True, hidden=True, expose_value=False, help="Always shown.")
 @json_option
 @pass_session
 def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None:
     """
-    What holds for TOPIC, and which layer and pattern set it. With --json durations are seconds.
+    Show the settings of TOPIC, and which layer and pattern set each. With --json durations are
+    seconds.
     """
     engine = session.engine()
-    schedule_store = engine.policies()
-    reasons = schedule_store.why(topic)
+    policies = engine.policies()
+    reasons = policies.why(topic)
     versions = {name: record.version for name, record in programs.records(engine).items()}
     sources = {
-        name: _source_of(schedule_store, name, layer, pattern, versions)
+        name: _source_of(policies, name, layer, pattern, versions)
         for name, (_, layer, pattern) in reasons.items()
     }
-    resolved = msgspec.to_builtins(schedule_store.resolve(topic))
-    values = {name: in_seconds(name, resolved.get(name)) for name in (*FIELDS, "max_backlog_bytes")}
+    resolved = msgspec.to_builtins(policies.resolve(topic))
+    values = {
+        name: setting_in_seconds(name, resolved.get(name))
+        for name in (*FIELDS, "max_backlog_bytes")
+    }
     if as_json:
         why = {
             name: {**sources[name], "pattern": pattern} for name, (_, _, pattern) in reasons.items()
@@ -140,7 +150,7 @@ def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None
         print_json({"topic": topic, "policy": shown, "why": why})
         return
     if values["max_backlog"] is None and values["max_backlog_bytes"] is not None:
-        values["max_backlog"] = size(values["max_backlog_bytes"])
+        values["max_backlog"] = exact_size(values["max_backlog_bytes"])
     rows = []
     for name in FIELDS:
         _, layer, pattern = reasons.get(name, (None, "default", ""))
@@ -148,7 +158,7 @@ def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None
             rows.append(
                 (
                     name,
-                    words(name, values[name]),
+                    setting_in_words(name, values[name]),
                     f"{layer} {pattern}{_whose(sources.get(name, {}))}".strip(),
                 )
             )
@@ -156,13 +166,13 @@ def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None
 
 
 def _source_of(
-    schedule_store: PolicyBook,
+    policies: PolicyBook,
     field: str,
     layer: str,
     pattern: str,
     versions: Mapping[str, str | None],
 ) -> dict[str, str | None]:
-    program = schedule_store.owner(pattern, field) if layer == "code" else None
+    program = policies.owner(pattern, field) if layer == "code" else None
     return source(layer if program is None else PROGRAM + program, versions)
 
 
@@ -170,21 +180,25 @@ def _source_of(
 @click.argument("pattern")
 @setting_options
 @click.option(
-    "--unset", multiple=True, metavar="SETTING", help="No longer set this one; may be given again."
+    "--unset",
+    multiple=True,
+    metavar="SETTING",
+    help="Remove this setting from the policy; may be repeated.",
 )
 @pass_session
 def set_policy(
     session: Session, /, pattern: str, *, unset: tuple[str, ...], **options: Any
 ) -> None:
     """
-    Set an operator's policy of PATTERN: it stands above the code's, and acts on what waits already.
+    Set an operator's policy of PATTERN. It precedes the code's and applies to waiting messages
+    too.
     """
     fields = {name: value_of(name, text) for name, text in options.items() if text is not None}
     fields.update(dict.fromkeys(unset))
     if not fields:
         raise click.UsageError("nothing to set; name a setting, like --rate 50/s")
     now = session.engine(create=True).policy_set("operator", pattern, fields)
-    say(f"{pattern}: {_text(now) or 'nothing set'}")
+    say(f"{pattern}: {settings_in_words(now) or 'nothing set'}")
 
 
 @policy.command("reset", short_help="Remove the operator's policy of PATTERN.")
@@ -194,7 +208,7 @@ def set_policy(
     type=click.Choice(("operator", "code")),
     default="operator",
     show_default=True,
-    help="code: what programs have set at run time; what their code declares holds again.",
+    help="code: remove what programs set at run time; what their code declares holds again.",
 )
 @pass_session
 def reset(session: Session, pattern: str, *, layer: Layer) -> None:
@@ -205,10 +219,10 @@ def reset(session: Session, pattern: str, *, layer: Layer) -> None:
     if layer == "code":
         found = engine.policy_reset(PROGRAM, pattern) or found  # of before programs had names
     if not found:
-        leave(
+        exit_with(
             f"policy {pattern}: {whose} has set {'nothing' if layer == 'operator' else 'anything'}"
             " for it",
-            STATE_SAYS_NO,
+            REFUSED,
         )
     say(f"{pattern}: the {'operator' if layer == 'operator' else 'code'}'s settings are removed")
 
@@ -218,7 +232,7 @@ def reset(session: Session, pattern: str, *, layer: Layer) -> None:
 @pass_session
 def copy(session: Session, to_namespace: str) -> None:
     """
-    Copy all policies and gates of this namespace (-n) to another: try in sandbox, bring to online.
+    Copy all policies and gates of this namespace (-n) to another, such as from sandbox to online.
     """
     there = Session(session.url, to_namespace).app(create=True)
     number = session.app().copy_policies(there)
@@ -230,7 +244,7 @@ def copy(session: Session, to_namespace: str) -> None:
 @json_option
 @pass_session
 def diff(session: Session, other_namespace: str, *, as_json: bool) -> None:
-    """Where the policies of this namespace (-n) and another differ; exit code 1 if they do."""
+    """List how the policies of another namespace differ from this one's; exit code 1 if they do."""
     differences = session.app().compare_policies(Session(session.url, other_namespace).app())
     if as_json:
         print_json(
@@ -247,8 +261,4 @@ def diff(session: Session, other_namespace: str, *, as_json: bool) -> None:
             empty="no differences",
         )
     if differences:
-        raise SystemExit(STATE_SAYS_NO)
-
-
-def _text(fields: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {words(name, value)}" for name, value in fields.items())
+        raise SystemExit(REFUSED)

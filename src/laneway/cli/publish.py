@@ -10,11 +10,11 @@ import click
 import msgspec
 
 from laneway.cli.session import (
-    STATE_SAYS_NO,
+    REFUSED,
     Session,
-    complain,
     json_option,
     pass_session,
+    print_error,
     print_json,
     say,
 )
@@ -36,22 +36,26 @@ Examples:
 @click.command(epilog=EXAMPLES)
 @click.argument("topic")
 @click.argument("body", required=False)
-@click.option("--key", help="What messages about the same thing share.")
-@click.option("--priority", type=click.IntRange(-100, 100), default=0, help="Larger first.")
-@click.option("--delay", help="Due after this long: 90, 10m, 1h30m.")
+@click.option("--key", help="The message key; messages about the same thing share one.")
+@click.option(
+    "--priority", type=click.IntRange(-100, 100), default=0, help="Larger is delivered first."
+)
+@click.option("--delay", help="Deliver after this time: 90, 10m, 1h30m.")
 @click.option(
     "--at",
     callback=lambda _, __, text: _moment(text),
-    help="Due then: 2026-12-24T18:00+01:00, or seconds since 1970.",
+    help="Deliver at this time: 2026-12-24T18:00+01:00, or seconds since 1970.",
 )
-@click.option("--ttl", help="How long it may wait.")
-@click.option("--id", "message_id", help="Your own id: the same one again is a duplicate.")
+@click.option("--ttl", help="How long the message may wait.")
 @click.option(
-    "-H", "--header", multiple=True, metavar="NAME=VALUE", help="A header; may be given again."
+    "--id", "message_id", help="An id that you choose; publishing it again is a duplicate."
 )
-@click.option("--at-front", is_flag=True, help="Before all others of its priority.")
+@click.option(
+    "-H", "--header", multiple=True, metavar="NAME=VALUE", help="A header; may be repeated."
+)
+@click.option("--at-front", is_flag=True, help="Deliver before other messages of this priority.")
 @click.option("--raw", is_flag=True, help="The body is bytes, not JSON.")
-@click.option("--lines", is_flag=True, help="Read stdin: each line is a body.")
+@click.option("--lines", is_flag=True, help="Read stdin; each line is a body.")
 @json_option
 @pass_session
 def publish(
@@ -66,9 +70,9 @@ def publish(
     **options: Any,
 ) -> None:
     """
-    Publish BODY (JSON; "-" or nothing reads it from stdin) to TOPIC.
+    Publish BODY (JSON; "-" or no BODY reads it from stdin) to TOPIC.
 
-    Text that is not JSON is refused rather than guessed at: quote it ('"hello"') or use --raw.
+    A BODY that is not JSON is refused: quote text ('"hello"') or use --raw.
     """
     from laneway import Message
 
@@ -159,5 +163,5 @@ def _tell(receipts: list[Receipt], *, as_json: bool, many: bool) -> None:
         joined = f" into {receipts[0].joined}" if receipts[0].joined else ""
         say(f"{receipts[0].id} {receipts[0].outcome}{joined}")
     if refused:
-        complain(str(refused[0].reason))
-        sys.exit(STATE_SAYS_NO)
+        print_error(str(refused[0].reason))
+        sys.exit(REFUSED)

@@ -1,4 +1,4 @@
-"""`laneway purge`: remove what waits in a topic."""
+"""`laneway purge`: remove the waiting messages of a topic."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from laneway.cli.session import Session, confirm, pass_session, say
 @click.command()
 @click.argument("topic")
 @click.option(
-    "--delete", is_flag=True, help="Also its leases, dead letters, known ids and counters."
+    "--delete", is_flag=True, help="Also remove leases, dead letters, known ids and counters."
 )
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_session
 def purge(session: Session, topic: str, *, delete: bool, yes: bool) -> None:
-    """Remove the messages that wait in TOPIC; leases stay whole."""
+    """Remove the waiting messages of TOPIC; leased messages stay."""
     handle = session.app().topic(topic)
     stats = handle.stats()
     if not yes:

@@ -1,4 +1,4 @@
-"""`laneway schedules`: what is called by the clock."""
+"""`laneway schedules`: calls at fixed times."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ from laneway.cli.session import Session, json_option, pass_session, print_json, 
 @click.group()
 def schedules() -> None:
     """
-    Show and change schedules. Those of a program's code are put into the store by its workers.
+    Show and change schedules. A program's workers store the schedules that its code declares.
     """
 
 
 @schedules.command("list")
 @click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many."
+    "--limit",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="The most schedules to list.",
 )
-@click.option("--after", help="Those behind this name.")
+@click.option("--after", help="Continue after this name.")
 @json_option
 @pass_session
 def list_schedules(session: Session, *, limit: int, after: str | None, as_json: bool) -> None:
-    """Schedules by name, when they fire, and when they do next."""
+    """List schedules by name, with their times and the next one."""
     from laneway.schedules import store as schedule_store
 
     found = schedule_store.planned(session.engine(), limit, after)
@@ -54,25 +58,27 @@ def list_schedules(session: Session, *, limit: int, after: str | None, as_json: 
 @click.option("--sun", help="An event of the sun and a place: sunrise,52.5,13.4.")
 @click.option("--at", "moment", help="Once: 2026-12-24T18:00:00+01:00.")
 @click.option(
-    "--timezone", default="UTC", show_default=True, help="On whose clocks the cron line is read."
+    "--timezone", default="UTC", show_default=True, help="The time zone of the cron line."
 )
-@click.option("--task", help="The task that is called, by its name.")
-@click.option("--topic", help="Where it is published; default of a task: task.NAME.")
+@click.option("--task", help="The name of the task to call.")
+@click.option("--topic", help="The topic to publish to. [default of a task: task.NAME]")
 @click.option("--args", "positional", default="[]", help="The task's arguments, as a JSON list.")
-@click.option("--kwargs", "named", default="{}", help="And by name, as a JSON object.")
-@click.option("--body", default="null", help="The message's body, where it is no task: JSON.")
+@click.option(
+    "--kwargs", "named", default="{}", help="The task's keyword arguments, as a JSON object."
+)
+@click.option("--body", default="null", help="The message body as JSON, without --task.")
 @click.option(
     "--missed",
     type=click.Choice(("skip", "one", "all")),
     default="one",
     show_default=True,
-    help="What becomes of firings that came too late.",
+    help="What happens with firings that were missed.",
 )
 @click.option(
     "--spread",
     default="0s",
     show_default=True,
-    help="Come so much later at most, by a share of its own.",
+    help="Delay each firing by up to this time, fixed for each schedule.",
 )
 @pass_session
 def add(
@@ -92,7 +98,7 @@ def add(
     missed: str,
     spread: str,
 ) -> None:
-    """Put the schedule NAME into the store; one of that name is replaced."""
+    """Store the schedule NAME; an existing one is replaced."""
     from laneway.engines.base import TASK_HEADER
     from laneway.message import Message
     from laneway.schedules import store as schedule_store
@@ -100,7 +106,7 @@ def add(
     from laneway.units import microseconds
 
     if task is None and topic is None:
-        raise click.UsageError("say what is published: --task NAME, or --topic TOPIC with --body")
+        raise click.UsageError("nothing to publish; give --task NAME, or --topic TOPIC with --body")
     content: Any = (
         {"args": _json("--args", positional, list), "kwargs": _json("--kwargs", named, dict)}
         if task
@@ -117,8 +123,8 @@ def add(
     planned = schedule_store.find(session.engine(), name)
     if planned is None:
         raise click.UsageError(f"{name} never fires: {when.text()} is past")
-    said = "is scheduled" if is_new else "stands like that already"
-    say(f"{name} {said}: {when.text()}, next at {planned.next_at.isoformat(' ', 'seconds')}")
+    outcome = "is scheduled" if is_new else "is already scheduled like this"
+    say(f"{name} {outcome}: {when.text()}, next at {planned.next_at.isoformat(' ', 'seconds')}")
 
 
 @schedules.command()
@@ -126,7 +132,7 @@ def add(
 @pass_session
 def remove(session: Session, name: str) -> None:
     """
-    Let the schedule NAME fire no more. One of a program's code comes back with its next worker.
+    Remove the schedule NAME. If code declares it, the program's next worker stores it again.
     """
     from laneway.schedules import store as schedule_store
 
@@ -139,14 +145,14 @@ def remove(session: Session, name: str) -> None:
 @click.argument("name")
 @pass_session
 def pause(session: Session, name: str) -> None:
-    """Hold the schedule NAME."""
+    """Pause the schedule NAME."""
     from laneway.schedules import store as schedule_store
 
     _there(session, name)
     schedule_store.set_paused(session.engine(), name, paused=True)
     say(
-        f"{name} is paused; `laneway schedules resume {name}` lets it go on, and what was missed"
-        " comes as its setting says"
+        f"{name} is paused; `laneway schedules resume {name}` resumes it, and missed firings follow"
+        " its --missed setting"
     )
 
 
@@ -154,12 +160,12 @@ def pause(session: Session, name: str) -> None:
 @click.argument("name")
 @pass_session
 def resume(session: Session, name: str) -> None:
-    """Let the schedule NAME go on."""
+    """Resume the schedule NAME."""
     from laneway.schedules import store as schedule_store
 
     _there(session, name)
     schedule_store.set_paused(session.engine(), name, paused=None)
-    say(f"{name} goes on")
+    say(f"{name} is resumed")
 
 
 def _there(session: Session, name: str) -> None:
@@ -201,5 +207,5 @@ def _moment(text: str | None) -> datetime | None:
         return None if text is None else datetime.fromisoformat(text).astimezone()
     except ValueError as error:
         raise click.UsageError(
-            f"--at: expected a moment like 2026-12-24T18:00:00+01:00, got {text!r}"
+            f"--at: expected a time like 2026-12-24T18:00:00+01:00, got {text!r}"
         ) from error

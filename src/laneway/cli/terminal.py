@@ -1,6 +1,6 @@
 """
-The terminal as a live view needs it: single keys without Enter, told when its size changes, and
-left as it was found.
+The terminal for a live view: reads single keys without Enter, notices a new size, and restores the
+terminal's settings at the end.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 Event = Literal["quit", "resized", "time"]
 
 QUIT_KEYS = b"qQ\x03\x04"
-"""q, and what Ctrl-C and Ctrl-D send where the terminal does not act on them itself."""
+"""q, and the codes of Ctrl-C and Ctrl-D where the terminal does not handle them itself."""
 
 
 class Terminal:
     """
-    Standard input, read key by key while inside; however that ends, also by SIGTERM, the terminal
-    is as before.
+    Reads standard input key by key inside the `with` block. The terminal's settings are restored
+    however the block ends, also by SIGTERM.
 
-    Without a terminal on standard input only the time passes.
+    If standard input is not a terminal, `wait` only waits.
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class Terminal:
         )
         self._attributes: list[Any] | None = None
         self._before: dict[int, Any] = {}
-        self._rang, self._bell, self._woken_before = -1, -1, -1
+        self._signal_read, self._signal_write, self._wakeup_before = -1, -1, -1
 
     def __enter__(self) -> Terminal:
-        # Signals write into a pipe, so that the waiting select sees them: one that reaches another
-        # thread would not interrupt it.
-        self._rang, self._bell = os.pipe()
-        os.set_blocking(self._rang, False)
-        os.set_blocking(self._bell, False)
-        self._woken_before = signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
+        # Signals write into a pipe, because a signal that another thread receives would not
+        # interrupt `select`.
+        self._signal_read, self._signal_write = os.pipe()
+        os.set_blocking(self._signal_read, False)
+        os.set_blocking(self._signal_write, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._signal_write, warn_on_full_buffer=False)
         self._before = {
             signal.SIGWINCH: signal.signal(signal.SIGWINCH, lambda *_: None),
             signal.SIGTERM: signal.signal(signal.SIGTERM, _end),
@@ -65,18 +65,18 @@ class Terminal:
             termios.tcsetattr(self._keys, termios.TCSADRAIN, self._attributes)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(self._woken_before)
-        os.close(self._rang)
-        os.close(self._bell)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._signal_read)
+        os.close(self._signal_write)
 
     def wait(self, seconds: float) -> Event:
-        """The next thing that happens, at the latest the end of so many seconds."""
+        """Wait for the next event, at most so many seconds."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            watched = [self._rang] if self._keys is None else [self._rang, self._keys]
+            watched = [self._signal_read] if self._keys is None else [self._signal_read, self._keys]
             ready, _, _ = select.select(watched, [], [], left)
-            if self._rang in ready:
-                os.read(self._rang, 4096)
+            if self._signal_read in ready:
+                os.read(self._signal_read, 4096)
                 return "resized"
             if self._keys in ready and self._pressed_quit():
                 return "quit"
@@ -92,9 +92,9 @@ class Terminal:
             return True
         return not keys.startswith(b"\x1b") and any(
             key in QUIT_KEYS for key in keys
-        )  # an arrow key is no q
+        )  # an arrow key sends an escape sequence
 
 
 def _end(number: int, _: object) -> None:
-    """As the signal would have ended us, but by way of every `finally`."""
+    """Exit with the signal's code, running every `finally`."""
     sys.exit(128 + number)

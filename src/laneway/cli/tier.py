@@ -1,4 +1,4 @@
-"""`laneway tier`: the shares of service classes, and changing them as the operator."""
+"""`laneway tier`: the shares of service classes, and the operator's changes to them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from laneway.cli.session import (
-    STATE_SAYS_NO,
+    REFUSED,
     Session,
+    exit_with,
     json_option,
-    leave,
     pass_session,
-    print_json,
     say,
-    table,
+    show_list,
 )
 
 if TYPE_CHECKING:
@@ -32,16 +31,13 @@ def tier() -> None:
 @json_option
 @pass_session
 def list_tiers(session: Session, *, as_json: bool) -> None:
-    """Every tier, its share, who set it, and which is the default."""
-    rows = list(_rows(session.engine().tier_layers()))
-    if as_json:
-        print_json(rows)
-        return
+    """List tiers with their shares, who set them, and which is the default."""
     columns = ("tier", "share", "part", "fair_by", "set_by", "note")
-    table(
-        tuple(name.replace("_", " ") for name in columns),
-        [tuple(row[name] for name in columns) for row in rows],
-        empty="",
+    show_list(
+        list(_rows(session.engine().tier_layers())),
+        [name.replace("_", " ") for name in columns],
+        lambda row: [row[name] for name in columns],
+        as_json=as_json,
     )
 
 
@@ -77,7 +73,7 @@ def _rows(layers: TierLayers) -> Iterator[dict[str, Any]]:
 @click.option(
     "--fair-by",
     type=click.Choice(("messages", "time")),
-    help="What its topics share equally. [default: as it is, else messages]",
+    help="What its topics share equally. [default: unchanged; messages for a new tier]",
 )
 @pass_session
 def set_tier(session: Session, name: str, share: str, fair_by: str | None) -> None:
@@ -85,7 +81,7 @@ def set_tier(session: Session, name: str, share: str, fair_by: str | None) -> No
     Set the share of tier NAME: a number, or "strict" (served before all others). A new name adds a
     tier.
 
-    It stands above what programs say. All workers obey at their next lease.
+    This precedes what code declares. All workers obey at their next lease.
     """
     from laneway.tiers import Tier, check_tiers
 
@@ -110,7 +106,7 @@ def remove(session: Session, name: str) -> None:
     """Remove tier NAME. Refused for the default tier, and while a policy names it."""
     engine = session.engine()
     if name not in engine.tier_layers().in_force():
-        leave(f"tier {name}: there is no such tier", STATE_SAYS_NO)
+        exit_with(f"there is no tier {name}", REFUSED)
     engine.tier_set("operator", {name: None})
     say(f"tier {name} is removed")
 
@@ -120,8 +116,8 @@ def remove(session: Session, name: str) -> None:
 @pass_session
 def reset(session: Session, name: str | None) -> None:
     """
-    Remove what the operator set for tier NAME, or for all tiers: what programs say holds again.
+    Remove what the operator set for tier NAME, or for all tiers; what code declares holds again.
     """
     if not session.engine().tier_reset(name):
-        leave("the operator has set nothing" + (f" for tier {name}" if name else ""), STATE_SAYS_NO)
+        exit_with("the operator has set nothing" + (f" for tier {name}" if name else ""), REFUSED)
     say(f"the operator's settings {f'of tier {name} ' if name else ''}are removed")

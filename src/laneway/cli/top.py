@@ -1,4 +1,4 @@
-"""`laneway top`: the namespace, live."""
+"""`laneway top`: throughput, tiers and the first topics, live."""
 
 from __future__ import annotations
 
@@ -7,63 +7,22 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from laneway.cli.session import Session, duration, json_option, pass_session, print_json
+from laneway.cli.session import Session, json_option, pass_session, print_json
 from laneway.engines.shared.listing import ORDERS
-from laneway.safetext import escaped, redacted
+from laneway.live import Look, look
+from laneway.presenting import duration, topic_state
+from laneway.safetext import escaped
 
 if TYPE_CHECKING:
-    from laneway import Laneway, Stats
+    from laneway import Laneway
     from laneway.engines.base import Overview, TierStats
 
-COUNTERS = ("published", "delivered", "done", "retried", "died")
-"""What is shown per second."""
-
 NARROW = 120
-"""Columns under which long names are shortened."""
+"""Terminal width below which long names are shortened."""
 
 WIDE = 160
-"""Columns where there is no terminal: scripts want whole names."""
-
-
-class Look(msgspec.Struct):
-    """What was seen at one moment, and at the one before: rates are what changed between them."""
-
-    url: str
-    namespace: str
-    order: str
-    before: Overview
-    now: Overview
-    topics: list[Stats]
-
-    @property
-    def seconds(self) -> float:
-        return max((self.now.now_us - self.before.now_us) / 1e6, 1e-3)
-
-    def rate(self, counter: str) -> float:
-        """Per second; a counter of a store that was made anew begins at 0."""
-        change: int = getattr(self.now, counter) - getattr(self.before, counter)
-        return max(0.0, change / self.seconds)
-
-    def delivered(self) -> list[int]:
-        """Messages handed out since the look before, for each tier."""
-        given = {(tier.pool, tier.tier): tier.delivered for tier in self.before.tiers}
-        return [
-            max(0, tier.delivered - given.get((tier.pool, tier.tier), 0)) for tier in self.now.tiers
-        ]
-
-
-def look(app: Laneway, before: Overview, order: str, limit: int) -> Look:
-    """Look at everything that is shown."""
-    return Look(
-        escaped(redacted(app.url)),
-        app.namespace,
-        order,
-        before,
-        app.engine.overview(),
-        app.topics(order=order, limit=limit),
-    )
+"""Width of the output without a terminal: scripts need whole names."""
 
 
 @click.command(short_help="Throughput, tiers and the top topics, live.")
@@ -74,37 +33,27 @@ def look(app: Laneway, before: Overview, order: str, limit: int) -> Look:
     type=click.FloatRange(0.1),
     default=1.0,
     show_default=True,
-    help="Seconds between looks.",
+    help="Seconds between updates.",
 )
-@click.option("--once", is_flag=True, help="Print once and end.")
+@click.option("--once", is_flag=True, help="Print once and exit.")
 @json_option
 @pass_session
 def top(
     session: Session, *, order: str, limit: int, every: float, once: bool, as_json: bool
 ) -> None:
     """
-    Show throughput, tiers and the top topics, refreshed until q. Once only with --json, or where
-    the output is no terminal.
+    Show throughput, tiers and the first topics by --order, updated until you press q.
+
+    With --json, or if the output is not a terminal, print once.
     """
     app = session.app()
     before = app.engine.overview()
     if as_json or once or not sys.stdout.isatty():
         time.sleep(min(every, 1.0))
         seen = look(app, before, order, limit)
-        print_json(_plain(seen)) if as_json else _print(seen)
+        print_json(seen.as_dict()) if as_json else _print(seen)
     else:
         _live(app, before, order, limit, every)
-
-
-def _plain(seen: Look) -> dict[str, Any]:
-    return {
-        "url": seen.url,
-        "namespace": seen.namespace,
-        "seconds": round(seen.seconds, 3),
-        "per_second": {counter: round(seen.rate(counter), 1) for counter in COUNTERS},
-        "overview": seen.now,
-        "topics": seen.topics,
-    }
 
 
 def _print(seen: Look) -> None:
@@ -125,18 +74,18 @@ def _live(app: Laneway, before: Overview, order: str, limit: int, every: float) 
         with Terminal() as terminal, Live(console=console, screen=True, auto_refresh=False) as live:
             seen, due = look(app, before, order, limit), time.monotonic() + every
             while True:
-                live.update(picture(seen, console.width, hint="q ends"), refresh=True)
+                live.update(picture(seen, console.width, hint="q quits"), refresh=True)
                 match terminal.wait(due - time.monotonic()):
                     case "quit":
                         return
                     case "time":
                         seen, due = look(app, seen.now, order, limit), time.monotonic() + every
     except KeyboardInterrupt:
-        return  # as good as q
+        return  # the same as q
 
 
 def picture(seen: Look, width: int, *, hint: str = "") -> Any:
-    """A look as it is shown on so many columns."""
+    """Render a look for a terminal of this width."""
     from rich.console import Group
 
     return Group(_head(seen, hint), "", _tiers(seen), "", _topics(seen, width))
@@ -180,13 +129,13 @@ def _tiers(seen: Look) -> Any:
 
 
 def _rank(tier: TierStats) -> tuple[str, float, str]:
-    """By pool, the largest share first, strict ones before all."""
+    """Sort key: by pool, strict tiers first, then the largest share."""
     return tier.pool, float("-inf") if isinstance(tier.share, str) else -tier.share, tier.tier
 
 
 def _topics(seen: Look, width: int) -> Any:
     table = _table(f"top by {seen.order}")
-    table.expand = width < NARROW  # so that names give way, and no figure does
+    table.expand = width < NARROW  # names are shortened, figures are not
     table.add_column("topic", no_wrap=True, overflow="ellipsis", ratio=1 if table.expand else None)
     for name in ("waiting", "oldest", "leased", "dead", "per s", "throttled"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -202,13 +151,13 @@ def _topics(seen: Look, width: int) -> Any:
             f"{each.rate_now:,.1f}",
             duration(each.throttled_us / 1e6) if each.throttled_us else "-",
             _plain_text(each.tier),
-            each.state,
+            topic_state(each),
         )
     return table
 
 
 def _plain_text(name: str) -> Any:
-    """A name as it is: no markup, no control characters."""
+    """A name without markup and control characters."""
     from rich.text import Text
 
     return Text(escaped(name))

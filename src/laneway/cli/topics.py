@@ -1,22 +1,32 @@
-"""`laneway topics` and `laneway peek`: what there is."""
+"""`laneway topics` and `laneway peek`: topics and the messages in them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import click
 
 from laneway.cli.session import (
     Session,
-    duration,
     json_option,
-    moment,
     pass_session,
-    print_json,
-    table,
+    show_list,
 )
 from laneway.engines.shared.listing import ORDERS
 from laneway.policy import check_topic
+from laneway.presenting import beginning, duration, moment, topic_state
+
+COLUMNS = (
+    "topic",
+    "waiting",
+    "oldest",
+    "leased",
+    "delayed",
+    "parked",
+    "dead",
+    "per s",
+    "throttled",
+    "tier",
+    "state",
+)
 
 EXAMPLES = """\b
 Examples:
@@ -29,24 +39,25 @@ Examples:
 @click.argument("pattern", default="*")
 @click.option("--order", type=click.Choice(ORDERS), default="backlog", show_default=True)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
-@click.option("--after", help="With --order name: go on after this one.")
+@click.option("--after", help="With --order name: continue after this topic.")
 @json_option
 @pass_session
 def topics(
     session: Session, pattern: str, *, order: str, limit: int, after: str | None, as_json: bool
 ) -> None:
     """
-    List topics of a pattern ('push.*'), the top of an order first. The cost does not grow with
-    their number.
+    List the topics that match PATTERN ('push.*'), the first ones by --order.
+
+    The cost does not grow with the number of topics.
     """
     if after is not None and order != "name":
         raise click.UsageError("--after pages through --order name only")
     found = session.app().topics(order=order, pattern=pattern, limit=limit, after=after)
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (
+    others = "" if order == "name" else f" by {order}; --order name lists all topics"
+    show_list(
+        found,
+        COLUMNS,
+        lambda each: (
             each.topic,
             each.waiting,
             duration(each.oldest_age),
@@ -57,25 +68,11 @@ def topics(
             each.rate_now,
             duration(each.throttled_us / 1e6),
             each.tier,
-            each.state,
-        )
-        for each in found
-    ]
-    columns = (
-        "topic",
-        "waiting",
-        "oldest",
-        "leased",
-        "delayed",
-        "parked",
-        "dead",
-        "per s",
-        "throttled",
-        "tier",
-        "state",
+            topic_state(each),
+        ),
+        as_json=as_json,
+        empty=f'no topic matches "{pattern}"{others}',
     )
-    others = "" if order == "name" else f" by {order}; --order name lists all topics"
-    table(columns, rows, empty=f'no topic of "{pattern}" has anything{others}')
 
 
 @click.command()
@@ -84,31 +81,19 @@ def topics(
 @json_option
 @pass_session
 def peek(session: Session, topic: str, *, limit: int, as_json: bool) -> None:
-    """Show the messages of TOPIC that are next; nothing is changed."""
-    found = session.engine().topic_peek(check_topic(topic), limit=limit)
-    if as_json:
-        print_json(found)
-        return
-    rows = [
-        (
+    """Show the next messages of TOPIC without leasing them."""
+    show_list(
+        session.engine().topic_peek(check_topic(topic), limit=limit),
+        ("id", "state", "priority", "key", "attempts", "since", "body"),
+        lambda each: (
             each.id,
             each.state,
             each.priority,
             each.key,
             each.attempts,
             moment(each.since_us),
-            shown(each.body),
-        )
-        for each in found
-    ]
-    table(
-        ("id", "state", "priority", "key", "attempts", "since", "body"),
-        rows,
+            beginning(each.body),
+        ),
+        as_json=as_json,
         empty=f"nothing waits in {topic}",
     )
-
-
-def shown(body: Any) -> str:
-    """The beginning of a body."""
-    text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
-    return text if len(text) <= 60 else text[:57] + "…"

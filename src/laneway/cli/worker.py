@@ -9,7 +9,7 @@ import click
 
 from laneway.cli.loading import load_app
 from laneway.cli.session import Session, pass_session, say
-from laneway.working.log_format import LogStyle
+from laneway.working.log_format import LogStyle, TextLines
 
 if TYPE_CHECKING:
     from laneway import Laneway
@@ -35,25 +35,25 @@ Examples:
     type=click.IntRange(1),
     default=100,
     show_default=True,
-    help="Most handlers at once, in each process.",
+    help="The most handlers at once in each process.",
 )
 @click.option(
     "--processes",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Whole workers under a supervisor.",
+    help="Worker processes under a supervisor.",
 )
-@click.option("--pool", default="default", show_default=True, help="Which topics' pool to serve.")
-@click.option("--topics", help="Serve only these, strictly in this order: high,low.")
-@click.option("--burst", is_flag=True, help="End when nothing is left to run now.")
+@click.option("--pool", default="default", show_default=True, help="The pool to serve.")
+@click.option("--topics", help="Serve only these topics, strictly in this order: high,low.")
+@click.option("--burst", is_flag=True, help="Exit when no message can run now.")
 @click.option(
     "--grace",
     default="30s",
     show_default=True,
-    help="How long running handlers may go on after SIGTERM.",
+    help="How long running handlers may continue after SIGTERM.",
 )
-@click.option("--reload", is_flag=True, help="Begin anew when a source file changes (development).")
+@click.option("--reload", is_flag=True, help="Restart when a source file changes (development).")
 @click.option(
     "-l",
     "--log-level",
@@ -65,18 +65,18 @@ Examples:
 @click.option(
     "--health-port",
     type=click.IntRange(0, 65_535),
-    help="Answer /live and /ready over HTTP; each further process one port higher.",
+    help="Serve /live and /ready over HTTP; each further process uses the next port.",
 )
 @click.option(
     "--health-address",
     default="127.0.0.1",
     show_default=True,
-    help="Where the health port listens.",
+    help="The address of the health port.",
 )
 @click.option(
     "--traceback/--no-traceback",
     default=None,
-    help="Log tracebacks of attempts that are tried again too; default: on a terminal.",
+    help="Log tracebacks also of attempts that will be retried. [default: on a terminal]",
 )
 @pass_session
 def worker(
@@ -116,12 +116,18 @@ def worker(
         health_port=health_port,
         health_address=health_address,
     )
-    if burst:
+    if burst and not (processes == 1 and _logs_result(style)):
         say(f"{summary.acked:,} done, {summary.retried:,} to be retried, {summary.died:,} dead")
 
 
+def _logs_result(style: LogStyle) -> bool:
+    """Whether the worker's last log line, which has the same figures, was printed."""
+    ours = [type(handler.formatter) for handler in logging.getLogger().handlers]
+    return style.level <= logging.INFO and TextLines in ours
+
+
 def _use_store(session: Session, app: Laneway) -> None:
-    """The options stand above the code; what they pass over is told."""
+    """The options precede the code; a namespace that they override is logged."""
     namespace = (
         session.namespace
         if session.namespace_given and session.namespace != app.namespace

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from rich.console import Console
 from rich.live import Live
 
-from laneway.cli.session import leave, print_json, say
 from laneway.demo.logs import Growing, Handled
 from laneway.demo.merchants import (
     BEST_SELLER,
@@ -51,7 +51,10 @@ from laneway.demo.report import (
 )
 from laneway.demo.view import Scene, picture
 from laneway.errors import LanewayError
+from laneway.live import rate_between
 from laneway.message import Message
+from laneway.presenting import json_text
+from laneway.safetext import escaped
 from laneway.testing.servers import NoServer, Server
 
 if TYPE_CHECKING:
@@ -126,7 +129,7 @@ def _server(engine: str, durability: str) -> Iterator[Server | None]:
             Server(appendonly="yes", appendfsync="always") if durability == "fsync" else Server()
         )
     except NoServer as error:
-        leave(str(error), 1)
+        raise DemoFailed(str(error)) from error
     with server:
         os.environ[URL_VARIABLE] = server.url
         try:
@@ -181,8 +184,8 @@ def run(
             with stage:
                 _Play(app, worker, seconds, flood, stage).play(seed)
         except DemoFailed as error:
-            told = Path(folder, "worker.log").read_text(encoding="utf-8").strip().splitlines()
-            leave(f"{error}: {told[-1]}" if told else str(error), 1)
+            log_lines = Path(folder, "worker.log").read_text(encoding="utf-8").strip().splitlines()
+            raise DemoFailed(f"{error}: {log_lines[-1]}" if log_lines else str(error)) from error
         finally:
             probe.kill()
             probe.wait()
@@ -198,7 +201,7 @@ def run(
             save_picture(stage.scene, svg)
         app.close()
     if as_json:
-        print_json(found)
+        click.echo(json_text(found))
     else:
         _print_verdict(found)
     return 0 if found["promises held"] else 1
@@ -423,11 +426,10 @@ class _Stage:
         return [each.wait for each in quiet_only(new)]
 
     def _look(self) -> None:
-        waits, now = self.read(), self._app.engine.overview()
-        scene, seconds = self.scene, max((now.now_us - self._before.now_us) / 1e6, 1e-3)
+        waits, now, scene = self.read(), self._app.engine.overview(), self.scene
         scene.look(waits, self._app.engine.topic_stats(FLOOD).waiting)
         scene.rate, scene.done, scene.dead = (
-            max(0.0, (now.done - self._before.done) / seconds),
+            rate_between(self._before, now, "done"),
             now.done,
             now.dead,
         )
@@ -439,6 +441,11 @@ class _Stage:
         self._before = now
         if self._live is not None:
             self._live.update(picture(scene, self._console.width), refresh=True)
+
+
+def say(text: str = "", **style: Any) -> None:
+    """Print one line, control characters escaped."""
+    click.secho(escaped(text), **style)
 
 
 def _print_figures(found: dict[str, Any]) -> None:
