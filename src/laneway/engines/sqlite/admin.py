@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.base import (
-    Check,
-    Explanation,
-    ExportedMessage,
-    MessageView,
-    Overview,
-    TierStats,
-    TopicStats,
-)
+from laneway.engines.shared import views as shared
 from laneway.engines.sqlite import (
     doctor,
     explaining,
@@ -45,12 +37,17 @@ from laneway.policy import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from laneway.engines.base import (
+        Check,
+        Explanation,
+        ExportedMessage,
+        MessageView,
+        Overview,
+        TopicStats,
+    )
     from laneway.message import Draft
     from laneway.policy import Layer, Layers, Resolved
     from laneway.tiers import Tier, TierLayers
-
-COUNTED = 1000
-"""Lanes are counted up to here for people; more is "1,000+"."""
 
 
 class SqliteEngine(Core):
@@ -324,38 +321,17 @@ class SqliteEngine(Core):
 
     def overview(self, *, now_us: int | None = None) -> Overview:
         with self._view(now_us) as tx:
-            shard = tx.shard
-            tiers = [
-                TierStats(
-                    tier_queue.pool,
-                    tier_queue.tier,
-                    (
-                        tx.rules.tiers[tier_queue.tier].share
-                        if tier_queue.tier in tx.rules.tiers
-                        else 0
-                    ),
-                    tier_queue.delivered,
-                    tx.one("tier_queue_runnable", tier_queue.number, COUNTED)[0],
+            tier_queues = [
+                (
+                    each.pool,
+                    each.tier,
+                    each.delivered,
+                    tx.one("tier_queue_runnable", each.number, shared.COUNTED)[0],
                 )
-                for tier_queue in tx.tier_queues.values()
+                for each in tx.tier_queues.values()
             ]
-            return Overview(
-                now_us=tx.now,
-                topics=shard.lanes,
-                waiting=shard.waiting,
-                leased=shard.leased,
-                dead=shard.dead,
-                bytes=shard.bytes,
-                published=shard.published,
-                delivered=shard.delivered,
-                done=shard.done,
-                retried=shard.retried,
-                died=shard.died,
-                merged=shard.merged,
-                expired=shard.expired,
-                removed=shard.removed,
-                last_number=shard.seq,
-                tiers=tiers,
+            return shared.overview(
+                tx.now, [tx.shard], shared.tier_stats(tier_queues, tx.rules.tiers)
             )
 
     def doctor(self, *, repair: bool = False) -> list[Check]:
@@ -376,20 +352,15 @@ class SqliteEngine(Core):
                 {view.topic for view in found}
                 | {lane.topic for lane in views.all_lanes(tx) if lane.topic is not None}
             )
-            return {
-                "now_us": tx.now,
-                "totals": msgspec.structs.asdict(self.overview(now_us=now_us)),
-                "topics": {
-                    name: msgspec.structs.asdict(views.topic_stats(tx, name)) for name in names
-                },
-                "messages": [msgspec.structs.asdict(view) for view in found],
-                "gates": _gates(tx),
-                "policies": sorted(
-                    [*tx.rules.book.stored_rows(), *own_rows(policies.page(tx, "", 1 << 60))],
-                    key=lambda row: row[:2],
-                ),
-            }
+            return shared.snapshot(
+                tx.now,
+                totals=self.overview(now_us=now_us),
+                topics={name: views.topic_stats(tx, name) for name in names},
+                messages=found,
+                gates=_gates(tx),
+                policies=[*tx.rules.book.stored_rows(), *own_rows(policies.page(tx, "", 1 << 60))],
+            )
 
 
 def _gates(tx: Transaction) -> list[dict[str, Any]]:
-    return [views.gate_view(tx, tx.keep_gate(row), COUNTED) for row in tx.all("gates")]
+    return [views.gate_view(tx, tx.keep_gate(row)) for row in tx.all("gates")]

@@ -6,19 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.base import MessageView, TopicStats
-from laneway.engines.shared import gates, size_classes
+from laneway.engines.shared import gates
+from laneway.engines.shared import views as shared
 from laneway.engines.shared.naming import BUCKET, lane_name, parse_generated_id
 from laneway.engines.shared.states import (
-    ASLEEP,
-    AT_GATE,
     DEAD,
     DELAYED,
-    FULL,
-    IDLE,
     PARKED,
-    PAUSED,
-    RUNNABLE,
 )
 from laneway.engines.sqlite import messages
 from laneway.engines.sqlite.rows import Held, Lane, Row
@@ -26,35 +20,12 @@ from laneway.engines.sqlite.rows import Held, Lane, Row
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from laneway.engines.base import MessageView, TopicStats
     from laneway.engines.sqlite.rows import GateState
     from laneway.engines.sqlite.transaction import Transaction
 
 ALL = 1 << 40
 _FIRST_RANK = -(1 << 20)
-_PLACE_NAMES = {
-    IDLE: "idle",
-    RUNNABLE: "runnable",
-    ASLEEP: "asleep",
-    AT_GATE: "at_gate",
-    FULL: "full",
-    PAUSED: "paused",
-}
-_STATE_NAMES = {DELAYED: "delayed", PARKED: "parked", DEAD: "dead"}
-_SUMMED = (
-    "ready",
-    "delayed",
-    "parked",
-    "leased",
-    "bytes",
-    "published",
-    "delivered",
-    "done",
-    "retried",
-    "died",
-    "merged",
-    "expired",
-    "removed",
-)
 
 
 class Leased:
@@ -158,32 +129,14 @@ def _stats(
     tx: Transaction, topic: str, lanes: list[Lane], oldest: Mapping[int, int], dead: int
 ) -> TopicStats:
     policy = tx.policy(topic)
-    stats = TopicStats(topic, pool=policy.pool, tier=policy.tier, dead=dead)
+    stats = shared.empty_topic(topic, policy, dead)
     for lane in lanes:
-        if lane.rest_step and lane.rest_until > tx.now:
-            stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.rest_until)
-        _add_place(stats, lane)
+        shared.add_lane(stats, lane, tx.now, is_bucket=lane.topic is None)
         if lane.topic is not None:
-            _add_lane(tx, stats, lane, oldest.get(lane.lane))
+            shared.add_oldest(stats, oldest.get(lane.lane))
     if policy.buckets is not None:
         _count_folded(tx, stats)
-    stats.waiting = stats.ready + stats.delayed + stats.parked
-    return stats
-
-
-def _add_place(stats: TopicStats, lane: Lane) -> None:
-    if stats.state == "idle":
-        stats.state = _PLACE_NAMES[lane.place]
-        stats.wake_us = lane.wake if lane.place == ASLEEP else None
-
-
-def _add_lane(tx: Transaction, stats: TopicStats, lane: Lane, oldest: int | None) -> None:
-    for name in _SUMMED:
-        setattr(stats, name, getattr(stats, name) + getattr(lane, name))
-    stats.throttled_us += lane.throttled
-    stats.rate_now += size_classes.rate(tx.now, lane.seen, lane.lately, lane.before)
-    if oldest is not None:
-        stats.oldest_us = oldest if stats.oldest_us is None else min(stats.oldest_us, oldest)
+    return shared.finish_topic(stats)
 
 
 def oldest_of(tx: Transaction, lanes: Sequence[int]) -> dict[int, int]:
@@ -243,31 +196,21 @@ def cursors(tx: Transaction, topic: str) -> dict[int, tuple[int, int]]:
     Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps
     nothing.
     """
-    unseen: dict[int, int] = {}
-    unfinished: dict[int, int] = {}
+    found = shared.Cursors()
     for lane in lanes_of(tx, topic):
         for rank in _ranks(tx, "ready_next_rank", lane.lane):
             plain = tx.one("plain_first", lane.lane, rank)
             if plain is not None:
-                _lower(unseen, rank, plain[0])
-                _lower(unfinished, rank, plain[0])
+                found.add(-(rank >> 1), plain[0], was_delivered=False)
         for rank in _ranks(tx, "odd_next_rank", lane.lane):
-            _lower(unfinished, rank, tx.one("odd_first", lane.lane, rank)[0])
-            first_unseen = tx.one("odd_first_unseen", lane.lane, rank)
-            if first_unseen is not None:
-                _lower(unseen, rank, first_unseen[0])
+            (first,) = tx.one("odd_first", lane.lane, rank)
+            found.add(-(rank >> 1), first, was_delivered=True)
+            undelivered = tx.one("odd_first_unseen", lane.lane, rank)
+            if undelivered is not None:
+                found.add(-(rank >> 1), undelivered[0], was_delivered=False)
         for rank, seq in tx.all("leased_places", lane.lane):
-            _lower(unfinished, rank, seq)
-    last = tx.shard.seq
-    return {
-        priority: (unseen.get(priority, last + 1) - 1, unfinished.get(priority, last + 1) - 1)
-        for priority in sorted({0, *unseen, *unfinished}, reverse=True)
-    }
-
-
-def _lower(found: dict[int, int], rank: int, seq: int) -> None:
-    priority = -(rank >> 1)
-    found[priority] = min(found.get(priority, seq), seq)
+            found.add(-(rank >> 1), seq, was_delivered=True)
+    return found.below(tx.shard.seq)
 
 
 # Messages
@@ -311,19 +254,9 @@ def message_view(tx: Transaction, row: Row, leased: Leased) -> MessageView | Non
     if row.state == DEAD:
         found = tx.one("dead_read", row.mid)
         return dead_view(tx, found) if found is not None else None
-    lane = tx.lane(row.lane)
-    view = _view(
-        tx,
-        row,
-        messages.topic_of(row, lane),
-        "leased" if held is not None else _STATE_NAMES.get(row.state, "ready"),
-    )
+    view = _view(tx, row, messages.topic_of(row, tx.lane(row.lane)))
     if held is not None:
-        view.fence, view.deadline_us, view.deliveries = (
-            held.fence,
-            held.deadline,
-            row.deliveries + 1,
-        )
+        shared.set_lease(view, fence=held.fence, deadline_us=held.deadline)
     return view
 
 
@@ -333,30 +266,22 @@ def dead_view(tx: Transaction, dead: tuple[Any, ...]) -> MessageView | None:
     row = messages.read(tx, mid)
     if row is None:
         return None
-    view = _view(tx, row, topic, "dead")
+    view = _view(tx, row, topic)
     view.reason, view.error, view.died_us = reason, error, died
     return view
 
 
-def _view(tx: Transaction, row: Row, topic: str, state: str) -> MessageView:
+def _view(tx: Transaction, row: Row, topic: str) -> MessageView:
     note = tx.one("note_read", row.mid)
-    bodies = [row.body, *(body for _, body in tx.all("parts_read", row.mid))] if row.parts else None
-    return MessageView(
+    return shared.message(
+        row,
         id=messages.id_of(tx, row),
         topic=topic,
-        state=state,
-        body=row.body,
         key=row.key,
-        priority=row.priority,
         headers=msgspec.json.decode(row.headers) if row.headers else None,
-        seq=row.seq,
-        published_us=row.published,
-        since_us=row.since,
         expires_us=row.expires,
-        attempts=row.attempts,
-        deliveries=row.deliveries,
         suspect=bool(row.suspect),
-        bodies=bodies,
+        parts=[body for _, body in tx.all("parts_read", row.mid)] if row.parts else None,
         history=msgspec.json.decode(note[2]) if note is not None else [],
     )
 
@@ -383,13 +308,13 @@ def peek(tx: Transaction, topic: str, limit: int) -> list[MessageView]:
     return [view for row in rows[:limit] if (view := message_view(tx, row, leased)) is not None]
 
 
-def gate_view(tx: Transaction, gate: GateState, counted: int) -> dict[str, Any]:
+def gate_view(tx: Transaction, gate: GateState) -> dict[str, Any]:
     """A gate's limits and what they hold back."""
     return gates.view(
         gate.name,
         gate.limits,
         tat=gate.tat,
         leased=gate.leased,
-        waiting=tx.one("gate_lanes", gate.name, counted)[0],
+        waiting=tx.one("gate_lanes", gate.name, shared.COUNTED)[0],
         now_us=tx.now,
     )

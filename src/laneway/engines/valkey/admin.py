@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-import msgspec
-
 from laneway.engines.base import CHANGED
+from laneway.engines.shared import views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import nobody_follows, undefined_gate
@@ -140,12 +139,6 @@ class ValkeyEngine(Core):
             return False
         policies.change(layer, [(pattern, dict.fromkeys(there))])
         return True
-
-    def _policy_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
-        patterns = self.policies().stored_rows()
-        return sorted(
-            [*patterns, *own_rows(Policies(self._space).every())], key=lambda row: row[:2]
-        )
 
     # Gates
 
@@ -420,13 +413,14 @@ class ValkeyEngine(Core):
         view = self._view(now_us)
         found = views.all_messages(view)
         names = sorted({each.topic for each in found} | views.topics_with_lanes(view))
-        return {
-            "now_us": view.now,
-            "totals": msgspec.structs.asdict(self.overview(now_us=now_us)),
-            "topics": {
-                name: msgspec.structs.asdict(views.topic_stats(view, name)) for name in names
-            },
-            "messages": [msgspec.structs.asdict(each) for each in found],
-            "gates": views.gates(view),
-            "policies": self._policy_rows(),
-        }
+        return shared.snapshot(
+            view.now,
+            totals=self.overview(now_us=now_us),
+            topics={name: views.topic_stats(view, name) for name in names},
+            messages=found,
+            gates=views.gates(view),
+            policies=[
+                *self.policies().stored_rows(),
+                *own_rows(Policies(self._space).every()),
+            ],
+        )

@@ -8,63 +8,29 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from laneway.engines.base import MessageView, Overview, TierStats, TopicStats
 from laneway.engines.shared import gates as shared_gates
-from laneway.engines.shared import size_classes
+from laneway.engines.shared import views as shared
 from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
 from laneway.engines.shared.states import (
-    ASLEEP,
-    AT_GATE,
     DEAD,
-    DELAYED,
-    FULL,
-    IDLE,
-    PARKED,
-    PAUSED,
-    RUNNABLE,
 )
+from laneway.engines.shared.views import COUNTED
 from laneway.engines.valkey import records
 from laneway.policy import is_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from laneway.engines.base import MessageView, Overview, TopicStats
     from laneway.engines.valkey.namespace import Namespace
     from laneway.engines.valkey.records import Counters, Held, Lane, Record
     from laneway.policy import Resolved
 
 T = TypeVar("T")
 
-COUNTED = 1000
-"""Lanes are counted up to here for people; more is "1,000+"."""
-
 PAGE = 200
 LAST_NAME = b"\xf4\x8f\xbf\xbf"
 
-_PLACES = {
-    IDLE: "idle",
-    RUNNABLE: "runnable",
-    ASLEEP: "asleep",
-    AT_GATE: "at_gate",
-    FULL: "full",
-    PAUSED: "paused",
-}
-_STATES = {DELAYED: "delayed", PARKED: "parked", DEAD: "dead"}
-_SUMMED = (
-    "ready",
-    "delayed",
-    "parked",
-    "leased",
-    "bytes",
-    "published",
-    "delivered",
-    "done",
-    "retried",
-    "died",
-    "merged",
-    "expired",
-    "removed",
-)
 _RANK_ZERO = 512
 
 
@@ -422,8 +388,7 @@ def many_stats(view: View, topics: Sequence[str]) -> list[TopicStats]:
     for (stats, _, _), oldest in zip(
         own, oldest_of(view, [(shard, lane) for _, shard, lane in own]), strict=True
     ):
-        if oldest is not None:
-            stats.oldest_us = oldest if stats.oldest_us is None else min(stats.oldest_us, oldest)
+        shared.add_oldest(stats, oldest)
     together(
         view,
         [
@@ -432,9 +397,7 @@ def many_stats(view: View, topics: Sequence[str]) -> list[TopicStats]:
             if view.policy(topic).buckets is not None
         ],
     )
-    for stats in found.values():
-        stats.waiting = stats.ready + stats.delayed + stats.parked
-    return [found[topic] for topic in topics]
+    return [shared.finish_topic(found[topic]) for topic in topics]
 
 
 def _number(command: Command) -> Reads[int]:
@@ -443,23 +406,10 @@ def _number(command: Command) -> Reads[int]:
 
 def _begun(view: View, topic: str, lanes: Iterable[tuple[int, Lane]], dead: int) -> TopicStats:
     """What the records of its lanes say."""
-    policy = view.policy(topic)
-    stats = TopicStats(topic, pool=policy.pool, tier=policy.tier, dead=dead)
+    stats = shared.empty_topic(topic, view.policy(topic), dead)
     for shard, lane in lanes:
-        if lane.rest_step and lane.rest_until > view.times[shard]:
-            stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.rest_until)
-        if stats.state == "idle":
-            stats.state, stats.wake_us = (
-                _PLACES[lane.place],
-                lane.wake if lane.place == ASLEEP else None,
-            )
-        if topic_of_lane(lane.name) is not None:
-            for name in _SUMMED:
-                setattr(stats, name, getattr(stats, name) + getattr(lane, name))
-            stats.throttled_us += lane.throttled
-            stats.rate_now += size_classes.rate(
-                view.times[shard], lane.seen, lane.lately, lane.before
-            )
+        is_bucket = topic_of_lane(lane.name) is None
+        shared.add_lane(stats, lane, view.times[shard], is_bucket=is_bucket)
     return stats
 
 
@@ -485,19 +435,11 @@ def cursors(view: View, topic: str) -> dict[int, tuple[int, int]]:
     Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps
     nothing.
     """
-    unseen: dict[int, int] = {}
-    unfinished: dict[int, int] = {}
-    shards = view.space.shards_of(topic)
+    found = shared.Cursors()
     for shard, lane in lanes_of(view, topic):
-        for priority, number, is_seen in _outstanding(view, shard, lane):
-            unfinished[priority] = min(unfinished.get(priority, number), number)
-            if not is_seen:
-                unseen[priority] = min(unseen.get(priority, number), number)
-    last = max(view.counters[shard].seq for shard in shards)
-    return {
-        priority: (unseen.get(priority, last + 1) - 1, unfinished.get(priority, last + 1) - 1)
-        for priority in sorted({0, *unseen, *unfinished}, reverse=True)
-    }
+        for priority, number, was_delivered in _outstanding(view, shard, lane):
+            found.add(priority, number, was_delivered=was_delivered)
+    return found.below(max(view.counters[shard].seq for shard in view.space.shards_of(topic)))
 
 
 def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int, bool]]:
@@ -607,37 +549,23 @@ def message_view(view: View, shard: int, record: Record) -> MessageView:
     """A message as people see it."""
     space = view.space
     held = lease_on(view, shard, record.mid) if record.state != DEAD else None
-    told = MessageView(
+    told = shared.message(
+        record,
         id=record.id or f"{space.nonce}-{record.mid * space.shards + shard:x}",  # type: ignore[arg-type]
         topic=record.topic,
-        state="leased" if held is not None else _STATES.get(record.state, "ready"),
-        body=record.body,
         key=record.key or None,  # type: ignore[arg-type]
-        priority=record.priority,
         headers=record.headers or None,  # type: ignore[arg-type]
-        seq=record.seq,
-        published_us=record.published,
-        since_us=record.since,
         expires_us=record.expires or None,
-        attempts=record.attempts,
-        deliveries=record.deliveries,
         suspect=record.suspect,
-        bodies=(
-            [record.body, *space.read(shard, "LRANGE", f"b:{record.mid}", 0, -1)]
-            if record.parts
-            else None
-        ),
+        parts=space.read(shard, "LRANGE", f"b:{record.mid}", 0, -1) if record.parts else None,
         history=[
             {"at_us": at, "what": what, "error": error or None}
             for at, what, error in record.history
         ],
     )
     if held is not None:
-        told.fence, told.deadline_us, told.deliveries = (
-            held.fence * view.space.shards + shard,
-            held.deadline,
-            record.deliveries + 1,
-        )
+        fence = held.fence * view.space.shards + shard
+        shared.set_lease(told, fence=fence, deadline_us=held.deadline)
     if record.death:
         _, told.died_us, _, told.reason, error = record.death
         told.error = error or None
@@ -749,24 +677,6 @@ def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:
 
 def overview(view: View) -> Overview:
     """The namespace at a glance."""
-    told = Overview(now_us=view.now, topics=sum(counters.lanes for counters in view.counters))
-    for name in (
-        "waiting",
-        "leased",
-        "dead",
-        "bytes",
-        "published",
-        "delivered",
-        "done",
-        "retried",
-        "died",
-        "merged",
-        "expired",
-        "removed",
-    ):
-        setattr(told, name, sum(getattr(counters, name) for counters in view.counters))
-    told.last_number = max(counters.seq for counters in view.counters)
-    tiers: dict[tuple[str, str], TierStats] = {}
     tier_queues = [
         (shard, number, tier_queue)
         for shard, counters in enumerate(view.counters)
@@ -775,10 +685,10 @@ def overview(view: View) -> Overview:
     runnable = together(
         view, [(shard, _number(("ZCARD", f"run:{number}"))) for shard, number, _ in tier_queues]
     )
-    for (_, _, (pool, tier, _, _, _, delivered)), count in zip(tier_queues, runnable, strict=True):
-        share = view.space.tiers[tier].share if tier in view.space.tiers else 0
-        stats = tiers.setdefault((pool, tier), TierStats(pool, tier, share))
-        stats.delivered += delivered
-        stats.runnable = min(stats.runnable + count, COUNTED)
-    told.tiers = list(tiers.values())
-    return told
+    tiers = [
+        (pool, tier, delivered, count)
+        for (_, _, (pool, tier, _, _, _, delivered)), count in zip(
+            tier_queues, runnable, strict=True
+        )
+    ]
+    return shared.overview(view.now, view.counters, shared.tier_stats(tiers, view.space.tiers))
