@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 PARTITION, BUCKET = "\x1f", "\x1e"
 """Signs in the names of lanes that are not simply topics; topics cannot hold them."""
 
-LANE_SHAPE = ("partitions", "buckets", "buckets_pattern")
-"""What of a policy decides which lane a message goes to: changes only while the topic is empty."""
-
 
 def lane_name(
     policy: Resolved, topic: str, spread_by: bytes | None, number: int

@@ -141,22 +141,6 @@ def backlog_full_with_ack(receipt: Receipt) -> str:
     return f"message {receipt.id}, published with an ack: {receipt.reason}; nothing was changed"
 
 
-def topic_in_use(pattern: str, topic: str, waiting: int, leased: int) -> str:
-    """Why its lanes cannot change."""
-    return (
-        f"policy {pattern}: partitions and buckets change only while a topic is empty, and {topic}"
-        f" holds {waiting} waiting and {leased} leased; drain or purge it first"
-    )
-
-
-def undefined_gate(pattern: str, gate: str) -> str:
-    """Why a policy is refused that names it."""
-    return (
-        f'policy {pattern}: gate "{gate}" is not defined; define it first: app.gate("{gate}",'
-        " rate=…, concurrency=…)"
-    )
-
-
 def check_namespace(name: str) -> None:
     """Raises UsageError for a name that no namespace can have."""
     if (

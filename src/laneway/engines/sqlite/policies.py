@@ -12,10 +12,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines.base import HOUSEKEEPING_LIMIT
-from laneway.engines.shared.naming import LANE_SHAPE, lane_name
-from laneway.engines.shared.refusals import topic_in_use, undefined_gate
+from laneway.engines.shared.naming import lane_name
+from laneway.engines.shared.policy_changes import (
+    changes_lanes,
+    copy_of,
+    differences,
+    may_change_lanes,
+    refuse_undefined_gates,
+    topic_in_use,
+)
 from laneway.engines.sqlite import housekeeping, views
-from laneway.errors import BadPolicy, TopicInUse
 from laneway.policy import PolicyBook, change_layers, is_pattern, matches, sources
 
 if TYPE_CHECKING:
@@ -30,7 +36,7 @@ def change(
     tx: Transaction, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]
 ) -> list[dict[str, Any]]:
     """Set checked fields of patterns and topics; returns what each sets in the layer then."""
-    _refuse_undefined_gates(tx, changes)
+    refuse_undefined_gates(changes, lambda gate: tx.gate(gate) is not None)
     own = OwnPolicies(tx)
     own.load([name for name, _ in changes if not is_pattern(name)])
     patterns = [(name, fields) for name, fields in changes if is_pattern(name)]
@@ -44,13 +50,6 @@ def change(
             now.append(own.change(layer, name, fields))
     own.write()
     return now
-
-
-def _refuse_undefined_gates(tx: Transaction, changes: Sequence[tuple[str, dict[str, Any]]]) -> None:
-    for name, fields in changes:
-        gate = fields.get("gate")
-        if gate is not None and tx.gate(gate) is None:
-            raise BadPolicy(undefined_gate(name, gate))
 
 
 def layers_of(tx: Transaction, name: str) -> Layers:
@@ -71,31 +70,25 @@ def _change_patterns(
 ) -> None:
     """All of them are checked as they are together then."""
     rules = tx.rules
-    before = PolicyBook(rules.tiers)
-    before.load(rules.book.stored_rows())
+    before = copy_of(rules.book)
     for pattern, fields in changes:
         rules.book.put(layer, pattern, fields)
-    changed = [
-        pattern
-        for pattern, _ in dict(changes).items()
-        if rules.book.layers(pattern) != before.layers(pattern)
-    ]
+    rows = differences(before, rules.book)
+    changed = list(dict.fromkeys(pattern for _, pattern, _ in rows))
     if not changed:
         return
     rules.changed()
     for name in sorted({name for pattern in changed for name in rules.book.names_under(pattern)}):
         rules.book.check(name)
     for pattern in changed:
-        if any(
-            not fields.keys().isdisjoint(LANE_SHAPE) for name, fields in changes if name == pattern
-        ):
+        if may_change_lanes([each for each in changes if each[0] == pattern]):
             _refuse_moves(tx, pattern, before)
-        now = rules.book.layers(pattern)
-        for gone in before.layers(pattern).keys() - now.keys():
-            tx.run("policy_delete", gone, pattern)
-        for where, fields in now.items():
-            tx.run("policy_write", where, pattern, json.dumps(fields))
         tx.run("sweep_begin", pattern)
+    for row_layer, pattern, stored in rows:
+        if stored is None:
+            tx.run("policy_delete", row_layer, pattern)
+        else:
+            tx.run("policy_write", row_layer, pattern, json.dumps(stored))
     tx.shard.policy_version += 1
     rules.version = tx.shard.policy_version
     housekeeping.sweep(tx, HOUSEKEEPING_LIMIT)
@@ -117,10 +110,10 @@ def _refuse_moves(tx: Transaction, pattern: str, before: PolicyBook) -> None:
 def _refuse_move(
     tx: Transaction, name: str, topic: str, lane: Lane, old: Resolved, new: Resolved
 ) -> None:
-    if any(getattr(old, field) != getattr(new, field) for field in LANE_SHAPE):
+    if changes_lanes(old, new):
         waiting, leased = views.holds(tx, lane, topic)
         if waiting or leased:
-            raise TopicInUse(topic_in_use(name, topic, waiting, leased))
+            raise topic_in_use(name, topic, waiting, leased)
 
 
 # Exact topics

@@ -8,13 +8,13 @@ from laneway.engines.base import CHANGED
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
-from laneway.engines.shared.refusals import nobody_follows, undefined_gate
+from laneway.engines.shared.policy_changes import refuse_undefined_gates
+from laneway.engines.shared.refusals import nobody_follows
 from laneway.engines.valkey import doctor, explaining, listing, migrating, records, views
 from laneway.engines.valkey.engine import Core
 from laneway.engines.valkey.errors import NamespaceGone
 from laneway.engines.valkey.policies import Policies
 from laneway.engines.valkey.views import View
-from laneway.errors import BadPolicy
 from laneway.policy import PolicyBook, check_changes, check_pattern, is_pattern, own_rows, sources
 from laneway.units import SECOND
 
@@ -118,12 +118,9 @@ class ValkeyEngine(Core):
             for _, fields in checked
         ):
             self._space.reload()  # another process may have added it
-        gates = {
-            fields["gate"]: pattern for pattern, fields in checked if fields.get("gate") is not None
-        }
-        for gate, pattern in gates.items():
-            if not self._space.read(0, "HEXISTS", "gates", gate):
-                raise BadPolicy(undefined_gate(pattern, gate))
+        refuse_undefined_gates(
+            checked, lambda gate: bool(self._space.read(0, "HEXISTS", "gates", gate))
+        )
         return Policies(self._space, now_us).change(layer, checked)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:

@@ -14,10 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from laneway.engines.shared.naming import LANE_SHAPE
-from laneway.engines.shared.refusals import topic_in_use
+from laneway.engines.shared.policy_changes import (
+    copy_of,
+    differences,
+    layers_by_name,
+    may_change_lanes,
+    topic_in_use,
+)
 from laneway.engines.valkey import records
-from laneway.errors import TopicInUse
 from laneway.policy import (
     PROGRAM,
     PolicyBook,
@@ -65,7 +69,7 @@ class Policies:
             shard, cursor = (int(part) for part in after.split(":"))
         else:
             self._space.reload()
-            rows = _rows(self._book())
+            rows = layers_by_name(self._book())
             found = [(name, rows[name]) for name in sorted(rows) if not is_pattern(name)]
         following, entries = self._space.read(shard, "HSCAN", "own", cursor, "COUNT", limit)
         found += self._meanings(shard, dict(zip(entries[::2], entries[1::2], strict=True)))
@@ -131,7 +135,7 @@ class Policies:
         if len(changes) == 1:
             return
         self._space.reload()
-        book = _copy(self._book())
+        book = copy_of(self._book())
         self._read = self._space.own_ids(
             [name for name, _ in changes if not is_pattern(name) and not book.layers(name)]
         )
@@ -270,7 +274,7 @@ class Policies:
                     _fields(before, after),
                     after,
                     under,
-                    moves=topic is not None or _moves(changes),
+                    moves=topic is not None or may_change_lanes(changes),
                 ):
                     continue
             except BaseException:
@@ -287,14 +291,14 @@ class Policies:
         self, layer: str, changes: Sequence[tuple[str, dict[str, Any]]], before: PolicyBook
     ) -> tuple[PolicyBook, dict[str, tuple[bytes, Layers]]]:
         """The book then, and what comes into it of topics that clients need not know so far."""
-        after, name = _copy(before), changes[0][0]
+        after, name = copy_of(before), changes[0][0]
         own: dict[str, tuple[bytes, Layers]] = {}
         if not is_pattern(name):
             if not before.layers(name):
                 own = {
                     topic: entry for topic, entry in self._space.own_ids([name]).items() if entry[1]
                 }
-        elif _moves(changes):
+        elif may_change_lanes(changes):
             for each, fields in changes:
                 after.put(layer, each, fields)
             found = self._own_under([each for each, _ in changes])
@@ -355,7 +359,7 @@ class Policies:
             if told[0] == b"in use":
                 topic = told[1].decode()
                 pattern = next((name for name in changed if matches(name, topic)), swept)
-                raise TopicInUse(topic_in_use(pattern, topic, told[2], told[3]))
+                raise topic_in_use(pattern, topic, told[2], told[3])
             if told[0] == b"stale":
                 if shard == 0:
                     return False
@@ -369,8 +373,8 @@ class Policies:
         while True:
             space.reload()
             before, version = self._book(), space.book.version
-            after, entries = _copy(before), {}
-            for name, layers in _rows(before).items():
+            after, entries = copy_of(before), {}
+            for name, layers in layers_by_name(before).items():
                 of_before = (
                     with_code({PROGRAM: layers["code"], **sources(layers)})
                     if PROGRAM not in layers and "code" in layers
@@ -384,7 +388,12 @@ class Policies:
                 entries, version
             )  # one that has been written before, and perhaps changed since, stays
             if self._write(
-                ["*"], version, _fields(before, after), after, sorted(_rows(before)), moves=False
+                ["*"],
+                version,
+                _fields(before, after),
+                after,
+                sorted(layers_by_name(before)),
+                moves=False,
             ):
                 space.book.load(version + 1, after.stored_rows())
                 return
@@ -401,35 +410,11 @@ def _own_record(layers: Layers, sets: dict[bytes, tuple[bytes, bytes]]) -> tuple
     return found
 
 
-def _copy(book: PolicyBook) -> PolicyBook:
-    copy = PolicyBook(book.tiers)
-    copy.load(book.stored_rows())
-    return copy
-
-
-def _rows(book: PolicyBook) -> dict[str, Layers]:
-    found: dict[str, Layers] = {}
-    for layer, name, fields in book.stored_rows():
-        found.setdefault(name, {})[layer] = fields
-    return found
-
-
-def _moves(changes: Sequence[tuple[str, dict[str, Any]]]) -> bool:
-    """Whether they decide which lane messages go to."""
-    return any(not fields.keys().isdisjoint(LANE_SHAPE) for _, fields in changes)
-
-
 def _fields(before: PolicyBook, after: PolicyBook) -> list[str]:
     """
     What changes in the hash `policies`: its fields and what they hold then, "" for one that goes.
     """
-    old = {(layer, name): fields for layer, name, fields in before.stored_rows()}
-    new = {(layer, name): fields for layer, name, fields in after.stored_rows()}
     found: list[str] = []
-    for layer, name in sorted(old.keys() | new.keys()):
-        if old.get((layer, name)) != new.get((layer, name)):
-            found += (
-                f"{layer}:{name}",
-                json.dumps(new[layer, name]) if (layer, name) in new else "",
-            )
+    for layer, name, fields in differences(before, after):
+        found += (f"{layer}:{name}", json.dumps(fields) if fields is not None else "")
     return found

@@ -1,0 +1,86 @@
+"""
+Planned changes of policies: what is refused, what differs, and which topics would change lanes.
+
+An engine reads and writes the policies in its own way, and asks here what a change means.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from laneway.errors import BadPolicy, TopicInUse
+from laneway.policy import PolicyBook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from laneway.policy import Layers, Resolved
+
+    Changes = Sequence[tuple[str, Mapping[str, Any]]]
+    """(pattern or topic, its fields; None removes a field)"""
+
+LANE_SHAPE = ("partitions", "buckets", "buckets_pattern")
+"""
+The fields of a policy that decide which lane a message goes to. They change only while the topic is
+empty, because messages that wait in a lane stay in it.
+"""
+
+
+def refuse_undefined_gates(changes: Changes, is_defined: Callable[[str], bool]) -> None:
+    """Raise BadPolicy where a policy names a gate that nobody defined."""
+    patterns: dict[str, str] = {}
+    for pattern, fields in changes:
+        if fields.get("gate") is not None:
+            patterns.setdefault(fields["gate"], pattern)
+    for gate, pattern in patterns.items():
+        if not is_defined(gate):
+            raise BadPolicy(
+                f'policy {pattern}: gate "{gate}" is not defined; define it first:'
+                f' app.gate("{gate}", rate=…, concurrency=…)'
+            )
+
+
+def may_change_lanes(changes: Changes) -> bool:
+    """Whether one of these changes can decide which lane messages go to."""
+    return any(not fields.keys().isdisjoint(LANE_SHAPE) for _, fields in changes)
+
+
+def changes_lanes(before: Resolved, after: Resolved) -> bool:
+    """Whether a topic with these policies gets other lanes."""
+    return any(getattr(before, field) != getattr(after, field) for field in LANE_SHAPE)
+
+
+def topic_in_use(pattern: str, topic: str, waiting: int, leased: int) -> TopicInUse:
+    """The refusal of a change that would give other lanes to a topic that is not empty."""
+    return TopicInUse(
+        f"policy {pattern}: partitions and buckets change only while a topic is empty, and {topic}"
+        f" holds {waiting} waiting and {leased} leased; drain or purge it first"
+    )
+
+
+def copy_of(book: PolicyBook) -> PolicyBook:
+    """The same policies, to be changed by themselves."""
+    copy = PolicyBook(book.tiers)
+    copy.load(book.stored_rows())
+    return copy
+
+
+def layers_by_name(book: PolicyBook) -> dict[str, Layers]:
+    """What the book holds of each pattern and topic."""
+    found: dict[str, Layers] = {}
+    for layer, name, fields in book.stored_rows():
+        found.setdefault(name, {})[layer] = fields
+    return found
+
+
+def differences(
+    before: PolicyBook, after: PolicyBook
+) -> list[tuple[str, str, dict[str, Any] | None]]:
+    """(layer, pattern, fields) that have to be written, sorted; None: they have to be deleted."""
+    old = {(layer, name): fields for layer, name, fields in before.stored_rows()}
+    new = {(layer, name): fields for layer, name, fields in after.stored_rows()}
+    return [
+        (layer, name, new.get((layer, name)))
+        for layer, name in sorted(old.keys() | new.keys())
+        if old.get((layer, name)) != new.get((layer, name))
+    ]
