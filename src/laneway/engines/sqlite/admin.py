@@ -15,6 +15,7 @@ from laneway.engines.sqlite import (
     doctor,
     explaining,
     listing,
+    messages,
     migrating,
     policies,
     purging,
@@ -225,7 +226,7 @@ class SqliteEngine(Core):
 
     def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
         with self._view() as tx:
-            row = views.find(tx, message_id, topic)
+            row = messages.find(tx, message_id, topic)
             return views.message_view(tx, row, views.Leased(tx)) if row is not None else None
 
     def explain(

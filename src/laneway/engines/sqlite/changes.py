@@ -20,8 +20,9 @@ from laneway.engines.sqlite.statements import CLASSES, COUNTS, PLACING, class_ma
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from laneway.engines.sqlite.rows import Lane
-    from laneway.engines.sqlite.transaction import Transaction
+    from laneway.engines.sqlite.lane_cache import LaneCache
+    from laneway.engines.sqlite.rows import Lane, Shard
+    from laneway.engines.sqlite.statements import Statements
 
 _PLACED = len(PLACING)
 if LANE_COLUMNS[4:] != PLACING + COUNTS + CLASSES:
@@ -40,24 +41,26 @@ class LaneChanges:
         self.ended: dict[int, Lane] = {}
         """Only `leased`, `done` and `wake`."""
 
-    def write(self, tx: Transaction) -> None:
-        """Write all of them; nothing is changed then."""
-        self._notify_watchers(tx)
+    def write(
+        self, statements: Statements, shard: Shard, lane_cache: LaneCache, now: int
+    ) -> list[str]:
+        """Write all of them and forget them; returns what watchers of topics are notified of."""
+        watched = self._watched(now)
         written: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
         inserted: list[tuple[Any, ...]] = []
         self._merge()
         for lane in self.dirty.values():
             if lane.forgotten:
-                tx.shard.lanes -= 1
-                tx.lane_cache.drop(lane)
+                shard.lanes -= 1
+                lane_cache.drop(lane)
                 if not lane.is_new:
                     written["lane_delete"].append((lane.lane,))
             elif lane.is_new:
-                inserted.append(_inserted(lane, tx.now))
+                inserted.append(_inserted(lane, now))
             else:
-                _whole(lane, tx.now, written)
+                _whole(lane, now, written)
         for lane in self.grown.values():
-            _classify(lane, tx.now)
+            _classify(lane, now)
             before, lane.stood = lane.stood, lane.standing()
             mark, changed = _changed_classes(before, lane.stood)
             written[f"lane_grow{mark}"].append(
@@ -69,18 +72,22 @@ class LaneChanges:
         written["lane_shrink"] = [
             (lane.leased, lane.done, lane.lane) for lane in self.shrunk.values()
         ]
-        tx.insert("lane_insert", inserted)
+        statements.insert("lane_insert", inserted)
         for name, rows in written.items():
-            tx.run_many(name, rows)
+            statements.run_many(name, rows)
         for each in (self.dirty, self.grown, self.shrunk, self.ended):
             each.clear()
+        return watched
 
-    def _notify_watchers(self, tx: Transaction) -> None:
+    def _watched(self, now: int) -> list[str]:
+        """The lanes that changed and are watched, see `Engine.watch_topic`."""
+        ids = []
         for lane in chain(self.dirty.values(), self.shrunk.values(), self.ended.values()):
             if lane.watched_until:
-                tx.changed_ids.append(CHANGED + lane.name)
-                if tx.now > lane.watched_until:
+                ids.append(CHANGED + lane.name)
+                if now > lane.watched_until:
                     lane.watched_until = 0
+        return ids
 
     def _merge(self) -> None:
         """A lane that changed in more than one way is written as a whole."""

@@ -16,7 +16,8 @@ from laneway.engines.shared.explaining import CLOCK_SLACK_US
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import check_namespace
-from laneway.engines.sqlite import housekeeping, putting, results, serving, settling, views
+from laneway.engines.sqlite import housekeeping, purging, putting, results, serving, settling, views
+from laneway.engines.sqlite import leases as leases_
 from laneway.engines.sqlite import tiers as tier_changes
 from laneway.engines.sqlite.lane_cache import LaneCache
 from laneway.engines.sqlite.statements import SQL
@@ -253,7 +254,7 @@ class Core:
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         with self._transaction(now_us, durable=True) as tx:
-            return settling.start(tx, leases)
+            return leases_.start(tx, leases)
 
     def settle(
         self,
@@ -307,7 +308,7 @@ class Core:
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
     ) -> str:
         with self._transaction(now_us, durable=True) as tx:
-            return results.cancel(tx, message_id, topic)
+            return purging.cancel(tx, message_id, topic)
 
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         with self._transaction(None, durable=True) as tx:
@@ -328,7 +329,7 @@ class Core:
         self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None
     ) -> list[bool]:
         with self._transaction(now_us, durable=False) as tx:
-            return settling.extend(tx, leases, by_us)
+            return leases_.extend(tx, leases, by_us)
 
     def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         with self._transaction(now_us, durable=False) as tx:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def explain(tx: Transaction, message_id: str, topic: str | None) -> Explanation:
     """What the message waits for, the binding reason first, and when it will likely start."""
-    row = views.find(tx, message_id, topic)
+    row = messages.find(tx, message_id, topic)
     view = views.message_view(tx, row, views.Leased(tx)) if row is not None else None
     if row is None or view is None:
         return _absent(tx, message_id, topic)
@@ -75,7 +75,7 @@ def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
 def _busy_with(tx: Transaction, lane: Lane, row: Row) -> str | None:
     found = tx.one("serial_key_read", lane.lane, row.line)
     head = messages.read(tx, found[0]) if found is not None else None
-    return messages.id_of(tx, head) if head is not None else None
+    return tx.id_of(head) if head is not None else None
 
 
 def _gate(tx: Transaction, policy: Resolved) -> GateFacts | None:

@@ -172,5 +172,5 @@ def _absorb_ids(tx: Transaction, lane: Lane, row: Row, other: Row) -> None:
     if other.joined:
         tx.run("idents_rejoin", row.mid, other.mid)
         row.joined = 1
-    tx.run("ident_write", messages.id_of(tx, other), topic, row.mid, 1, None)
+    tx.run("ident_write", tx.id_of(other), topic, row.mid, 1, None)
     row.joined = 1

@@ -23,16 +23,12 @@ from laneway.engines.shared.states import (
     RETENTION_ENDS,
     YIELD,
 )
-from laneway.engines.sqlite import results
+from laneway.engines.sqlite import endings
 from laneway.engines.sqlite.rows import Lane, Row
 from laneway.policy import FOREVER
 
 if TYPE_CHECKING:
     from laneway.engines.sqlite.transaction import Transaction
-
-
-def id_of(tx: Transaction, row: Row) -> str:
-    return row.id if row.id is not None else generated_id(tx.shard.nonce, row.mid)
 
 
 def topic_of(row: Row, lane: Lane) -> str:
@@ -205,10 +201,10 @@ def is_known(tx: Transaction, topic: str, message_id: str) -> bool:
         tx.run("ident_delete", message_id, topic)
         return False
     mid = parse_generated_id(tx.shard.nonce, message_id)
-    return mid is not None and made_topic(tx, mid) == topic
+    return mid is not None and topic_of_generated(tx, mid) == topic
 
 
-def made_topic(tx: Transaction, mid: int) -> str | None:
+def topic_of_generated(tx: Transaction, mid: int) -> str | None:
     """The topic of a message that has an id of our own making, if it is here."""
     found = tx.one("message_at", mid)
     if found is None:
@@ -219,6 +215,25 @@ def made_topic(tx: Transaction, mid: int) -> str | None:
     if state == DEAD:
         return str(tx.one("dead_read", mid)[2])
     return tx.lane(lane).topic
+
+
+def find(tx: Transaction, message_id: str, topic: str | None) -> Row | None:
+    """A message by its id: one of our making names its row, one of the user's is looked up."""
+    if topic is None:
+        found = tx.one("ident_anywhere", message_id)
+        mid = found[1] if found is not None else None
+    else:
+        found = tx.one("ident_read", message_id, topic)
+        mid = found[0] if found is not None else None
+    if mid is None:
+        made = parse_generated_id(tx.shard.nonce, message_id)
+        if made is None:
+            return None
+        its_topic = topic_of_generated(tx, made)
+        if its_topic is None or topic not in (None, its_topic):
+            return None
+        mid = made
+    return read(tx, mid)
 
 
 def finish_ids(tx: Transaction, row: Row, topic: str, *, keep: bool) -> None:
@@ -278,7 +293,7 @@ def bury(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None) 
     tx.run("dead_insert", row.mid, topic, tx.now, until, reason, error)
     tx.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
     tx.shard.dead += 1
-    results.ends(tx, row, topic, "expired" if reason == EXPIRED else "dead", reason)
+    endings.message_ended(tx, row, topic, "expired" if reason == EXPIRED else "dead", reason)
 
 
 def expire(tx: Transaction, lane: Lane, row: Row) -> None:
@@ -287,7 +302,7 @@ def expire(tx: Transaction, lane: Lane, row: Row) -> None:
     lane.expired += 1
     tx.shard.expired += 1
     if tx.policy(topic).on_expiry == "drop":
-        results.ends(tx, row, topic, "expired", EXPIRED)
+        endings.message_ended(tx, row, topic, "expired", EXPIRED)
         finish_ids(tx, row, topic, keep=False)
         remove(tx, row)
     else:

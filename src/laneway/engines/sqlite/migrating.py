@@ -69,7 +69,7 @@ def _parcel(tx: Transaction, row: Row, topic: str) -> ExportedMessage:
     unhandled, tries, history = tx.one("note_read", row.mid) or (None, 0, "[]")
     return ExportedMessage(
         number=row.mid,
-        id=messages.id_of(tx, row),
+        id=tx.id_of(row),
         topic=topic,
         bodies=[row.body, *(body for _, body in tx.all("parts_read", row.mid))],
         key=row.key,

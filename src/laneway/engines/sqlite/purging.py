@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from laneway.engines.base import ABORT
 from laneway.engines.shared.naming import lane_name
-from laneway.engines.shared.states import DELAYED, PARKED, RETENTION_ENDS
-from laneway.engines.sqlite import messages, results, views
+from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
+from laneway.engines.sqlite import endings, leases, messages, views
 from laneway.engines.sqlite.rows import Held, Lane, Row
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def purge(tx: Transaction, topic: str, last: int) -> int:
         # it was listed.
         row = messages.read(tx, listed.mid) if listed.serial else listed
         if row is not None and row.seq <= last:
-            results.ends(tx, row, topic, "cancelled")
+            endings.message_ended(tx, row, topic, "cancelled")
             messages.withdraw(tx, lane, row, topic)
             removed += 1
             if removed == PAGE:
@@ -84,11 +85,39 @@ def _give_up(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
         gate.leased -= 1
         tx.touch_gate(gate)
     if row is not None:
-        results.ends(tx, row, topic, "cancelled")
+        endings.message_ended(tx, row, topic, "cancelled")
         messages.take_out(tx, lane, row, topic)
     elif held.empty:
         messages.free_key(tx, lane, held.empty, held.mid)
     return 1
+
+
+# One message
+
+
+def cancel(tx: Transaction, message_id: str, topic: str | None) -> str:
+    """Cancel what waits, abort what is leased."""
+    row = messages.find(tx, message_id, topic)
+    if row is None:
+        return "unknown"
+    if row.state == DEAD:
+        return "dead"
+    lane = tx.lane(row.lane)
+    its_topic = messages.topic_of(row, lane)
+    found = tx.one("lease_of_message", row.mid)
+    endings.message_ended(tx, row, its_topic, "cancelled")
+    if found is None:
+        messages.withdraw(tx, lane, row, its_topic)
+        tx.place(lane)
+        return "cancelled"
+    held = Held(*found)
+    tx.run("lease_delete", held.fence)
+    tx.lane_cache.handed.pop(held.fence, None)
+    leases.release_slots(tx, lane, held, tx.now - held.granted)
+    messages.take_out(tx, lane, row, its_topic)
+    tx.place(lane)
+    tx.changed_ids.append(ABORT + tx.id_of(row))
+    return "aborted"
 
 
 # Dead letters
@@ -99,7 +128,7 @@ def _dead(
 ) -> list[tuple[int, str, int]]:
     """(message, topic, when its retention ends) of those meant, oldest first."""
     if ids is not None:
-        rows = (views.find(tx, message_id, topic) for message_id in ids[:limit])
+        rows = (messages.find(tx, message_id, topic) for message_id in ids[:limit])
         found = [
             tx.one("dead_read", mid)
             for mid in dict.fromkeys(row.mid for row in rows if row is not None)
@@ -130,7 +159,7 @@ def redrive(
         tx.run("event_delete", until, RETENTION_ENDS, mid)
         tx.run("dead_delete", mid)
         tx.shard.dead -= 1
-        results.begins_again(tx, row)
+        endings.message_revived(tx, row)
         lane = _put_back(tx, row, its_topic, first + n * spacing_us)
         lanes[lane.lane] = lane
     for lane in lanes.values():

@@ -172,7 +172,7 @@ class _Intake:
         if lane is None or row is None or not merging.join(tx, lane, row, draft, policy):
             return None
         self.arrivals[lane.lane] = lane
-        survivor = messages.id_of(tx, row)
+        survivor = tx.id_of(row)
         return Receipt(draft.id or survivor, draft.topic, "merged", survivor)
 
     def _insert(

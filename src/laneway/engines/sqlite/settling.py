@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from laneway.engines import base
-from laneway.engines.shared import fairness
 from laneway.engines.shared.naming import PARTITION, generated_id
 from laneway.engines.shared.refusals import (
-    DEFAULT_MEAN_US,
     NO_HANDLER,
     REFUSED,
     STARTED_AND_LOST,
@@ -18,7 +16,7 @@ from laneway.engines.shared.refusals import (
     retries_used_up,
 )
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END
-from laneway.engines.sqlite import merging, messages, putting, results
+from laneway.engines.sqlite import endings, leases, merging, messages, putting
 from laneway.engines.sqlite.rows import Held, Lane, Row
 from laneway.errors import BacklogFull
 
@@ -70,7 +68,7 @@ def settle(
         tx.reported_by_handler = None
         lanes |= ending.write()
     _stand(tx, lanes.values())
-    results.keep(tx, settlements, answers)
+    endings.store_outcomes(tx, settlements, answers)
     ends = [
         n
         for n in sorted(publish)
@@ -190,7 +188,7 @@ class _Ending:
             return "gone", ""
         lane = tx.lane(held.lane)
         self._lanes[lane.lane] = lane
-        end_of_lease(tx, lane, held, settlement.cost_us)
+        leases.release_slots(tx, lane, held, settlement.cost_us)
         if held.empty is not None:
             return self._settle_empty(lane, held, settlement), generated_id(
                 tx.shard.nonce, held.mid
@@ -201,7 +199,7 @@ class _Ending:
         message = messages.read(tx, held.mid)
         if message is None:
             return "gone", ""
-        message_id = messages.id_of(tx, message)
+        message_id = tx.id_of(message)
         return come_back(tx, lane, held, message, settlement), message_id
 
     def _ack(self, lane: Lane, held: Held, row: Any) -> str:
@@ -248,41 +246,6 @@ class _Ending:
             self.tx.touch(lane)
 
 
-def end_of_lease(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:
-    """Free what the lease held of its lane and gate, and put its cost right."""
-    lane.leased -= 1
-    tx.shard.leased -= 1
-    if held.gate is not None:
-        gate = tx.gate(held.gate)
-        if gate is not None:
-            gate.leased -= 1
-            tx.touch_gate(gate)
-    if held.charge:
-        _correct_cost(tx, lane, held, cost_us)
-
-
-def _correct_cost(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:
-    """
-    Fair by time: the lane pays what its message really took, never less than keeps it at the tier's
-    time.
-    """
-    tier_queue = tx.tier_queues[lane.tier_queue]
-    cost = max(0, min(cost_us, held.deadline - held.granted))
-    weight = tx.rule(lane).weight
-    before = lane.vt
-    lane.vt = max(
-        lane.vt + fairness.stride_of_work(cost - held.charge, weight), min(tier_queue.vt, before)
-    )
-    if cost:
-        lane.mean = _moved(lane.mean or tier_queue.mean or DEFAULT_MEAN_US, cost)
-        tier_queue.mean = _moved(tier_queue.mean or DEFAULT_MEAN_US, cost)
-    tx.touch(lane)
-
-
-def _moved(mean: int, cost: int) -> int:
-    return max(1, mean + (cost - mean) // 8)
-
-
 def come_back(tx: Transaction, lane: Lane, held: Held, row: Row, settlement: Settlement) -> str:
     """A lease ended without an ack: the message waits again, or dies."""
     row.deliveries += 1
@@ -301,7 +264,7 @@ def come_back(tx: Transaction, lane: Lane, held: Held, row: Row, settlement: Set
         _rest(tx, lane, held, settlement.delay_us)
         delay = 0
     elif not settlement.begun:
-        _return_permits(tx, lane, held)
+        leases.return_permits(tx, lane, held)
     wait_again(tx, lane, row, tx.now + delay if delay > 0 else None)
     return "released"
 
@@ -383,15 +346,6 @@ def _lanes_of_topic(tx: Transaction, lane: Lane) -> list[Lane]:
     return [found for found in map(tx.find_lane, names) if found is not None]
 
 
-def _return_permits(tx: Transaction, lane: Lane, held: Held) -> None:
-    policy = tx.rule(lane)
-    if policy.rate is not None:
-        lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, 1)
-    gate = tx.gate(held.gate) if held.gate is not None else None
-    if gate is not None:
-        gate.give_back(1)
-
-
 def wait_again(tx: Transaction, lane: Lane, row: Row, due: int | None) -> None:
     """
     The message waits again, delayed until `due` (its new since) or ready with its old since; past
@@ -419,7 +373,7 @@ def run_out(tx: Transaction, held: Held) -> None:
     if held.gone:
         return
     lane = tx.lane(held.lane)
-    end_of_lease(tx, lane, held, held.deadline - held.granted)
+    leases.release_slots(tx, lane, held, held.deadline - held.granted)
     if held.empty is not None:
         messages.free_key(tx, lane, held.empty or None, held.mid)
     else:
@@ -440,50 +394,6 @@ def _suspect(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
             _die(tx, lane, row, STARTED_AND_LOST, None, noted=True)
             return
     wait_again(tx, lane, row, None)
-
-
-# Start and extend
-
-
-def start(tx: Transaction, leases: Sequence[tuple[int, int]]) -> list[bool]:
-    """Record that suspects are about to be run."""
-    answers = _are_held(tx, leases)
-    tx.run_many(
-        "lease_started",
-        [(fence,) for (_, fence), held in zip(leases, answers, strict=True) if held],
-    )
-    return answers
-
-
-def extend(tx: Transaction, leases: Sequence[tuple[int, int]], by_us: int) -> list[bool]:
-    """
-    Move deadlines to at least now + `by_us`. The event of the batch stays: when it comes it finds
-    them moved, and moves too.
-    """
-    held = {
-        row[0]: Held(*row) for row in tx.all("leases_read", _dumps([fence for _, fence in leases]))
-    }
-    until = tx.now + by_us
-    answers = []
-    moved = []
-    for handle, fence in leases:
-        found = held.get(fence)
-        alive = found is not None and found.mid == handle and not found.gone
-        answers.append(alive)
-        if found is not None and alive and found.deadline < until:
-            moved.append((until, fence))
-    tx.run_many("lease_extend", moved)
-    return answers
-
-
-def _are_held(tx: Transaction, leases: Sequence[tuple[int, int]]) -> list[bool]:
-    held = {
-        row[0]: Held(*row) for row in tx.all("leases_read", _dumps([fence for _, fence in leases]))
-    }
-    return [
-        fence in held and held[fence].mid == handle and not held[fence].gone
-        for handle, fence in leases
-    ]
 
 
 def lease_batch_over(

@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 from functools import cache, partial
 from importlib import resources
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from laneway.engines.sqlite.rows import LANE_COLUMNS, ROW_COLUMNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    import sqlite3
+    from collections.abc import Iterable, Sequence
 
 
 def _load() -> dict[str, str]:
@@ -134,3 +136,40 @@ def insert_many(name: str, count: int) -> str:
 
 def _shifted(parameter: re.Match[str], by: int) -> str:
     return f"?{int(parameter[1]) + by}"
+
+
+INSERTED_AT_ONCE = (64, 8)
+"""Rows in one INSERT, the larger first."""
+
+
+class Statements:
+    """Runs statements by their names on one connection."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def one(self, name: str, *values: Any) -> Any:
+        """The first row of a statement, or None."""
+        return self.connection.execute(SQL[name], values).fetchone()
+
+    def all(self, name: str, *values: Any) -> list[Any]:
+        return self.connection.execute(SQL[name], values).fetchall()
+
+    def run(self, name: str, *values: Any) -> int:
+        """Returns how many rows changed."""
+        return self.connection.execute(SQL[name], values).rowcount
+
+    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
+        """Returns how many rows changed."""
+        return self.connection.executemany(SQL[name], rows).rowcount if rows else 0
+
+    def insert(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Like `run_many` for an INSERT: many rows in one statement cost half."""
+        done = 0
+        for size in INSERTED_AT_ONCE:
+            while len(rows) - done >= size:
+                self.connection.execute(
+                    insert_many(name, size), list(chain.from_iterable(rows[done : done + size]))
+                )
+                done += size
+        self.run_many(name, rows[done:])

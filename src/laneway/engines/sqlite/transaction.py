@@ -10,20 +10,19 @@ stands.
 from __future__ import annotations
 
 import json
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from laneway.engines.shared import fairness, gates
-from laneway.engines.shared.naming import BUCKET
+from laneway.engines.shared.naming import BUCKET, generated_id
 from laneway.engines.shared.refusals import LINGER_US
 from laneway.engines.shared.size_classes import WINDOW_US
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, PAUSED, RUNNABLE
 from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.lane_cache import LaneCache
-from laneway.engines.sqlite.rows import GateState, Lane, Shard, TierQueue
-from laneway.engines.sqlite.statements import SQL, insert_many
+from laneway.engines.sqlite.rows import GateState, Lane, Row, Shard, TierQueue
+from laneway.engines.sqlite.statements import SQL, Statements
 from laneway.policy import PolicyBook, Resolved
 from laneway.tiers import TierLayers
 
@@ -39,9 +38,6 @@ MOST_RESOLVED = 200_000
 
 MOST_SETS = 20_000
 """Different sets of topics' own policies that are kept at hand."""
-
-INSERTED_AT_ONCE = (64, 8)
-"""Rows in one INSERT, the larger first."""
 
 _dumps = msgspec.json.Encoder().encode
 
@@ -142,7 +138,7 @@ class _ByTopic(dict[str, Resolved]):
         return found
 
 
-class Transaction:
+class Transaction(Statements):
     """A transaction in progress. Everything that changes lanes goes through here."""
 
     def __init__(
@@ -152,7 +148,7 @@ class Transaction:
         clock: int,
         lane_cache: LaneCache | None = None,
     ) -> None:
-        self.connection = connection
+        super().__init__(connection)
         self.rules = rules
         self.lane_cache = lane_cache = lane_cache or LaneCache()
         if lane_cache.shard is None:
@@ -190,34 +186,6 @@ class Transaction:
         }
         self._tier_queues_stood = list(map(msgspec.structs.astuple, self.tier_queues.values()))
 
-    # Reading
-
-    def one(self, name: str, *values: Any) -> Any:
-        """The first row of a statement, or None."""
-        return self.connection.execute(SQL[name], values).fetchone()
-
-    def all(self, name: str, *values: Any) -> list[Any]:
-        return self.connection.execute(SQL[name], values).fetchall()
-
-    def run(self, name: str, *values: Any) -> int:
-        """Returns how many rows changed."""
-        return self.connection.execute(SQL[name], values).rowcount
-
-    def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Returns how many rows changed."""
-        return self.connection.executemany(SQL[name], rows).rowcount if rows else 0
-
-    def insert(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Like `run_many` for an INSERT: many rows in one statement cost half."""
-        done = 0
-        for size in INSERTED_AT_ONCE:
-            while len(rows) - done >= size:
-                self.connection.execute(
-                    insert_many(name, size), list(chain.from_iterable(rows[done : done + size]))
-                )
-                done += size
-        self.run_many(name, rows[done:])
-
     def next_seq(self) -> int:
         shard = self.shard
         if shard.seq < self.least:  # noqa: PLR1730  # `max` would cost half of the call
@@ -229,6 +197,10 @@ class Transaction:
         """The fence before the next one."""
         self.shard.fence = max(self.shard.fence, self.least)
         return self.shard.fence
+
+    def id_of(self, row: Row) -> str:
+        """The message's own id, else its generated id."""
+        return row.id if row.id is not None else generated_id(self.shard.nonce, row.mid)
 
     # Policies
 
@@ -579,7 +551,7 @@ class Transaction:
 
     def flush(self) -> None:
         """Write everything back; the transaction may then be committed."""
-        self._changes.write(self)
+        self._write_lanes()
         self._flush_gates()
         tier_queues = list(map(msgspec.structs.astuple, self.tier_queues.values()))
         if tier_queues != self._tier_queues_stood:
@@ -619,8 +591,11 @@ class Transaction:
         """
         if self._went_down or self._dirty_gates:
             self._went_down = False
-            self._changes.write(self)
+            self._write_lanes()
             self._flush_gates()
+
+    def _write_lanes(self) -> None:
+        self.changed_ids += self._changes.write(self, self.shard, self.lane_cache, self.now)
 
     def count_deliveries(self, lane: Lane, taken: int) -> None:
         """Keep the lane's recent rate."""

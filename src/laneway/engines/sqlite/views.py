@@ -8,7 +8,7 @@ import msgspec
 
 from laneway.engines.shared import gates
 from laneway.engines.shared import views as shared
-from laneway.engines.shared.naming import BUCKET, lane_name, parse_generated_id
+from laneway.engines.shared.naming import BUCKET, lane_name
 from laneway.engines.shared.states import (
     DEAD,
     DELAYED,
@@ -216,28 +216,9 @@ def cursors(tx: Transaction, topic: str) -> dict[int, tuple[int, int]]:
 # Messages
 
 
-def find(tx: Transaction, message_id: str, topic: str | None) -> Row | None:
-    """A message by its id: one of our making names its row, one of the user's is looked up."""
-    if topic is None:
-        found = tx.one("ident_anywhere", message_id)
-        mid = found[1] if found is not None else None
-    else:
-        found = tx.one("ident_read", message_id, topic)
-        mid = found[0] if found is not None else None
-    if mid is None:
-        made = parse_generated_id(tx.shard.nonce, message_id)
-        if made is None:
-            return None
-        its_topic = messages.made_topic(tx, made)
-        if its_topic is None or topic not in (None, its_topic):
-            return None
-        mid = made
-    return messages.read(tx, mid)
-
-
 def state_of(tx: Transaction, topic: str, message_id: str, leased: Leased) -> str:
     """unknown, waiting, leased, finished or dead."""
-    row = find(tx, message_id, topic)
+    row = messages.find(tx, message_id, topic)
     if row is None:
         known = tx.one("ident_read", message_id, topic)
         if known is None or (known[1] is not None and known[1] <= tx.now):
@@ -275,7 +256,7 @@ def _view(tx: Transaction, row: Row, topic: str) -> MessageView:
     note = tx.one("note_read", row.mid)
     return shared.message(
         row,
-        id=messages.id_of(tx, row),
+        id=tx.id_of(row),
         topic=topic,
         key=row.key,
         headers=msgspec.json.decode(row.headers) if row.headers else None,

@@ -1,0 +1,114 @@
+"""
+Leases that are held: start, extend, and what the end of a lease gives back.
+
+A leaf: `settling`, `results` and `purging` end leases, each for its own reason.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.engines.shared import fairness
+from laneway.engines.shared.refusals import DEFAULT_MEAN_US
+from laneway.engines.sqlite.rows import Held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from laneway.engines.sqlite.rows import Lane
+    from laneway.engines.sqlite.transaction import Transaction
+
+_dumps = msgspec.json.Encoder().encode
+
+MEAN_OVER = 8
+"""A mean duration moves by this part of each new one's difference."""
+
+
+def by_fence(tx: Transaction, fences: Iterable[int]) -> dict[int, Held]:
+    """The leases of these fences that have a row."""
+    return {row[0]: Held(*row) for row in tx.all("leases_read", _dumps(list(fences)))}
+
+
+def is_held(lease: Held | None, handle: int) -> bool:
+    """Whether a lease, as it was read, still belongs to the message of that handle."""
+    return lease is not None and lease.mid == handle and not lease.gone
+
+
+def start(tx: Transaction, leases: Sequence[tuple[int, int]]) -> list[bool]:
+    """Record that suspects are about to run; answers which of the (handle, fence) are held."""
+    held = by_fence(tx, (fence for _, fence in leases))
+    answers = [is_held(held.get(fence), handle) for handle, fence in leases]
+    tx.run_many(
+        "lease_started",
+        [(fence,) for (_, fence), answer in zip(leases, answers, strict=True) if answer],
+    )
+    return answers
+
+
+def extend(tx: Transaction, leases: Sequence[tuple[int, int]], by_us: int) -> list[bool]:
+    """
+    Move deadlines to at least now + `by_us`; answers which of the (handle, fence) are held.
+
+    The batch's event stays where it is: when it is due it finds later deadlines and moves there.
+    """
+    held = by_fence(tx, (fence for _, fence in leases))
+    until = tx.now + by_us
+    answers = [is_held(held.get(fence), handle) for handle, fence in leases]
+    tx.run_many(
+        "lease_extend",
+        [
+            (until, fence)
+            for (_, fence), answer in zip(leases, answers, strict=True)
+            if answer and held[fence].deadline < until
+        ],
+    )
+    return answers
+
+
+def release_slots(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:
+    """The lease ended: free its slots in its lane and gate, and correct the lane's virtual time."""
+    lane.leased -= 1
+    tx.shard.leased -= 1
+    if held.gate is not None:
+        gate = tx.gate(held.gate)
+        if gate is not None:
+            gate.leased -= 1
+            tx.touch_gate(gate)
+    if held.charge:
+        _correct_charge(tx, lane, held, cost_us)
+
+
+def _correct_charge(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> None:
+    """
+    In a tier that is fair by time the lane pays for the time that its message took.
+
+    The delivery charged an estimate. A refund does not move the lane before its tier queue's
+    virtual time.
+    """
+    tier_queue = tx.tier_queues[lane.tier_queue]
+    cost = max(0, min(cost_us, held.deadline - held.granted))
+    weight = tx.rule(lane).weight
+    before = lane.vt
+    lane.vt = max(
+        lane.vt + fairness.stride_of_work(cost - held.charge, weight), min(tier_queue.vt, before)
+    )
+    if cost:
+        lane.mean = _moved_mean(lane.mean or tier_queue.mean or DEFAULT_MEAN_US, cost)
+        tier_queue.mean = _moved_mean(tier_queue.mean or DEFAULT_MEAN_US, cost)
+    tx.touch(lane)
+
+
+def _moved_mean(mean: int, cost: int) -> int:
+    return max(1, mean + (cost - mean) // MEAN_OVER)
+
+
+def return_permits(tx: Transaction, lane: Lane, held: Held) -> None:
+    """The delivery never began: return its permits of the lane's rate and of the gate."""
+    policy = tx.rule(lane)
+    if policy.rate is not None:
+        lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, 1)
+    gate = tx.gate(held.gate) if held.gate is not None else None
+    if gate is not None:
+        gate.give_back(1)
