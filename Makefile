@@ -2,13 +2,14 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 DEMO := .venv-demo
+DOCS := .venv-docs
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz test-kills lint fmt bench bench-smoke ci clean
+.PHONY: help setup demo test fuzz test-kills lint fmt bench bench-smoke docs docs-pages docs-check ci clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -61,8 +62,24 @@ bench: $(READY) ## every figure of the README, beside the peers (a while); ENGIN
 bench-smoke: $(READY) ## each benchmark once, small: they still run
 	$(BIN)/python -m bench.all --smoke $(ARGS)
 
+docs: $(DOCS)/.ready docs-pages ## build the documentation site in site/
+	$(DOCS)/bin/zensical build --clean --strict
+
+$(DOCS)/.ready: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Laneway needs Python 3.11 or newer: none was found; set PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@touch $(DOCS)/.ready
+
+docs-pages: $(READY) ## write the generated pages of docs/reference/
+	$(BIN)/python docs/generate.py
+
+docs-check: $(READY) ## fail on stale generated pages and broken links
+	$(BIN)/python docs/generate.py --check
+	$(BIN)/python docs/check.py
+
 ci: ## what CI runs
 	bash .ci/run
 
 clean: ## remove what make made
-	rm -rf $(VENV) $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results
+	rm -rf $(VENV) $(DEMO) $(DOCS) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis bench/results

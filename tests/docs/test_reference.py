@@ -1,0 +1,106 @@
+"""The generated pages of the reference, and the check of links, do what they promise."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import laneway
+from laneway import errors, policy
+from laneway.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(name: str) -> Any:
+    """A script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate, check = script("generate"), script("check")
+
+
+@pytest.mark.parametrize("field", policy.FIELDS)
+def test_each_policy_field_has_a_row(field: str) -> None:
+    """The table has each field with its values, its default and its meaning."""
+    row = re.search(
+        rf"^\| `{field}` \| (.+) \| (.+) \| (.+) \|$", generate.policy_page(), re.MULTILINE
+    )
+    assert row is not None
+
+
+def test_fields_that_need_others_say_so() -> None:
+    """A field that the table calls dependent is refused alone."""
+    examples: dict[str, Any] = {
+        "burst": 2,
+        "debounce": True,
+        "edge": "leading",
+        "gate": "stripe",
+        "max_wait": "1m",
+        "merge_limit": 5,
+        "window": "1s",
+    }
+    assert examples.keys() == generate.BETWEEN.keys()
+    for field, value in examples.items():
+        app = laneway.Laneway("sqlite://", program="docs")
+        app.policy("push.*", **{field: value})
+        with pytest.raises(errors.BadPolicy):
+            _ = app.engine
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_a_section(command: str) -> None:
+    """Each command has a heading of its own, with its usage."""
+    assert f"\n## laneway {command}\n\n```text\nlaneway {command} " in generate.cli_page()
+
+
+def test_each_public_name_is_in_the_reference() -> None:
+    """Public names are in the API page or in the page of errors."""
+    api, found = generate.api_page(), generate.errors_page()
+    for name in laneway.__all__:
+        assert f"::: laneway.{name}\n" in api or f"## {name}\n" in found
+
+
+def test_log_lines_name_their_values() -> None:
+    """A log line's page shows the names of values instead of format characters."""
+    page = generate.logs_page()
+    assert "<topic>" in page
+    assert re.search(r"%[sdr]", page) is None
+
+
+def test_store_metrics_are_there() -> None:
+    """Both sources of metrics are in the page."""
+    page = generate.metrics_page()
+    assert "`laneway_handled_total`" in page
+    assert "`laneway_store_waiting`" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("# A b\n\n[here](#a-b)\n", []),
+        ("# A\n\n[there](#b)\n", ["#b: there is no such heading"]),
+        ("[page](none.md)\n", ["none.md: there is no such file"]),
+        ("```text\n[page](none.md)\n```\n", []),
+        ("| [page](none.md) |\n", ["none.md: there is no such file"]),
+        (f"{'word ' * 30}\n", ["150 characters, at most 100 are allowed"]),
+        (f"| {'word ' * 30} |\n", []),
+    ],
+)
+def test_faults_of_a_page_are_found(
+    text: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken links, broken anchors and long lines are reported, except inside of code."""
+    monkeypatch.setattr(check, "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text(text)
+    found = [fault.split(": ", 1)[1] for fault in check.faults(tmp_path / "page.md")]
+    assert found == expected
