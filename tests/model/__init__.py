@@ -1,14 +1,16 @@
 """
-The behaviour of an engine in plain Python without storage: docs/specification.md as a program.
+The model: what an engine does, in plain Python without storage.
 
-Lists and dicts, sorted and scanned at every question; nothing is indexed, nothing is remembered
-that could be worked out. It implements the protocol of `laneway.engines.base` (all that answers: it
-does not wait, nor is it ill), so that `tests/stateful` can drive it and an engine with the same
-random histories. The formulas (rates, virtual time, shares) and the resolution of policies are
-shared with the engines; everything else is said here once more.
+It is docs/specification.md as a program. It implements the protocols of `laneway.engines.base`,
+except for waiting, notifications and the doctor, so `tests/stateful` can run the same random
+histories against it and an engine. It favors clarity: state is lists and dicts that every call
+searches and sorts, without indexes or caches. Formulas (rates, virtual time, shares) and the
+resolution of policies are shared with the engines; every other rule is written here a second time.
 
-`things`: what there is · `lanes`: where it waits, and who may be served · `engine`: publish, lease,
-settle · `desk`: administration.
+- `state`: messages, leases, lanes, tier queues and gates.
+- `lanes`: which lane a message waits in, and which lanes can deliver.
+- `engine`: publish, lease, settle.
+- `admin`: administration and views.
 """
 
 from tests.model.admin import Model

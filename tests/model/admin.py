@@ -1,4 +1,4 @@
-"""Administration: policies, topics, dead letters, and what people look at."""
+"""Administration of the model: tiers, policies, gates, topics, dead letters and views."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ from laneway.policy import (
 )
 from laneway.tiers import Tier, TierLayers, moves_lanes
 from tests.model.engine import Engine
-from tests.model.things import (
+from tests.model.state import (
     COUNTERS,
     GateState,
     Lane,
     Message,
     TierQueue,
+    lane_shape,
     rate_now,
-    shape,
     size_of,
     spread_by,
 )
 
 
 class Model(Engine):
-    """Engine and Desk."""
+    """A whole engine: the hot path of `Engine`, and administration."""
 
     # Tiers
 
     def tier_layers(self) -> TierLayers:
-        return self.layers_of_tiers
+        return self.tier_settings
 
     def tier_set(
         self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None
     ) -> None:
-        self._change_tiers(self.layers_of_tiers.change(layer, changes, self._tier_named_by), now_us)
+        self._change_tiers(self.tier_settings.change(layer, changes, self._tier_named_by), now_us)
 
     def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
-        before = self.layers_of_tiers
+        before = self.tier_settings
         self._change_tiers(before.reset(name, self._tier_named_by), now_us)
-        return self.layers_of_tiers is not before
+        return self.tier_settings is not before
 
     def _tier_named_by(self, tier: str) -> str | None:
         return next(
@@ -69,9 +69,9 @@ class Model(Engine):
         )
 
     def _change_tiers(self, after: TierLayers, now_us: int | None) -> None:
-        """Shares hold from the next lease on; lanes whose default tier became another one move."""
+        """New shares hold from the next lease. Lanes whose default tier has changed move."""
         self.now = self._time(now_us)
-        before, self.layers_of_tiers = self.tiers, after
+        before, self.tier_settings = self.tiers, after
         self.book = self._copy_of_book()
         if moves_lanes(before, self.tiers):
             for lane in self.lanes.values():
@@ -126,19 +126,19 @@ class Model(Engine):
         return self._change_policies(layer, checked, now_us)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
-        there = sources(self.book.layers(pattern)).get(layer)
-        if there:
-            self._change_policies(layer, [(pattern, dict.fromkeys(there))], now_us)
+        fields = sources(self.book.layers(pattern)).get(layer)
+        if fields:
+            self._change_policies(layer, [(pattern, dict.fromkeys(fields))], now_us)
         else:
             self.now = self._time(now_us)
-        return bool(there)
+        return bool(fields)
 
     def _change_policies(
         self, layer: str, changes: list[tuple[str, dict[str, Any]]], now_us: int | None
     ) -> list[dict[str, Any]]:
         """
-        The patterns, those under them and the topics have to be possible together, and no topic's
-        messages may be taken out of their lanes.
+        Change policies, unless a changed pattern, or one under it, would be invalid, or a topic in
+        use would get other lanes.
         """
         book = self._copy_of_book()
         for name, fields in changes:
@@ -148,9 +148,9 @@ class Model(Engine):
             if is_pattern(under) or under in changed:
                 book.check(under)
         for topic in self._topics_in_use():
-            if any(matches(name, topic) for name in changed) and shape(
+            if any(matches(name, topic) for name in changed) and lane_shape(
                 book.resolve(topic)
-            ) != shape(self.book.resolve(topic)):
+            ) != lane_shape(self.book.resolve(topic)):
                 raise TopicInUse("partitions and buckets change only while a topic is empty")
         self.book, self.now = book, self._time(now_us)
         for name in changed:
@@ -170,7 +170,7 @@ class Model(Engine):
         return True
 
     def _lanes_under(self, pattern: str) -> list[Lane]:
-        """An engine with more than `HOUSEKEEPING_LIMIT` of them may go on in later calls."""
+        """An engine may place lanes beyond `HOUSEKEEPING_LIMIT` in later calls."""
         return [
             lane
             for lane in self.lanes.values()
@@ -179,15 +179,15 @@ class Model(Engine):
 
     def _topics_in_use(self) -> set[str]:
         """
-        Topics with something waiting or leased; at most once, as far as the lane is the topic's
-        own.
+        Topics with waiting or leased messages. A lease of an at-most-once message counts only if
+        the lane is not a bucket.
         """
-        held = {
+        leased = {
             lease.topic
             for lease in self.leases.values()
             if not lease.gone and lease.lane.topic is not None
         }
-        return held | {message.topic for message in self.messages if message.state != "dead"}
+        return leased | {message.topic for message in self.messages if message.state != "dead"}
 
     def gate_set(
         self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
@@ -202,7 +202,7 @@ class Model(Engine):
             state.tat = fairness.rebase(
                 state.tat, self.now, state.limits.rate, state.limits.effective_burst
             )
-        self._look_at_gate(state)
+        self._set_gate_wake(state)
 
     def gate_list(self, *, now_us: int | None = None) -> list[dict[str, Any]]:
         return [
@@ -228,18 +228,18 @@ class Model(Engine):
             "waiting": waiting,
         }
 
-    # Taking topics away
+    # Purging and deleting topics
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
         self.now = self._time(now_us)
-        going = [message for message in self._waiting_all() if message.topic == topic]
-        for message in going:
-            self._ended(message, "cancelled")
+        purged = [message for message in self._waiting_all() if message.topic == topic]
+        for message in purged:
+            self._store_outcome(message, "cancelled")
             self._count(message.lane, "removed")
             self._remove(message)
         for lane in self._lanes_of(topic):
             self._place(lane)
-        return len(going)
+        return len(purged)
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
         removed = self.topic_purge(topic, now_us=now_us) + self.dead_drop(
@@ -250,12 +250,12 @@ class Model(Engine):
         for lease in leases:
             if lease.message is not None and lease.topic == topic:
                 self._count(lease.lane, "removed")
-                self._ended(lease.message, "cancelled")
+                self._store_outcome(lease.message, "cancelled")
                 self._remove(lease.message)
             elif lease.lane.topic is None:
-                # another topic's of the bucket; one that is at most once is nobody's any more
+                # another topic of the bucket, or an at-most-once message, which has ended
                 continue
-            self._free_line(lease.lane, lease.line, lease)
+            self._free_serial_key(lease.lane, lease.serial_key, lease)
             lease.gone = True
             self._free_gate(lease)
             removed += 1
@@ -273,7 +273,7 @@ class Model(Engine):
     def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
     ) -> str:
-        """Take one out; a lease of it ends."""
+        """Remove a message and end its lease."""
         message = self._find(message_id, topic)
         if message is None:
             return "unknown"
@@ -283,7 +283,7 @@ class Model(Engine):
         lease = next((lease for lease in self.leases.values() if lease.message is message), None)
         if lease is not None:
             self._end(lease, self.now - lease.granted)
-        self._ended(message, "cancelled")
+        self._store_outcome(message, "cancelled")
         self._count(message.lane, "removed")
         self._remove(message)
         self._place(message.lane)
@@ -292,13 +292,13 @@ class Model(Engine):
     # Dead letters
 
     def _dead(self, topic: str | None, ids: Sequence[str] | None, limit: int) -> list[Message]:
-        """Those meant, each once: by id in the order named, else the oldest first."""
+        """Dead letters, each once: by id in the given order, else the oldest first."""
         if ids is not None:
-            found = [self._find(each, topic) for each in ids[:limit]]
+            named = [self._find(each, topic) for each in ids[:limit]]
             return list(
                 dict.fromkeys(
                     message
-                    for message in found
+                    for message in named
                     if message is not None and message.death is not None
                 )
             )
@@ -332,15 +332,15 @@ class Model(Engine):
         now_us: int | None = None,
     ) -> int:
         self.now = self._time(now_us)
-        found = self._dead(topic, ids, limit)
-        for n, message in enumerate(found):
+        letters = self._dead(topic, ids, limit)
+        for n, message in enumerate(letters):
             self._put_back(message, self.now + first_us + n * spacing_us)
-        for message in found:
+        for message in letters:
             self._place(message.lane)
-        return len(found)
+        return len(letters)
 
     def _put_back(self, message: Message, since: int) -> None:
-        """With a new number and since; attempts, suspicion and ttl from the start."""
+        """Requeue with a new number and since; attempts, suspect and ttl start again."""
         policy = self.book.resolve(message.topic)
         self.number += 1
         self.outcomes.pop(message.id if RESULT_TTL_HEADER in (message.headers or {}) else "", None)
@@ -377,12 +377,12 @@ class Model(Engine):
         now_us: int | None = None,
     ) -> int:
         self.now = self._time(now_us)
-        found = self._dead(topic, ids, limit)
-        for message in found:
-            self._forget_dead(message)
-        return len(found)
+        letters = self._dead(topic, ids, limit)
+        for message in letters:
+            self._delete_dead(message)
+        return len(letters)
 
-    # Looking
+    # Views
 
     def lookup(
         self, topic: str, ids: Sequence[str], *, now_us: int | None = None
@@ -402,7 +402,7 @@ class Model(Engine):
     def explain(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
     ) -> Explanation:
-        """Without its sentences and its guess."""
+        """The facts only: without sentences and the estimated time."""
         message = self._find(message_id, topic)
         if message is None:
             finished = topic is not None and self._is_finished(
@@ -427,7 +427,7 @@ class Model(Engine):
         view = MessageView(
             id=message.id,
             topic=message.topic,
-            state=self._state_for_people(message),
+            state=self._view_state(message),
             body=message.bodies[0],
             key=message.key,
             priority=message.priority,
@@ -457,7 +457,7 @@ class Model(Engine):
                 )
         return view
 
-    def _state_for_people(self, message: Message) -> str:
+    def _view_state(self, message: Message) -> str:
         if message.state != "waiting":
             return message.state
         return "delayed" if message.delayed else "parked" if self._is_parked(message) else "ready"
@@ -465,14 +465,14 @@ class Model(Engine):
     def topic_peek(
         self, topic: str, *, limit: int = 10, now_us: int | None = None
     ) -> list[MessageView]:
-        """Ready, parked, delayed."""
+        """Ready messages, then parked ones, then delayed ones."""
         waiting = [message for message in self._waiting_all() if message.topic == topic]
         ready = sorted(
-            (one for one in waiting if self._state_for_people(one) == "ready"),
+            (one for one in waiting if self._view_state(one) == "ready"),
             key=lambda one: one.order,
         )
         parked = sorted(
-            (one for one in waiting if self._state_for_people(one) == "parked"),
+            (one for one in waiting if self._view_state(one) == "parked"),
             key=lambda one: (one.since, one.number),
         )
         delayed = sorted(
@@ -482,8 +482,9 @@ class Model(Engine):
 
     def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
         """
-        Per priority: the last number before the first that was never handed out; before the first
-        that is not finished.
+        By priority: the scan cursor and the done cursor.
+
+        Each is one less than the first number that was never delivered, or is not finished.
         """
         lanes = self._lanes_of(topic)
         here = [
@@ -512,17 +513,25 @@ class Model(Engine):
 
     def _stats(self, topic: str, now: int) -> TopicStats:
         """
-        What waits is the topic's; where it stands and what was counted is its lanes', of which a
-        folded topic has none.
+        Waiting messages are the topic's own; state and counters are those of its lanes.
+
+        A folded topic has no lane of its own, and no counters.
         """
         policy = self.book.resolve(topic)
         lanes = self._lanes_of(topic)
         own = [lane for lane in lanes if lane.topic is not None]
         mine = [message for message in self.messages if message.topic == topic]
-        states = Counter(self._state_for_people(message) for message in mine)
-        standing = next((lane for lane in lanes if lane.place != "idle"), None)
+        states = Counter(self._view_state(message) for message in mine)
+        active = next((lane for lane in lanes if lane.place != "idle"), None)
         leased = sum(map(self._leased, own)) if policy.buckets is None else states["leased"]
-        backs_off = [lane.rest_until for lane in lanes if lane.rest_step and lane.rest_until > now]
+        counters: dict[str, Any] = {
+            name: sum(lane.counts[name] for lane in own) for name in COUNTERS
+        }
+        backs_off = [
+            lane.backs_off_until
+            for lane in lanes
+            if lane.back_off_us and lane.backs_off_until > now
+        ]
         return TopicStats(
             topic,
             backs_off_until_us=max(backs_off, default=None),
@@ -534,15 +543,15 @@ class Model(Engine):
             dead=states["dead"],
             bytes=size_of([one for one in mine if one.state == "waiting"]),
             oldest_us=min(
-                (one.since for one in mine if self._state_for_people(one) == "ready"), default=None
+                (one.since for one in mine if self._view_state(one) == "ready"), default=None
             ),
-            state=standing.place if standing else "idle",
-            wake_us=standing.wake if standing else None,
+            state=active.place if active else "idle",
+            wake_us=active.wake if active else None,
             pool=policy.pool,
             tier=policy.tier,
             throttled_us=sum(lane.throttled for lane in own),
             rate_now=sum((rate_now(lane, now) for lane in own), 0.0),
-            **{name: sum(lane.counts[name] for lane in own) for name in COUNTERS},
+            **counters,
         )
 
     def topic_list(
@@ -562,7 +571,7 @@ class Model(Engine):
         }
         now = self._time(now_us)
         if order != "name" and order not in measures:
-            raise UsageError("there is no such order")
+            raise UsageError("unknown order")
         check_pattern(pattern)
         names = sorted(name for name in self._topics() if matches(pattern, name))
         if order == "name":
@@ -570,11 +579,11 @@ class Model(Engine):
                 :limit
             ]
         measure = measures[order]
-        found = sorted(
+        ranked = sorted(
             (self._stats(name, now) for name in names),
             key=lambda stats: (-measure(stats), stats.topic),
         )
-        return [stats for stats in found if measure(stats) > 0][:limit]
+        return [stats for stats in ranked if measure(stats) > 0][:limit]
 
     def _topics(self) -> set[str]:
         return {message.topic for message in self.messages} | {
@@ -614,7 +623,7 @@ class Model(Engine):
             "totals": msgspec.structs.asdict(self.overview(now_us=now_us)),
             "topics": {
                 name: msgspec.structs.asdict(self._stats(name, now))
-                for name in sorted(self._topics_seen())
+                for name in sorted(self._topics())
             },
             "messages": [
                 msgspec.structs.asdict(self._view(one))
@@ -623,6 +632,3 @@ class Model(Engine):
             "gates": self.gate_list(now_us=now_us),
             "policies": self.book.stored_rows(),
         }
-
-    def _topics_seen(self) -> set[str]:
-        return self._topics()

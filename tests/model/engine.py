@@ -1,4 +1,4 @@
-"""The hot path: housekeeping, publishing, serving, settling."""
+"""The hot path of the model: housekeeping, publishing, serving, settling."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from laneway.errors import BacklogFull, BadMessage
 from laneway.message import Batch, Draft, Lease, Receipt, Settlement
 from laneway.policy import Resolved
 from tests.model.lanes import Lanes
-from tests.model.things import (
+from tests.model.state import (
     FIRST_COST_US,
     MAX_WAIT_WINDOWS,
     RATE_WINDOW_US,
     STEP,
     Call,
     GateState,
-    Held,
+    HeldLease,
     Lane,
+    MergeKey,
     Message,
     TierQueue,
     explicit_due,
     first_of,
     is_past,
     merge_key,
-    moved,
+    moving_mean,
     signals_needed,
     size_of,
     spread_by,
@@ -45,19 +46,20 @@ from tests.model.things import (
 
 
 class Engine(Lanes):
-    """The protocol `Engine`."""
+    """Publish, lease, settle, extend and tick."""
 
-    # The clock
+    # Housekeeping
 
     def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         self.now = self._time(now_us)
-        self._keep_house(budget)
+        self._housekeeping(budget)
         return self._next_wake()
 
-    def _keep_house(self, budget: int) -> None:
+    def _housekeeping(self, budget: int) -> None:
         """
-        Events one by one, then gates and lanes that wake, then lanes to forget; at most `budget` of
-        each.
+        Handle events one by one, then wake gates and lanes, then forget idle lanes.
+
+        At most `budget` of each.
         """
         for _ in range(budget):
             event = self._next_event()
@@ -69,7 +71,7 @@ class Engine(Lanes):
             [gate for gate in self.gates.values() if is_past(gate.wake, self.now)],
             lambda gate: (gate.wake, gate.name),
         ):
-            self._look_at_gate(gate)
+            self._set_gate_wake(gate)
         for lane in first_of(
             budget, self._lanes_to_wake("asleep"), lambda lane: (lane.wake, lane.number)
         ):
@@ -81,11 +83,13 @@ class Engine(Lanes):
 
     def _next_event(self) -> tuple[int, int, int, Callable[[Any], None], Any] | None:
         """
-        (when, kind, number, what happens, to what): by time, then by kind, then by fence or by the
-        order of acceptance.
+        The next event: (time, kind, number, function, its argument).
+
+        Events are ordered by time, then kind, then fence or handle.
         """
         events: list[tuple[int, int, int, Callable[[Any], None], Any]] = [
-            (lease.deadline, 1, lease.fence, self._run_out, lease) for lease in self.leases.values()
+            (lease.deadline, 1, lease.fence, self._lease_ran_out, lease)
+            for lease in self.leases.values()
         ]
         for message in self.messages:
             if message.state == "waiting" and message.delayed:
@@ -93,7 +97,7 @@ class Engine(Lanes):
             if message.state == "waiting" and message.expires is not None:
                 events.append((message.expires, 3, message.handle, self._expire_waiting, message))
             if message.death is not None:
-                events.append((message.death.until, 4, message.handle, self._forget_dead, message))
+                events.append((message.death.until, 4, message.handle, self._delete_dead, message))
         return min(events, key=lambda event: event[:3], default=None)
 
     def _lanes_to_wake(self, place: str) -> list[Lane]:
@@ -105,8 +109,9 @@ class Engine(Lanes):
 
     def _next_wake(self) -> int | None:
         """
-        When there is something to do again. An engine may also name a deadline that a lease had
-        before it was settled or extended.
+        The next time at which housekeeping has something to do.
+
+        An engine may also answer a deadline that a lease had before it was settled or extended.
         """
         event = self._next_event()
         times = [event[0] if event is not None else None]
@@ -168,7 +173,7 @@ class Engine(Lanes):
         return receipts
 
     def _accept(self, draft: Draft, policy: Resolved, arrivals: list[Lane]) -> Receipt:
-        """Known, merged, refused or accepted, in this order."""
+        """Answer duplicate, merged, refused or accepted, checked in this order."""
         if draft.signal is not None:
             return self._signal(draft, draft.signal, arrivals)
         if draft.id is not None and self._is_known(draft.topic, draft.id):
@@ -192,7 +197,7 @@ class Engine(Lanes):
         return Receipt(self._insert(draft, policy, lane, merges_by).id, draft.topic)
 
     def _insert(
-        self, draft: Draft, policy: Resolved, lane: Lane, merges_by: tuple[str, str | bytes] | None
+        self, draft: Draft, policy: Resolved, lane: Lane, merges_by: MergeKey | None
     ) -> Message:
         self.number += 1
         waits = signals_needed(draft.headers) > 0
@@ -200,7 +205,7 @@ class Engine(Lanes):
         message = Message(
             handle=self.number,
             number=self.number,
-            id=draft.id or f"made-{self.number}",
+            id=draft.id or f"generated-{self.number}",
             topic=draft.topic,
             bodies=[draft.body],
             key=draft.key,
@@ -223,8 +228,9 @@ class Engine(Lanes):
 
     def _signal(self, draft: Draft, number: int, arrivals: list[Lane]) -> Receipt:
         """
-        One more for a message that waits for some, whose body joins its own; with the last, or
-        number 0, it becomes ready.
+        Add a signal to the message that waits for it: its body is added to the message's bodies.
+
+        With the last signal, or number 0, the message becomes ready.
         """
         message = next(
             (one for one in self.messages if (one.topic, one.id) == (draft.topic, draft.id)), None
@@ -248,10 +254,8 @@ class Engine(Lanes):
             arrivals.append(message.lane)
         return Receipt(draft.id or "", draft.topic)
 
-    def _first_due(
-        self, draft: Draft, policy: Resolved, merges_by: tuple[str, str | bytes] | None
-    ) -> int:
-        """Its own delay or time goes before the policy's window."""
+    def _first_due(self, draft: Draft, policy: Resolved, merges_by: MergeKey | None) -> int:
+        """When a new message is due: an explicit time precedes the policy's window."""
         due = explicit_due(draft, self.now)
         if due is not None or merges_by is None or policy.window is None:
             return due or self.now
@@ -269,11 +273,10 @@ class Engine(Lanes):
         lane: Lane | None,
         draft: Draft,
         policy: Resolved,
-        merges_by: tuple[str, str | bytes] | None,
+        merges_by: MergeKey | None,
     ) -> Message | None:
         """
-        The waiting message that a new one joins, changed as the policy says; None if it has to
-        queue.
+        Merge a new message into a waiting one as the policy says; None: there is none to join.
         """
         message = (
             lane.collectors.get((draft.topic, *merges_by))
@@ -290,7 +293,7 @@ class Engine(Lanes):
             message.bodies.append(draft.body)
         due = self._due_after_join(message, draft, policy)
         if policy.merge == "last":
-            self._take_last_word(message, draft, policy)
+            self._replace_content(message, draft, policy)
         if policy.merge == "last" or due != message.since:
             message.since = due
             self._wait(message)
@@ -314,7 +317,7 @@ class Engine(Lanes):
             due = max(self.now, min(message.published + most, self.now + policy.window))
         return due if due is not None else message.since
 
-    def _take_last_word(self, message: Message, draft: Draft, policy: Resolved) -> None:
+    def _replace_content(self, message: Message, draft: Draft, policy: Resolved) -> None:
         message.bodies, message.headers = [draft.body], draft.headers or None
         ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
         message.expires = self.now + ttl if ttl is not None else None
@@ -322,16 +325,18 @@ class Engine(Lanes):
         self._change_priority(message, draft.priority, at_front=draft.at_front)
 
     def _change_priority(self, message: Message, priority: int, *, at_front: bool) -> None:
-        """Another priority gives another number; the old one counts as removed."""
+        """A new priority gives a new number, as if the message was removed and published."""
         if (priority, at_front) != (message.priority, message.at_front):
             message.priority, message.at_front = priority, at_front
             self.number += 1
             message.number = self.number
 
-    def _take_in_the_waiting_one(self, message: Message) -> bool:
+    def _merge_with_waiting(self, message: Message) -> bool:
         """
-        A message comes back while another waits under its merge key: that one joins it, as if it
-        had been published later. False: they are too many bodies for one, both stay.
+        Merge the message that waits under the merge key of a returning one into it.
+
+        The waiting message counts as the later one. False: together they have too many bodies, and
+        both remain.
         """
         other = (
             message.lane.collectors.get((message.topic, *message.merges_by))
@@ -361,7 +366,7 @@ class Engine(Lanes):
     # Backlog limits
 
     def _has_room(self, draft: Draft, policy: Resolved) -> bool:
-        """Whether no backlog limit is reached, after dropping the oldest where that is wanted."""
+        """Whether the backlog limits admit it, after dropping the oldest messages if configured."""
         while True:
             topics = [message for message in self._waiting_all() if message.topic == draft.topic]
             limits = (
@@ -377,8 +382,8 @@ class Engine(Lanes):
             )
             over = [
                 (limit, need, on_full)
-                for limit, there, need, on_full in limits
-                if limit is not None and there + need > limit
+                for limit, used, need, on_full in limits
+                if limit is not None and used + need > limit
             ]
             if not over:
                 return True
@@ -388,10 +393,14 @@ class Engine(Lanes):
 
     def _drop_oldest(self, among: list[Message]) -> bool:
         """
-        The lowest priority's oldest goes to the dead letters; never one that holds its serial key.
+        Make the oldest message of the lowest priority a dead letter.
+
+        A message that holds its serial key is never dropped.
         """
         may_go = [
-            message for message in among if message.lane.holders.get(message.line) is not message
+            message
+            for message in among
+            if message.lane.holders.get(message.serial_key) is not message
         ]
         if not may_go:
             return False
@@ -415,7 +424,7 @@ class Engine(Lanes):
         now_us: int | None = None,
     ) -> Batch:
         self.now = self._time(now_us)
-        self._keep_house(HOUSEKEEPING_LIMIT)
+        self._housekeeping(HOUSEKEEPING_LIMIT)
         call = Call(n if startable is None else startable, record_start)
         if topics is None:
             self._serve_pool(call, pool, n)
@@ -428,23 +437,25 @@ class Engine(Lanes):
 
     def _serve_pool(self, call: Call, pool: str, room: int) -> None:
         """
-        Strict tiers first; the others by their shares, and what one cannot use is divided again.
+        Serve strict tiers first, then the others by their shares.
+
+        What a tier cannot use is divided among the others.
         """
         tier_queues = [
             self.tier_queues[pool, tier] for tier in self.tiers if (pool, tier) in self.tier_queues
         ]
         for tier_queue in tier_queues:
             if self.tiers[tier_queue.tier].share == "strict":
-                room -= self._serve(call, self._line(tier_queue), room)
+                room -= self._serve(call, self._deliverable(tier_queue), room)
                 if call.withheld:
                     return
-        lines: dict[str, list[Lane]] = {}
+        candidates: dict[str, list[Lane]] = {}
         shares: dict[str, float] = {}
         for tier_queue in tier_queues:
             share = self.tiers[tier_queue.tier].share
             if share == "strict":
                 continue
-            if self._line(tier_queue):
+            if self._deliverable(tier_queue):
                 shares[tier_queue.tier] = float(share)
             else:
                 tier_queue.carry = 0
@@ -454,20 +465,21 @@ class Engine(Lanes):
                 if len(shares) == 1 or call.startable >= room
                 else call.startable or min(room, STEP)
             )
-            room -= self._serve_shares(call, pool, step, shares, lines)
+            room -= self._serve_shares(call, pool, step, shares, candidates)
 
     def _mix(self, call: Call) -> None:
         """
-        What several tiers gave is begun evenly spread, behind what strict ones gave; fences grow in
-        that order.
+        Order the leases: those of strict tiers first, then those of the others evenly interleaved.
+
+        Fences grow in that order.
         """
-        given = {
+        by_tier = {
             tier: [lease for its_tier, lease in call.taken if its_tier == tier]
             for tier in self.tiers
             if tier in {its_tier for its_tier, _ in call.taken}
         }
-        strict = [leases for tier, leases in given.items() if self.tiers[tier].share == "strict"]
-        shared = [leases for tier, leases in given.items() if self.tiers[tier].share != "strict"]
+        strict = [leases for tier, leases in by_tier.items() if self.tiers[tier].share == "strict"]
+        shared = [leases for tier, leases in by_tier.items() if self.tiers[tier].share != "strict"]
         heads = [iter(leases) for leases in shared]
         order = [lease for leases in strict for lease in leases] + [
             next(heads[n]) for n in fairness.interleave(list(map(len, shared)))
@@ -487,22 +499,22 @@ class Engine(Lanes):
         pool: str,
         room: int,
         shares: dict[str, float],
-        lines: dict[str, list[Lane]],
+        candidates: dict[str, list[Lane]],
     ) -> int:
-        """Divide `room` once; tiers that cannot use their part leave `shares`."""
+        """Divide `room` once. Tiers that cannot use their part are removed from `shares`."""
         tier_queues = {tier: self.tier_queues[pool, tier] for tier in shares}
         carries, divided = (
             {tier: tier_queue.carry for tier, tier_queue in tier_queues.items()},
             dict(shares),
         )
-        parts, kept = fairness.split(room, divided, carries)
+        parts, carried = fairness.split(room, divided, carries)
         taken: dict[str, int] = {}
         for tier, part in parts.items():
-            tier_queues[tier].carry = kept[tier]
+            tier_queues[tier].carry = carried[tier]
             if part == 0:
                 continue
-            lines.setdefault(tier, self._line(tier_queues[tier]))
-            taken[tier] = self._serve(call, lines[tier], part)
+            candidates.setdefault(tier, self._deliverable(tier_queues[tier]))
+            taken[tier] = self._serve(call, candidates[tier], part)
             if call.withheld:
                 break
             if taken[tier] < part:
@@ -513,7 +525,7 @@ class Engine(Lanes):
                 tier_queues[tier].carry = owed
         return sum(taken.values())
 
-    def _line(self, tier_queue: TierQueue) -> list[Lane]:
+    def _deliverable(self, tier_queue: TierQueue) -> list[Lane]:
         """The lanes of a tier that can deliver now."""
         return [
             lane
@@ -526,32 +538,31 @@ class Engine(Lanes):
             lane.place == "at_gate" and lane.gate is not None and self._gate_room(lane.gate) > 0
         )
 
-    def _serve(self, call: Call, line: list[Lane], room: int) -> int:
+    def _serve(self, call: Call, candidates: list[Lane], room: int) -> int:
         """
-        Visit the lane with the smallest virtual time, again and again, until room or line is used
-        up.
+        Visit the lane with the smallest virtual time until room or lanes are used up.
         """
-        lanes, taken = min(room, len(line)), 0
-        while taken < room and line:
-            lane = min(line, key=lambda one: (one.virtual, one.number))
-            line.remove(lane)
+        lanes, taken = min(room, len(candidates)), 0
+        while taken < room and candidates:
+            lane = min(candidates, key=lambda one: (one.virtual, one.number))
+            candidates.remove(lane)
             if not call.startable and self._policy(lane).limited:
-                call.withheld = (
-                    True  # passed over, it would starve behind a caller who keeps his buffer full
-                )
+                # Passed over, the lane would starve while this caller keeps its buffer full.
+                call.withheld = True
                 break
             got = self._visit(call, lane, room - taken, lanes)
             taken += got
             if got and self._allowance(lane, self._policy(lane)):
-                line.append(lane)
+                candidates.append(lane)
         return taken
 
     def _visit(
         self, call: Call, lane: Lane, room: int, lanes: int, topic: str | None = None
     ) -> int:
         """
-        Take what all limits admit (of a bucket of which one topic was named, that topic's), and
-        advance its virtual time, in one step.
+        Take what all limits admit, and advance the lane's virtual time.
+
+        `topic`: only this topic's messages of a bucket.
         """
         policy = self._policy(lane)
         call.visited.append(lane)
@@ -573,14 +584,14 @@ class Engine(Lanes):
             self._take_from_gate(self.gates[policy.gate], take)
         self._charge(lane, policy, take, alone=lanes <= 1)
         for message in ready[:take]:
-            self._hand_out(call, message, policy)
+            self._deliver(call, message, policy)
         return take
 
     def _take_from_gate(self, gate: GateState, take: int) -> None:
         gate.leased += take
         if gate.limits.rate is not None:
             gate.tat = fairness.take_permits(gate.tat, self.now, gate.limits.rate, take)
-        self._look_at_gate(gate)
+        self._set_gate_wake(gate)
 
     def _charge(self, lane: Lane, policy: Resolved, take: int, *, alone: bool) -> None:
         tier_queue = lane.tier_queue
@@ -610,10 +621,10 @@ class Engine(Lanes):
     def _expected_cost(self, lane: Lane) -> int:
         return lane.mean or lane.tier_queue.mean or FIRST_COST_US
 
-    def _hand_out(self, call: Call, message: Message, policy: Resolved) -> None:
+    def _deliver(self, call: Call, message: Message, policy: Resolved) -> None:
         lane = message.lane
-        if is_past(message.expires, self.now):  # housekeeping had too much to do to see it before
-            self._uncount_hand_out(lane, policy)
+        if is_past(message.expires, self.now):  # housekeeping has not got to it yet
+            self._uncount_delivery(lane, policy)
             self._expire(message)
             call.taken.append((lane.tier_queue.tier, None))
             return
@@ -622,8 +633,8 @@ class Engine(Lanes):
         self.deadlines_given.add(deadline)
         charge = self._expected_cost(lane) if self._is_fair_by_time(lane.tier_queue) else 0
         started = message.suspect and call.record_start
-        line = message.line if message.serial is not None else None
-        held = Held(
+        serial_key = message.serial_key if message.serial is not None else None
+        held = HeldLease(
             self.fence,
             message.handle,
             message,
@@ -634,13 +645,13 @@ class Engine(Lanes):
             charge,
             started,
             policy.gate,
-            line,
+            serial_key,
         )
         self.leases[self.fence] = held
         self._stop_waiting(message)
         message.state = "leased"
-        if line is not None:
-            lane.holders[line] = message
+        if serial_key is not None:
+            lane.holders[serial_key] = message
         collects = len(message.bodies) > 1 or (
             message.merges_by is not None and policy.merge == "all"
         )
@@ -664,22 +675,22 @@ class Engine(Lanes):
         call.leases.append(lease)
         call.taken.append((lane.tier_queue.tier, lease))
         if policy.delivery == "at_most_once":
-            self._finish_at_hand_out(held, message)
+            self._finish_at_delivery(held, message)
 
-    def _uncount_hand_out(self, lane: Lane, policy: Resolved) -> None:
+    def _uncount_delivery(self, lane: Lane, policy: Resolved) -> None:
         self._count(lane, "delivered", -1)
         if policy.gate is not None:
             self.gates[policy.gate].leased -= 1
-            self._look_at_gate(self.gates[policy.gate])
+            self._set_gate_wake(self.gates[policy.gate])
 
-    def _finish_at_hand_out(self, held: Held, message: Message) -> None:
+    def _finish_at_delivery(self, held: HeldLease, message: Message) -> None:
         self._finish(message)
         held.message = None
-        if held.line is not None:
-            held.lane.holders[held.line] = held
+        if held.serial_key is not None:
+            held.lane.holders[held.serial_key] = held
 
     def _serve_topics(self, call: Call, topics: Sequence[str], pool: str, room: int) -> None:
-        """Strictly in the order named, tiers aside."""
+        """Serve topics in the given order, whatever their tiers."""
         for topic in topics:
             for lane in self._lanes_of(topic):
                 if room <= 0 or lane.tier_queue.pool != pool or not self._can_deliver(lane):
@@ -692,25 +703,25 @@ class Engine(Lanes):
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         self.now = self._time(now_us)
-        found = [self._alive(handle, fence) for handle, fence in leases]
-        for lease in found:
+        valid = [self._valid(handle, fence) for handle, fence in leases]
+        for lease in valid:
             if lease is not None:
                 lease.started = True
-        return [lease is not None for lease in found]
+        return [lease is not None for lease in valid]
 
     def extend(
         self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None
     ) -> list[bool]:
         self.now = self._time(now_us)
-        found = [self._alive(handle, fence) for handle, fence in leases]
-        for lease in found:
+        valid = [self._valid(handle, fence) for handle, fence in leases]
+        for lease in valid:
             if lease is not None:
                 lease.deadline = max(lease.deadline, self.now + by_us)
                 self.deadlines_given.add(lease.deadline)
-        return [lease is not None for lease in found]
+        return [lease is not None for lease in valid]
 
-    def _alive(self, handle: int, fence: int) -> Held | None:
-        """A lease is valid until it is settled or taken back, also past its deadline."""
+    def _valid(self, handle: int, fence: int) -> HeldLease | None:
+        """The lease, valid until it is settled or taken back, even past its deadline."""
         lease = self.leases.get(fence)
         return lease if lease is not None and lease.handle == handle and not lease.gone else None
 
@@ -726,7 +737,10 @@ class Engine(Lanes):
         if not settlements:
             return []
         before = deepcopy(self.__dict__) if publish else {}
-        follow = {n: self._derived(settlements[n], drafts) for n, drafts in (publish or {}).items()}
+        follow = {
+            n: self._with_derived_ids(settlements[n], drafts)
+            for n, drafts in (publish or {}).items()
+        }
         self._check_drafts(
             [draft for drafts in follow.values() for draft in drafts], self._time(now_us)
         )
@@ -755,15 +769,16 @@ class Engine(Lanes):
             raise BacklogFull("a message published with an ack is refused")
         return answers
 
-    def _derived(self, settlement: Settlement, drafts: Sequence[Draft]) -> list[Draft]:
+    def _with_derived_ids(self, settlement: Settlement, drafts: Sequence[Draft]) -> list[Draft]:
         """
-        What is published with an ack, or a refusal, has ids made of its message's; none where the
-        lease is lost.
+        Drafts published with an ack or a reject get ids derived from the message's id.
+
+        None if the lease is lost.
         """
-        lease = self._alive(settlement.handle, settlement.fence)
+        lease = self._valid(settlement.handle, settlement.fence)
         if lease is None or settlement.action not in ("ack", "dead"):
             return []
-        parent = lease.message.id if lease.message is not None else f"made-{lease.handle}"
+        parent = lease.message.id if lease.message is not None else f"generated-{lease.handle}"
         return [
             msgspec.structs.replace(draft, id=draft.id or f"{parent}:{n}", sticky=True)
             for n, draft in enumerate(drafts)
@@ -779,10 +794,10 @@ class Engine(Lanes):
         lane, message = lease.lane, lease.message
         ended.append(lane)
         self._end(lease, settlement.cost_us)
-        if settlement.action == "ack" and lane.rest_step and lease.fence > lane.rest_fence:
-            lane.rest_step = lane.rest_until = 0
-        if settlement.action == "rest":
-            self._rest(lease, settlement.delay_us, ended)
+        if settlement.action == "ack" and lane.back_off_us and lease.fence > lane.back_off_fence:
+            lane.back_off_us = lane.backs_off_until = 0
+        if settlement.action == "back_off":
+            self._back_off(lease, settlement.delay_us, ended)
         if message is None:
             return {"ack": "acked", "dead": "died"}.get(settlement.action, "released")
         if settlement.action == "ack":
@@ -793,7 +808,7 @@ class Engine(Lanes):
             return self._retry(message, settlement)
         if settlement.action == "dead":
             reason = settlement.reason or "the handler refused it"
-            self._note(message, reason, settlement.error)
+            self._add_to_history(message, reason, settlement.error)
             return self._die(message, reason, settlement.error)
         if settlement.action == "unhandled":
             return self._unhandled(message)
@@ -803,18 +818,20 @@ class Engine(Lanes):
         self._come_back(message, self.now + delay if delay > 0 else None)
         return "released"
 
-    def _end(self, lease: Held, cost_us: int) -> None:
-        """Free what the lease held, and put its cost right."""
+    def _end(self, lease: HeldLease, cost_us: int) -> None:
+        """Free what the lease holds, and correct its cost."""
         del self.leases[lease.fence]
         self._free_gate(lease)
         if lease.message is None:
-            self._free_line(lease.lane, lease.line, lease)
+            self._free_serial_key(lease.lane, lease.serial_key, lease)
         if lease.charge:
             self._correct_cost(lease, cost_us)
 
-    def _correct_cost(self, lease: Held, cost_us: int) -> None:
+    def _correct_cost(self, lease: HeldLease, cost_us: int) -> None:
         """
-        Fair by time: the lane pays what its message really took, and is never put behind its tier.
+        Fair by time: charge the lane the real cost of its message.
+
+        The lane never falls behind its tier queue.
         """
         lane, tier_queue = lease.lane, lease.lane.tier_queue
         cost = max(0, min(cost_us, lease.deadline - lease.granted))
@@ -823,14 +840,14 @@ class Engine(Lanes):
         )
         lane.virtual = max(corrected, min(tier_queue.virtual, lane.virtual))
         if cost:
-            lane.mean = moved(self._expected_cost(lane), cost)
-            tier_queue.mean = moved(tier_queue.mean or FIRST_COST_US, cost)
+            lane.mean = moving_mean(self._expected_cost(lane), cost)
+            tier_queue.mean = moving_mean(tier_queue.mean or FIRST_COST_US, cost)
 
     def _retry(self, message: Message, settlement: Settlement) -> str:
         policy = self.book.resolve(message.topic)
         what = settlement.reason or "failed"
         message.attempts += 1
-        self._note(message, what, settlement.error)
+        self._add_to_history(message, what, settlement.error)
         if message.attempts > policy.retries:
             return self._die(
                 message,
@@ -844,7 +861,7 @@ class Engine(Lanes):
             )
         self._count(message.lane, "retried")
         if message.serial == "yield":
-            self._free_line(message.lane, message.line, message)
+            self._free_serial_key(message.lane, message.serial_key, message)
         self._come_back(message, self.now + max(delay, 0))
         return "retried"
 
@@ -854,51 +871,57 @@ class Engine(Lanes):
         longest = self.book.resolve(message.topic).on_unhandled
         if longest is not None and self.now - message.unhandled_from >= longest:
             reason = "no handler: no worker had a handler for it within on_unhandled"
-            self._note(message, reason, None)
+            self._add_to_history(message, reason, None)
             return self._die(message, reason, None)
         delay = min(UNHANDLED_FIRST_US << min(message.unhandled_times, 16), UNHANDLED_MAX_US)
         message.unhandled_times += 1
         self._come_back(message, self.now + delay)
         return "released"
 
-    def _rest(self, lease: Held, asked: int | None, ended: list[Lane]) -> None:
+    def _back_off(self, lease: HeldLease, asked: int | None, ended: list[Lane]) -> None:
         """
-        The destination is unwell: all lanes that the topic has rest. Reports from before the rest
-        do not count.
+        The destination is unavailable: all lanes of the topic back off.
+
+        Reports by leases from before the back-off are ignored.
         """
         lane = lease.lane
-        if lease.fence <= lane.rest_fence:
+        if lease.fence <= lane.back_off_fence:
             return
-        step = min(lane.rest_step * 2, BACK_OFF_MAX_US) if lane.rest_step else BACK_OFF_FIRST_US
+        step = min(lane.back_off_us * 2, BACK_OFF_MAX_US) if lane.back_off_us else BACK_OFF_FIRST_US
         if asked is not None:
             step = max(asked, 1)
         for each in [lane] if lane.topic is None else self._lanes_of(lane.topic):
-            each.rest_step, each.rest_until, each.rest_fence = step, self.now + step, self.fence
+            each.back_off_us, each.backs_off_until, each.back_off_fence = (
+                step,
+                self.now + step,
+                self.fence,
+            )
             ended.append(each)
 
-    def _return_permit(self, lease: Held) -> None:
+    def _return_permit(self, lease: HeldLease) -> None:
         policy = self._policy(lease.lane)
         if policy.rate is not None:
             lease.lane.tat = fairness.return_permits(lease.lane.tat, policy.lane_rate, 1)
         gate = self.gates[lease.gate] if lease.gate is not None else None
         if gate is not None and gate.limits.rate is not None:
             gate.tat = fairness.return_permits(gate.tat, gate.limits.rate, 1)
-            self._look_at_gate(gate)
+            self._set_gate_wake(gate)
 
     def _come_back(self, message: Message, due: int | None) -> None:
         """
-        It waits again: delayed until `due`, its new since, or at once with its old one. Past its
-        ttl it expires.
+        The message waits again: delayed until `due`, its new since, or at once with the old one.
+
+        Past its ttl it expires.
         """
         if is_past(message.expires, self.now):
             self._expire(message)
             return
         if due is not None:
             message.since = due
-        self._wait(message, collects=self._take_in_the_waiting_one(message))
+        self._wait(message, collects=self._merge_with_waiting(message))
 
-    def _run_out(self, lease: Held) -> None:
-        """Nobody settled it in time."""
+    def _lease_ran_out(self, lease: HeldLease) -> None:
+        """A lease was not settled in time."""
         if lease.gone:
             del self.leases[lease.fence]
             return
@@ -913,7 +936,7 @@ class Engine(Lanes):
         if started:
             reason = "lease ran out after its start was recorded"
             message.attempts += 1
-            self._note(message, reason, None)
+            self._add_to_history(message, reason, None)
             if message.attempts > self.book.resolve(message.topic).retries:
                 self._die(message, reason, None)
                 return

@@ -1,7 +1,4 @@
-"""
-Where messages wait and where lanes stand: the state, the rules that place a lane, and the end of a
-message.
-"""
+"""The state of the model, the rules that place lanes, and the ends of messages."""
 
 from __future__ import annotations
 
@@ -13,24 +10,28 @@ import msgspec
 
 from laneway.engines.base import RESULT_TTL_HEADER, STICKY_US
 from laneway.engines.shared import fairness
+from laneway.engines.shared.refusals import EXPIRED
 from laneway.policy import FOREVER, PolicyBook, Resolved
 from laneway.tiers import Tier, TierLayers, Tiers
-from tests.model.things import (
+from tests.model.state import (
     CAN_DELIVER,
     HISTORY,
     LINGER_US,
     Death,
     GateState,
-    Held,
+    HeldLease,
     Lane,
+    MergeKey,
     Message,
+    Place,
+    SerialKey,
     TierQueue,
     is_past,
 )
 
 
 class Lanes:
-    """The state, and what every operation does with it."""
+    """The state, and the steps that operations share."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Lanes:
         max_backlog_bytes: int | None = None,
         on_full: str = "refuse",
     ) -> None:
-        self.layers_of_tiers = TierLayers.new(tiers, None)
+        self.tier_settings = TierLayers.new(tiers, None)
         self.random = random
         self.max_backlog, self.max_backlog_bytes, self.on_full = (
             max_backlog,
@@ -52,20 +53,18 @@ class Lanes:
         self.number = 0  # the last sequence number
         self.fence = 0
         self.deaths = 0
-        self.lanes_made = 0
+        self.lanes_created = 0
         self.counts: Counter[str] = Counter()
         self.messages: list[Message] = []
-        self.leases: dict[int, Held] = {}
+        self.leases: dict[int, HeldLease] = {}
         self.lanes: dict[str, Lane] = {}
         self.tier_queues: dict[tuple[str, str], TierQueue] = {}
         self.gates: dict[str, GateState] = {}
-        self.finished: dict[
-            tuple[str, str], int | None
-        ] = {}  # (topic, id): until when it is known, None: for ever
-        self.edges: dict[
-            tuple[str, tuple[str, str | bytes]], int
-        ] = {}  # edge="leading": when the window of a key ends
-        self.outcomes: dict[str, bytes] = {}  # how messages ended, by id, where that is kept
+        # (topic, id): how long the id stays known; None: forever
+        self.finished: dict[tuple[str, str], int | None] = {}
+        # (topic, merge key): when the window ends, with edge="leading"
+        self.edges: dict[tuple[str, MergeKey], int] = {}
+        self.outcomes: dict[str, bytes] = {}  # by id
         self.book = PolicyBook(self.tiers)
         self.known_programs: dict[str, bytes] = {}
         self.deadlines_given: set[int] = set()
@@ -73,10 +72,10 @@ class Lanes:
     @property
     def tiers(self) -> Tiers:
         """The tiers in force."""
-        return self.layers_of_tiers.in_force()
+        return self.tier_settings.in_force()
 
     def _fair_by(self, tier_queue: TierQueue) -> str:
-        """Lanes may linger in a tier that is no more."""
+        """Lanes may remain in a tier that was removed."""
         tier = self.tiers.get(tier_queue.tier)
         return tier.fair_by if tier is not None else "messages"
 
@@ -84,12 +83,12 @@ class Lanes:
         """The clock never goes back."""
         return max(self.now, now_us or 0)
 
-    # Which lane
+    # Lanes
 
     def _lane_name(
         self, policy: Resolved, topic: str, spread_by: bytes | None, number: int
     ) -> tuple[str, str]:
-        """A message's lane, and what its policy is resolved for."""
+        """The name of a message's lane, and the topic or pattern that sets its policy."""
         if policy.buckets is not None and policy.buckets_pattern is not None:
             return (
                 f"bucket {zlib.crc32(topic.encode()) % policy.buckets} of {policy.buckets_pattern}",
@@ -101,7 +100,7 @@ class Lanes:
         return topic, topic
 
     def _lanes_of(self, topic: str) -> list[Lane]:
-        """A topic's lanes as they are (a folded topic: its bucket)."""
+        """The existing lanes of a topic; of a folded topic, its bucket."""
         policy = self.book.resolve(topic)
         names = [self._lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
         return [self.lanes[name] for name in names if name in self.lanes]
@@ -110,10 +109,10 @@ class Lanes:
         if name not in self.lanes:
             policy = self.book.resolve(rule)
             tier_queue = self._tier_queue(policy.pool, policy.tier)
-            self.lanes_made += 1
+            self.lanes_created += 1
             topic = None if name.startswith("bucket ") else rule
             self.lanes[name] = Lane(
-                self.lanes_made,
+                self.lanes_created,
                 name,
                 rule,
                 topic,
@@ -130,8 +129,9 @@ class Lanes:
 
     def _wait(self, message: Message, *, collects: bool = True) -> None:
         """
-        It waits from now on: delayed until its `since`, if that is to come. Newcomers of its merge
-        key join it.
+        The message waits from now on: delayed if its `since` is in the future.
+
+        `collects`: new messages with its merge key join it.
         """
         message.state = "waiting"
         message.delayed = message.since > self.now
@@ -151,28 +151,29 @@ class Lanes:
         ]
 
     def _ready(self, lane: Lane) -> list[Message]:
-        """What could be handed out, in order."""
-        here = [
+        """The messages that can be delivered, in order."""
+        ready = [
             message
             for message in self._waiting(lane)
             if not message.delayed and not self._is_parked(message)
         ]
-        return sorted(here, key=lambda message: message.order)
+        return sorted(ready, key=lambda message: message.order)
 
     def _is_parked(self, message: Message) -> bool:
         """
-        Whether another one has its serial key: the holder, or while the key is free the first in
-        order of those due.
+        Whether it waits for its serial key.
+
+        The key belongs to its holder; a free key to the first due message in order.
         """
         if message.serial is None or message.delayed:
             return False
-        holder = message.lane.holders.get(message.line)
+        holder = message.lane.holders.get(message.serial_key)
         if holder is not None:
             return holder is not message
         due = [
             one
             for one in self._waiting(message.lane)
-            if not one.delayed and one.serial is not None and one.line == message.line
+            if not one.delayed and one.serial is not None and one.serial_key == message.serial_key
         ]
         return message is not min(due, key=lambda one: one.order)
 
@@ -185,7 +186,7 @@ class Lanes:
         return self.book.resolve(lane.rule)
 
     def _place(self, lane: Lane) -> None:
-        """Put the lane where it belongs now."""
+        """Move the lane to its place, by the rules of docs/specification.md, "Placing"."""
         policy = self._policy(lane)
         if (lane.tier_queue.pool, lane.tier_queue.tier) != (policy.pool, policy.tier):
             lane.tier_queue = self._tier_queue(policy.pool, policy.tier)
@@ -197,7 +198,7 @@ class Lanes:
             lane.virtual = max(lane.virtual, lane.tier_queue.virtual)  # sleeping earns no credit
         lane.place, lane.wake, lane.gate = place, wake, policy.gate if place == "at_gate" else None
 
-    def _where(self, lane: Lane, policy: Resolved) -> tuple[str, int | None]:
+    def _where(self, lane: Lane, policy: Resolved) -> tuple[Place, int | None]:
         if policy.paused and self._waiting(lane):
             return "paused", None
         if not self._ready(lane):
@@ -206,8 +207,8 @@ class Lanes:
                 if self._waiting(lane) or self._leased(lane)
                 else self._forgotten_at(lane, policy)
             )
-        if lane.rest_step and lane.rest_until > self.now:
-            return "asleep", lane.rest_until
+        if lane.back_off_us and lane.backs_off_until > self.now:
+            return "asleep", lane.backs_off_until
         if self._slots(lane, policy) <= 0:
             return "full", None
         if policy.rate is not None:
@@ -225,26 +226,26 @@ class Lanes:
             if lane.place == "idle" and lane.wake is not None
             else self.now + LINGER_US[self._fair_by(lane.tier_queue)]
         )
-        if lane.rest_step:
-            at = max(at, lane.rest_until)
+        if lane.back_off_us:
+            at = max(at, lane.backs_off_until)
         if policy.rate is not None:
             at = max(at, -(-lane.tat // fairness.TICKS))  # when fairness.recovered
         return at
 
     def _count_throttling(self, lane: Lane, permit: int) -> None:
-        """The time until the permit, as far as it was not counted before."""
+        """Count the time until the permit, unless it is counted already."""
         if (lane.place, lane.wake) != ("asleep", permit):
             lane.throttled += permit - max(
                 self.now, lane.wake or 0 if lane.place == "asleep" else 0
             )
 
     def _slots(self, lane: Lane, policy: Resolved) -> int:
-        """How many more leases its concurrency admits; one at a time while the topic probes."""
-        limit = 1 if lane.rest_step else policy.lane_concurrency
+        """How many leases its concurrency still admits; one while the topic probes."""
+        limit = 1 if lane.back_off_us else policy.lane_concurrency
         return limit - self._leased(lane) if limit is not None else 1 << 30
 
     def _allowance(self, lane: Lane, policy: Resolved) -> int:
-        """How many messages the lane's own limits let go now."""
+        """How many messages the lane's own limits admit now."""
         allowed = min(len(self._ready(lane)), self._slots(lane, policy))
         if policy.rate is not None:
             allowed = min(
@@ -266,8 +267,8 @@ class Lanes:
             room = min(room, gate.limits.concurrency - gate.leased)
         return max(room, 0)
 
-    def _look_at_gate(self, gate: GateState) -> None:
-        """When it wakes: it does where its rate alone shuts it."""
+    def _set_gate_wake(self, gate: GateState) -> None:
+        """Set when the gate opens by the clock: only if its rate alone shuts it."""
         limits = gate.limits
         gate.wake = None
         if (
@@ -279,26 +280,26 @@ class Lanes:
                 gate.tat, self.now, limits.rate, limits.effective_burst
             )
 
-    def _free_gate(self, lease: Held) -> None:
+    def _free_gate(self, lease: HeldLease) -> None:
         if lease.gate is not None:
             self.gates[lease.gate].leased -= 1
-            self._look_at_gate(self.gates[lease.gate])
+            self._set_gate_wake(self.gates[lease.gate])
 
-    # The end of a message
+    # Ends of messages
 
     def _finish(self, message: Message) -> None:
-        """Acked, or handed out at most once: its ids stay known for their window."""
+        """Acked, or delivered at most once: its ids stay known for the dedupe window."""
         self._count(message.lane, "done")
-        self._remove(message, keep_ids=True)
+        self._remove(message, remember_ids=True)
 
-    def _remove(self, message: Message, *, keep_ids: bool = False) -> None:
+    def _remove(self, message: Message, *, remember_ids: bool = False) -> None:
         self._stop_waiting(message)
-        self._free_line(message.lane, message.line, message)
+        self._free_serial_key(message.lane, message.serial_key, message)
         self.messages.remove(message)
-        if keep_ids:
-            self._keep_ids(message)
+        if remember_ids:
+            self._remember_ids(message)
 
-    def _keep_ids(self, message: Message) -> None:
+    def _remember_ids(self, message: Message) -> None:
         window = self.book.resolve(message.topic).dedupe or 0
         if window != FOREVER:
             window = max(window, STICKY_US if message.sticky else 0)
@@ -309,17 +310,17 @@ class Lanes:
                 )
 
     def _stop_waiting(self, message: Message) -> None:
-        """Newcomers of its merge key no longer join it."""
+        """New messages with its merge key no longer join it."""
         collectors = message.lane.collectors
         for where in [where for where, collector in collectors.items() if collector is message]:
             del collectors[where]
 
-    def _free_line(
-        self, lane: Lane, line: tuple[str, str | None] | None, holder: Message | Held
+    def _free_serial_key(
+        self, lane: Lane, serial_key: SerialKey | None, holder: Message | HeldLease
     ) -> None:
-        """It no longer holds its serial key, if it did."""
-        if line is not None and lane.holders.get(line) is holder:
-            del lane.holders[line]
+        """Free the serial key if `holder` holds it."""
+        if serial_key is not None and lane.holders.get(serial_key) is holder:
+            del lane.holders[serial_key]
 
     def _die(self, message: Message, reason: str, error: str | None) -> str:
         self._count(message.lane, "died")
@@ -329,27 +330,26 @@ class Lanes:
     def _expire(self, message: Message) -> None:
         self._count(message.lane, "expired")
         if self.book.resolve(message.topic).on_expiry == "drop":
-            self._ended(message, "expired", "expired: its ttl ended before it was handed out")
+            self._store_outcome(message, "expired", EXPIRED)
             self._remove(message)
         else:
-            self._bury(message, "expired: its ttl ended before it was handed out", None)
+            self._bury(message, EXPIRED, None)
 
-    def _ended(self, message: Message, status: str, reason: str | None = None) -> None:
-        """No handler told of its end; where that is wanted, it is kept."""
+    def _store_outcome(self, message: Message, status: str, reason: str | None = None) -> None:
+        """Store the outcome of a message that ended without a handler, if its results are kept."""
         if RESULT_TTL_HEADER in (message.headers or {}):
-            why = {} if reason is None else {"reason": reason}
             outcome = {
                 "status": status,
-                **why,
+                **({} if reason is None else {"reason": reason}),
                 "topic": message.topic,
                 "published_us": message.published,
             }
             self.outcomes[message.id] = msgspec.json.encode(outcome)
 
     def _bury(self, message: Message, reason: str, error: str | None) -> None:
-        self._ended(message, "expired" if reason.startswith("expired") else "dead", reason)
+        self._store_outcome(message, "expired" if reason.startswith("expired") else "dead", reason)
         self._stop_waiting(message)
-        self._free_line(message.lane, message.line, message)
+        self._free_serial_key(message.lane, message.serial_key, message)
         self.deaths += 1
         message.state = "dead"
         message.delayed = False
@@ -361,10 +361,10 @@ class Lanes:
             error,
         )
 
-    def _forget_dead(self, message: Message) -> None:
+    def _delete_dead(self, message: Message) -> None:
         self.messages.remove(message)
 
-    def _note(self, message: Message, what: str, error: str | None) -> None:
+    def _add_to_history(self, message: Message, what: str, error: str | None) -> None:
         message.history = [*message.history, {"at_us": self.now, "what": what, "error": error}][
             -HISTORY:
         ]

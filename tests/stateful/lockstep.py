@@ -1,4 +1,16 @@
-"""An engine and the model side by side: the same call to both, and every answer compared."""
+"""
+Lockstep: an engine and the model get the same calls, and every answer is compared.
+
+`Lockstep.call` calls both and compares the answers; `compare_everything` compares snapshots of
+both stores. Values that may differ are compared by their meaning:
+
+- Generated ids and handles are an engine's own. `Names` learns which belong together from the
+  answers, and translates the model's ids for the engine.
+- An engine may wake earlier than the model: at a deadline that a lease no longer has.
+- Sentences for people are the engine's own, and floats may differ by rounding.
+
+A difference raises an AssertionError with the last calls.
+"""
 
 from __future__ import annotations
 
@@ -21,36 +33,33 @@ from tests.model import Model
 
 START = 2_200_000_000 * SECOND
 """
-Ahead of every real clock, so that the engine's own never counts, and small enough for rate clocks
-in 53 bits.
+The first time of a history. It is later than every real clock, so the engine's clock never counts;
+and early enough for rates to be exact in 53 bits.
 """
 
 TIERS = {"high": Tier(6), "mid": Tier(3), "low": Tier(1, fair_by="time"), "vip": Tier("strict")}
 RANDOM = 0.5
 LAST_CALLS = 12
-"""So many are told with a difference."""
+"""How many calls an error shows."""
 
 
 class Names:
-    """
-    What the engine calls what the model calls otherwise: ids and handles of their own making,
-    learned from their answers.
-    """
+    """Which ids and handles of the engine and the model name the same message."""
 
     def __init__(self) -> None:
         self._by_model: dict[Any, Any] = {}
         self._by_engine: dict[Any, Any] = {}
 
     def same(self, engines: Any, models: Any) -> bool:
-        """Whether they name the same thing; what neither has named before is learned."""
-        return (
+        """Whether both name the same message; a pair of new names is learned."""
+        return bool(
             self._by_model.setdefault(models, engines) == engines
             and self._by_engine.setdefault(engines, models) == models
         )
 
     def same_id(self, engines: str, models: str) -> bool:
-        """Ids that are made of a made one (`made-7:0`) are the same where their beginnings are."""
-        if not models.startswith("made-"):
+        """Like `same`, also for ids derived from generated ones (`generated-7:0`)."""
+        if not models.startswith("generated-"):
             return engines == models
         begin, colon, end = models.partition(":")
         return engines.endswith(colon + end) and self.same(engines.removesuffix(colon + end), begin)
@@ -59,19 +68,20 @@ class Names:
         return models in self._by_model
 
     def for_engine(self, models: str) -> str:
-        """The model's id as the engine knows it."""
+        """The engine's id for the model's id."""
         begin, colon, end = models.partition(":")
         return (
             f"{self._by_model.get(begin, begin)}{colon}{end}"
-            if begin.startswith("made-")
+            if begin.startswith("generated-")
             else models
         )
 
 
 class Lockstep:
     """
-    One engine of the table (two objects of it, where several processes may use one store), and the
-    model.
+    One engine of `ENGINES`, and the model.
+
+    If several processes may use the store, two objects of the engine take turns, as two processes.
     """
 
     def __init__(self, name: str, **settings: Any) -> None:
@@ -81,9 +91,7 @@ class Lockstep:
         )
         self._folder = Path(tempfile.mkdtemp())
         self.engine = self._open()
-        self._idle = (
-            [self._open()] if self.engine.capabilities.processes else []
-        )  # as another process would have it
+        self._idle = [self._open()] if self.engine.capabilities.processes else []
         self.model = Model(TIERS, random=lambda: RANDOM, **settings)
         self.names = Names()
         self._calls: deque[tuple[Any, ...]] = deque(maxlen=LAST_CALLS)
@@ -93,13 +101,13 @@ class Lockstep:
         return ENGINES[self._name](self._folder, self._settings)
 
     def crash(self) -> None:
-        """The engine goes away and is opened again, where it keeps anything."""
+        """Close and reopen the engine, if its store is persistent."""
         if self.engine.capabilities.persistent:
             self.engine.close()
             self.engine = self._open()
 
     def change_over(self) -> None:
-        """What follows is done by another process on the same store, where there may be several."""
+        """Use the engine's other object from now on, if there is one."""
         self._idle.append(self.engine)
         self.engine = self._idle.pop(0)
 
@@ -116,8 +124,9 @@ class Lockstep:
         **options: Any,
     ) -> tuple[Any, Any]:
         """
-        Call both, with arguments of their own where they differ; both answers, after they were
-        found to agree.
+        Call both and compare the answers. Returns (the engine's, the model's).
+
+        `models`: the arguments for the model, if they differ from those for the engine.
         """
         self._calls.append(
             (self.now - START, operation, engines if models is None else models, options)
@@ -138,19 +147,19 @@ class Lockstep:
                 for at, operation, arguments, options in self._calls
             )
             raise AssertionError(
-                f"{where}: the engine says {ours!r}, the model {theirs!r}, after (in the model's"
-                f" words)\n{calls}"
+                f"{where}: the engine says {ours!r}, the model {theirs!r}, after (with the"
+                f" model's ids)\n{calls}"
             )
 
     def compare_everything(self) -> None:
-        """The whole state."""
+        """Compare the whole state."""
         snapshots = [side.snapshot(now_us=self.now) for side in (self.engine, self.model)]
         for snapshot in snapshots:
             snapshot["totals"]["tiers"].sort(key=lambda tier: (tier.pool, tier.tier))
         self.compare("snapshot", *snapshots)
 
     def _difference(self, engines: Any, models: Any, where: str) -> tuple[str, Any, Any] | None:
-        """The first place where they differ."""
+        """The first difference: its path, the engine's value, the model's value."""
         if type(engines) is type(models) and engines == models:
             return None
         if isinstance(engines, msgspec.Struct) and type(engines) is type(models):
@@ -160,7 +169,7 @@ class Lockstep:
             and isinstance(models, dict)
             and engines.keys() == models.keys()
         ):
-            found = (
+            differences = (
                 self._difference(engines[key], models[key], f"{where}.{key}") for key in engines
             )
         elif (
@@ -168,7 +177,7 @@ class Lockstep:
             and isinstance(models, (list, tuple))
             and len(engines) == len(models)
         ):
-            found = (
+            differences = (
                 self._difference(one, other, f"{where}[{n}]")
                 for n, (one, other) in enumerate(zip(engines, models, strict=True))
             )
@@ -178,7 +187,7 @@ class Lockstep:
                 if self._is_same(engines, models, where.rpartition(".")[2])
                 else (where, engines, models)
             )
-        return next((difference for difference in found if difference is not None), None)
+        return next((difference for difference in differences if difference is not None), None)
 
     def _is_same(self, engines: Any, models: Any, what: str) -> bool:
         if what == "handle":
@@ -188,15 +197,16 @@ class Lockstep:
         if what in ("next_wake_us", "tick"):
             return engines == models or self._is_stale(engines, models)
         if what == "reason" and isinstance(models, str) and models == "full":
-            return bool(engines)  # the sentence is the engine's own
+            return bool(engines)  # the engine's own sentence
         if isinstance(engines, float) and isinstance(models, (int, float)):
             return math.isclose(engines, models, rel_tol=1e-9, abs_tol=1e-9)
         return type(engines) is type(models) and engines == models
 
     def _is_stale(self, engines: int | None, models: int | None) -> bool:
         """
-        An engine may also wake at a deadline that a lease had before it was settled or extended; at
-        once where that has passed.
+        Whether the engine wakes at a deadline that a lease had before it was settled or extended.
+
+        If that deadline has passed, it wakes at once.
         """
         given = self.model.deadlines_given
         is_one = engines in given or (
@@ -210,7 +220,7 @@ def handles(leases: list[Lease]) -> list[tuple[int, int]]:
 
 
 def _outcome(operation: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """The answer, or the class of the error."""
+    """The answer, or the name of the error's class."""
     try:
         return operation(*arguments, **options)
     except LanewayError as error:

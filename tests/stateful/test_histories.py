@@ -1,20 +1,21 @@
 """
-Random histories under a clock that is moved by hand: an engine and the model go through the same,
-and every answer and the whole state are compared after each step. Beside that holds in every
-history: the store's parts agree, and in the end everything drains.
+Random histories: sequences of calls to an engine and the model (tests/model) in lockstep.
 
-Always the same short ones; `LANEWAY_HISTORIES=2000 pytest tests/stateful` runs so many random ones
-on each engine and tells the seed, which `LANEWAY_SEED=…` repeats; with `LANEWAY_SHRINK=1` a failing
-one is made shorter first, which takes minutes.
+Hypothesis chooses the steps of a history: the rules of the class `Histories`. The clock moves only
+in steps. After each step every answer and the whole state of both are compared; every fifth step
+the doctor checks the engine's store; at the end all messages must drain.
+
+By default the same short histories run every time. `LANEWAY_HISTORIES=2000 pytest tests/stateful`
+runs that many random ones on each engine and prints the seed, which `LANEWAY_SEED=…` repeats.
+`LANEWAY_SHRINK=1` shortens a failing history, which takes minutes.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -29,12 +30,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER
+from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, FullEngine
 from laneway.message import Draft, Lease, Receipt, Settlement
-from laneway.policy import Gate, own_rows
+from laneway.policy import Gate, Layer, own_rows
 from laneway.tiers import Tier
 from laneway.units import SECOND
 from tests.conformance.conftest import ENGINES
+from tests.model import Model
 from tests.stateful.lockstep import START, Lockstep, handles
 
 HISTORIES = os.environ.get("LANEWAY_HISTORIES")
@@ -52,10 +54,11 @@ RESULT_TTL = {RESULT_TTL_HEADER: "90000000,90000000"}
 WAITS = {**RESULT_TTL, SIGNALS_HEADER: "2"}
 
 IDS = [f"i{n}" for n in range(5)]
-MADE = [f"made-{n}" for n in range(1, 30)]
+GENERATED = [f"generated-{n}" for n in range(1, 30)]
 ENGINE, MODEL = 0, 1  # the two sides of a pair
-AGAIN = "again"  # stands for the topic and the id of a message published before
-CROWDS = 2  # in one history: each is looked at after every step
+AGAIN = "again"  # replaced by the topic and id of an earlier message
+CROWDS = 2  # per history: all their messages are compared after every step
+# policies that every history starts with
 BASE: dict[str, dict[str, Any]] = {
     "a.1": {"tier": "high", "weight": 7, "serial": "yield"},
     "a.2": {"tier": "high", "weight": 0.5, "dedupe": 1},
@@ -98,7 +101,8 @@ FIELDS: dict[str, list[Any]] = {
     "delivery": ["at_most_once"],
     "paused": [True],
 }
-TOGETHER = [
+# combinations that are unlikely to be drawn field by field
+COMBINATIONS: list[dict[str, Any]] = [
     {"merge": "last", "window": 0.5, "debounce": True},
     {"merge": "first", "window": 3, "debounce": True, "max_wait": 4},
     {"merge": "all", "merge_limit": 3, "window": 0.5},
@@ -135,7 +139,7 @@ TOGETHER = [
 
 
 def a_draft(chance: random.Random, topic: str) -> Draft:
-    """A message: a plain one, or one with some of all that there is."""
+    """A message: a plain one, or one with random options."""
     pick = chance.choice
     if chance.random() < 0.3:
         return Draft(topic=topic, body=b"plain", priority=pick([0, 0, 5]))
@@ -155,7 +159,7 @@ def a_draft(chance: random.Random, topic: str) -> Draft:
 
 
 def some_drafts(chance: random.Random, least: int, most: int, busy: str) -> list[Draft]:
-    """Half of them for one topic."""
+    """Messages, half of them for the topic `busy`."""
     return [
         a_draft(chance, chance.choice([busy, chance.choice(BUSY)]))
         for _ in range(chance.randint(least, most))
@@ -163,7 +167,7 @@ def some_drafts(chance: random.Random, least: int, most: int, busy: str) -> list
 
 
 def a_call(chance: random.Random) -> dict[str, Any]:
-    """Arguments of a lease."""
+    """Arguments of `lease`."""
     pick = chance.choice
     return {
         "n": pick([1, 2, 3, 5, 7, 40]),
@@ -175,22 +179,10 @@ def a_call(chance: random.Random) -> dict[str, Any]:
 
 
 def an_end(chance: random.Random) -> Settlement:
-    """How a lease ends."""
+    """A random settlement."""
     pick = chance.choice
-    action = pick(
-        [
-            "ack",
-            "ack",
-            "ack",
-            "retry",
-            "retry",
-            "release",
-            "release",
-            "dead",
-            "back_off",
-            "unhandled",
-        ]
-    )
+    actions = ["ack"] * 3 + ["retry"] * 2 + ["release"] * 2 + ["dead", "back_off", "unhandled"]
+    action = pick(actions)
     delay = pick([None, None, None, 0, 300_000, 6 * SECOND])
     reason = pick([None, "why"])
     return Settlement(
@@ -212,10 +204,10 @@ _single = st.lists(st.sampled_from(sorted(FIELDS)), max_size=3, unique=True).fla
         {name: st.sampled_from([*FIELDS[name], None]) for name in names}
     )
 )
-_two = st.tuples(st.sampled_from(TOGETHER), st.sampled_from(TOGETHER)).map(
+_two = st.tuples(st.sampled_from(COMBINATIONS), st.sampled_from(COMBINATIONS)).map(
     lambda pair: pair[0] | pair[1]
 )
-policies = st.one_of(st.sampled_from(TOGETHER), _two, _single)
+policies = st.one_of(st.sampled_from(COMBINATIONS), _two, _single)
 gates = st.builds(
     Gate,
     rate=st.sampled_from([None, 2.0, 50.0]),
@@ -228,17 +220,17 @@ topics = st.sampled_from(TOPICS)
 
 
 class Histories(RuleBasedStateMachine):
-    """What may happen, in any order."""
+    """The steps of a history, as rules that Hypothesis draws."""
 
     name = ""
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: list[tuple[Lease, Lease]] = []  # as the engine and as the model handed it out
-        self.receipts: list[Receipt] = []  # the model's
+        self.held: list[tuple[Lease, Lease]] = []  # (the engine's, the model's)
+        self.receipts: list[Receipt] = []  # as the model answered
         self.crowds = 0
-        self.signalled: set[str] = set()  # those of them that were to wait for signals
-        self.busy = BUSY[-1]  # the topic of which most is heard now
+        self.signalled: set[str] = set()  # ids of messages that wait for signals
+        self.busy = BUSY[-1]  # the topic with most messages now
         self.steps = 0
 
     @initialize(
@@ -266,7 +258,7 @@ class Histories(RuleBasedStateMachine):
             self.do("policy_set", "operator", pattern, fields)
 
     def do(self, operation: str, *arguments: Any, **options: Any) -> Any:
-        """A call that says the same to both."""
+        """Call both with the same arguments."""
         return self.lockstep.call(operation, arguments, now_us=self.lockstep.now, **options)
 
     def for_engine(self, batch: list[Draft]) -> list[Draft]:
@@ -300,8 +292,8 @@ class Histories(RuleBasedStateMachine):
     @rule(chance=chances)
     def put_a_crowd(self, chance: random.Random) -> None:
         """
-        More than a lane's record has room for, than one hand-out gives, than the least size of the
-        top lists.
+        Publish more messages than a lane's record holds, than one visit takes, and than the
+        smallest size class of the top lists.
         """
         self.crowds += 1
         topics = [self.busy, chance.choice(BUSY)]
@@ -312,7 +304,7 @@ class Histories(RuleBasedStateMachine):
         self.lockstep.call("put", (batch,), (batch,), now_us=self.lockstep.now)
 
     def again(self, draft: Draft, chance: random.Random) -> Draft:
-        """The same once more."""
+        """Publish an earlier message again."""
         before = chance.choice(self.receipts[-10:]) if self.receipts else None
         return msgspec.structs.replace(
             draft, topic=before.topic if before else draft.topic, id=before.id if before else None
@@ -328,10 +320,10 @@ class Histories(RuleBasedStateMachine):
     @rule(chance=chances)
     def settle(self, chance: random.Random) -> None:
         """
-        Several at once, also late ones, ones that will be settled again, and by a wrong handle.
+        Settle several leases at once, some late, some twice, some with a wrong handle.
         """
-        lately = self.held[-12:]
-        pairs = chance.sample(lately, k=min(len(lately), chance.randint(1, 8)))
+        recent = self.held[-12:]
+        pairs = chance.sample(recent, k=min(len(recent), chance.randint(1, 8)))
         if chance.random() < 0.05:
             pairs = [*pairs, *pairs]
         ends = [an_end(chance) for _ in pairs]
@@ -375,7 +367,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(chance=chances)
     def work(self, chance: random.Random) -> None:
-        """What happens all the time."""
+        """Publish, lease and settle several times, as programs do."""
         self.busy = chance.choice(BUSY)
         for _ in range(chance.randint(1, 4)):
             for step in (self.put, self.lease, self.settle):
@@ -389,8 +381,7 @@ class Histories(RuleBasedStateMachine):
                 self.settle(chance)
             self.later(chance.choice([0, 0.1, 0.4, 0.5, 1.0, 1.0, 6.0]))
 
-    # Chosen more often than what people do now and then; under names of their own, of which
-    # Hypothesis leaves out some.
+    # Repeated under several names, so that Hypothesis draws them more often.
 
     @rule(chance=chances)
     def work_more(self, chance: random.Random) -> None:
@@ -410,11 +401,11 @@ class Histories(RuleBasedStateMachine):
         by_us=st.sampled_from([100_000, 3 * SECOND, 100 * SECOND]),
         most=st.integers(1, 4),
     )
-    def keep(self, operation: str, by_us: int, most: int) -> None:
-        """Also by a wrong handle: that of the lease before."""
+    def start_or_extend(self, operation: str, by_us: int, most: int) -> None:
+        """Start or extend leases, also with a wrong handle: that of the previous lease."""
         some = [handles(list(leases)) for leases in zip(*self.held[-most:], strict=True)]
-        for those in some:
-            those += [(one, fence) for (one, _), (_, fence) in pairwise(those)]
+        for leases in some:
+            leases += [(one, fence) for (one, _), (_, fence) in pairwise(leases)]
         more = () if operation == "start" else (by_us,)
         self.lockstep.call(operation, (some[0], *more), (some[1], *more), now_us=self.lockstep.now)
 
@@ -423,7 +414,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.receipts)
     @rule(chance=chances)
     def signal(self, chance: random.Random) -> None:
-        """For a message that waits for some, or that does not."""
+        """Send a signal to a message that waits for signals, or to one that does not."""
         waiting = [receipt for receipt in self.receipts[-30:] if receipt.id in self.signalled]
         for receipt in waiting[-3:] or self.receipts[-1:]:
             draft = Draft(
@@ -444,24 +435,21 @@ class Histories(RuleBasedStateMachine):
     @rule(chance=chances, named=st.booleans())
     def cancel(self, chance: random.Random, *, named: bool) -> None:
         receipt = chance.choice(self.receipts[-10:])
-        topic = (
-            receipt.topic if named or receipt.id not in MADE else None
-        )  # an id of the user's own is one of its topic
+        # Ids of users are unique only in their topic.
+        topic = receipt.topic if named or receipt.id not in GENERATED else None
         self.lockstep.call(
             "cancel",
             (self.lockstep.names.for_engine(receipt.id), topic),
             (receipt.id, topic),
             now_us=self.lockstep.now,
         )
-        self.do(
-            "tick"
-        )  # where there was nothing to do, an engine need not have looked at the clock
+        self.do("tick")  # an engine that had nothing to do need not have read the clock
 
     # Time
 
     @rule(seconds=st.sampled_from([0.001, 0.05, 0.2, 0.5, 1.0, 1.0, 3.0, 7.0, 70.0, 4000.0, -2.0]))
     def later(self, seconds: float) -> None:
-        """The clock goes on, or back."""
+        """Move the clock forward or back."""
         self.lockstep.now += round(seconds * SECOND)
 
     later_on = later_still = later
@@ -472,7 +460,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def wake(self) -> None:
-        """Time goes on exactly to when there is something to do."""
+        """Move the clock to the next time that `tick` answers."""
         wake = self.do("tick")[1]
         if wake is not None and wake < self.lockstep.now + 100_000 * SECOND:
             self.lockstep.now = max(self.lockstep.now, wake)
@@ -504,7 +492,7 @@ class Histories(RuleBasedStateMachine):
         self.do("tier_set", layer, changes)
 
     @rule(name=st.sampled_from([None, "high", "gold"]))
-    def tiers_as_the_code_says(self, name: str | None) -> None:
+    def tier_reset(self, name: str | None) -> None:
         self.do("tier_reset", name)
 
     @rule(
@@ -519,7 +507,7 @@ class Histories(RuleBasedStateMachine):
         topic=topics,
         chance=chances,
     )
-    def seldom(
+    def administer(
         self,
         *,
         what: str,
@@ -545,7 +533,7 @@ class Histories(RuleBasedStateMachine):
     @rule(
         operation=st.sampled_from(["dead_redrive", "dead_redrive", "dead_drop"]),
         topic=st.one_of(st.none(), topics),
-        ids=st.one_of(st.none(), st.lists(st.sampled_from(IDS + MADE), max_size=8)),
+        ids=st.one_of(st.none(), st.lists(st.sampled_from(IDS + GENERATED), max_size=8)),
         limit=st.sampled_from([1, 3, 1000]),
         spacing=st.sampled_from([0, 0, 400_000]),
     )
@@ -553,9 +541,8 @@ class Histories(RuleBasedStateMachine):
         self, operation: str, topic: str | None, ids: list[str] | None, limit: int, spacing: int
     ) -> None:
         if topic is None and ids is not None:
-            ids = [
-                each for each in ids if each in MADE
-            ]  # an id of the user's own is one of its topic
+            # Ids of users are unique only in their topic.
+            ids = [each for each in ids if each in GENERATED]
         options = (
             {"first_us": spacing * 2, "spacing_us": spacing} if operation == "dead_redrive" else {}
         )
@@ -572,7 +559,7 @@ class Histories(RuleBasedStateMachine):
         )
         self.do("tick")  # as in `cancel`
 
-    # Looking
+    # Views
 
     @rule(
         topic=topics,
@@ -580,7 +567,7 @@ class Histories(RuleBasedStateMachine):
         order=st.sampled_from(["name", "backlog", "age", "rate", "throttled"]),
         pattern=st.sampled_from(["*", "a.*", "d.*", "e.*", "e.1", "a.1"]),
         after=st.sampled_from([None, None, "a.1", "e"]),
-        ids=st.lists(st.sampled_from(IDS + MADE), min_size=1, max_size=4, unique=True),
+        ids=st.lists(st.sampled_from(IDS + GENERATED), min_size=1, max_size=4, unique=True),
     )
     def look(
         self, *, topic: str, limit: int, order: str, pattern: str, after: str | None, ids: list[str]
@@ -601,10 +588,10 @@ class Histories(RuleBasedStateMachine):
 
     def look_up(self, topic: str, ids: list[str]) -> None:
         theirs = [self.lockstep.names.for_engine(each) for each in ids]
-        found = self.lockstep.engine.lookup(topic, theirs, now_us=self.lockstep.now)
+        states = self.lockstep.engine.lookup(topic, theirs, now_us=self.lockstep.now)
         self.lockstep.compare(
             "lookup",
-            [found[each] for each in theirs],
+            [states[each] for each in theirs],
             list(self.lockstep.model.lookup(topic, ids, now_us=self.lockstep.now).values()),
         )
 
@@ -613,28 +600,29 @@ class Histories(RuleBasedStateMachine):
         for mine in ids:
             ours = self.lockstep.names.for_engine(mine)
             self.lockstep.call("find", (ours, topic), (mine, topic))
-            told = [
+            explanations = [
                 side.explain(each, topic, now_us=self.lockstep.now)
                 for side, each in ((self.lockstep.engine, ours), (self.lockstep.model, mine))
             ]
             self.lockstep.compare(
-                "explain", *([each.state, each.ahead, each.message] for each in told)
+                "explain", *([each.state, each.ahead, each.message] for each in explanations)
             )
 
     def look_at_dead_letters(self, topic: str | None, limit: int) -> None:
-        """Page by page; the numbers are the engine's own."""
+        """Page by page; the numbers of dead letters are each side's own."""
+        sides: tuple[FullEngine | Model, ...] = (self.lockstep.engine, self.lockstep.model)
         after = [0, 0]
         for _ in range(3):
             pages = [
                 side.dead_list(topic, limit=limit, after=at)
-                for side, at in zip((self.lockstep.engine, self.lockstep.model), after, strict=True)
+                for side, at in zip(sides, after, strict=True)
             ]
             self.lockstep.compare("dead_list", *([view for _, view in page] for page in pages))
             if not pages[0]:
                 break
             after = [page[-1][0] for page in pages]
 
-    # What holds after every step
+    # Checks after every step
 
     @invariant()
     def engine_and_model_agree(self) -> None:
@@ -656,11 +644,11 @@ class Histories(RuleBasedStateMachine):
         self.steps += 1
         if self.steps % 5 == 0:
             assert [check for check in self.lockstep.engine.doctor() if not check.ok] == [], (
-                "the store's parts agree"
+                "the store is consistent"
             )
 
     def teardown(self) -> None:
-        """Let everything run: nothing is stuck, and nothing stays behind."""
+        """Deliver and ack everything, until the store is empty."""
         if hasattr(self, "lockstep"):
             try:
                 drain(self.lockstep)
@@ -673,7 +661,7 @@ def drain(lockstep: Lockstep) -> None:
     own, _ = engine.policy_own_list()
     for layer, pattern, fields in [*engine.policies().rows(), *own_rows(own)]:
         if "paused" in fields:
-            engine.policy_set(layer, pattern, {"paused": False}, now_us=lockstep.now)
+            engine.policy_set(cast("Layer", layer), pattern, {"paused": False}, now_us=lockstep.now)
     for _ in range(3_000):
         leased = 0
         wake = None
@@ -690,20 +678,18 @@ def drain(lockstep: Lockstep) -> None:
             return
         if not leased:
             lockstep.now = max(lockstep.now + 1_000, wake or 0)
-    raise AssertionError(f"something is stuck: {overview}")
+    raise AssertionError(f"messages are left: {engine.overview(now_us=lockstep.now)}")
 
 
 def _settings(name: str) -> settings:
-    phases = (
-        [Phase.generate, Phase.shrink] if SHRINK else [Phase.generate]
-    )  # a failure is told at once, unless asked otherwise
+    phases = [Phase.generate, Phase.shrink] if SHRINK else [Phase.generate]
     common: dict[str, Any] = {
         "stateful_step_count": STEPS,
         "deadline": None,
         "database": None,
         "suppress_health_check": list(HealthCheck),
     }
-    most = SHORT if name in ENTIRE else SHORT // 5  # the other forms have the same scripts
+    most = SHORT if name in ENTIRE else SHORT // 5  # other layouts run the same scripts
     return settings(
         max_examples=int(HISTORIES or most), derandomize=HISTORIES is None, phases=phases, **common
     )
@@ -711,17 +697,18 @@ def _settings(name: str) -> settings:
 
 @pytest.mark.timeout(0 if HISTORIES or SHRINK else 300)
 @pytest.mark.parametrize("name", list(ENGINES))
-def test_an_engine_behaves_like_the_model(name: str) -> None:
-    machine: Callable[[], Histories] = type("Histories", (Histories,), {"name": name})
+def test_engine_and_model_agree(name: str) -> None:
+    """In every history the engine answers as the model does."""
+    machine: type[Histories] = type("Histories", (Histories,), {"name": name})
     if HISTORIES is None:
         print(
-            "these histories are always the same: repeat with pytest tests/stateful;"
-            " LANEWAY_SHRINK=1 makes a failing one shorter"
+            "these histories are the same every time: repeat with pytest tests/stateful;"
+            " LANEWAY_SHRINK=1 shortens a failing one"
         )
     else:
         print(
-            f"repeat with LANEWAY_HISTORIES={HISTORIES} LANEWAY_SEED={SEED}; LANEWAY_SHRINK=1 makes"
-            " a failing one shorter"
+            f"repeat with LANEWAY_HISTORIES={HISTORIES} LANEWAY_SEED={SEED}; LANEWAY_SHRINK=1"
+            " shortens a failing one"
         )
         machine = seed(SEED)(machine)
     run_state_machine_as_test(machine, settings=_settings(name))

@@ -1,30 +1,29 @@
-"""
-What there is: messages, leases, lanes, tiers of pools, gates; and short words for what is asked
-often.
-"""
+"""The state of the model: messages, leases, lanes, tier queues and gates; and small functions."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from laneway.engines.base import SIGNALS_HEADER
 from laneway.message import Draft, Lease
 from laneway.policy import Gate, Resolved
 from laneway.units import SECOND
 
-LINGER_US = {
-    "messages": SECOND,
-    "time": 60 * SECOND,
-}  # how long a lane with nothing in it is remembered, by what its tier is fair by
-# what a message is taken to cost in a tier that is fair by time, before anything is known
-FIRST_COST_US = SECOND
-STEP = 16  # what is handed out ahead of what the caller can start goes in steps of this size
+MessageState = Literal["waiting", "leased", "dead"]
+Place = Literal["runnable", "asleep", "full", "at_gate", "paused", "idle"]
+MergeKey = tuple[str, str | bytes]
+SerialKey = tuple[str, str | None]  # topic and key
+
+# How long an empty lane is remembered, by its tier's `fair_by`.
+LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
+FIRST_COST_US = SECOND  # expected cost of a message, fair by time, before any has run
+STEP = 16  # messages beyond those that the caller can start are divided in steps of this size
 RATE_WINDOW_US = 10 * SECOND  # over which `rate_now` is measured
-HISTORY = 20  # troubles of a message that are remembered
-MAX_WAIT_WINDOWS = 10  # default of `max_wait`
+HISTORY = 20  # failures in the history of a message
+MAX_WAIT_WINDOWS = 10  # default of `max_wait`, in windows
 CAN_DELIVER = ("runnable", "at_gate")
 
 COUNTERS = ("published", "delivered", "done", "retried", "died", "merged", "expired", "removed")
@@ -33,11 +32,12 @@ COUNTERS = ("published", "delivered", "done", "retried", "died", "merged", "expi
 @dataclass(eq=False)
 class Message:
     """
-    `state`: waiting, leased or dead. A waiting one is delayed until housekeeping brings it in; then
-    it stands in its lane's order.
+    A message in the store.
+
+    A waiting message is delayed until housekeeping makes it ready.
     """
 
-    handle: int  # its first number: names it for good
+    handle: int  # its first number; never changes
     number: int
     id: str
     topic: str
@@ -50,12 +50,12 @@ class Message:
     since: int
     expires: int | None
     serial: str | None
-    merges_by: tuple[str, str | bytes] | None
+    merges_by: MergeKey | None
     sticky: bool
     lane: Lane
-    state: str = "waiting"
+    state: MessageState = "waiting"
     delayed: bool = False
-    joined: list[str] = field(default_factory=list)  # ids of others that it took in
+    joined: list[str] = field(default_factory=list)  # ids of messages merged into it
     attempts: int = 0
     deliveries: int = 0
     suspect: bool = False
@@ -63,11 +63,11 @@ class Message:
     unhandled_times: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     death: Death | None = None
-    signals: set[int] | None = None  # those that came, while it waits for some
+    signals: set[int] | None = None  # received so far; None: it waits for none
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """Its place in its lane: priority, at_front (the latest first), since, number."""
+        """Its position in its lane: by priority, at_front (latest first), since, number."""
         return (
             (-self.priority, 0, -self.number, 0)
             if self.at_front
@@ -75,8 +75,8 @@ class Message:
         )
 
     @property
-    def line(self) -> tuple[str, str | None]:
-        """Whom it stands in line with, where it is serial: keys are the topic's."""
+    def serial_key(self) -> SerialKey:
+        """The key that it is serial by: keys are per topic."""
         return (self.topic, self.key)
 
     @property
@@ -86,9 +86,9 @@ class Message:
 
 @dataclass
 class Death:
-    """What makes a message a dead letter."""
+    """When and why a message became a dead letter."""
 
-    number: int  # the order in which they are listed
+    number: int  # dead letters are listed by it
     at: int
     until: int
     reason: str
@@ -96,10 +96,12 @@ class Death:
 
 
 @dataclass(eq=False)
-class Held:
+class HeldLease:
     """
-    A lease. `message` None: at most once, the message is finished and its lease keeps the slots
-    (and the serial `line`).
+    A lease.
+
+    `message` None: an at-most-once message is finished, but its lease still counts for concurrency
+    and holds the serial key.
     """
 
     fence: int
@@ -112,13 +114,13 @@ class Held:
     charge: int
     started: bool
     gate: str | None
-    line: tuple[str, str | None] | None
+    serial_key: SerialKey | None
     gone: bool = False  # its topic was deleted
 
 
 @dataclass(eq=False)
 class Lane:
-    """Where a topic's messages wait. `topic` None: a bucket, `rule` is then its pattern."""
+    """A lane. `topic` None: a bucket; `rule`: the topic, or the bucket's pattern."""
 
     number: int
     name: str
@@ -126,34 +128,31 @@ class Lane:
     topic: str | None
     tier_queue: TierQueue
     virtual: int
-    place: str = "idle"  # runnable | asleep | full | at_gate | paused | idle
-    wake: int | None = None  # asleep: until then; idle: forgotten then
+    place: Place = "idle"
+    wake: int | None = None  # asleep: until when; idle: when it is forgotten
     gate: str | None = None
     tat: int = 0
-    rest_step: int = 0  # above 0: the topic rests, or probes
-    rest_until: int = 0
-    rest_fence: int = 0
-    mean: int = 0  # usual cost of a message, 0: not known
+    back_off_us: int = 0  # above 0: the topic backs off, or probes
+    backs_off_until: int = 0
+    back_off_fence: int = 0
+    mean: int = 0  # moving mean of the cost of a message; 0: unknown
     counts: Counter[str] = field(default_factory=Counter)
     throttled: int = 0
     window_from: int = 0
     in_window: int = 0
     in_window_before: int = 0
-    collectors: dict[tuple[str, str, str | bytes], Message] = field(
-        default_factory=dict
-    )  # whom newcomers join
-    holders: dict[tuple[str, str | None], Message | Held] = field(
-        default_factory=dict
-    )  # who holds a serial key
+    # by topic and merge key: the message that new ones join
+    collectors: dict[tuple[str, str, str | bytes], Message] = field(default_factory=dict)
+    holders: dict[SerialKey, Message | HeldLease] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
 class TierQueue:
-    """One tier of one pool."""
+    """The lanes of one tier of one pool."""
 
     pool: str
     tier: str
-    virtual: int = 0  # of the lane picked last
+    virtual: int = 0  # of the lane served last
     carry: int = 0
     mean: int = 0
     delivered: int = 0
@@ -161,14 +160,14 @@ class TierQueue:
 
 @dataclass(eq=False)
 class GateState:
-    """A limit that many topics share."""
+    """A gate: a limit that topics share."""
 
     name: str
     code: Gate | None = None
     operator: Gate | None = None
     tat: int = 0
     leased: int = 0
-    wake: int | None = None  # when its rate, which alone shuts it, lets the next one through
+    wake: int | None = None  # when it opens by the clock
 
     @property
     def limits(self) -> Gate:
@@ -177,13 +176,13 @@ class GateState:
 
 @dataclass
 class Call:
-    """What one `lease` may still hand out, and what it did."""
+    """One call of `lease`: what it may still take, and what it has taken."""
 
     startable: int
     record_start: bool
     leases: list[Lease] = field(default_factory=list)
     taken: list[tuple[str, Lease | None]] = field(default_factory=list)
-    """By tier; None: it turned out to have expired."""
+    """By tier; None: the message had expired."""
     visited: list[Lane] = field(default_factory=list)
     withheld: bool = False
 
@@ -201,51 +200,54 @@ def size_of(messages: Iterable[Message]) -> int:
 
 
 def explicit_due(draft: Draft, now: int) -> int | None:
-    """When the publisher said that it is due; `at` goes before `delay`."""
+    """When the publisher wants it delivered; `at` precedes `delay`."""
     if draft.at_us is not None:
         return max(draft.at_us, now)
     return now + draft.delay_us if draft.delay_us > 0 else None
 
 
-def merge_key(key: str | None, body: bytes) -> tuple[str, str | bytes]:
-    """Its key, or its body where it has none."""
+def merge_key(key: str | None, body: bytes) -> MergeKey:
+    """The key, or the body of a message without a key."""
     return ("key", key) if key is not None else ("body", body)
 
 
-def spread_by(key: str | None, merges_by: tuple[str, str | bytes] | None) -> bytes | None:
+def spread_by(key: str | None, merges_by: MergeKey | None) -> bytes | None:
     """
-    What picks the partition: the key, else the body that it merges by, else (None) its number.
+    What chooses the partition: the key, else the body that it merges by, else (None) the number.
     """
     if key is not None:
         return key.encode()
     return merges_by[1] if merges_by is not None and isinstance(merges_by[1], bytes) else None
 
 
-def shape(policy: Resolved) -> tuple[Any, ...]:
-    """What decides which lane a message goes to."""
+def lane_shape(policy: Resolved) -> tuple[Any, ...]:
+    """The policy fields that choose a message's lane."""
     return (policy.partitions, policy.buckets, policy.buckets_pattern)
 
 
 def signals_needed(headers: Mapping[str, str] | None) -> int:
-    """For how many a message waits."""
+    """How many signals a message waits for."""
     return int((headers or {}).get(SIGNALS_HEADER, "0"))
 
 
-def moved(mean: int, cost: int) -> int:
-    """A mean moves by an eighth of the difference."""
+def moving_mean(mean: int, cost: int) -> int:
+    """The mean after another value: it moves by an eighth of the difference."""
     return max(1, mean + (cost - mean) // 8)
 
 
 def rate_now(lane: Lane, now: int) -> float:
     """
-    Deliveries a second over about the last window of ten seconds: the present one's, and the fading
-    part of the one before.
+    Deliveries a second over the last ten seconds.
+
+    The present window counts whole, the one before by the part of it that is in those seconds.
     """
     elapsed = now - lane.window_from
-    here, before = (
+    present, before = (
         (lane.in_window, lane.in_window_before) if elapsed < RATE_WINDOW_US else (0, lane.in_window)
     )
     into = elapsed if elapsed < RATE_WINDOW_US else elapsed - RATE_WINDOW_US
     return (
-        (here + before * max(0, RATE_WINDOW_US - into) / RATE_WINDOW_US) * SECOND / RATE_WINDOW_US
+        (present + before * max(0, RATE_WINDOW_US - into) / RATE_WINDOW_US)
+        * SECOND
+        / RATE_WINDOW_US
     )
