@@ -50,9 +50,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
     from contextvars import ContextVar
 
-    from laneway.engines.base import Durability, Explanation, FullEngine, Settings
+    from laneway.engines.base import (
+        Durability,
+        Explanation,
+        FullEngine,
+        IdState,
+        Settings,
+        TopicOrder,
+    )
     from laneway.message import Draft, Receipt
-    from laneway.policy import PolicyOptions
+    from laneway.policy import OnFull, PolicyOptions
     from laneway.producing.publish_options import PublishOptions
     from laneway.schedules.store import Planned, Schedule
     from laneway.tasks.request import Request
@@ -132,7 +139,7 @@ class Laneway:
         default_tier: str | None = None,
         durability: Durability | None = None,
         max_backlog: int | str | None = None,
-        on_full: str = "refuse",
+        on_full: OnFull = "refuse",
         create: bool = True,
         result_ttl: Duration = outcomes.RESULT_TTL,
         failure_ttl: Duration = outcomes.FAILURE_TTL,
@@ -758,7 +765,12 @@ class Laneway:
         return Topic(self, check_topic(name))
 
     def topics(
-        self, *, order: str = "name", pattern: str = "*", limit: int = 20, after: str | None = None
+        self,
+        *,
+        order: TopicOrder = "name",
+        pattern: str = "*",
+        limit: int = 20,
+        after: str | None = None,
     ) -> list[Stats]:
         """
         Topics by `"name"` (paged by `after`), or the top by `"backlog"`, `"age"`, `"rate"` or
@@ -782,7 +794,7 @@ class Laneway:
         """
         return self.engine.explain(arguments.name("explain", "the id", message_id), _topic(topic))
 
-    def lookup(self, topic: str, ids: Iterable[str]) -> dict[str, str]:
+    def lookup(self, topic: str, ids: Iterable[str]) -> dict[str, IdState]:
         """`"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"` for each id."""
         return self.engine.lookup(check_topic(topic), arguments.texts("lookup", "ids", ids))
 

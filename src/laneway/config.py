@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from laneway.engines.base import Durability
+    from laneway.policy import OnFull
 
 DEFAULT_URL = "sqlite:///laneway.db"
 DURABILITIES = ("memory", "fsync", "replicated")
@@ -111,7 +112,7 @@ def settings(
     tiers: Mapping[str, Tier | float | str] | None,
     durability: Durability | None,
     max_backlog: int | str | None,
-    on_full: str,
+    on_full: OnFull,
     create: bool,
     default_tier: str | None = None,
 ) -> Settings:

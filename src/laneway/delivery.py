@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Executor
 
-    from laneway.engines.base import Engine
+    from laneway.engines.base import Queue
     from laneway.message import Draft, Lease
     from laneway.units import Duration
 
@@ -28,7 +28,7 @@ class Delivery:
 
     __slots__ = ("_engine", "_message", "lease", "threads")
 
-    def __init__(self, engine: Engine, lease: Lease, threads: Executor) -> None:
+    def __init__(self, engine: Queue, lease: Lease, threads: Executor) -> None:
         self._engine = engine
         self._message: Message | None = None
         self.lease = lease

@@ -14,7 +14,7 @@ from laneway.safetext import escaped, redacted
 
 if TYPE_CHECKING:
     from laneway import Laneway, Stats
-    from laneway.engines.base import Overview
+    from laneway.engines.base import Overview, TopicOrder
 
 COUNTERS = ("published", "delivered", "done", "retried", "died")
 """The counters that are shown as rates."""
@@ -45,7 +45,7 @@ class Look(msgspec.Struct):
 
     url: str
     namespace: str
-    order: str
+    order: TopicOrder
     before: Overview
     now: Overview
     topics: list[Stats]
@@ -75,7 +75,7 @@ class Look(msgspec.Struct):
         }
 
 
-def look(app: Laneway, before: Overview, order: str, limit: int) -> Look:
+def look(app: Laneway, before: Overview, order: TopicOrder, limit: int) -> Look:
     """Read the overview and the first `limit` topics by `order`; the URL's password is hidden."""
     return Look(
         escaped(redacted(app.url)),

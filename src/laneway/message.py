@@ -1,9 +1,9 @@
-"""Plain data: what is published, what is handed out, and what came of it."""
+"""Plain data: what is published, what is delivered, and how leases end."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -11,24 +11,59 @@ from laneway.units import Duration
 
 RAW = "application/octet-stream"
 """
-The `content-type` header of a body that was published as bytes; without that header a body is JSON.
+The `content-type` header of a body that was published as bytes. A body without it is JSON.
+"""
+
+Outcome = Literal["accepted", "merged", "duplicate", "refused"]
+"""
+The outcomes of a publish.
+
+`"accepted"`: stored. `"merged"`: it joined a waiting message. `"duplicate"`: its id is already
+known, nothing was stored. `"refused"`: a backlog limit is reached, nothing was stored.
+"""
+
+Action = Literal["ack", "retry", "dead", "release", "back_off", "unhandled"]
+"""
+How a settlement ends a lease.
+
+- `"ack"`: the message is finished.
+- `"retry"`: counts an attempt; again after `delay_us`, or after the policy's backoff. A dead letter
+  when the policy's retries are used up.
+- `"dead"`: a dead letter at once, with `reason`.
+- `"release"`: back without counting an attempt; with `begun=False` the rate permit is given back.
+- `"back_off"`: release, and the topic delivers nothing for `delay_us`, by default for 1 s, doubled
+  by each failing probe up to 5 min.
+- `"unhandled"`: release with a delay of 5 s, doubled up to 5 min; a dead letter after the policy's
+  `on_unhandled`.
+"""
+
+SettlementAnswer = Literal["acked", "retried", "died", "released", "lost", "gone"]
+"""
+The answers of `Queue.settle`.
+
+`"lost"`: the lease had ended, nothing was changed. `"gone"`: the topic was deleted.
 """
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """
-    A message, as it is published and as a handler gets it.
+    A message, as a program publishes it and as a handler receives it.
 
-    `topic`: any name, dotted by habit, at most 255 bytes, no control characters, no `*`. `body`:
-    anything that JSON can hold, or bytes, which travel as they are. `key`: what messages about the
-    same thing share (serial processing, partitions, merging). `priority`: -100 … 100, larger first.
-    `delay` (a duration) or `at` (an aware datetime or Unix seconds) say when it is due. `ttl`: how
-    long it may wait before it expires. `id`: your own, unique per topic; publishing it again while
-    it is pending is a no-op. `headers`: short text by name. `at_front`: before all others of its
-    priority.
+    - `topic`: any name of at most 255 bytes, dotted by habit, without control characters and `*`.
+    - `body`: anything that JSON can hold, or bytes, which are stored as they are.
+    - `key`: what messages about the same thing share, for serial processing, merging and
+      partitions; at most 512 bytes.
+    - `priority`: -100 … 100; a larger number is delivered first.
+    - `delay`: how long to wait before delivery (seconds, `timedelta` or `"10m"`).
+    - `at`: when to deliver (aware `datetime` or Unix time in seconds), instead of `delay`.
+    - `ttl`: how long it may wait before it expires (as `delay`); default: the policy's.
+    - `id`: your own, unique in its topic. Publishing it again while it waits or is leased, and
+      later as long as the policy's `dedupe` says, is a `"duplicate"`. Default: a generated id.
+    - `headers`: short texts by name.
+    - `at_front`: deliver it before all others of its priority.
 
-    What is known only on delivery: `attempt` (1 for the first), `deliveries` (hand-outs so far,
-    this one included), `published_at` (Unix seconds).
+    Set on delivery: `attempt` (1 for the first), `deliveries` (this one included) and
+    `published_at` (Unix time in seconds).
     """
 
     topic: str
@@ -39,8 +74,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     at: datetime | float | None = None
     ttl: Duration | None = None
     if TYPE_CHECKING:
-        # A handler's message has an id, so that is what reading it gives; one that is yet to be
-        # published may have None.
+        # Every message that a handler receives has an id, so reading it gives a str.
+        # A message that is not yet published may have None.
         id: str = ""
 
         def __init__(
@@ -71,52 +106,63 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class Receipt(msgspec.Struct, frozen=True):
     """
-    What became of a published message.
+    The answer to a publish.
 
-    `outcome`: `"accepted"`; `"merged"`: it joined the waiting message `joined`; `"duplicate"`: its
-    id is known already; `"refused"`: the backlog limit named in `reason` is reached (only in the
-    answer of `publish_many`).
+    - `id`: the message's id, your own or a generated one.
+    - `outcome`: see `Outcome`. Only `publish_many` answers `"refused"`; `publish` raises
+      BacklogFull instead.
+    - `joined`: the id of the waiting message, if the outcome is `"merged"`.
+    - `reason`: the limit, if the outcome is `"refused"`.
     """
 
     id: str
     topic: str
-    outcome: str = "accepted"
+    outcome: Outcome = "accepted"
     joined: str | None = None
     reason: str | None = None
 
 
 class Draft(msgspec.Struct, gc=False):
-    """A message on its way into an engine: checked and encoded. Times are microseconds."""
+    """
+    A message on its way into an engine, checked and encoded. Times are microseconds.
+
+    - `delay_us`: how long to wait before delivery. `at_us`: when to deliver, in engine time;
+      precedes `delay_us`.
+    - `ttl_us`: how long it may wait; None: as the policy says.
+    - `sticky`: its id is known for 24 h after the message ended, whatever `dedupe` says.
+    - `signal`: this is not a message but a signal for the one with this topic and id. Signals are
+      numbered from 1; each number counts once, however often it is put. 0 ends the waiting. If a
+      signal ends the waiting, its `delay_us`, `at_us` and `ttl_us` hold for the message; the ttl
+      counts from the message's publish.
+    - `own`: Laneway's own message, never refused, merged or expired.
+    """
 
     topic: str
     body: bytes
     key: str | None = None
     priority: int = 0
     delay_us: int = 0
-    at_us: int | None = None  # engine time since 1970; goes before delay_us
+    at_us: int | None = None
     ttl_us: int | None = None
     id: str | None = None
     headers: dict[str, str] | None = None
     at_front: bool = False
-    sticky: bool = False  # the id is kept 24 h after the finish, whatever `dedupe` says
+    sticky: bool = False
     signal: int | None = None
-    """
-    Not a message of its own, but for the one of this topic and id that waits for signals: its n-th,
-    from 1 on, told once however often it comes. Of the signal that ends the waiting, `delay_us`,
-    `at_us` and `ttl_us` hold for that message too, its ttl from its publish. 0: wait no longer. The
-    topic, the key and the id are those of the message that waits.
-    """
-    own: bool = False  # Laneway's: never refused, merged or expired
+    own: bool = False
 
 
 class Lease(msgspec.Struct, gc=False):
     """
-    A delivery as an engine hands it out.
+    A leased message, as an engine delivers it. Times are microseconds.
 
-    `handle` is the engine's own name of the message, `fence` the number of this hand-out; both are
-    needed to settle. `bodies` holds the collected bodies where the policy merges `"all"`. `attempt`
-    counts from 1. `suspect`: an earlier lease of it ran out, so its start has to be recorded
-    (`Engine.start`) before it is run. `limited`: the topic has a rate, a concurrency or a gate.
+    - `handle`: the engine's number for the message. `fence`: the number of this lease. Both are
+      needed to settle.
+    - `deadline_us`: when the lease runs out.
+    - `attempt`: counts from 1. `deliveries`: how often it was delivered, this one included.
+    - `suspect`: an earlier lease of it ran out; record its start (`Queue.start`) before it runs.
+    - `bodies`: all bodies, if the policy merges `"all"` or the message waited for signals.
+    - `limited`: its topic has a rate, a concurrency or a gate.
     """
 
     handle: int
@@ -137,52 +183,54 @@ class Lease(msgspec.Struct, gc=False):
 
 
 class Batch(msgspec.Struct, gc=False):
-    """The answer of `Engine.lease`: what was handed out, and when it is worth asking again."""
+    """
+    The answer of `Queue.lease`. Times are microseconds.
+
+    - `next_wake_us`: when the next known event makes something deliverable. None: not before
+      something is published or settled.
+    - `passed_over`: some lanes were passed over because `only` excludes them.
+    - `goes_on`: not all lanes were looked at; the next call with the same `only` continues.
+    """
 
     leases: list[Lease]
     now_us: int
-    next_wake_us: int | None = (
-        None  # engine time of the next known event, None: nothing until something is published
-    )
-    passed_over: bool = False  # lanes stand there that `only` excludes
-    goes_on: bool = (
-        False  # the lanes were not all looked at: the next call with the same `only` goes on
-    )
+    next_wake_us: int | None = None
+    passed_over: bool = False
+    goes_on: bool = False
 
 
 class Settlement(msgspec.Struct, gc=False):
     """
-    How one lease is to end.
+    How to end one lease. Times are microseconds.
 
-    `action`: `"ack"`, `"retry"` (counts an attempt; `delay_us` or the policy's backoff), `"dead"`
-    (with `reason`), `"release"` (no attempt counted; `begun=False` also gives the rate permit
-    back), `"back_off"` (release, and the topic rests for `delay_us`, or 1 s doubling to 5 min),
-    `"unhandled"` (release with a delay of 5 s … 5 min; dead after the policy's `on_unhandled`).
-    `cost_us`: the handler's time, for tiers that are fair by time. `outcome`: what is kept of the
-    message under its id for `outcome_ttl_us`, written in the same step, if this ends the
-    message (acked, died).
+    - `handle`, `fence`: of the lease.
+    - `action`: see `Action`, which also says what `delay_us`, `reason` and `begun` do.
+    - `error`: text about the failure, for the message's history.
+    - `cost_us`: how long the handler ran, for tiers that are fair by time.
+    - `id`: the message's; only needed with an outcome.
+    - `outcome`: stored under the id for `outcome_ttl_us`, in the same transaction, if this ends the
+      message (`"acked"` or `"died"`).
     """
 
     handle: int
     fence: int
-    action: str = "ack"
+    action: Action = "ack"
     delay_us: int | None = None
     reason: str | None = None
     error: str | None = None
     cost_us: int = 0
     begun: bool = True
-    id: str | None = None  # the message's, where there is an outcome
+    id: str | None = None
     outcome: bytes | None = None
     outcome_ttl_us: int = 0
 
 
 class ProgressReport(msgspec.Struct, gc=False):
     """
-    Something to be kept of a message under its id for `ttl_us`, beside its outcome: how far its
-    handler is.
+    Progress of a message, to be stored under its id for `ttl_us` microseconds.
 
-    With `handle` and `fence` only as long as that lease is held; without them (from outside)
-    whatever became of the message.
+    With `handle` and `fence` it is stored only if that lease has not ended. Without them (from
+    outside the handler) it is always stored.
     """
 
     id: str
@@ -194,14 +242,7 @@ class ProgressReport(msgspec.Struct, gc=False):
 
 
 class StoredResult(msgspec.Struct, gc=False):
-    """What is kept under a message's id: how it ended, and what was noted of it meanwhile."""
+    """What a store keeps under a message's id: its outcome, and its last reported progress."""
 
     outcome: bytes | None = None
     progress: bytes | None = None
-
-
-SETTLED = ("acked", "retried", "died", "released", "lost", "gone")
-"""
-The answers of `Engine.settle`: `lost`: a stale fence, nothing was changed; `gone`: the topic was
-deleted.
-"""

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 Layer = Literal["code", "operator"]
 """Who set a policy. The operator's layer stands above the code's."""
 
+OnFull = Literal["refuse", "block", "drop_oldest"]
+"""What happens to a publish above a backlog limit."""
+
 MAX_STEMS = 20_000
 MAX_TOPIC_BYTES = 255
 MAX_KEY_BYTES = 512
@@ -107,7 +110,7 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     dedupe: int | None = None
     max_backlog: int | None = None
     max_backlog_bytes: int | None = None
-    on_full: str = "refuse"
+    on_full: OnFull = "refuse"
     partitions: int = 1
     buckets: int | None = None
     buckets_pattern: str | None = None
@@ -376,7 +379,7 @@ class PolicyOptions(TypedDict, total=False):
     max_body: int | str | None
     dedupe: units.Duration | None
     max_backlog: int | str | None
-    on_full: Literal["refuse", "block", "drop_oldest"] | None
+    on_full: OnFull | None
     partitions: int | None
     buckets: int | None
     delivery: Literal["at_least_once", "at_most_once"] | None

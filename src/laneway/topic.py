@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from laneway.app import Laneway
-    from laneway.engines.base import FullEngine, MessageView, ResultListener
+    from laneway.engines.base import FullEngine, IdState, MessageView, ResultListener
     from laneway.message import Receipt
     from laneway.policy import PolicyOptions
     from laneway.producing.publish_options import PublishOptions
@@ -190,7 +190,7 @@ class Topic:
             )
         ]
 
-    def lookup(self, ids: Iterable[str]) -> dict[str, str]:
+    def lookup(self, ids: Iterable[str]) -> dict[str, IdState]:
         """`"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"` for each id."""
         return self._app.lookup(self.name, ids)
 

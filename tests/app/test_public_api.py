@@ -306,7 +306,7 @@ def test_a_topic_as_a_handle(app: Laneway) -> None:
         ["push.acme"],
     )
     with pytest.raises(UsageError, match="order"):
-        app.topics(order="size")
+        app.topics(order="size")  # type: ignore[arg-type]
     with pytest.raises(BadMessage):
         app.topic("a\nb")
 

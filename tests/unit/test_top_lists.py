@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from laneway.engines import open_engine
-from laneway.engines.base import Settings
+from laneway.engines.base import Settings, TopicOrder
 from laneway.engines.shared import listing
 from laneway.engines.sqlite import listing as sqlite_listing
 from laneway.engines.sqlite.statements import SQL
@@ -78,7 +78,7 @@ def test_every_engine_knows_every_order() -> None:
 
 
 @pytest.mark.parametrize("order", listing.MEASURES)
-def test_valkey_is_asked_a_few_times_whatever_the_number_of_topics(order: str) -> None:
+def test_valkey_is_asked_a_few_times_whatever_the_number_of_topics(order: TopicOrder) -> None:
     """
     At 1,200 topics each list takes as many round trips as at 2,400, and few; also of topics with
     policies of their own.
@@ -110,7 +110,7 @@ def test_valkey_is_asked_a_few_times_whatever_the_number_of_topics(order: str) -
 
 @pytest.mark.parametrize("order", listing.MEASURES)
 def test_a_file_is_asked_a_few_times_whatever_the_number_of_topics(
-    order: str, tmp_path: Path
+    order: TopicOrder, tmp_path: Path
 ) -> None:
     """The same in statements."""
     counted = []

@@ -12,10 +12,10 @@ import pytest
 from laneway import Laneway
 from laneway.engines.base import Durability, FullEngine
 from laneway.errors import EngineUnavailable
-from laneway.message import Draft, Lease, ProgressReport, Settlement
+from laneway.message import Action, Draft, Lease, ProgressReport, Settlement
 from laneway.testing.servers import Server
 
-ACTIONS = ["ack", "retry", "dead", "release", "back_off", "unhandled"]
+ACTIONS: list[Action] = ["ack", "retry", "dead", "release", "back_off", "unhandled"]
 
 
 def flushed(server: Server) -> None:

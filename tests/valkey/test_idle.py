@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from laneway.engines.base import FullEngine
-from laneway.message import Draft, Settlement
+from laneway.message import Action, Draft, Settlement
 from laneway.policy import Gate
 from laneway.testing.servers import Server
 
@@ -72,7 +72,7 @@ def test_no_key_is_left_of_topics_that_are_done(opened: Callable[..., FullEngine
         for turn in range(400):
             now += 500_000
             leases = engine.lease(500, now_us=now).leases
-            action = "retry" if turn == 1 else "ack"
+            action: Action = "retry" if turn == 1 else "ack"
             engine.settle(
                 [Settlement(lease.handle, lease.fence, action, delay_us=0) for lease in leases],
                 now_us=now,

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from laneway.cli.migrate import move
-from laneway.engines.base import ExportedMessage, FullEngine, MessageView
+from laneway.engines.base import ExportedMessage, FullEngine, ImportAnswer, MessageView
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
 from tests.conformance.forms import cluster, server
@@ -120,7 +120,7 @@ class Dying:
     def __getattr__(self, name: str) -> object:
         return getattr(self._engine, name)
 
-    def import_(self, exported_messages: list[ExportedMessage]) -> list[str]:
+    def import_(self, exported_messages: list[ExportedMessage]) -> list[ImportAnswer]:
         self._left -= 1
         dies = self._left < 0
         if dies and not self._arrives:

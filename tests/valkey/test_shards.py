@@ -13,7 +13,7 @@ from laneway.engines.base import FullEngine
 from laneway.engines.valkey import records
 from laneway.engines.valkey.engine import SHARDS_AT_ONCE
 from laneway.errors import BadMessage
-from laneway.message import Draft, Lease, Settlement
+from laneway.message import Action, Draft, Lease, Settlement, SettlementAnswer
 from laneway.policy import Gate
 from tests.conformance.forms import cluster, server
 from tests.valkey.conftest import drain, some
@@ -25,7 +25,7 @@ def sharded(opened: Opened, shards: int = 8, **settings: object) -> FullEngine:
     return opened(f"{server().url}?shards={shards}", **settings)
 
 
-def end(engine: FullEngine, leases: list[Lease], action: str = "ack") -> list[str]:
+def end(engine: FullEngine, leases: list[Lease], action: Action = "ack") -> list[SettlementAnswer]:
     return engine.settle([Settlement(lease.handle, lease.fence, action) for lease in leases])
 
 

@@ -16,7 +16,7 @@ from laneway.safetext import escaped
 
 if TYPE_CHECKING:
     from laneway import Laneway
-    from laneway.engines.base import Overview, TierStats
+    from laneway.engines.base import Overview, TierStats, TopicOrder
 
 NARROW = 120
 """Terminal width below which long names are shortened."""
@@ -39,7 +39,7 @@ WIDE = 160
 @json_option
 @pass_session
 def top(
-    session: Session, *, order: str, limit: int, every: float, once: bool, as_json: bool
+    session: Session, *, order: TopicOrder, limit: int, every: float, once: bool, as_json: bool
 ) -> None:
     """
     Show throughput, tiers and the first topics by --order, updated until you press q.
@@ -63,7 +63,7 @@ def _print(seen: Look) -> None:
     console.print(picture(seen, console.width))
 
 
-def _live(app: Laneway, before: Overview, order: str, limit: int, every: float) -> None:
+def _live(app: Laneway, before: Overview, order: TopicOrder, limit: int, every: float) -> None:
     from rich.console import Console
     from rich.live import Live
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from laneway.cli.session import (
@@ -13,6 +15,9 @@ from laneway.cli.session import (
 from laneway.engines.shared.listing import ORDERS
 from laneway.policy import check_topic
 from laneway.presenting import beginning, duration, moment, topic_state
+
+if TYPE_CHECKING:
+    from laneway.engines.base import TopicOrder
 
 COLUMNS = (
     "topic",
@@ -43,7 +48,13 @@ Examples:
 @json_option
 @pass_session
 def topics(
-    session: Session, pattern: str, *, order: str, limit: int, after: str | None, as_json: bool
+    session: Session,
+    pattern: str,
+    *,
+    order: TopicOrder,
+    limit: int,
+    after: str | None,
+    as_json: bool,
 ) -> None:
     """
     List the topics that match PATTERN ('push.*'), the first ones by --order.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from laneway.engines.base import Settings
-from laneway.message import Draft, Settlement
+from laneway.message import Action, Draft, Settlement, SettlementAnswer
 from laneway.policy import Tier
 from laneway.units import SECOND
 
@@ -59,7 +59,9 @@ class EngineDriver:
         """Lease and tell the bodies."""
         return [lease.body.decode() for lease in self.lease(n, **options)]
 
-    def settle(self, leases: list[Lease], action: str = "ack", **options: object) -> list[str]:
+    def settle(
+        self, leases: list[Lease], action: Action = "ack", **options: object
+    ) -> list[SettlementAnswer]:
         settlements = [Settlement(lease.handle, lease.fence, action, **options) for lease in leases]  # type: ignore[arg-type]
         return self.engine.settle(settlements, now_us=self.now)
 

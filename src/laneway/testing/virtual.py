@@ -31,7 +31,14 @@ if TYPE_CHECKING:
 
     from laneway.app import Laneway
     from laneway.engines.base import FullEngine, Settings
-    from laneway.message import Draft, Message, ProgressReport, Receipt, Settlement
+    from laneway.message import (
+        Draft,
+        Message,
+        ProgressReport,
+        Receipt,
+        Settlement,
+        SettlementAnswer,
+    )
     from laneway.topic import Stats
     from laneway.units import Duration
     from laneway.working.delivery import WorkerDelivery
@@ -282,7 +289,7 @@ class _Clocked:
         *,
         publish: Mapping[int, Sequence[Draft]] | None = None,
         **options: Any,
-    ) -> list[str]:
+    ) -> list[SettlementAnswer]:
         following = {
             n: [_kept_for_long(draft) for draft in drafts] for n, drafts in (publish or {}).items()
         }

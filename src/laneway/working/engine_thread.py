@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from laneway import codec, texts, units
 from laneway.engines.shared.refusals import STARTED_AND_LOST
 from laneway.errors import BacklogFull, EngineCorrupt, EngineUnavailable
-from laneway.message import Settlement
+from laneway.message import Settlement, SettlementAnswer
 from laneway.working.delivery import WorkerDelivery
 from laneway.working.lease_filter import PROBE, LeaseFilter
 from laneway.working.lease_renewal import LeaseRenewal
@@ -337,7 +337,7 @@ class EngineThread(threading.Thread):
             self._ask_again = True  # was that the last?
         self._measure(len(settlements))
 
-    def _answers(self, settlements: list[Settlement]) -> list[str]:
+    def _answers(self, settlements: list[Settlement]) -> list[SettlementAnswer]:
         follow = self.follow
         if not follow:
             return self._engine.settle(settlements)
@@ -348,7 +348,7 @@ class EngineThread(threading.Thread):
         }
         return self._engine.settle(settlements, publish=publish)
 
-    def _settle_impossible(self, settlement: Settlement, error: Exception) -> str:
+    def _settle_impossible(self, settlement: Settlement, error: Exception) -> SettlementAnswer:
         """
         A settlement that the engine does not take becomes a dead letter with that reason; its lease
         ends in any case.

@@ -19,7 +19,7 @@ import msgspec
 
 from laneway import codec, texts
 from laneway.errors import DestinationUnavailable, Reject, Retry, UsageError
-from laneway.message import Message
+from laneway.message import Message, SettlementAnswer
 from laneway.producing.middleware import check_middleware
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class EngineWithHooks:
         *,
         publish: Mapping[int, Sequence[Draft]] | None = None,
         now_us: int | None = None,
-    ) -> list[str]:
+    ) -> list[SettlementAnswer]:
         answers = self._engine.settle(settlements, publish=publish, now_us=now_us)
         self._hooks.told(settlements, answers)
         return answers

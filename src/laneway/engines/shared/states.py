@@ -51,16 +51,26 @@ Places of a lane; the rule is in docs/specification.md, "Placing", and the first
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from laneway.engines.base import LaneState, MessageState
+
 READY, DELAYED, PARKED, DEAD = range(4)
 """States of a message."""
 
-STATE_NAMES = {READY: "ready", DELAYED: "delayed", PARKED: "parked", DEAD: "dead"}
+STATE_NAMES: dict[int, MessageState] = {
+    READY: "ready",
+    DELAYED: "delayed",
+    PARKED: "parked",
+    DEAD: "dead",
+}
 """As `MessageView.state` has them; a message with a lease is "leased"."""
 
 IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = range(6)
 """Places of a lane."""
 
-PLACE_NAMES = {
+PLACE_NAMES: dict[int, LaneState] = {
     IDLE: "idle",
     RUNNABLE: "runnable",
     ASLEEP: "asleep",

@@ -42,8 +42,11 @@ if TYPE_CHECKING:
         Check,
         Explanation,
         ExportedMessage,
+        IdState,
+        ImportAnswer,
         MessageView,
         Overview,
+        TopicOrder,
         TopicStats,
     )
     from laneway.message import Draft
@@ -176,7 +179,7 @@ class SqliteEngine(Core):
     def topic_list(
         self,
         *,
-        order: str = "name",
+        order: TopicOrder = "name",
         pattern: str = "*",
         limit: int = 20,
         after: str | None = None,
@@ -219,7 +222,7 @@ class SqliteEngine(Core):
 
     def lookup(
         self, topic: str, ids: Sequence[str], *, now_us: int | None = None
-    ) -> dict[str, str]:
+    ) -> dict[str, IdState]:
         with self._view(now_us) as tx:
             leased = views.Leased(tx)
             return {message_id: views.state_of(tx, topic, message_id, leased) for message_id in ids}
@@ -286,7 +289,7 @@ class SqliteEngine(Core):
         with self._transaction(None, durable=True) as tx:
             migrating.confirm_export(tx, exported_messages)
 
-    def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[str]:
+    def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
         with self._transaction(None, durable=True) as tx:
             return migrating.import_(tx, exported_messages)
 

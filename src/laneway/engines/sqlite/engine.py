@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base import CHANGED, HOUSEKEEPING_LIMIT, Capabilities, Settings
+from laneway.engines.base import CHANGED, HOUSEKEEPING_LIMIT, CancelAnswer, Capabilities, Settings
 from laneway.engines.shared.explaining import CLOCK_SLACK_US
 from laneway.engines.shared.interrupt import Interrupt
 from laneway.engines.shared.naming import lane_name
@@ -25,7 +25,7 @@ from laneway.engines.sqlite.store import Store
 from laneway.engines.sqlite.transaction import Rules, Transaction
 from laneway.engines.sqlite.wakeup import LOOK_AGAIN, Wakeup
 from laneway.errors import UsageError
-from laneway.message import Batch
+from laneway.message import Batch, SettlementAnswer
 from laneway.safetext import redacted
 from laneway.tiers import TierLayers
 from laneway.units import SECOND
@@ -262,7 +262,7 @@ class Core:
         *,
         publish: Mapping[int, Sequence[Draft]] | None = None,
         now_us: int | None = None,
-    ) -> list[str]:
+    ) -> list[SettlementAnswer]:
         if not settlements:
             return []
         try:
@@ -277,7 +277,7 @@ class Core:
         settlements: Sequence[Settlement],
         publish: Mapping[int, Sequence[Draft]],
         now_us: int | None,
-    ) -> list[str]:
+    ) -> list[SettlementAnswer]:
         with self._transaction(now_us, durable=True) as tx:
             answers = settling.settle(tx, settlements, publish)
             if any(settlement.action != "ack" for settlement in settlements):
@@ -306,7 +306,7 @@ class Core:
 
     def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
-    ) -> str:
+    ) -> CancelAnswer:
         with self._transaction(now_us, durable=True) as tx:
             return purging.cancel(tx, message_id, topic)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from laneway.engines.base import ExportedMessage
+from laneway.engines.base import ExportedMessage, ImportAnswer
 from laneway.engines.shared.naming import lane_name, merge_key
 from laneway.engines.shared.states import HOLD, READY, RETENTION_ENDS, YIELD
 from laneway.engines.sqlite import messages
@@ -101,9 +101,9 @@ def confirm_export(tx: Transaction, exported_messages: Sequence[ExportedMessage]
     tx.run_many("moving_end", [(_name(exported),) for exported in exported_messages])
 
 
-def import_(tx: Transaction, exported_messages: Sequence[ExportedMessage]) -> list[str]:
+def import_(tx: Transaction, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
     """Take in what is not known here."""
-    answers = []
+    answers: list[ImportAnswer] = []
     lanes: dict[int, Lane] = {}
     for exported in exported_messages:
         if messages.is_known(tx, exported.topic, exported.id):

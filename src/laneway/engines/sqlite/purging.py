@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from laneway.engines.base import ABORT
+from laneway.engines.base import ABORT, CancelAnswer
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
 from laneway.engines.sqlite import endings, leases, messages, views
@@ -95,7 +95,7 @@ def _give_up(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
 # One message
 
 
-def cancel(tx: Transaction, message_id: str, topic: str | None) -> str:
+def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
     """Cancel what waits, abort what is leased."""
     row = messages.find(tx, message_id, topic)
     if row is None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from laneway.engines.sqlite.transaction import Transaction
-    from laneway.message import Draft, Settlement
+    from laneway.message import Action, Draft, Settlement, SettlementAnswer
 
 _dumps = msgspec.json.Encoder().encode
 
@@ -39,15 +39,19 @@ class Outdated(Exception):  # never leaves the engine
     """
 
 
+_FINISHED_ANSWERS: dict[Action, SettlementAnswer] = {"ack": "acked", "dead": "died"}
+"""How a lease of a message that is delivered at most once ends; otherwise it is released."""
+
+
 def settle(
     tx: Transaction, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]
-) -> list[str]:
+) -> list[SettlementAnswer]:
     """
     End each lease as it says; keep and publish what goes with those that end their messages. Raises
     Outdated, BacklogFull.
     """
     left, lanes = _quick_acks(tx, settlements)
-    answers = ["acked"] * len(settlements)
+    answers: list[SettlementAnswer] = ["acked"] * len(settlements)
     parents = {n: generated_id(tx.shard.nonce, settlements[n].handle) for n in publish}
     if left:
         found = {
@@ -178,7 +182,7 @@ class _Ending:
         tx.run_many("message_delete", self._messages)
         return self._lanes
 
-    def settle(self, row: Any, settlement: Settlement) -> tuple[str, str]:
+    def settle(self, row: Any, settlement: Settlement) -> tuple[SettlementAnswer, str]:
         if row is None or row[1] != settlement.handle:
             return "lost", ""
         tx = self.tx
@@ -227,7 +231,7 @@ class _Ending:
             messages.free_key(tx, lane, key, held.mid)
         return message_id if message_id is not None else generated_id(tx.shard.nonce, held.mid)
 
-    def _settle_empty(self, lane: Lane, held: Held, settlement: Settlement) -> str:
+    def _settle_empty(self, lane: Lane, held: Held, settlement: Settlement) -> SettlementAnswer:
         """
         At most once: whatever the handler says, the message is done; what it says of the
         destination counts.
@@ -237,7 +241,7 @@ class _Ending:
             self._is_well(lane, held)
         elif settlement.action == "back_off":
             _rest(self.tx, lane, held, settlement.delay_us)
-        return {"ack": "acked", "dead": "died"}.get(settlement.action, "released")
+        return _FINISHED_ANSWERS.get(settlement.action, "released")
 
     def _is_well(self, lane: Lane, held: Held) -> None:
         """An ack of a lease from after the rest's beginning ends it."""
@@ -246,7 +250,9 @@ class _Ending:
             self.tx.touch(lane)
 
 
-def come_back(tx: Transaction, lane: Lane, held: Held, row: Row, settlement: Settlement) -> str:
+def come_back(
+    tx: Transaction, lane: Lane, held: Held, row: Row, settlement: Settlement
+) -> SettlementAnswer:
     """A lease ended without an ack: the message waits again, or dies."""
     row.deliveries += 1
     row.odd = 1
@@ -269,7 +275,9 @@ def come_back(tx: Transaction, lane: Lane, held: Held, row: Row, settlement: Set
     return "released"
 
 
-def _retry(tx: Transaction, lane: Lane, row: Row, settlement: Settlement, topic: str) -> str:
+def _retry(
+    tx: Transaction, lane: Lane, row: Row, settlement: Settlement, topic: str
+) -> SettlementAnswer:
     policy = tx.policy(topic)
     row.attempts += 1
     what = settlement.reason or "failed"
@@ -309,7 +317,7 @@ def _die(
         messages.free_key(tx, lane, row.line, row.mid)
 
 
-def _unhandled(tx: Transaction, lane: Lane, row: Row, topic: str) -> str:
+def _unhandled(tx: Transaction, lane: Lane, row: Row, topic: str) -> SettlementAnswer:
     first, tries, history = tx.one("note_read", row.mid) or (None, 0, "[]")
     first = first if first is not None else tx.now
     longest = tx.policy(topic).on_unhandled

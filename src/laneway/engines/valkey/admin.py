@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from laneway.engines.base import CHANGED
+from laneway.engines.base import CHANGED, CancelAnswer, IdState, ImportAnswer, TopicOrder
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
@@ -165,7 +165,7 @@ class ValkeyEngine(Core):
     def topic_list(
         self,
         *,
-        order: str = "name",
+        order: TopicOrder = "name",
         pattern: str = "*",
         limit: int = 20,
         after: str | None = None,
@@ -223,7 +223,7 @@ class ValkeyEngine(Core):
 
     def lookup(
         self, topic: str, ids: Sequence[str], *, now_us: int | None = None
-    ) -> dict[str, str]:
+    ) -> dict[str, IdState]:
         try:
             return views.lookup(self._view(now_us), topic, ids)
         except NamespaceGone:
@@ -253,13 +253,13 @@ class ValkeyEngine(Core):
 
     def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
-    ) -> str:
+    ) -> CancelAnswer:
         found = self._find(message_id, topic, now_us)
         if found is None:
             return "unknown"
         _, shard, record = found
         told: bytes = self._space.run("cancel", shard, now_us, record.mid, durable=True)
-        return told.decode()
+        return cast("CancelAnswer", told.decode())
 
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         found = views.find(self._view(), message_id, topic)
@@ -378,7 +378,7 @@ class ValkeyEngine(Core):
     def confirm_export(self, exported_messages: Sequence[ExportedMessage]) -> None:
         migrating.confirm_export(self._space, exported_messages)
 
-    def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[str]:
+    def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
         self._space.reload()
         return migrating.import_(self._space, exported_messages)
 

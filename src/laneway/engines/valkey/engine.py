@@ -28,7 +28,17 @@ from laneway.engines.valkey.grants import Grants
 from laneway.engines.valkey.namespace import Namespace
 from laneway.engines.valkey.wakeup import Wakeup
 from laneway.errors import BacklogFull, BadMessage, EngineUnavailable
-from laneway.message import Batch, Draft, Lease, ProgressReport, Receipt, Settlement, StoredResult
+from laneway.message import (
+    Batch,
+    Draft,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Receipt,
+    Settlement,
+    SettlementAnswer,
+    StoredResult,
+)
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
@@ -447,10 +457,11 @@ class Core:
         *,
         publish: Mapping[int, Sequence[Draft]] | None = None,
         now_us: int | None = None,
-    ) -> list[str]:
+    ) -> list[SettlementAnswer]:
         if not settlements:
             return []
-        answers = [""] * len(settlements)
+        answers: list[SettlementAnswer] = ["acked"] * len(settlements)
+        is_first = True
         for shard, positions in self._positions(
             [settlement.handle for settlement in settlements]
         ).items():
@@ -465,8 +476,9 @@ class Core:
                     follow = self._publish_elsewhere(
                         shard, [settlements[n] for n in page], follow, now_us
                     )
-                with _part_of_it(is_first=not any(answers)):
+                with _part_of_it(is_first=is_first):
                     told = self._settle_in(shard, [settlements[n] for n in page], follow, now_us)
+                is_first = False
                 for position, answer in zip(page, told, strict=True):
                     answers[position] = answer
         return answers
@@ -526,7 +538,7 @@ class Core:
         settlements: Sequence[Settlement],
         follow: list[tuple[int, Draft]],
         now_us: int | None,
-    ) -> list[str]:
+    ) -> list[SettlementAnswer]:
         space = self._space
         shards = space.shards
         with_more = {place for place, _ in follow}
@@ -583,11 +595,11 @@ class Core:
                 break
         self._raise_refused(answers, follow)
         unlike, told = answers
-        found = ["acked"] * len(settlements)
+        found: list[SettlementAnswer] = ["acked"] * len(settlements)
         for n, answer in zip(unlike[::2], unlike[1::2], strict=True):
-            found[simple_at[n - 1]] = answer.decode()
+            found[simple_at[n - 1]] = cast("SettlementAnswer", answer.decode())
         for n, answer in zip(others_at, told, strict=True):
-            found[n] = answer.decode()
+            found[n] = cast("SettlementAnswer", answer.decode())
         return found
 
     def _raise_refused(self, answers: list[Any], follow: list[tuple[int, Draft]]) -> None:
@@ -770,10 +782,12 @@ def _receipt(draft: Draft, answer: list[bytes]) -> Receipt:
     """Of a message that was not simply accepted."""
     outcome, *told = (each.decode() for each in answer)
     if outcome == "merged":
-        return Receipt(draft.id if draft.id is not None else told[0], draft.topic, outcome, told[0])
+        return Receipt(
+            draft.id if draft.id is not None else told[0], draft.topic, "merged", told[0]
+        )
     if outcome == "refused":
-        return Receipt(draft.id or "", draft.topic, outcome, None, _full(draft.topic, *told))
-    return Receipt(cast("str", draft.id), draft.topic, outcome)
+        return Receipt(draft.id or "", draft.topic, "refused", None, _full(draft.topic, *told))
+    return Receipt(cast("str", draft.id), draft.topic, cast("Outcome", outcome))
 
 
 def _full(topic: str, what: str, waiting: str, limit: str) -> str:

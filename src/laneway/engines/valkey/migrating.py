@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from laneway.engines.base import ExportedMessage
+from laneway.engines.base import ExportedMessage, ImportAnswer
 from laneway.engines.shared.naming import merge_key
 from laneway.engines.valkey import records
 from laneway.message import Draft
@@ -109,7 +109,7 @@ def confirm_export(space: Namespace, exported_messages: Sequence[ExportedMessage
         )
 
 
-def import_(space: Namespace, exported_messages: Sequence[ExportedMessage]) -> list[str]:
+def import_(space: Namespace, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
     """Each shard's part in one call for every `AT_ONCE`."""
     by_shard: dict[int, list[int]] = {}
     metas = [_meta(space, exported) for exported in exported_messages]
@@ -120,7 +120,7 @@ def import_(space: Namespace, exported_messages: Sequence[ExportedMessage]) -> l
         by_shard.setdefault(
             space.shard_of(exported.topic, part) if route.policy.partitions > 1 else route.shard, []
         ).append(n)
-    answers = [""] * len(exported_messages)
+    answers: list[ImportAnswer] = ["accepted"] * len(exported_messages)
     for shard, positions in by_shard.items():
         for start in range(0, len(positions), AT_ONCE):
             page = positions[start : start + AT_ONCE]

@@ -21,7 +21,7 @@ from laneway.policy import is_pattern
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from laneway.engines.base import MessageView, Overview, TopicStats
+    from laneway.engines.base import IdState, MessageView, Overview, TopicStats
     from laneway.engines.valkey.namespace import Namespace
     from laneway.engines.valkey.records import Counters, Held, Lane, Record
     from laneway.policy import Resolved
@@ -524,12 +524,12 @@ def is_finished(view: View, message_id: str, topic: str) -> bool:
     return False
 
 
-def lookup(view: View, topic: str, ids: Sequence[str]) -> dict[str, str]:
+def lookup(view: View, topic: str, ids: Sequence[str]) -> dict[str, IdState]:
     """unknown, waiting, leased, finished or dead for each."""
     return {message_id: _state_of(view, topic, message_id) for message_id in ids}
 
 
-def _state_of(view: View, topic: str, message_id: str) -> str:
+def _state_of(view: View, topic: str, message_id: str) -> IdState:
     found = find(view, message_id, topic)
     if found is None:
         return "finished" if is_finished(view, message_id, topic) else "unknown"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ from laneway.engines.base import (
     TASK_HEADER,
 )
 from laneway.errors import BadMessage, UsageError
-from laneway.message import Draft, ProgressReport, Settlement, StoredResult
+from laneway.message import Action, Draft, ProgressReport, Settlement, StoredResult
 from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
@@ -48,6 +48,7 @@ def test_an_outcome_is_kept_with_the_end(driver: EngineDriver) -> None:
     """
     driver.put("a", "1", "2", "3", "4")
     leases = driver.lease()
+    actions: list[Action] = ["ack", "ack", "dead", "retry"]
     ends = [
         Settlement(
             lease.handle, fence, action, id=lease.id, outcome=action.encode(), outcome_ttl_us=HOUR
@@ -55,7 +56,7 @@ def test_an_outcome_is_kept_with_the_end(driver: EngineDriver) -> None:
         for lease, fence, action in zip(
             leases,
             [0, *(lease.fence for lease in leases[1:])],
-            ["ack", "ack", "dead", "retry"],
+            actions,
             strict=True,
         )
     ]
@@ -245,9 +246,10 @@ def test_signals_come_with_the_end_of_another(driver: EngineDriver) -> None:
     driver.put("a", "own", id="x", headers=waits_for(2))
     driver.put("b", "1", "2", "3")
     leases = driver.lease()
+    actions: list[Action] = ["ack", "dead", "retry"]
     ends = [
         Settlement(lease.handle, lease.fence, action)
-        for lease, action in zip(leases, ["ack", "dead", "retry"], strict=True)
+        for lease, action in zip(leases, actions, strict=True)
     ]
     told = {n: [Draft("a", b"%d" % n, id="x", signal=n + 1)] for n in range(3)}
     assert driver.engine.settle(
@@ -375,7 +377,7 @@ def test_messages_with_an_end_wake_who_waits(driver: EngineDriver) -> None:
 )
 @pytest.mark.parametrize("action", ["ack", "dead", "purge", "delete"])
 def test_changes_of_a_watched_topic_are_notified(
-    driver: EngineDriver, fields: dict[str, Any], action: str
+    driver: EngineDriver, fields: dict[str, Any], action: Literal["ack", "dead", "purge", "delete"]
 ) -> None:
     """Each settlement or removal; an idle topic has nothing to watch."""
     driver.policy("t.*", **fields)

@@ -13,6 +13,8 @@ from laneway.testing.engine_driver import EngineDriver
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from laneway.engines.base import TopicOrder
+
 LARGE = {"push.a": 900, "push.b": 700, "push.c": 500, "mail.d": 350, "mail.e": 250}
 """Backlogs that no two size classes confuse."""
 
@@ -24,7 +26,7 @@ def crowd(driver: EngineDriver, *, topics: Iterable[str] = LARGE, prefix: str = 
     driver.engine.put(drafts, now_us=driver.now)
 
 
-def top(driver: EngineDriver, order: str, pattern: str = "*", limit: int = 5) -> list[str]:
+def top(driver: EngineDriver, order: TopicOrder, pattern: str = "*", limit: int = 5) -> list[str]:
     found = driver.engine.topic_list(order=order, pattern=pattern, limit=limit, now_us=driver.now)
     return [stats.topic for stats in found]
 
@@ -91,7 +93,7 @@ def test_a_topic_counts_whole_whose_lanes_are_many(driver: EngineDriver) -> None
 
 
 @pytest.mark.parametrize("order", MEASURES)
-def test_many_topics_in_few_buckets(driver: EngineDriver, order: str) -> None:
+def test_many_topics_in_few_buckets(driver: EngineDriver, order: TopicOrder) -> None:
     """
     Among the topics of buckets, so many are looked at that the cost does not grow with their
     number.

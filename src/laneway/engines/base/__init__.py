@@ -1,0 +1,116 @@
+"""
+The protocols that every engine implements, one module for each role.
+
+| role | what it is for | who calls it |
+| --- | --- | --- |
+| `Queue` | put, lease, settle, extend: the hot path | producers and workers |
+| `Wakeup` | wait and listen, so that nothing polls | workers, jobs |
+| `Results` | outcomes and progress under message ids | tasks, flows |
+| `Admin` | topics, policies, tiers, gates, dead letters, doctor | application, CLI, dashboard |
+| `Transfer` | move messages to another store | `laneway migrate` |
+
+`FullEngine` is all of them, and is what `laneway.engines.open_engine` returns.
+A role for clusters (`Coordination`: membership and election) will be one more module here.
+
+Rules that hold for every method:
+
+- Engines are synchronous and thread-safe. Async callers run them in threads.
+- Each operation of the hot path takes a batch and is atomic per shard.
+- Times are integer microseconds since 1970, durations integer microseconds, unless the name or the
+  docstring says otherwise.
+- `now_us` replaces the engine's clock in tests. The clock never goes back: a value smaller than an
+  earlier one counts as the earlier one.
+- Every method may raise EngineUnavailable (`applied` says whether the change may have happened) and
+  EngineCorrupt. Docstrings name the other errors.
+- An engine imports nothing from the layers above it.
+
+docs/specification.md has the exact rules; `tests/model` is the same rules as a program, and every
+engine is compared with it. docs/writing-an-engine.md says how to write and register an engine.
+"""
+
+from laneway.engines.base.admin import Admin
+from laneway.engines.base.constants import (
+    ABORT,
+    BACK_OFF_FIRST_US,
+    BACK_OFF_MAX_US,
+    CHANGED,
+    ENDED,
+    FLOW_HEADER,
+    HOUSEKEEPING_LIMIT,
+    MAX_PASSED_OVER,
+    RESULT_TTL_HEADER,
+    SIGNALS_HEADER,
+    STICKY_US,
+    TASK_HEADER,
+    UNHANDLED_FIRST_US,
+    UNHANDLED_MAX_US,
+    UNTIL_SIGNALLED_US,
+)
+from laneway.engines.base.opening import (
+    Capabilities,
+    Durability,
+    FullEngine,
+    OpenEngine,
+    Settings,
+)
+from laneway.engines.base.queue import Queue
+from laneway.engines.base.results import CancelAnswer, Results
+from laneway.engines.base.transfer import ExportedMessage, ImportAnswer, Transfer
+from laneway.engines.base.views import (
+    Check,
+    ExplainedState,
+    Explanation,
+    IdState,
+    LaneState,
+    MessageState,
+    MessageView,
+    Overview,
+    TierStats,
+    TopicOrder,
+    TopicStats,
+)
+from laneway.engines.base.wakeup import ArrivalListener, ResultListener, Wakeup
+
+__all__ = [
+    "ABORT",
+    "BACK_OFF_FIRST_US",
+    "BACK_OFF_MAX_US",
+    "CHANGED",
+    "ENDED",
+    "FLOW_HEADER",
+    "HOUSEKEEPING_LIMIT",
+    "MAX_PASSED_OVER",
+    "RESULT_TTL_HEADER",
+    "SIGNALS_HEADER",
+    "STICKY_US",
+    "TASK_HEADER",
+    "UNHANDLED_FIRST_US",
+    "UNHANDLED_MAX_US",
+    "UNTIL_SIGNALLED_US",
+    "Admin",
+    "ArrivalListener",
+    "CancelAnswer",
+    "Capabilities",
+    "Check",
+    "Durability",
+    "ExplainedState",
+    "Explanation",
+    "ExportedMessage",
+    "FullEngine",
+    "IdState",
+    "ImportAnswer",
+    "LaneState",
+    "MessageState",
+    "MessageView",
+    "OpenEngine",
+    "Overview",
+    "Queue",
+    "ResultListener",
+    "Results",
+    "Settings",
+    "TierStats",
+    "TopicOrder",
+    "TopicStats",
+    "Transfer",
+    "Wakeup",
+]

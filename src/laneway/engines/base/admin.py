@@ -1,0 +1,352 @@
+"""Administration: what the application object, the CLI, the gateway and the dashboard call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from laneway.engines.base.views import (
+        Check,
+        Explanation,
+        IdState,
+        MessageView,
+        Overview,
+        TopicOrder,
+        TopicStats,
+    )
+    from laneway.policy import Gate, Layer, Layers, PolicyBook, Resolved
+    from laneway.tiers import Tier, TierLayers, Tiers
+
+
+@runtime_checkable
+class Admin(Protocol):
+    """Tiers, policies, gates, topics, messages, dead letters, and the namespace as a whole."""
+
+    # Tiers
+
+    @property
+    def tiers(self) -> Tiers:
+        """The tiers in force, as this engine object last read them."""
+        ...
+
+    def tier_layers(self) -> TierLayers:
+        """Read the stored tiers of the namespace by layer, as they are now."""
+        ...
+
+    def tier_set(
+        self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None
+    ) -> None:
+        """
+        Add, change and remove tiers in a layer. Every process obeys at its next lease.
+
+        Arguments: `changes`: tiers by name; None removes the tier.
+
+        Raises BadPolicy if a tier would be removed that is the default or that a policy names.
+        """
+        ...
+
+    def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
+        """
+        Remove the operator's setting of one tier (None: of all), so that the code's holds again.
+
+        Returns False if the operator set nothing. Raises BadPolicy as `tier_set` does.
+        """
+        ...
+
+    # Policies
+
+    def policies(self) -> PolicyBook:
+        """
+        Read the policies of all patterns into a `PolicyBook` that belongs to the caller.
+
+        Its `rows` contain patterns only, because there may be millions of topics with a policy of
+        their own; `resolve` reads that of the topic it is asked for.
+        """
+        ...
+
+    def policy_set(
+        self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
+    ) -> dict[str, Any]:
+        """
+        Set policy fields of a pattern or topic.
+
+        The policy of one topic holds when this returns. Lanes that a pattern covers are adapted by
+        a bounded sweep, which later `tick` and `lease` calls continue.
+
+        Arguments: `fields`: values by name, as `laneway.policy.FIELDS` defines them; None removes a
+        field.
+
+        Returns all fields that the pattern now sets in this layer.
+
+        Raises BadPolicy for a bad field or a gate that is not defined; TopicInUse if `partitions`
+        or `buckets` would change for a topic that is not empty.
+        """
+        ...
+
+    def policy_set_many(
+        self,
+        layer: str,
+        changes: Sequence[tuple[str, Mapping[str, Any]]],
+        *,
+        now_us: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """
+        Set policy fields of many patterns and topics in one batch; about 1,000 a call is a good
+        size.
+
+        The policy of one exact topic costs the same however many there are, and no process reloads
+        anything for it. Changes that set what is set already cost nothing.
+
+        Arguments: `layer`: `"operator"`, `"code"`, or `"program:NAME"` for what a program declares;
+        `changes`: (pattern or topic, fields) pairs. Patterns are checked together, as they are
+        after all changes.
+
+        Returns, for each change, all fields that are now set in this layer.
+
+        Raises the errors of `policy_set`, and BadPolicy for a field that another program declares
+        with another value. For a bad field or an undefined gate nothing is changed.
+        """
+        ...
+
+    def policy_own(self, topic: str) -> Layers:
+        """Read the fields that are set for exactly this topic, by layer."""
+        ...
+
+    def policy_own_list(
+        self, after: str = "", limit: int = 1000
+    ) -> tuple[list[tuple[str, Layers]], str | None]:
+        """
+        List topics that have a policy of their own, page by page, in the engine's order.
+
+        Arguments: `after`: the position that the previous page returned; `limit`: about how many
+        topics a page has.
+
+        Returns (topic, layers) pairs, and the position of the next page (None: this was the last).
+        Each topic comes once; one whose policy is set meanwhile may be missing.
+        """
+        ...
+
+    def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
+        """
+        Remove all fields that a layer sets for a pattern or topic.
+
+        Returns False if it sets none. Raises BadPolicy or TopicInUse as `policy_set` does.
+        """
+        ...
+
+    def policy_of(self, topic: str) -> Resolved:
+        """Resolve the policy that holds for a topic."""
+        ...
+
+    def programs(self) -> dict[str, bytes]:
+        """Read the records (JSON of `laneway.programs`) of the programs that declared policies."""
+        ...
+
+    def program_swap(self, name: str, before: bytes | None, after: bytes | None) -> bool:
+        """
+        Replace a program's record if it is still `before` (compare and swap).
+
+        Arguments: `before`, `after`: JSON; None: no record.
+
+        Returns False if the record is another one by now; nothing is changed then.
+        """
+        ...
+
+    # Gates
+
+    def gate_set(
+        self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
+    ) -> None:
+        """Define or change a gate. An operator's definition precedes the code's."""
+        ...
+
+    def gate_list(self) -> list[dict[str, Any]]:
+        """
+        List the gates by name.
+
+        Returns a dict for each: `name`, `rate` (per second), `burst`, `concurrency`, `leased`,
+        `next_permit_us`, and `waiting` (lanes at the gate; at most 1,000 are counted).
+        """
+        ...
+
+    # Topics
+
+    def topic_stats(self, topic: str, *, now_us: int | None = None) -> TopicStats:
+        """Read one topic. Of a topic that is idle or unknown, all numbers are 0."""
+        ...
+
+    def topic_list(
+        self,
+        *,
+        order: TopicOrder = "name",
+        pattern: str = "*",
+        limit: int = 20,
+        after: str | None = None,
+        now_us: int | None = None,
+    ) -> list[TopicStats]:
+        """
+        List topics by name, or the top topics of another order.
+
+        Top lists are read from indexes by size class (about 10 % apart), so their cost does not
+        grow with the number of topics. Up to 1,000 lanes, all are compared. Among more, the first
+        250 of that order are compared (or 5 × `limit`); with a pattern, those of the first 1,000
+        that it covers. Of topics in buckets, the first 250 by name are compared.
+
+        Arguments: `limit`: most topics; `after`: a name, the last one of the previous page (only
+        with the order `"name"`).
+
+        Raises UsageError for an unknown order.
+        """
+        ...
+
+    def topic_peek(
+        self, topic: str, *, limit: int = 10, now_us: int | None = None
+    ) -> list[MessageView]:
+        """
+        Read the next messages of a topic in the order of delivery, then the delayed ones by due
+        time. Changes nothing.
+        """
+        ...
+
+    def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
+        """
+        Remove all messages that wait, parked and delayed ones included. Leases stay valid.
+
+        Returns how many were removed.
+        """
+        ...
+
+    def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
+        """
+        Remove everything of a topic: messages, leases, dead letters, known ids and counters.
+
+        Settling one of its leases answers `"gone"` from then on.
+
+        Returns how many messages were removed.
+        """
+        ...
+
+    def cursors(self, topic: str) -> dict[int, tuple[int, int]]:
+        """
+        Read the (scan cursor, done cursor) of each priority of a topic; priority 0 is always there.
+
+        All messages with sequence numbers up to the scan cursor were delivered at least once; all
+        up to the done cursor are finished. If nothing is outstanding, both are the shard's last
+        sequence number.
+        """
+        ...
+
+    # Messages
+
+    def lookup(
+        self, topic: str, ids: Sequence[str], *, now_us: int | None = None
+    ) -> dict[str, IdState]:
+        """Read the states of messages by id."""
+        ...
+
+    def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
+        """
+        Read a message that waits, is leased or is dead; None: there is none.
+
+        Arguments: `topic`: needed for ids that the publisher chose. A generated id says where its
+        message is.
+        """
+        ...
+
+    def explain(
+        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
+    ) -> Explanation:
+        """
+        Explain what a message waits for, and when it will probably start.
+
+        Arguments: `topic`: as in `find`.
+        """
+        ...
+
+    # Dead letters
+
+    def dead_list(
+        self, topic: str | None = None, *, limit: int = 50, after: int = 0
+    ) -> list[tuple[int, MessageView]]:
+        """
+        List dead letters, the oldest first.
+
+        Arguments: `topic`: None: of all topics; `after`: the number of the previous page's last.
+
+        Returns (number, message) pairs.
+        """
+        ...
+
+    def dead_redrive(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        first_us: int = 0,
+        spacing_us: int = 0,
+        now_us: int | None = None,
+    ) -> int:
+        """
+        Put dead letters back into their topics, the oldest first, with a new sequence number and no
+        attempts.
+
+        The n-th of this call, counted from 0, is due `first_us` + n · `spacing_us` microseconds
+        from now. So a caller redrives many at a rate by several calls, each one transaction.
+
+        Arguments: `topic`, `ids`: which ones, None: all; `limit`: most of them.
+
+        Returns how many were put back.
+        """
+        ...
+
+    def dead_drop(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        now_us: int | None = None,
+    ) -> int:
+        """
+        Delete dead letters, the oldest first. Arguments as in `dead_redrive`.
+
+        Returns how many were deleted.
+        """
+        ...
+
+    # The namespace
+
+    def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
+        """
+        Read the store's clock, which never goes back, in microseconds since 1970.
+
+        Arguments: `topic`: read the clock of the shard that has its messages.
+        """
+        ...
+
+    def overview(self, *, now_us: int | None = None) -> Overview:
+        """Read the totals of the namespace."""
+        ...
+
+    def doctor(self, *, repair: bool = False) -> list[Check]:
+        """
+        Check the store, and whether its indexes and counters agree with its messages.
+
+        Arguments: `repair`: correct what does not agree.
+
+        Returns the findings, the good ones too.
+        """
+        ...
+
+    def snapshot(self, *, now_us: int | None = None) -> dict[str, Any]:
+        """
+        Read everything, for tests and `laneway doctor --dump`. The cost grows with the content.
+
+        Returns a dict: `now_us`, `totals` (a dict), `topics` (`TopicStats` as dicts by name),
+        `messages` (`MessageView` as dicts by sequence number), `gates` (as `gate_list`) and
+        `policies` (rows of layer, pattern, fields).
+        """
+        ...

@@ -1,0 +1,67 @@
+"""Headers, prefixes and limits that every engine shares; their Lua copies are tested equal."""
+
+from __future__ import annotations
+
+from laneway import headers
+
+RESULT_TTL_HEADER = headers.RESULT_TTL
+"""
+A message with this header has a stored result.
+The value is how many seconds its outcome is kept after an ack and after any other end: "600,86400".
+"""
+
+SIGNALS_HEADER = headers.SIGNALS
+"""
+A message with this header waits for signals (`Draft.signal`); the value is how many.
+It is delayed until all of them arrived. Their bodies follow its own in `Lease.bodies`.
+"""
+
+FLOW_HEADER = headers.FLOW
+"""
+A message with this header is part of a flow; its body is JSON.
+If it ends and no handler reported that, the engine puts an end notice (`ENDED`) into its topic.
+"""
+
+TASK_HEADER = headers.TASK
+"""Names the task that a message calls."""
+
+ENDED = "laneway.ended"
+"""
+The `TASK_HEADER` of an end notice.
+
+Its body is the JSON object `{"id", "outcome", "body"}`, with the body of the message that ended.
+For messages with followers (`Results.on_end`) it is `{"id", "outcome", "followers"}`.
+"""
+
+UNTIL_SIGNALLED_US = 7_258_118_400_000_000
+"""The due time of a message that waits for signals, in microseconds: the year 2200."""
+
+ABORT = "!"
+"""
+A `ResultListener` that subscribes to this learns which leases were ended by `Results.cancel`.
+`poll` then returns this prefix followed by the message's id.
+"""
+
+CHANGED = "="
+"""The prefix of the names that `Wakeup.watch_topic` returns, for `ResultListener.subscribe`."""
+
+HOUSEKEEPING_LIMIT = 1000
+"""
+Most due messages, expired messages, woken lanes and swept lanes that one call handles, each.
+Bounds the time that a lease call spends on housekeeping.
+"""
+
+BACK_OFF_FIRST_US, BACK_OFF_MAX_US = 1_000_000, 300_000_000
+"""
+How long a topic backs off if its destination did not say: 1 s, doubled by each failing probe,
+at most 5 min.
+"""
+
+MAX_PASSED_OVER = 1_000
+"""Most lanes that one lease call with `only` passes over."""
+
+UNHANDLED_FIRST_US, UNHANDLED_MAX_US = 5_000_000, 300_000_000
+"""The delay of a message for which a worker has no handler: 5 s, doubled up to 5 min."""
+
+STICKY_US = 24 * 3_600_000_000
+"""How long a sticky id is known after its message ended: 24 h."""

@@ -1,0 +1,131 @@
+"""The hot path: what producers and workers call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from laneway.engines.base.constants import HOUSEKEEPING_LIMIT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from laneway.message import Batch, Draft, Receipt, Settlement, SettlementAnswer
+
+
+@runtime_checkable
+class Queue(Protocol):
+    """Accept, deliver and settle messages."""
+
+    def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
+        """
+        Store messages. They are as durable as `FullEngine.durability` says once this returns.
+
+        Arguments: `drafts`: checked and encoded messages of any topics, and signals.
+
+        Returns a receipt for each draft, in their order. A draft above a backlog limit gets the
+        outcome `"refused"` and a reason, also with `on_full="block"`: the caller does the waiting.
+
+        Raises BadMessage before anything is stored, if a body is above its topic's `max_body`
+        or a delay is longer than the ttl; and EngineUnavailable, whose `applied` says whether the
+        messages may be stored.
+        """
+        ...
+
+    def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
+        """
+        Return whether one `put` of these drafts stores all of them or none, even if the process is
+        killed meanwhile.
+
+        False if they belong to several shards, or a topic limits its backlog, so that some may be
+        refused. Only topics and keys matter; bodies are not read.
+        """
+        ...
+
+    def lease(
+        self,
+        n: int,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        startable: int | None = None,
+        record_start: bool = False,
+        only: Sequence[str] | None = None,
+        now_us: int | None = None,
+    ) -> Batch:
+        """
+        Lease up to `n` messages, in the fair order of their lanes. Does the housekeeping of `tick`
+        first.
+
+        - `n`: most messages.
+        - `pool`: whose topics to serve.
+        - `topics`: names; only these topics are served, strictly in this order, without tiers.
+        - `startable`: how many messages the caller can start at once (default `n`). Topics with a
+          rate, concurrency or gate deliver at most so many, so that permits are not held unused.
+        - `record_start`: record the start of suspects now, for consumers that do not call `start`.
+        - `only`: patterns; lanes of other topics are passed over, at most `MAX_PASSED_OVER` in one
+          call. Buckets are always served. Needs `Capabilities.only`.
+
+        Returns the leases and when to ask again. `Batch.passed_over` says that some lanes were
+        passed over; `Batch.goes_on` says that a call with the same `only` would look at more lanes.
+        """
+        ...
+
+    def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
+        """
+        Record that these suspects are about to run. Workers call it before they run a message whose
+        `Lease.suspect` is set.
+
+        A lease that runs out after its start was recorded counts as an attempt, so a message that
+        kills its worker becomes a dead letter.
+
+        Arguments: `leases`: (handle, fence) pairs.
+
+        Returns for each: False if the lease has ended; the message must not run then.
+        """
+        ...
+
+    def settle(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        publish: Mapping[int, Sequence[Draft]] | None = None,
+        now_us: int | None = None,
+    ) -> list[SettlementAnswer]:
+        """
+        End leases.
+
+        - `settlements`: what to do with each lease.
+        - `publish`: by position in `settlements`, messages to put together with that settlement if
+          it is an ack or a `"dead"` that succeeds. Those without an id get
+          `<message id>:<position>`, sticky, so repeating the call cannot publish them twice.
+
+        Returns an answer for each settlement, in their order. `"lost"` and `"gone"` mean that
+        nothing was changed.
+
+        Raises BadMessage or BacklogFull if a message in `publish` cannot be put; nothing is changed
+        then.
+        """
+        ...
+
+    def extend(
+        self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None
+    ) -> list[bool]:
+        """
+        Extend leases to at least now + `by_us`; a later deadline stays.
+
+        Arguments: `leases`: (handle, fence) pairs; `by_us`: microseconds.
+
+        Returns for each: False if the lease has ended.
+        """
+        ...
+
+    def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
+        """
+        Do bounded housekeeping: make due messages ready, take back leases that ran out, expire
+        messages, apply policy changes to lanes.
+
+        Arguments: `budget`: most messages or lanes of each kind.
+
+        Returns the time of the next event (microseconds), or None if nothing is scheduled.
+        """
+        ...

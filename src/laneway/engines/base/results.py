@@ -1,0 +1,79 @@
+"""What the store keeps under a message's id: how it ended, and its progress until then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.message import ProgressReport, StoredResult
+
+CancelAnswer = Literal["cancelled", "aborted", "dead", "unknown"]
+"""
+The answers of `Results.cancel`.
+
+`"cancelled"`: the message waited and was removed. `"aborted"`: it was leased; the lease has ended
+and its worker is notified. `"dead"`, `"unknown"`: nothing was changed.
+"""
+
+
+@runtime_checkable
+class Results(Protocol):
+    """
+    Outcomes and progress of messages.
+
+    An outcome is written by `Queue.settle` (`Settlement.outcome`), or by the engine itself for a
+    message with `RESULT_TTL_HEADER` that ends without a handler's report.
+    """
+
+    def report_progress(
+        self, reports: Sequence[ProgressReport], *, now_us: int | None = None
+    ) -> list[bool]:
+        """
+        Store the progress of messages under their ids; the last report replaces earlier ones.
+
+        Returns for each: False if its lease has ended; nothing was stored then.
+        """
+        ...
+
+    def results(
+        self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
+    ) -> list[StoredResult]:
+        """
+        Read the stored outcome and progress of messages.
+
+        Arguments: `ids`: (message id, topic) pairs. The topic may be None; finding an id that the
+        caller chose then costs a read in every shard.
+
+        Returns a `StoredResult` for each, empty if nothing is stored.
+        """
+        ...
+
+    def delete_result(self, message_id: str, topic: str | None = None) -> None:
+        """Delete the stored outcome and progress of a message, if there are any."""
+        ...
+
+    def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
+        """
+        Publish an `ENDED` message that carries `follower` when this message ends.
+
+        Arguments: `follower`: JSON. The end notice goes to the topic of the message that ended.
+
+        Returns the outcome if the message has already ended, else None.
+
+        Raises UsageError if the message is unknown, or its end will not be stored (it has no
+        `RESULT_TTL_HEADER`).
+        """
+        ...
+
+    def cancel(
+        self, message_id: str, topic: str | None = None, *, now_us: int | None = None
+    ) -> CancelAnswer:
+        """
+        Remove a message, whatever it waits for; if it is leased, end the lease and notify its
+        worker (`ABORT`).
+
+        If the message has a stored result, its outcome becomes `"cancelled"`.
+        """
+        ...

@@ -1,0 +1,98 @@
+"""Moving messages to another store while both are in use: `laneway migrate`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from laneway.policy import Gate, Layer
+
+ImportAnswer = Literal["accepted", "duplicate"]
+"""The answers of `Transfer.import_`; `"duplicate"`: the id is known here already."""
+
+
+class ExportedMessage(msgspec.Struct, kw_only=True):
+    """
+    A message on its way to another store, with all of its state. Times are microseconds.
+
+    - `number`: the number of the message in its source.
+    - `bodies`: one, or several that were merged.
+    - `serial`: how the message treats its key (`"hold"` or `"yield"`), from the policy at its
+      publish. None: it is not serial.
+    - `merges`: whether it merges with others of its key.
+    - `joined`: ids of messages that were merged into it.
+    - `unhandled_us`, `unhandled_times`: since when, and how often, no worker had a handler for it.
+    - `history`: (time, what happened, error) of its failures, the last 20.
+    - `death`: (time, end of retention, reason, error) if it is a dead letter.
+    """
+
+    number: int
+    id: str
+    topic: str
+    bodies: list[bytes]
+    key: str | None = None
+    priority: int = 0
+    at_front: bool = False
+    headers: dict[str, str] | None = None
+    published_us: int
+    since_us: int
+    expires_us: int | None = None
+    attempts: int = 0
+    deliveries: int = 0
+    suspect: bool = False
+    serial: str | None = None
+    merges: bool = False
+    sticky: bool = False
+    joined: list[str] = []
+    unhandled_us: int | None = None
+    unhandled_times: int = 0
+    history: list[tuple[int, str, str | None]] = []
+    death: tuple[int, int, str, str | None] | None = None
+
+
+@runtime_checkable
+class Transfer(Protocol):
+    """Export from one store and import into another, so that a broken connection loses nothing."""
+
+    def export(self, limit: int) -> list[ExportedMessage]:
+        """
+        Take up to `limit` messages out of their lanes, in the order of delivery, dead letters last.
+        Leased messages stay.
+
+        Exported messages cannot be leased, but stay in the store until `confirm_export`. Those that
+        an earlier call exported and nothing confirmed are returned first, so an interrupted
+        migration can be repeated. Empty: nothing is left but leased messages.
+        """
+        ...
+
+    def confirm_export(self, exported_messages: Sequence[ExportedMessage]) -> None:
+        """Delete exported messages, after the other store has imported them."""
+        ...
+
+    def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
+        """
+        Store messages that another store exported. Importing the same ones twice is harmless.
+
+        Returns an answer for each, in their order.
+        """
+        ...
+
+    def finished_ids(self) -> Iterator[tuple[str, str, int | None]]:
+        """
+        Iterate over the ids of finished messages that are still known for `dedupe`.
+
+        Yields (topic, id, until when it is known in microseconds); None: for ever.
+        """
+        ...
+
+    def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
+        """Store ids of finished messages, as `finished_ids` yields them."""
+        ...
+
+    def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
+        """Return (name, layer, gate) for each gate that the code or an operator defined."""
+        ...

@@ -1,0 +1,183 @@
+"""What administration reads: topics, messages, tiers, the namespace, the doctor's findings."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+MessageState = Literal["ready", "delayed", "parked", "leased", "dead"]
+"""The state of a message. `laneway.engines.shared.states` draws the transitions."""
+
+LaneState = Literal["runnable", "asleep", "full", "at_gate", "paused", "idle"]
+"""
+The state of a lane, and of a topic. `laneway.engines.shared.states` draws the transitions.
+
+`"asleep"`: until its rate has a permit or its back-off is over. `"full"`: as many leases as its
+concurrency allows. `"at_gate"`: it waits for a gate.
+"""
+
+ExplainedState = Literal[MessageState, "finished", "unknown"]
+"""The states of `Explanation`; finished ids are known as long as `dedupe` says."""
+
+IdState = Literal["unknown", "waiting", "leased", "finished", "dead"]
+"""The answers of `Admin.lookup`."""
+
+TopicOrder = Literal["name", "backlog", "age", "rate", "throttled"]
+"""The orders of `Admin.topic_list`."""
+
+
+class TopicStats(msgspec.Struct, gc=False):
+    """
+    One topic.
+
+    - `waiting` = `ready` + `delayed` + `parked`; `bytes`: the size of the bodies that wait.
+    - `oldest_us`: the `since` of the oldest message that waits, in microseconds; None: nothing
+      waits.
+    - `wake_us`: when it can deliver again, if it is asleep.
+    - `backs_off_until_us`: until when it backs off, because its destination is unavailable.
+    - `published` … `removed`: counters since the topic was last empty and deleted from the store.
+      `removed` counts messages that were purged, deleted, or dropped by a full backlog.
+    - `throttled_us`: for how long a rate held ready messages back, in microseconds.
+    - `rate_now`: recent deliveries per second.
+    - `cursors`: (scan cursor, done cursor) by priority; only from `Admin.topic_stats`.
+    """
+
+    topic: str
+    waiting: int = 0
+    ready: int = 0
+    delayed: int = 0
+    parked: int = 0
+    leased: int = 0
+    dead: int = 0
+    bytes: int = 0
+    oldest_us: int | None = None
+    state: LaneState = "idle"
+    wake_us: int | None = None
+    backs_off_until_us: int | None = None
+    pool: str = "default"
+    tier: str = "mid"
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0
+    throttled_us: int = 0
+    rate_now: float = 0.0
+    cursors: dict[int, tuple[int, int]] = msgspec.field(default_factory=dict)
+
+
+class MessageView(msgspec.Struct, gc=False, kw_only=True):
+    """
+    One message as administration sees it. Times are microseconds.
+
+    - `seq`: its sequence number. `since_us`: the time by which equal priorities are ordered.
+    - `fence`, `deadline_us`: of its lease, if it is leased.
+    - `bodies`: all bodies, if several were merged.
+    - `reason`, `error`, `died_us`: if it is a dead letter.
+    - `history`: its last 20 failures, each `{"at_us", "what", "error"}`.
+    """
+
+    id: str
+    topic: str
+    state: MessageState
+    body: bytes
+    key: str | None = None
+    priority: int = 0
+    headers: dict[str, str] | None = None
+    seq: int = 0
+    published_us: int = 0
+    since_us: int = 0
+    expires_us: int | None = None
+    attempts: int = 0
+    deliveries: int = 0
+    suspect: bool = False
+    fence: int | None = None
+    deadline_us: int | None = None
+    bodies: list[bytes] | None = None
+    reason: str | None = None
+    error: str | None = None
+    died_us: int | None = None
+    history: list[dict[str, Any]] = msgspec.field(default_factory=list)
+
+
+class Explanation(msgspec.Struct, kw_only=True):
+    """
+    What a message waits for. Times are microseconds.
+
+    - `reasons`: one sentence each; the first is the one that decides.
+    - `starts_us`: when it will probably start; None: that cannot be predicted.
+    - `now_us`: the store's clock.
+    - `ahead`: messages of its lane before it.
+    - `message`: the message, unless it is finished or unknown.
+    """
+
+    id: str
+    topic: str | None
+    state: ExplainedState
+    reasons: list[str] = []
+    starts_us: int | None = None
+    now_us: int | None = None
+    ahead: int | None = None
+    message: MessageView | None = None
+
+
+class TierStats(msgspec.Struct, gc=False):
+    """
+    One tier of one pool.
+
+    - `share`: its part of the deliveries, or `"strict"`.
+    - `delivered`: its deliveries so far.
+    - `runnable`: its lanes that can deliver now; at most 1,000 are counted.
+    """
+
+    pool: str
+    tier: str
+    share: float | str
+    delivered: int = 0
+    runnable: int = 0
+
+
+class Overview(msgspec.Struct, kw_only=True):
+    """
+    The whole namespace. Reading it costs the same for any number of topics.
+
+    - `topics`: those that have something waiting or leased, or a limit that has not recovered yet.
+    - `published` … `removed`: counters since the namespace was created.
+    - `last_number`: the last sequence number; of several shards, the largest.
+    """
+
+    now_us: int
+    topics: int
+    waiting: int = 0
+    leased: int = 0
+    dead: int = 0
+    bytes: int = 0
+    published: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    died: int = 0
+    merged: int = 0
+    expired: int = 0
+    removed: int = 0
+    last_number: int = 0
+    tiers: list[TierStats] = []
+
+
+class Check(msgspec.Struct, frozen=True):
+    """
+    One finding of the doctor.
+
+    - `ok`: False: something is wrong; `advice` says what to do.
+    - `available`: False: nothing is wrong, but this cannot be checked or used here.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    advice: str = ""
+    available: bool = True

@@ -1,0 +1,126 @@
+"""How callers learn of changes without polling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from laneway.engines.shared.interrupt import Interrupt
+
+
+class ResultListener(Protocol):
+    """
+    Is notified when the stored results of messages change, when leases are aborted, and when a
+    watched topic changes.
+
+    `poll` and `close` belong to one thread; any thread may call the other methods.
+    """
+
+    def subscribe(self, *ids: str) -> None:
+        """
+        Subscribe to these message ids, `ABORT`, or names from `Wakeup.watch_topic`.
+
+        Each is reported once as soon as its subscription is active; read its state then. Later
+        reports mean that its state changed.
+        """
+        ...
+
+    def unsubscribe(self, *ids: str) -> None:
+        """Cancel these subscriptions."""
+        ...
+
+    def poll(self, timeout: float) -> list[str] | None:
+        """
+        Wait at most `timeout` seconds for notifications.
+
+        Returns the ids that were reported; empty after the timeout or `wake`. None: notifications
+        may have been lost, for example after a reconnect; read the state of all subscribed ids.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Make the current or next `poll` return at once."""
+        ...
+
+    def close(self) -> None:
+        """Cancel all subscriptions and free the connection."""
+        ...
+
+
+class ArrivalListener(Protocol):
+    """
+    Is notified when a message arrives in a lane that had nothing to deliver. For a worker that is
+    busy and so is not blocked in `Wakeup.wait`.
+
+    `poll` and `close` belong to one thread; any thread may call `wake`.
+    """
+
+    def poll(self, timeout: float) -> bool:
+        """
+        Wait at most `timeout` seconds for an arrival. Returns True if there was one: lease now.
+
+        At most one listener is notified, and only if no worker is blocked in `Wakeup.wait`. Best
+        effort: a notification may be duplicated or, after a crash, lost.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Make the current or next `poll` return False at once."""
+        ...
+
+    def close(self) -> None:
+        """Stop listening and free the connection."""
+        ...
+
+
+@runtime_checkable
+class Wakeup(Protocol):
+    """Wait for work, and listen to arrivals, results and changes of topics."""
+
+    def wait(
+        self,
+        timeout: float,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        interrupt: Interrupt | None = None,
+    ) -> bool:
+        """
+        Block until something can probably be leased, at most `timeout` seconds of real time.
+
+        The engine wakes one waiting caller for each lane that becomes runnable; nothing polls.
+
+        Arguments: `pool`, `topics`: as in `Queue.lease`; `interrupt`: ends this call alone.
+
+        Returns True: lease now. False: the time is over, or the call was interrupted.
+        """
+        ...
+
+    def arrival_listener(self, pool: str = "default") -> ArrivalListener:
+        """
+        Create a listener for arrivals in a pool.
+
+        A worker with a full prefetch buffer leases again only when some of it has run, and a quiet
+        topic's message would wait for that. The listener tells the worker to lease at once.
+        """
+        ...
+
+    def result_listener(self) -> ResultListener:
+        """Create a listener for stored results, aborted leases and watched topics."""
+        ...
+
+    def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:
+        """
+        Notify of changes of a topic for `seconds` seconds.
+
+        Returns the names to subscribe to with a `ResultListener`, each with the prefix `CHANGED`.
+        Each is notified after a call that settles, moves or removes a message of that part of the
+        topic. Empty: nothing waits in the topic and nothing of it is leased.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """Make all current `wait` calls of this engine object return False at once."""
+        ...
