@@ -243,7 +243,7 @@ if __name__ == "__main__":
     ),
     "Graphile Worker": Peer(
         "graphile-worker",
-        "Node, PostgreSQL, 100 at once, local queue of 1,000",
+        "Node, PostgreSQL, 100 at once, local queue of 1,000; one task at a time in a named queue",
         "",
         "one",
         "bulk",

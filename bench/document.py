@@ -1,0 +1,226 @@
+"""
+Writes docs/benchmarks.md and the README's chart from docs/figures.json, the figures that are kept.
+
+    python -m bench.document                                write both again
+    python -m bench.document --keep bench/results/full/*.json     take new results first
+
+A new result replaces the table of the same benchmark and engine; rows of `bench.peers` replace
+those of the same peers only, so that a run of some peers (--peers) can be added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.chart import drain_chart, name_of, shown
+
+DOCS = Path(__file__).parents[1] / "docs"
+FIGURES, PAGE, CHART = DOCS / "figures.json", DOCS / "benchmarks.md", DOCS / "drain.svg"
+ENGINES = {
+    "sqlite": "SQLite",
+    "valkey": "Valkey",
+    "redis": "Redis",
+    "cluster": "Valkey cluster",
+    "postgres": "PostgreSQL",
+}
+Table = dict[str, Any]
+Row = dict[str, Any]
+
+
+class Section(NamedTuple):
+    """A part of the page: the benchmark, a heading, what it measures, and which rows are shown."""
+
+    bench: str
+    heading: str
+    about: str
+    shown: Callable[[Row], bool] = lambda _: True
+
+
+SECTIONS = (
+    Section(
+        "peers",
+        "Beside other queues",
+        "Tasks that do nothing, 10,000 in each measurement, published by one client and then"
+        " drained by one worker process.\n"
+        "Each library runs with the best settings that we found; the last column names them.\n"
+        "Columns: messages per second published one at a time and in bulk; tasks per second drained"
+        " when they are spread over so many queues; the median time in milliseconds until an idle"
+        " worker starts a task.\n"
+        "`-`: not supported, or one worker cannot serve so many queues."
+        " `~`: not drained within the time limit, the rate until then.",
+    ),
+    Section(
+        "topics",
+        "One topic to a million",
+        "The same messages, spread over more and more topics: published in bulk, then drained by"
+        " one worker with an async handler that does nothing.",
+    ),
+    Section(
+        "engine",
+        "The engine alone",
+        "Put, lease and settle in batches of 500 with all policies in force, beside the same"
+        " storage operations without policies (`raw`), in the same run.",
+    ),
+    Section("endtoend", "End to end", "Publish, lease, handle and settle with real workers."),
+    Section("publish", "Publishing", "Messages per second by the way they are published."),
+    Section("latency", "Latency", "The time until an idle worker starts a message."),
+    Section(
+        "tasks",
+        "Tasks and results",
+        "Task throughput and latency, end to end, beside other task libraries.",
+    ),
+    Section(
+        "policies",
+        "Policies",
+        "The cost of one exact policy when other topics have policies of their own.",
+    ),
+    Section(
+        "limited",
+        "Limits on every topic",
+        "The cost of a lease of 500 messages when each topic has a rate and a concurrency.",
+    ),
+    Section(
+        "top",
+        "Lists of the largest topics",
+        "The time of `topics(order=…)`, the first 20, among 1,000,000 topics.",
+        lambda row: row["topics"] == "many" and row["pattern"] != "other.*",
+    ),
+    Section("fairness", "Fairness", "What quiet topics wait while one topic is flooded."),
+    Section(
+        "rates",
+        "Rates",
+        "How exactly a rate limit holds with the default burst and two workers.",
+    ),
+    Section("backlog", "Deep backlogs", "Throughput as the backlog grows."),
+    Section("waiting", "Idle workers", "What 1,000 idle workers cost a server."),
+    Section("scale", "Cluster", "Throughput of a cluster beside one server."),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--keep", type=Path, nargs="+", default=[], help="result files to take over"
+    )
+    parser.add_argument("--note", help="a sentence about the machine during the run")
+    chosen = parser.parse_args()
+    kept = json.loads(FIGURES.read_text())
+    if chosen.note is not None:
+        kept["note"] = chosen.note
+    for path in chosen.keep:
+        keep(kept["tables"], json.loads(path.read_text()))
+    if chosen.keep or chosen.note is not None:
+        FIGURES.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(page(kept))
+    CHART.write_text(chart(kept))
+
+
+def keep(tables: list[Table], new: Table) -> None:
+    """Put a result in the place of the kept one."""
+    place = next((n for n, old in enumerate(tables) if _key(old) == _key(new)), None)
+    if place is None:
+        tables.append(new)
+        return
+    if new["bench"] == "peers":
+        new = _with_other_peers(tables[place], new)
+    tables[place] = new
+
+
+def _with_other_peers(old: Table, new: Table) -> Table:
+    """The new rows; peers that were not measured again keep theirs, with their date."""
+    names = {_peer(row) for row in new["figures"]}
+    others = [
+        {"date": old["machine"]["date"], **row} for row in old["figures"] if _peer(row) not in names
+    ]
+    return {**new, "figures": [*new["figures"], *others]}
+
+
+def _peer(row: Row) -> str:
+    return f"{name_of(row)}, {'SQLite' if 'SQLite' in row['settings'] else ''}"
+
+
+def _key(table: Table) -> tuple[str, str]:
+    return table["bench"], engine(table)
+
+
+def engine(table: Table) -> str:
+    """The engine that a result was measured with, from its command."""
+    words = table["command"].split()
+    return words[words.index("--engine") + 1] if "--engine" in words else "sqlite"
+
+
+def chart(kept: dict[str, Any]) -> str:
+    """The SVG."""
+    peers = next(table for table in kept["tables"] if table["bench"] == "peers")
+    machine = peers["machine"]
+    days = {row["date"] for row in peers["figures"] if "date" in row}
+    other_run = f"; * {', '.join(map(_date, sorted(days)))}" if days else ""
+    notes = [
+        "not possible: one worker cannot serve so many queues.  ~ not finished; rate until then.",
+        f"{_date(machine['date'])}{other_run}.  {machine['cpus']} cores, tasks that do nothing.",
+    ]
+    return drain_chart(peers["figures"], notes)
+
+
+def page(kept: dict[str, Any]) -> str:
+    """The Markdown page."""
+    parts = [
+        "# Benchmarks",
+        "<!-- Written by `python -m bench.document` from figures.json: do not edit. -->",
+        "Every figure comes from a program in `bench/`; the command is beside it.\n"
+        + _filled("`make bench` runs all of them, peers included.\n" + kept["note"]),
+        "![Tasks per second drained by one worker over 1 to 10,000 queues](drain.svg)",
+    ]
+    for section in SECTIONS:
+        tables = [table for table in kept["tables"] if table["bench"] == section.bench]
+        if tables:
+            parts += [f"## {section.heading}", _filled(section.about)]
+            for table in tables:
+                parts += _table(table, section)
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(table: Table, section: Section) -> Iterator[str]:
+    rows = [row for row in table["figures"] if section.shown(row)]
+    days = {row["date"] for row in rows if "date" in row}
+    if section.bench != "peers":
+        yield f"### {section.heading}: {ENGINES.get(engine(table), engine(table))}"
+    machine = table["machine"]
+    yield f"`{table['command']}`\n" + _filled(
+        f"{_date(machine['date'])}, {machine['cpus']} cores, Python {machine['python']},"
+        f" SQLite {machine['sqlite']}; {table['notes']}."
+    )
+    columns = [name for name in rows[0] if name != "date"]
+    lines = [columns, ["---" if n == 0 else "---:" for n in range(len(columns))]]
+    for row in rows:
+        cells = [_cell(row[name]) for name in columns]
+        cells[0] += f" ({_date(row['date'])})" if "date" in row else ""
+        lines.append(cells)
+    yield "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    if days:
+        yield "Rows with a date were measured in another run, on that day."
+
+
+def _filled(text: str) -> str:
+    """Each line of the text in lines of at most 100 characters."""
+    return "\n".join(textwrap.fill(line, 100) for line in text.splitlines())
+
+
+def _cell(value: object) -> str:
+    is_figure = isinstance(value, int | float) or str(value).startswith("~")
+    return shown(value) if is_figure else str(value)
+
+
+def _date(text: str) -> str:
+    day = time.strptime(text, "%Y-%m-%d")
+    return f"{day.tm_mday} {time.strftime('%b %Y', day)}"
+
+
+if __name__ == "__main__":
+    main()
