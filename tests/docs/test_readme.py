@@ -48,7 +48,7 @@ def test_targets_exist(name: str) -> None:
 
 
 def test_the_program_and_the_commands_after_it_run(tmp_path: Path) -> None:
-    """The ten lines and the console block after them run as written, with the output shown there."""
+    """The ten lines and the console block after them run as written, with that output."""
     found = re.search(r"```python\n(.*?)```\n\n```console\n(.*?)```", README, re.DOTALL)
     assert found is not None
     program, console = found.groups()
