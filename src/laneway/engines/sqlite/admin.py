@@ -155,7 +155,7 @@ class SqliteEngine(Core):
         self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
     ) -> None:
         with self._transaction(now_us, durable=True) as tx:
-            state = tx.make_gate(name)
+            state = tx.ensure_gate(name)
             text = msgspec.json.encode(gate).decode()
             if layer == "operator":
                 state.operator = text
@@ -304,7 +304,7 @@ class SqliteEngine(Core):
     def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
         layers: tuple[Layer, Layer] = ("code", "operator")
         with self._view() as tx:
-            states = [tx.keep_gate(row) for row in tx.all("gates")]
+            states = [tx.cached_gate(row) for row in tx.all("gates")]
             told = (
                 (state.name, layer, text)
                 for state in states
@@ -367,4 +367,4 @@ class SqliteEngine(Core):
 
 
 def _gates(tx: Transaction) -> list[dict[str, Any]]:
-    return [views.gate_view(tx, tx.keep_gate(row)) for row in tx.all("gates")]
+    return [views.gate_view(tx, tx.cached_gate(row)) for row in tx.all("gates")]

@@ -1,10 +1,9 @@
 """
-The lanes that a transaction changed, and how they are written: all of which the same columns
-changed in one statement.
+The lanes that a transaction changed, and how they are written: all lanes with the same changed
+columns in one statement.
 
-SQLite works on every index that stands on a column which an UPDATE names, changed or not; and
-binding a column costs as much as reading one. So the usual small changes have statements of their
-own.
+SQLite works on every index of a column that an UPDATE names, even if its value stays the same; and
+binding a column costs as much as reading one. So the usual small changes have their own statements.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
 
 _PLACED = len(PLACING)
 if LANE_COLUMNS[4:] != PLACING + COUNTS + CLASSES:
-    raise AssertionError("the columns of a lane stand in the order in which they are written")
+    raise AssertionError("the columns of a lane are not in the order in which they are written")
 
 
 class LaneChanges:
-    """By number; a lane may stand in several."""
+    """The changed lanes by number; one lane may be in several of these."""
 
     def __init__(self) -> None:
         self.dirty: dict[int, Lane] = {}
@@ -61,13 +60,13 @@ class LaneChanges:
                 _whole(lane, now, written)
         for lane in self.grown.values():
             _classify(lane, now)
-            before, lane.stood = lane.stood, lane.standing()
-            mark, changed = _changed_classes(before, lane.stood)
+            before, lane.stored_index = lane.stored_index, lane.index_columns()
+            mark, changed = _changed_classes(before, lane.stored_index)
             written[f"lane_grow{mark}"].append(
                 (lane.ready, lane.bytes, lane.published, *changed, lane.lane)
             )
         for lane in self.ended.values():
-            lane.stood = lane.standing()
+            lane.stored_index = lane.index_columns()
             written["lane_end"].append((lane.leased, lane.done, lane.wake or 0, lane.lane))
         written["lane_shrink"] = [
             (lane.leased, lane.done, lane.lane) for lane in self.shrunk.values()
@@ -90,7 +89,7 @@ class LaneChanges:
         return ids
 
     def _merge(self) -> None:
-        """A lane that changed in more than one way is written as a whole."""
+        """Write a lane that changed in more than one way as a whole."""
         several = (self.grown.keys() & self.shrunk.keys()) | (
             self.ended.keys() & (self.grown.keys() | self.shrunk.keys())
         )
@@ -107,26 +106,26 @@ def _inserted(lane: Lane, now: int) -> tuple[Any, ...]:
     _classify(lane, now)
     lane.pack()
     lane.is_new = False
-    lane.stood = lane.standing()
-    standing = [value or 0 for value in lane.stood]
+    lane.stored_index = lane.index_columns()
+    indexed = [value or 0 for value in lane.stored_index]
     rule = 0 if lane.rule == lane.name else lane.rule
     return (
         lane.lane,
         lane.name,
         rule,
         lane.own,
-        *standing[:_PLACED],
+        *indexed[:_PLACED],
         *lane.counts(),
-        *standing[_PLACED:],
+        *indexed[_PLACED:],
     )
 
 
 def _whole(lane: Lane, now: int, written: defaultdict[str, list[tuple[Any, ...]]]) -> None:
     _classify(lane, now)
     lane.pack()
-    before, lane.stood = lane.stood, lane.standing()
-    mark, changed = _changed_classes(before, lane.stood)
-    if before[:_PLACED] == lane.stood[:_PLACED]:
+    before, lane.stored_index = lane.stored_index, lane.index_columns()
+    mark, changed = _changed_classes(before, lane.stored_index)
+    if before[:_PLACED] == lane.stored_index[:_PLACED]:
         written[f"lane_count{mark}"].append((*lane.counts(), *changed, lane.lane))
     else:
         placing = (lane.tier_queue, lane.place, lane.wake or 0, lane.vt, lane.gate or 0)
@@ -134,7 +133,7 @@ def _whole(lane: Lane, now: int, written: defaultdict[str, list[tuple[Any, ...]]
 
 
 def _classify(lane: Lane, now: int) -> None:
-    """Its size classes, see classes."""
+    """Set the lane's size classes, see `shared.size_classes`."""
     waiting = lane.waiting
     lane.big = size_class(waiting) if waiting >= SMALLEST else None
     if not lane.ready:
@@ -150,7 +149,7 @@ def _classify(lane: Lane, now: int) -> None:
 def _changed_classes(
     before: tuple[Any, ...], after: tuple[Any, ...]
 ) -> tuple[str, tuple[int, ...]]:
-    """Which size classes changed, as the end of a statement's name, and their values."""
+    """The size classes that changed: as the end of a statement's name, and their values."""
     if before[_PLACED:] == after[_PLACED:]:
         return "", ()
     changed = [n for n in range(len(CLASSES)) if before[_PLACED + n] != after[_PLACED + n]]

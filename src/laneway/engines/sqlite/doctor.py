@@ -65,8 +65,8 @@ def _lane_cache(tx: Transaction) -> Check:
         remembered = tx.lane_cache.lanes.get(row[0])
         if (
             remembered is not None
-            and remembered.standing() + remembered.counts()
-            != (read := Lane(*row)).standing() + read.counts()
+            and remembered.index_columns() + remembered.counts()
+            != (read := Lane(*row)).index_columns() + read.counts()
         ):
             wrong += 1
             tx.lane_cache.drop(remembered)
@@ -97,16 +97,18 @@ def _take_in_again(tx: Transaction, mid: int) -> None:
     known = tx.one("lane_by_number", row.lane)
     if row.state == DEAD:
         (
-            messages.bury(tx, tx.keep(known), row, "found by the doctor without its reason", None)
+            messages.bury(
+                tx, tx.cached_lane(known), row, "found by the doctor without its reason", None
+            )
             if known
-            else messages.remove(tx, row)
+            else messages.delete(tx, row)
         )
         return
     if known is None:
         topic = row.topic or "laneway.recovered"
         policy = tx.policy(topic)
         name, rule = lane_name(policy, topic, None, row.seq)
-        row.lane = tx.make_lane(name, rule).lane
+        row.lane = tx.ensure_lane(name, rule).lane
     lane = tx.lane(row.lane)
     row.state = READY
     messages.arrive(tx, lane, row)

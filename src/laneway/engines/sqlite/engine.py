@@ -176,7 +176,7 @@ class Core:
                         connection, self._rules, _clock() if now_us is None else now_us, lane_cache
                     )
                     if now_us is None:
-                        tx.least = tx.now // NUMBER_UNIT
+                        tx.min_number = tx.now // NUMBER_UNIT
                         self._look_at_clock(tx)
                     yield tx
                     if tx.end_notices:
@@ -184,8 +184,8 @@ class Core:
                     tx.flush()
                 lane_cache.committed(store.commits)
             except BaseException:
-                self._rules.forget()  # what was read of the policies may have been rolled back
-                lane_cache.forget()
+                self._rules.invalidate()  # what was read of the policies may have been rolled back
+                lane_cache.clear()
                 raise
         for pool in tx.pools_to_notify:
             self._wakeup.notify(pool, has_arrivals=tx.has_arrivals)
@@ -232,9 +232,9 @@ class Core:
     ) -> Batch:
         with self._transaction(now_us, durable=False) as tx:
             housekeeping.keep_house(tx, HOUSEKEEPING_LIMIT)
-            tx.flush_what_went_down()
+            tx.flush_departures()
             startable = n if startable is None else startable
-            kept = serving.Only.of(only, tx.lane_cache.places)
+            kept = serving.Only.of(only, tx.lane_cache.positions)
             leases, withheld = serving.lease(
                 tx, n, pool, topics, startable, record_start=record_start, only=kept
             )

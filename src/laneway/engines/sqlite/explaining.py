@@ -41,7 +41,7 @@ def _absent(tx: Transaction, message_id: str, topic: str | None) -> Explanation:
 
 def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
     lane = tx.lane(row.lane)
-    policy = tx.rule(lane)
+    policy = tx.policy_of(lane)
     is_runnable = lane.place == RUNNABLE
     return Facts(
         now_us=tx.now,

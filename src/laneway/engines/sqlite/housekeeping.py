@@ -72,7 +72,7 @@ def _happen(tx: Transaction, page: list[Any], left: int) -> int:
         elif kind == EXPIRES:
             _expires(tx, a)
         elif kind == RETENTION_ENDS:
-            messages.forget_dead(tx, a)
+            messages.delete_dead(tx, a)
     return done
 
 
@@ -103,9 +103,11 @@ def _expires(tx: Transaction, mid: int) -> None:
 
 def _wake(tx: Transaction, budget: int) -> None:
     for row in tx.all("gates_to_wake", tx.now, budget):
-        tx.reopen(tx.keep_gate(row))
+        tx.reopen(tx.cached_gate(row))
     # Lanes that an event has placed anew are still listed where they stood, and use no budget.
-    listed = (tx.keep(row) for row in tx.all("lanes_to_wake", tx.now, budget + tx.changed_lanes))
+    listed = (
+        tx.cached_lane(row) for row in tx.all("lanes_to_wake", tx.now, budget + tx.changed_lanes)
+    )
     asleep = [
         lane
         for lane in listed
@@ -143,4 +145,4 @@ def _sweep_pattern(tx: Transaction, pattern: str, after: str, most: int) -> int:
 
 
 def _range(tx: Transaction, after: str, before: str, most: int) -> list[Lane]:
-    return [tx.keep(row) for row in tx.all("lanes_in_range", after, before, most)]
+    return [tx.cached_lane(row) for row in tx.all("lanes_in_range", after, before, most)]

@@ -1,10 +1,10 @@
 """
-What an engine object remembers of its file between two of its own transactions.
+The rows that an engine object caches between its transactions.
 
-Lanes, tiers and counters are the same as in the file as long as nobody else writes to it: SQLite's
-`data_version` tells. With several processes on one file each of them reads anew; alone, a worker
-reads no lane twice. Leases handed out here are remembered too, whoever writes: that one is still
-held is seen when its row is deleted.
+Cached lanes, tier queues and counters are valid as long as no other connection writes to the file,
+which SQLite's `data_version` tells. A process that is alone on its file reads no lane twice; with
+several processes each of them reads again. Plain leases that this object delivered stay cached
+even then: deleting the row shows whether a lease is still held.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 MOST_LANES = 20_000
 MOST_LEASES = 100_000
-"""Beyond these the older half is forgotten: some 15 MB each."""
+"""Beyond these numbers the older half is dropped: about 15 MB each."""
 
 
 class LaneCache:
-    """Begins empty; to be used under the store's lock."""
+    """
+    A cache of lanes by number and by name, of tier queues, of the shard's counters, and of plain
+    leases. Call `check` at the beginning of each transaction, and `committed` at its end; use it
+    only under the store's lock.
+    """
 
     def __init__(self) -> None:
         self.shard: Shard | None = None
@@ -31,41 +35,38 @@ class LaneCache:
         self.lanes: dict[int, Lane] = {}
         self.names: dict[str, Lane] = {}
         self.own: dict[str, int] = {}
-        """By topic: the number of its own policy (0: none) where it has no lane that says so."""
-        self.handed: dict[int, tuple[int, int]] = {}
-        """
-        By fence: message and lane of leases that need nothing but to be deleted when they are
-        acked.
-        """
-        self.places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]] = {}
-        """Where leases that pass lanes over go on: by tier_queue, gate and patterns."""
+        """By topic: the number of its own policies (0: none), for topics without a lane."""
+        self.plain_leases: dict[int, tuple[int, int]] = {}
+        """By fence: message and lane of leases whose ack only deletes rows and counts."""
+        self.positions: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]] = {}
+        """Where the next lease with these patterns continues: by tier queue, gate and patterns."""
         self._version = -1
         self._commits = -1
 
     def check(self, connection: sqlite3.Connection, commits: int) -> None:
         """
-        Called in a transaction: forget what may have changed. `commits`: how many this connection
-        has made.
+        Forget what others may have changed; call it inside the transaction. `commits`: how many
+        this connection has committed.
         """
         (version,) = connection.execute("PRAGMA data_version").fetchone()
         if version != self._version or commits != self._commits:
-            self.forget()
+            self.clear()
             self._version = version
 
     def committed(self, commits: int) -> None:
-        """The transaction is in the file: what is in hand is what it says."""
+        """The transaction was committed: the cache is what the file says."""
         self._commits = commits
         if len(self.lanes) > MOST_LANES:
             for number in list(islice(self.lanes, len(self.lanes) - MOST_LANES // 2)):
                 del self.names[self.lanes.pop(number).name]
         if len(self.own) > MOST_LANES:
             self.own = {}
-        if len(self.handed) > MOST_LEASES:
-            for fence in list(islice(self.handed, MOST_LEASES // 2)):
-                del self.handed[fence]
+        if len(self.plain_leases) > MOST_LEASES:
+            for fence in list(islice(self.plain_leases, MOST_LEASES // 2)):
+                del self.plain_leases[fence]
 
-    def forget(self) -> None:
-        """All but the leases."""
+    def clear(self) -> None:
+        """Drop everything but leases and positions."""
         self.shard = None
         self.tier_queues = {}
         self.lanes = {}
@@ -73,13 +74,13 @@ class LaneCache:
         self.own = {}
         self._version = self._commits = -1
 
-    def keep(self, lane: Lane) -> None:
-        """Remember a lane under its number and its name."""
+    def add(self, lane: Lane) -> None:
+        """Cache a lane, by its number and its name."""
         self.lanes[lane.lane] = lane
         self.names[lane.name] = lane
 
     def drop(self, lane: Lane) -> None:
-        """The lane's row is deleted."""
+        """Drop a lane: its row is deleted, or wrong."""
         self.lanes.pop(lane.lane, None)
         if self.names.get(lane.name) is lane:
             del self.names[lane.name]

@@ -89,7 +89,7 @@ def _correct_charge(tx: Transaction, lane: Lane, held: Held, cost_us: int) -> No
     """
     tier_queue = tx.tier_queues[lane.tier_queue]
     cost = max(0, min(cost_us, held.deadline - held.granted))
-    weight = tx.rule(lane).weight
+    weight = tx.policy_of(lane).weight
     before = lane.vt
     lane.vt = max(
         lane.vt + fairness.stride_of_work(cost - held.charge, weight), min(tier_queue.vt, before)
@@ -106,7 +106,7 @@ def _moved_mean(mean: int, cost: int) -> int:
 
 def return_permits(tx: Transaction, lane: Lane, held: Held) -> None:
     """The delivery never began: return its permits of the lane's rate and of the gate."""
-    policy = tx.rule(lane)
+    policy = tx.policy_of(lane)
     if policy.rate is not None:
         lane.tat = fairness.return_permits(lane.tat, policy.lane_rate, 1)
     gate = tx.gate(held.gate) if held.gate is not None else None

@@ -162,7 +162,7 @@ def rejoin(tx: Transaction, lane: Lane, row: Row) -> None:
         _stick(tx, row)
     if other.serial:
         messages.free_key(tx, lane, other.line, other.mid)
-    messages.remove(tx, other)
+    messages.delete(tx, other)
     lane.merged += 1
     tx.shard.merged += 1
 

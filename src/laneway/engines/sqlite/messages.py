@@ -1,7 +1,22 @@
 """
-The ways of one message: waiting, coming back, finished, dead. The slow and general paths;
-`putting`, `serving` and `settling` have short cuts for messages that use none of keys, merges, ttl
-or ids of the user's own.
+The states of one message, and the rows that each state has.
+
+    state      `message`   also in
+    READY      state 0     `ready`, under its lane, rank, position and number; `serial_key` as its
+                           key's head, where it is serial
+    leased     state 0     `lease`, by fence; `serial_key` with `held`; no row in `ready`
+    DELAYED    state 1     `event` of kind DUE, at its `since`
+    PARKED     state 2     `parked`, behind the head of its serial key
+    DEAD       state 3     `dead`; `event` of kind RETENTION_ENDS; its lane is 0
+    finished   no row      `ident` without a message, while its id is known; `kept`, its outcome
+
+    A message that waits (READY, DELAYED, PARKED) has besides: `event` of kind EXPIRES, where it has
+    a ttl; `merge_key`, where it merges. In any state: `ident` for an id of the user's own and for
+    the ids that joined it, `part` for bodies beyond the first, `note` for its history, `came` for
+    the signals that it received. At most once: `lease` has `empty` set, and no message is left.
+
+These functions are the general path, row by row. `putting`, `serving` and `settling` have fast
+paths for plain messages, which have no key, no ttl, no id of the user's own and do not merge.
 """
 
 from __future__ import annotations
@@ -46,7 +61,7 @@ def size_of(tx: Transaction, row: Row) -> int:
 
 
 def save(tx: Transaction, row: Row) -> None:
-    """Write where the message stands; its content is written apart."""
+    """Write the columns that change while a message is stored; its content is written apart."""
     tx.run(
         "message_move",
         row.lane,
@@ -69,9 +84,7 @@ def save(tx: Transaction, row: Row) -> None:
 
 
 def begin_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
-    """
-    The message waits from now on: delayed until its `since`, if that is to come, else it arrives.
-    """
+    """The message begins to wait: delayed if its `since` is in the future, else it arrives."""
     size = size_of(tx, row)
     lane.bytes += size
     tx.shard.bytes += size
@@ -91,8 +104,8 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
 
 def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
     """
-    Take a waiting message out of everything that it waits in; its serial key is the caller's
-    business.
+    Delete a waiting message from all tables that say that it waits, except `serial_key`: callers
+    that remove the message call `free_key` too.
     """
     size = size_of(tx, row)
     lane.bytes -= size
@@ -115,24 +128,25 @@ def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
 
 
 def arrive(tx: Transaction, lane: Lane, row: Row) -> None:
-    """The message becomes ready, or is parked behind the one that its serial key is busy with."""
+    """The message becomes ready, or is parked behind the head of its serial key."""
     if row.serial and row.line is not None:
-        found = tx.one("serial_key_read", lane.lane, row.line)
-        if found is None:
+        key = tx.one("serial_key_read", lane.lane, row.line)
+        if key is None:
             tx.run("serial_key_write", lane.lane, row.line, row.mid, 0)
-        elif found[0] != row.mid:
-            head, held = found
-            if held or not _goes_before(tx, row, head):
+        elif key[0] != row.mid:
+            head, is_held = key
+            if is_held or not _precedes(tx, row, head):
                 _park(tx, lane, row)
                 return
-            _step_back(tx, lane, head)
+            _park_overtaken(tx, lane, head)
             tx.run("serial_key_write", lane.lane, row.line, row.mid, 0)
     row.state = READY
     lane.ready += 1
     tx.run("ready_insert", lane.lane, row.rank, row.pos, row.seq, row.mid)
 
 
-def _goes_before(tx: Transaction, row: Row, head: int) -> bool:
+def _precedes(tx: Transaction, row: Row, head: int) -> bool:
+    """Whether the message is before its key's head in the order of the lane."""
     other = read(tx, head)
     return other is None or (row.rank, row.pos, row.seq) < (other.rank, other.pos, other.seq)
 
@@ -143,8 +157,8 @@ def _park(tx: Transaction, lane: Lane, row: Row) -> None:
     tx.run("parked_insert", lane.lane, row.line, row.rank, row.pos, row.seq, row.mid)
 
 
-def _step_back(tx: Transaction, lane: Lane, head: int) -> None:
-    """The key's head was overtaken while the key was free."""
+def _park_overtaken(tx: Transaction, lane: Lane, head: int) -> None:
+    """Park the head of a key that is not held: another message precedes it."""
     other = read(tx, head)
     if other is None:
         return
@@ -155,20 +169,18 @@ def _step_back(tx: Transaction, lane: Lane, head: int) -> None:
 
 
 def free_key(tx: Transaction, lane: Lane, key: str | None, mid: int) -> None:
-    """
-    The message no longer holds (or heads) its serial key: the next one of the key comes forward.
-    """
+    """The message leaves its serial key: the first parked message of the key becomes ready."""
     if key is None:
         return
-    found = tx.one("serial_key_read", lane.lane, key)
-    if found is None or found[0] != mid:
+    head = tx.one("serial_key_read", lane.lane, key)
+    if head is None or head[0] != mid:
         return
     first = tx.one("parked_first", lane.lane, key)
     if first is None:
         tx.run("serial_key_delete", lane.lane, key)
         return
     row = read(tx, first[0])
-    if row is None:  # pragma: no cover - a store that lost a row; the doctor mends it
+    if row is None:  # pragma: no cover - a row is missing; the doctor repairs that
         tx.run("serial_key_delete", lane.lane, key)
         return
     tx.run("parked_delete", lane.lane, key, row.rank, row.pos, row.seq)
@@ -193,9 +205,9 @@ def is_known(tx: Transaction, topic: str, message_id: str) -> bool:
     """
     Whether a message of that id is waiting, leased or dead, or was finished within its window.
     """
-    found = tx.one("ident_read", message_id, topic)
-    if found is not None:
-        mid, until = found
+    ident = tx.one("ident_read", message_id, topic)
+    if ident is not None:
+        mid, until = ident
         if mid is not None or until is None or until > tx.now:
             return True
         tx.run("ident_delete", message_id, topic)
@@ -205,11 +217,11 @@ def is_known(tx: Transaction, topic: str, message_id: str) -> bool:
 
 
 def topic_of_generated(tx: Transaction, mid: int) -> str | None:
-    """The topic of a message that has an id of our own making, if it is here."""
-    found = tx.one("message_at", mid)
-    if found is None:
+    """The topic of a message with a generated id; None: there is no such message."""
+    stored = tx.one("message_at", mid)
+    if stored is None:
         return None
-    lane, state, topic = found
+    lane, state, topic = stored
     if topic is not None:
         return str(topic)
     if state == DEAD:
@@ -218,30 +230,29 @@ def topic_of_generated(tx: Transaction, mid: int) -> str | None:
 
 
 def find(tx: Transaction, message_id: str, topic: str | None) -> Row | None:
-    """A message by its id: one of our making names its row, one of the user's is looked up."""
+    """A message by its id, its own or a generated one, which contains the row's number."""
     if topic is None:
-        found = tx.one("ident_anywhere", message_id)
-        mid = found[1] if found is not None else None
+        ident = tx.one("ident_anywhere", message_id)
+        mid = ident[1] if ident is not None else None
     else:
-        found = tx.one("ident_read", message_id, topic)
-        mid = found[0] if found is not None else None
+        ident = tx.one("ident_read", message_id, topic)
+        mid = ident[0] if ident is not None else None
     if mid is None:
-        made = parse_generated_id(tx.shard.nonce, message_id)
-        if made is None:
+        mid = parse_generated_id(tx.shard.nonce, message_id)
+        if mid is None:
             return None
-        its_topic = topic_of_generated(tx, made)
+        its_topic = topic_of_generated(tx, mid)
         if its_topic is None or topic not in (None, its_topic):
             return None
-        mid = made
     return read(tx, mid)
 
 
-def finish_ids(tx: Transaction, row: Row, topic: str, *, keep: bool) -> None:
+def finish_ids(tx: Transaction, row: Row, topic: str, *, remember: bool) -> None:
     """
-    The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`, or
-    a day where they are sticky).
+    The message is removed: forget its ids. With `remember` (it was acked) they stay known for the
+    window of `dedupe`, and sticky ones for a day.
     """
-    window = _window(tx.policy(topic).dedupe, sticky=bool(row.sticky)) if keep else 0
+    window = _window(tx.policy(topic).dedupe, sticky=bool(row.sticky)) if remember else 0
     ids = (
         [(row.id or generated_id(tx.shard.nonce, row.mid), topic)]
         if row.id is not None or window
@@ -272,8 +283,8 @@ def _window(dedupe: int | None, *, sticky: bool) -> int:
 # The end
 
 
-def remove(tx: Transaction, row: Row) -> None:
-    """Delete the message's rows."""
+def delete(tx: Transaction, row: Row) -> None:
+    """Delete the message's own rows; counts, ids and keys are the callers'."""
     tx.run("message_delete", row.mid)
     if row.parts:
         tx.run("parts_delete", row.mid)
@@ -284,11 +295,11 @@ def remove(tx: Transaction, row: Row) -> None:
 
 
 def bury(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None) -> None:
-    """The message, which neither waits nor is leased any more, becomes a dead letter."""
+    """A message that no longer waits, nor is leased, becomes a dead letter."""
     topic = topic_of(row, lane)
     until = tx.now + tx.policy(topic).dead_ttl
     row.state = DEAD
-    row.lane = 0  # lanes come and go; a dead letter belongs to its topic
+    row.lane = 0  # its lane may be forgotten; a dead letter belongs to its topic
     save(tx, row)
     tx.run("dead_insert", row.mid, topic, tx.now, until, reason, error)
     tx.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
@@ -297,58 +308,52 @@ def bury(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None) 
 
 
 def expire(tx: Transaction, lane: Lane, row: Row) -> None:
-    """A message, no longer waiting, whose ttl is over."""
+    """The ttl of a message, which no longer waits, is over."""
     topic = topic_of(row, lane)
     lane.expired += 1
     tx.shard.expired += 1
     if tx.policy(topic).on_expiry == "drop":
         endings.message_ended(tx, row, topic, "expired", EXPIRED)
-        finish_ids(tx, row, topic, keep=False)
-        remove(tx, row)
+        finish_ids(tx, row, topic, remember=False)
+        delete(tx, row)
     else:
         bury(tx, lane, row, EXPIRED, None)
 
 
-def forget_dead(tx: Transaction, mid: int) -> None:
-    """A dead letter is dropped, or past its retention."""
-    found = tx.one("dead_read", mid)
+def delete_dead(tx: Transaction, mid: int) -> None:
+    """Delete a dead letter: it was dropped, or its retention is over."""
+    dead = tx.one("dead_read", mid)
     row = read(tx, mid)
-    if found is None or row is None:
+    if dead is None or row is None:
         return
-    tx.run("event_delete", found[4], RETENTION_ENDS, mid)
+    tx.run("event_delete", dead[4], RETENTION_ENDS, mid)
     tx.run("dead_delete", mid)
-    finish_ids(tx, row, found[2], keep=False)
-    remove(tx, row)
+    finish_ids(tx, row, dead[2], remember=False)
+    delete(tx, row)
     tx.run("note_delete", mid)
     tx.shard.dead -= 1
 
 
-def note_trouble(tx: Transaction, row: Row, what: str, error: str | None) -> None:
-    """Remember what happened to the message, for people who ask."""
-    found = tx.one("note_read", row.mid) or (None, 0, "[]")
-    history: list[dict[str, Any]] = msgspec.json.decode(found[2])
+def add_history(tx: Transaction, row: Row, what: str, error: str | None) -> None:
+    """Add an entry to the history that `MessageView` shows."""
+    unhandled, tries, encoded = tx.one("note_read", row.mid) or (None, 0, "[]")
+    history: list[dict[str, Any]] = msgspec.json.decode(encoded)
     history.append({"at_us": tx.now, "what": what, "error": error})
     tx.run(
-        "note_write", row.mid, found[0], found[1], msgspec.json.encode(history[-HISTORY:]).decode()
+        "note_write", row.mid, unhandled, tries, msgspec.json.encode(history[-HISTORY:]).decode()
     )
 
 
-def withdraw(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
-    """
-    Take a message that waits out of the store, and its id with it: purged, cancelled, or moved
-    elsewhere.
-    """
+def remove_waiting(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
+    """Remove a message that waits, with its ids: it was purged, cancelled or exported."""
     end_waiting(tx, lane, row)
-    take_out(tx, lane, row, topic)
+    remove_ended(tx, lane, row, topic)
 
 
-def take_out(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
-    """
-    Take a message that no longer waits, nor is leased, out of the store, and its id and its hold on
-    its key with it.
-    """
-    finish_ids(tx, row, topic, keep=False)
-    remove(tx, row)
+def remove_ended(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
+    """Remove a message that no longer waits, nor is leased, with its ids; free its serial key."""
+    finish_ids(tx, row, topic, remember=False)
+    delete(tx, row)
     if row.serial:
         free_key(tx, lane, row.line, row.mid)
     lane.removed += 1

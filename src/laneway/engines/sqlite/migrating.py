@@ -44,7 +44,7 @@ def export(tx: Transaction, limit: int) -> list[ExportedMessage]:
         if row is not None:
             exported = _parcel(tx, row, topic)
             exported.death = (died, until, reason, error)
-            messages.forget_dead(tx, mid)
+            messages.delete_dead(tx, mid)
             found.append(_keep(tx, exported))
     return found
 
@@ -52,7 +52,7 @@ def export(tx: Transaction, limit: int) -> list[ExportedMessage]:
 def _take(tx: Transaction, lane: Lane, row: Row) -> ExportedMessage:
     topic = messages.topic_of(row, lane)
     exported = _parcel(tx, row, topic)
-    messages.withdraw(tx, lane, row, topic)
+    messages.remove_waiting(tx, lane, row, topic)
     return _keep(tx, exported)
 
 
@@ -131,7 +131,7 @@ def _receive(tx: Transaction, exported: ExportedMessage) -> Lane:
         if exported.merges
         else None
     )
-    lane = tx.make_lane(*lane_name(policy, exported.topic, spread_by, mid))
+    lane = tx.ensure_lane(*lane_name(policy, exported.topic, spread_by, mid))
     headers = _encode(exported.headers).decode() if exported.headers else None
     row = Row(
         mid,

@@ -209,7 +209,7 @@ class OwnPolicies:
                 "own_set_insert", text
             )
             found = self._numbers[text] = int(row[0])
-            self._transaction.rules.know_set(found, layers)
+            self._transaction.rules.cache_set(found, layers)
         return found
 
     def write(self) -> None:

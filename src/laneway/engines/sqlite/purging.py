@@ -31,7 +31,7 @@ def purge(tx: Transaction, topic: str, last: int) -> int:
         row = messages.read(tx, listed.mid) if listed.serial else listed
         if row is not None and row.seq <= last:
             endings.message_ended(tx, row, topic, "cancelled")
-            messages.withdraw(tx, lane, row, topic)
+            messages.remove_waiting(tx, lane, row, topic)
             removed += 1
             if removed == PAGE:
                 break
@@ -86,7 +86,7 @@ def _give_up(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
         tx.touch_gate(gate)
     if row is not None:
         endings.message_ended(tx, row, topic, "cancelled")
-        messages.take_out(tx, lane, row, topic)
+        messages.remove_ended(tx, lane, row, topic)
     elif held.empty:
         messages.free_key(tx, lane, held.empty, held.mid)
     return 1
@@ -107,14 +107,14 @@ def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
     found = tx.one("lease_of_message", row.mid)
     endings.message_ended(tx, row, its_topic, "cancelled")
     if found is None:
-        messages.withdraw(tx, lane, row, its_topic)
+        messages.remove_waiting(tx, lane, row, its_topic)
         tx.place(lane)
         return "cancelled"
     held = Held(*found)
     tx.run("lease_delete", held.fence)
-    tx.lane_cache.handed.pop(held.fence, None)
+    tx.lane_cache.plain_leases.pop(held.fence, None)
     leases.release_slots(tx, lane, held, tx.now - held.granted)
-    messages.take_out(tx, lane, row, its_topic)
+    messages.remove_ended(tx, lane, row, its_topic)
     tx.place(lane)
     tx.changed_ids.append(ABORT + tx.id_of(row))
     return "aborted"
@@ -177,7 +177,7 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     spread_by = (
         row.key.encode() if row.key is not None else row.body if row.mkey is not None else None
     )
-    lane = tx.make_lane(*lane_name(policy, topic, spread_by, row.seq))
+    lane = tx.ensure_lane(*lane_name(policy, topic, spread_by, row.seq))
     row.lane = lane.lane
     row.topic = (
         topic if lane.topic is None else None
@@ -195,5 +195,5 @@ def drop_dead(tx: Transaction, topic: str | None, ids: Sequence[str] | None, lim
     """Forget dead letters."""
     found = _dead(tx, topic, ids, limit)
     for mid, _, _ in found:
-        messages.forget_dead(tx, mid)
+        messages.delete_dead(tx, mid)
     return len(found)

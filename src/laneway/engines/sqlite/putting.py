@@ -95,9 +95,9 @@ class _Intake:
         shard, now = tx.shard, tx.now
         lane = self._lanes.get(topic)
         if lane is None:
-            lane = self._lanes[topic] = tx.make_lane(topic, topic)
+            lane = self._lanes[topic] = tx.ensure_lane(topic, topic)
             self.arrivals[lane.lane] = lane
-            tx.grew(lane)
+            tx.touch_grown(lane)
         mid = tx.next_seq()
         rank = rank_of(draft.priority, at_front=False)
         size = len(body)
@@ -151,7 +151,7 @@ class _Intake:
             reason = make_room(tx, draft, policy, name)
             if reason is not None:
                 return Receipt(draft.id or "", topic, "refused", None, reason)
-        lane = tx.make_lane(name, rule)
+        lane = tx.ensure_lane(name, rule)
         self.arrivals[lane.lane] = lane
         mid = self._insert(draft, policy, lane, mkey, is_blocked=is_blocked)
         return Receipt(draft.id or f"{tx.shard.nonce}-{mid:x}", topic)
@@ -240,7 +240,7 @@ class _Intake:
             self._events.append((since, DUE, mid, 0))
         else:
             lane.ready += 1
-            tx.grew(lane)
+            tx.touch_grown(lane)
             self._ready.append((lane.lane, rank, since if rank & 1 else -mid, mid, mid))
         if expires is not None:
             self._events.append((expires, EXPIRES, mid, 0))

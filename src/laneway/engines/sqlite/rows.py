@@ -1,4 +1,4 @@
-"""Rows as they are worked on in a transaction. Field order is column order."""
+"""The rows that a transaction works on. The order of fields is that of the columns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from laneway.policy import Gate
 
 class Lane(msgspec.Struct, gc=False):
     """
-    A row of `lane`; from `retried` on what `lane.more` holds, from `stood` on what only a
-    transaction knows.
+    A row of `lane`. The fields from `retried` on are stored in `lane.more`, as JSON; those from
+    `stored_index` on are not stored. The places are drawn in `shared.states`.
     """
 
     lane: int
@@ -52,17 +52,18 @@ class Lane(msgspec.Struct, gc=False):
     removed: int = 0
     throttled: int = 0
     rest_until: int = 0
-    rest_step: int = 0  # above 0: the topic rests, or probes
+    rest_step: int = 0  # above 0: the topic backs off, or probes its destination
     rest_fence: int = 0
     mean: int = 0
     watched_until: int = 0  # changes are notified until then, see Engine.watch_topic
 
-    stood: tuple[Any, ...] = ()  # what its indexed columns said when it was read
+    stored_index: tuple[Any, ...] = ()  # the indexed columns as they are stored
     is_new: bool = False
     forgotten: bool = False
 
     @property
     def waiting(self) -> int:
+        """How many of its messages wait."""
         return self.ready + self.delayed + self.parked
 
     @property
@@ -70,8 +71,8 @@ class Lane(msgspec.Struct, gc=False):
         """Its topic; None for a bucket."""
         return None if self.name[0] == BUCKET else self.rule
 
-    def standing(self) -> tuple[Any, ...]:
-        """What indexes stand on: PLACING, then CLASSES."""
+    def index_columns(self) -> tuple[Any, ...]:
+        """The columns that indexes have: PLACING, then CLASSES."""
         return (
             self.tier_queue,
             self.place,
@@ -85,7 +86,7 @@ class Lane(msgspec.Struct, gc=False):
         )
 
     def counts(self) -> tuple[Any, ...]:
-        """COUNTS, as they are written."""
+        """The other columns that change: COUNTS."""
         return (
             self.tat,
             self.ready,
@@ -103,12 +104,12 @@ class Lane(msgspec.Struct, gc=False):
         )
 
     def unpack(self) -> None:
-        """Read `more`."""
+        """Decode `more`."""
         for name, value in zip(MORE, msgspec.json.decode(self.more or "[]"), strict=False):
             setattr(self, name, value)
 
     def pack(self) -> None:
-        """Write `more`."""
+        """Encode `more`."""
         values = (
             self.retried,
             self.died,
@@ -126,7 +127,7 @@ class Lane(msgspec.Struct, gc=False):
 
 
 class TierQueue(msgspec.Struct, gc=False):
-    """A row of `tier_queue`."""
+    """A row of `tier_queue`: the lanes of one tier of one pool."""
 
     number: int
     pool: str
@@ -138,7 +139,7 @@ class TierQueue(msgspec.Struct, gc=False):
 
 
 class Row(msgspec.Struct, gc=False):
-    """A row of `message`."""
+    """A row of `message`; the states are drawn in `shared.states`."""
 
     mid: int
     lane: int
@@ -165,9 +166,7 @@ class Row(msgspec.Struct, gc=False):
 
     @property
     def pos(self) -> int:
-        """
-        Its place among those of its rank: by since; those that go to the front, the latest first.
-        """
+        """Its position in its rank: by since; of messages at the front, the latest first."""
         return self.since if self.rank & 1 else -self.seq
 
     @property
@@ -176,9 +175,7 @@ class Row(msgspec.Struct, gc=False):
 
     @property
     def line(self) -> str | None:
-        """
-        Whom it stands in line with, where it is serial: in a bucket keys are still the topic's.
-        """
+        """Its serial key: in a bucket, which has several topics, with its topic."""
         return (
             self.key
             if self.topic is None or self.key is None
@@ -266,5 +263,5 @@ class Held(msgspec.Struct, gc=False):
 
 
 def rank_of(priority: int, *, at_front: bool) -> int:
-    """The number by which messages of a lane are sorted first."""
+    """The rank of a message: what its lane is sorted by first, the highest priority first."""
     return -2 * priority + (0 if at_front else 1)

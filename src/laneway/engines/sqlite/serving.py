@@ -349,7 +349,7 @@ class _Serving:
             lane = line.pop()
             if lane is None:
                 break
-            if not self.startable and self.tx.rule(lane).limited:
+            if not self.startable and self.tx.policy_of(lane).limited:
                 # It is its turn, and the caller cannot start it yet. To pass it over would let the
                 # unlimited fill the caller's buffer for ever; so all that would come after it is
                 # withheld until he can.
@@ -357,7 +357,7 @@ class _Serving:
                 break
             got = self.visit(lane, line.tier_queue, room - taken, lanes)
             taken += got
-            if got and lane.ready and self.tx.allowance(lane, self.tx.rule(lane)):
+            if got and lane.ready and self.tx.allowance(lane, self.tx.policy_of(lane)):
                 line.push(lane)
         return taken
 
@@ -367,7 +367,7 @@ class _Serving:
         time.
         """
         tx = self.tx
-        policy = tx.rule(lane)
+        policy = tx.policy_of(lane)
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
         gate = None
         if policy.gate is not None:
@@ -434,7 +434,7 @@ class _Serving:
                     or not can_deliver(tx, lane)
                 ):
                     continue
-                if not self.startable and tx.rule(lane).limited:
+                if not self.startable and tx.policy_of(lane).limited:
                     self.withheld = True
                     return
                 if lane.topic is None:
@@ -505,7 +505,7 @@ class _HandOut:
             if tx.fair_by_time(tier_queue)
         }
         for lane, take in visits:
-            policy = tx.rule(lane)
+            policy = tx.policy_of(lane)
             waiting = stock[lane.lane]
             taken = waiting[:take]
             del waiting[:take]
@@ -586,7 +586,7 @@ class _HandOut:
         tx, shard = self.tx, self.tx.shard
         number, topic, limited = lane.lane, lane.topic or "", policy.limited
         now, deadline, nonce = tx.now, tx.now + policy.lease, shard.nonce
-        handed, made, leases = tx.lane_cache.handed, self._made, self._plain_leases
+        handed, made, leases = tx.lane_cache.plain_leases, self._made, self._plain_leases
         fence, size = tx.last_fence(), 0
         for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
             fence += 1
@@ -640,7 +640,7 @@ class _HandOut:
         lane.leased -= 1
         lane.delivered -= 1
         tx.shard.delivered -= 1
-        self._free_gate(tx.rule(lane).gate)
+        self._free_gate(tx.policy_of(lane).gate)
         self._leaves(lane, row)
         messages.expire(tx, lane, row)
         if row.serial:
@@ -717,8 +717,8 @@ class _HandOut:
     def _finish_now(self, lane: Lane, row: Row) -> None:
         """At most once: the message goes at hand-out; its lease keeps the slots."""
         tx = self.tx
-        messages.finish_ids(tx, row, messages.topic_of(row, lane), keep=True)
-        messages.remove(tx, row)
+        messages.finish_ids(tx, row, messages.topic_of(row, lane), remember=True)
+        messages.delete(tx, row)
         lane.done += 1
         tx.shard.done += 1
 

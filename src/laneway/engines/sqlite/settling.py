@@ -96,7 +96,7 @@ def _quick_acks(
     That they were still held is seen from the number of rows that go. Returns the positions of all
     other settlements, and the lanes.
     """
-    handed, lanes = tx.lane_cache.handed, tx.lane_cache.lanes
+    handed, lanes = tx.lane_cache.plain_leases, tx.lane_cache.lanes
     places = [handed.pop(settlement.fence, None) for settlement in settlements]
     tx.load_numbers({place[1] for place in places if place is not None})
     left: list[int] = []
@@ -111,7 +111,7 @@ def _quick_acks(
             or settlement.action != "ack"
             or settlement.handle != place[0]
             or lane.rest_step
-            or tx.rule(lane).dedupe is not None
+            or tx.policy_of(lane).dedupe is not None
         ):
             left.append(n)
             continue
@@ -139,7 +139,7 @@ def _stand(tx: Transaction, lanes: Iterable[Lane]) -> None:
         ):
             tx.place(lane)
         else:
-            tx.shrank(lane)
+            tx.touch_shrunk(lane)
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, int]]:
@@ -218,13 +218,13 @@ class _Ending:
             or parts
             or sticky
             or troubled
-            or tx.rule(lane).dedupe is not None
+            or tx.policy_of(lane).dedupe is not None
             or lane.topic is None
         ):
             message = messages.read(tx, held.mid)
             if message is not None:
-                messages.finish_ids(tx, message, messages.topic_of(message, lane), keep=True)
-                messages.remove(tx, message)
+                messages.finish_ids(tx, message, messages.topic_of(message, lane), remember=True)
+                messages.delete(tx, message)
         else:
             self._messages.append((held.mid,))
         if serial:
@@ -281,7 +281,7 @@ def _retry(
     policy = tx.policy(topic)
     row.attempts += 1
     what = settlement.reason or "failed"
-    messages.note_trouble(tx, row, what, settlement.error)
+    messages.add_history(tx, row, what, settlement.error)
     if row.attempts > policy.retries:
         _die(
             tx,
@@ -309,7 +309,7 @@ def _die(
     tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None, *, noted: bool = False
 ) -> None:
     if not noted:
-        messages.note_trouble(tx, row, reason, error)
+        messages.add_history(tx, row, reason, error)
     lane.died += 1
     tx.shard.died += 1
     messages.bury(tx, lane, row, reason, error)
@@ -346,7 +346,7 @@ def _rest(tx: Transaction, lane: Lane, held: Held, asked: int | None) -> None:
 
 
 def _lanes_of_topic(tx: Transaction, lane: Lane) -> list[Lane]:
-    partitions = tx.rule(lane).partitions
+    partitions = tx.policy_of(lane).partitions
     if lane.topic is None or partitions == 1:
         return [lane]
     names = [f"{lane.topic}{PARTITION}{n}" for n in range(partitions)]
@@ -397,7 +397,7 @@ def _suspect(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
     row.suspect = 1
     if held.started:
         row.attempts += 1
-        messages.note_trouble(tx, row, STARTED_AND_LOST, None)
+        messages.add_history(tx, row, STARTED_AND_LOST, None)
         if row.attempts > tx.policy(messages.topic_of(row, lane)).retries:
             _die(tx, lane, row, STARTED_AND_LOST, None, noted=True)
             return

@@ -1,10 +1,8 @@
 """
-One transaction's work: what it has read of lanes, tiers and gates, and what it will write back at
-its end.
+A transaction: the lanes, tier queues and gates that it has read, and what it will write at its end.
 
-Lanes are read once, changed in memory and written once, however often a call comes by; the same
-holds for tiers, gates and the shard's counters. `place` is the one rule that says where a lane
-stands.
+A lane is read once, changed in memory and written once, however often a call touches it; the same
+holds for tier queues, gates and the shard's counters. `place` is the one rule for a lane's place.
 """
 
 from __future__ import annotations
@@ -34,18 +32,18 @@ if TYPE_CHECKING:
     from laneway.policy import Layers
 
 MOST_RESOLVED = 200_000
-"""Topics whose policy is kept at hand."""
+"""Topics whose policy is cached."""
 
 MOST_SETS = 20_000
-"""Different sets of topics' own policies that are kept at hand."""
+"""Different sets of topics' own policies that are cached."""
 
 _dumps = msgspec.json.Encoder().encode
 
 
 class Rules:
     """
-    What an engine object keeps between transactions: the policies as last read, the tiers, the
-    namespace's limits.
+    What an engine object caches between transactions: the policies, the tiers and the namespace's
+    limits. `version` is the shard's `policy_version` at which they were read.
     """
 
     def __init__(self, tier_layers: TierLayers, random: Callable[[], float]) -> None:
@@ -60,13 +58,14 @@ class Rules:
         self.on_full = "refuse"
         self._by_topic = _ByTopic(self.book)
         self.of: Callable[[str], Resolved] = self._by_topic.__getitem__
-        """What holds for a topic without a policy of its own (or for the pattern of a bucket)."""
+        """The policy of a topic without one of its own, or of a bucket's pattern."""
         self.owned: dict[tuple[str, int], Resolved] = {}
-        """What holds for a topic that has one, by the topic and the number of its set."""
+        """The policy of a topic that has one of its own, by topic and number of its set."""
         self.sets: dict[int, Layers] = {}
-        """What the numbers mean."""
+        """By number: the layers of a set of own policies, see `own_set`."""
 
     def refresh(self, connection: sqlite3.Connection, version: int) -> None:
+        """Read policies and tiers again if they are older than `version`."""
         if version != self.version:
             self.set_tiers(
                 TierLayers.read(connection.execute(SQL["setting_read"], ("tiers",)).fetchone()[0])
@@ -79,7 +78,7 @@ class Rules:
             self.version = version
 
     def set_tiers(self, layers: TierLayers) -> None:
-        """These hold from here on."""
+        """Use these tiers from now on."""
         self.tier_layers = layers
         self.tiers = self.book.tiers = layers.in_force()
         self.book.forget_resolved()
@@ -91,41 +90,42 @@ class Rules:
         return self.max_backlog is not None or self.max_backlog_bytes is not None
 
     def changed(self) -> None:
-        """The book was changed: what was resolved before no longer holds."""
+        """The policies were changed: forget what was resolved from them."""
         self._by_topic.clear()
         self.owned.clear()
         self._resolved.clear()
 
     def resolve_own(self, topic: str, own: int, layers: Layers) -> Resolved:
-        """What holds for a topic with this set of its own."""
+        """The policy of a topic with this set of its own."""
         if len(self.owned) >= MOST_RESOLVED:
             self.owned.clear()
-        found = self.owned[topic, own] = self._shared(self.book.covering(topic), topic, own, layers)
-        return found
+        policy = self._shared(self.book.covering(topic), topic, own, layers)
+        self.owned[topic, own] = policy
+        return policy
 
     def _shared(self, covering: tuple[str, ...], topic: str, own: int, layers: Layers) -> Resolved:
-        """Topics with equal sets under the same patterns share one."""
-        found = self._resolved.get((covering, own))
-        if found is None:
+        """Topics with equal sets under the same patterns share one policy object."""
+        policy = self._resolved.get((covering, own))
+        if policy is None:
             if len(self._resolved) >= MOST_SETS:
                 self._resolved.clear()
-            found = self._resolved[covering, own] = self.book.resolve_own(topic, layers)
-        return found
+            policy = self._resolved[covering, own] = self.book.resolve_own(topic, layers)
+        return policy
 
-    def know_set(self, own: int, layers: Layers) -> None:
-        """Remember what a number means."""
+    def cache_set(self, own: int, layers: Layers) -> None:
+        """Remember the layers of a set."""
         if len(self.sets) >= MOST_SETS:
             self.sets.clear()
         self.sets[own] = layers
 
-    def forget(self) -> None:
-        """Read the policies anew next time: a change was rolled back, or is being made."""
+    def invalidate(self) -> None:
+        """Read the policies again at the next transaction: a change may have been rolled back."""
         self.version = -1
         self.sets.clear()
 
 
 class _ByTopic(dict[str, Resolved]):
-    """What was resolved before; whoever asks for a topic that is not there finds it."""
+    """The resolved policies by topic; a missing one is resolved when it is read."""
 
     def __init__(self, book: PolicyBook) -> None:
         super().__init__()
@@ -134,12 +134,21 @@ class _ByTopic(dict[str, Resolved]):
     def __missing__(self, topic: str) -> Resolved:
         if len(self) >= MOST_RESOLVED:
             self.clear()
-        found = self[topic] = self._book.resolve(topic)
-        return found
+        policy = self[topic] = self._book.resolve(topic)
+        return policy
 
 
 class Transaction(Statements):
-    """A transaction in progress. Everything that changes lanes goes through here."""
+    """
+    A unit of work on one file, within one SQLite transaction.
+
+    All changes of lanes, tier queues, gates and counters go through it; `flush` writes them. Rows
+    of messages, leases and events are written at once, by name of a statement. Without a
+    `lane_cache` it is a view: it reads for itself and is never flushed.
+
+    What its caller does after the commit: notify `pools_to_notify` (with `has_arrivals`) and the
+    listeners of `changed_ids`. What it does before: publish `end_notices`.
+    """
 
     def __init__(
         self,
@@ -161,19 +170,16 @@ class Transaction(Statements):
         self.clock = clock
         self.now = max(clock, self.shard.now)
         rules.refresh(connection, self.shard.policy_version)
-        self.least = 0  # number that may be given out
+        self.min_number = 0  # the least sequence number or fence that may be assigned next
         self.pools_to_notify: set[str] = set()
         self.has_arrivals = False
-        self.end_notices: list[
-            Draft
-        ] = []  # to be put at the end: of messages of whose end others wait to hear
-        self.reported_by_handler: tuple[int, bool] | None = (
-            # the message that is settled now, where its handler tells of its end; with an outcome?
-            None
-        )
-        self.changed_ids: list[str] = []  # ids of messages of which something is kept now
-        self.came_up: list[Lane] = []  # lanes that became runnable, or came to a gate, in this turn
-        self._went_down = False  # one of them no longer is, or is somewhere else
+        self.end_notices: list[Draft] = []
+        # The message that is being settled, if its handler reported its end; and with an outcome?
+        self.reported_by_handler: tuple[int, bool] | None = None
+        self.changed_ids: list[str] = []  # of messages whose outcome or progress was stored
+        # Lanes that became runnable, or came to a gate, in this transaction; indexes lack them.
+        self.came_up: list[Lane] = []
+        self._has_departures = False  # indexes list a lane that is no longer there
         self._absent: set[str] = set()  # names without a lane
         self._changes = LaneChanges()
         self._gates: dict[str, GateState | None] = {}
@@ -184,18 +190,19 @@ class Transaction(Statements):
             (tier_queue.pool, tier_queue.tier): tier_queue
             for tier_queue in self.tier_queues.values()
         }
-        self._tier_queues_stood = list(map(msgspec.structs.astuple, self.tier_queues.values()))
+        self._stored_tier_queues = list(map(msgspec.structs.astuple, self.tier_queues.values()))
 
     def next_seq(self) -> int:
+        """Assign the next sequence number."""
         shard = self.shard
-        if shard.seq < self.least:  # noqa: PLR1730  # `max` would cost half of the call
-            shard.seq = self.least
+        if shard.seq < self.min_number:  # noqa: PLR1730  # `max` would cost half of the call
+            shard.seq = self.min_number
         shard.seq = seq = shard.seq + 1
         return seq
 
     def last_fence(self) -> int:
         """The fence before the next one."""
-        self.shard.fence = max(self.shard.fence, self.least)
+        self.shard.fence = max(self.shard.fence, self.min_number)
         return self.shard.fence
 
     def id_of(self, row: Row) -> str:
@@ -204,45 +211,43 @@ class Transaction(Statements):
 
     # Policies
 
-    def rule(self, lane: Lane) -> Resolved:
-        """What holds for a lane."""
+    def policy_of(self, lane: Lane) -> Resolved:
+        """The policy of a lane."""
         return self._owned(lane.rule, lane.own) if lane.own else self.rules.of(lane.rule)
 
     def policy(self, topic: str) -> Resolved:
-        """What holds for a topic."""
+        """The policy of a topic, or of a bucket's pattern."""
         if self.shard.own and (own := self.own_of(topic)):
             return self._owned(topic, own)
         return self.rules.of(topic)
 
     def policies(self, topics: Sequence[str]) -> list[Resolved]:
-        """What holds for each of them."""
+        """The policies of several topics; own ones are read together."""
         if not self.shard.own:
             return list(map(self.rules.of, topics))
         self.load_own(dict.fromkeys(topics))
         return list(map(self.policy, topics))
 
     def _owned(self, topic: str, own: int) -> Resolved:
-        found = self.rules.owned.get((topic, own))
-        return (
-            found if found is not None else self.rules.resolve_own(topic, own, self.own_layers(own))
-        )
+        policy = self.rules.owned.get((topic, own))
+        if policy is None:
+            policy = self.rules.resolve_own(topic, own, self.own_layers(own))
+        return policy
 
     def own_of(self, topic: str) -> int:
-        """The number of the topic's own policy; 0: it has none."""
+        """The number of the topic's set of own policies; 0: it has none."""
         lane_cache = self.lane_cache
         lane = lane_cache.names.get(topic)
         if lane is not None:
             return lane.own
-        found = lane_cache.own.get(topic)
-        if found is None:
+        own = lane_cache.own.get(topic)
+        if own is None:
             row = self.one("own_read", topic)
-            found = lane_cache.own[topic] = row[0] if row is not None else 0
-        return found
+            own = lane_cache.own[topic] = row[0] if row is not None else 0
+        return own
 
     def load_own(self, topics: Iterable[str]) -> None:
-        """
-        Read the lanes of these topics, and the policies of their own, all in three statements.
-        """
+        """Read the lanes of these topics, and their own policies, all in three statements."""
         topics = list(topics)
         self.load_names(topics)
         lane_cache = self.lane_cache
@@ -257,17 +262,17 @@ class Transaction(Statements):
         numbers = {self.own_of(topic) for topic in topics} - self.rules.sets.keys() - {0}
         if numbers:
             for number, layers in self.all("own_sets_read", _dumps(list(numbers))):
-                self.rules.know_set(number, json.loads(layers))
+                self.rules.cache_set(number, json.loads(layers))
 
     def own_layers(self, own: int) -> Layers:
-        """What a number means; 0: nothing."""
+        """The layers of a set of own policies; 0: none."""
         if not own:
             return {}
-        found = self.rules.sets.get(own)
-        if found is None:
-            found = json.loads(self.one("own_set_read", own)[0])
-            self.rules.know_set(own, found)
-        return found
+        layers = self.rules.sets.get(own)
+        if layers is None:
+            layers = json.loads(self.one("own_set_read", own)[0])
+            self.rules.cache_set(own, layers)
+        return layers
 
     # Lanes
 
@@ -280,11 +285,12 @@ class Transaction(Statements):
         else:
             rows = self.all("lanes_by_name", _dumps(wanted)) if wanted else []
         for row in rows:
-            self.keep(row)
+            self.cached_lane(row)
         if len(rows) < len(wanted):
             self._absent.update(name for name in wanted if name not in known)
 
     def load_numbers(self, numbers: Iterable[int]) -> None:
+        """Read lanes by number, all in one statement."""
         known = self.lane_cache.lanes
         wanted = [number for number in numbers if number not in known]
         if len(wanted) == 1:
@@ -292,49 +298,50 @@ class Transaction(Statements):
         else:
             rows = self.all("lanes_by_number", _dumps(wanted)) if wanted else []
         for row in rows:
-            self.keep(row)
+            self.cached_lane(row)
 
-    def keep(self, row: Sequence[Any]) -> Lane:
-        """The lane of a row; the one in hand if it was read before, for that is newer."""
-        found = self.lane_cache.lanes.get(row[0])
-        if found is None:
-            found = Lane(*row)
-            found.rule = row[2] or row[1]
-            if found.more is not None:
-                found.unpack()
-            found.stood = found.standing()
-            self.lane_cache.keep(found)
-        return found
+    def cached_lane(self, row: Sequence[Any]) -> Lane:
+        """The lane of a row; a cached one precedes, because it may have unwritten changes."""
+        lane = self.lane_cache.lanes.get(row[0])
+        if lane is None:
+            lane = Lane(*row)
+            lane.rule = row[2] or row[1]
+            if lane.more is not None:
+                lane.unpack()
+            lane.stored_index = lane.index_columns()
+            self.lane_cache.add(lane)
+        return lane
 
     def lane(self, number: int) -> Lane:
-        found = self.lane_cache.lanes.get(number)
-        if found is None:
+        """The lane of a number, which exists."""
+        lane = self.lane_cache.lanes.get(number)
+        if lane is None:
             self.load_numbers([number])
-            found = self.lane_cache.lanes[number]
-        return found
+            lane = self.lane_cache.lanes[number]
+        return lane
 
     def find_lane(self, name: str) -> Lane | None:
-        found = self.lane_cache.names.get(name)
-        if found is None and name not in self._absent:
+        """The lane of a name, if it exists."""
+        lane = self.lane_cache.names.get(name)
+        if lane is None and name not in self._absent:
             self.load_names([name])
-            found = self.lane_cache.names.get(name)
-        return found
+            lane = self.lane_cache.names.get(name)
+        return lane
 
-    def make_lane(self, name: str, rule: str) -> Lane:
-        """The lane of that name, made if there is none."""
-        found = self.find_lane(name)
-        if found is not None:
-            if found.forgotten:
-                found.forgotten = False
+    def ensure_lane(self, name: str, rule: str) -> Lane:
+        """The lane of a name, created if it does not exist; `rule`: whose policy it has."""
+        existing = self.find_lane(name)
+        if existing is not None:
+            existing.forgotten = False
             if (
                 name != rule
                 and self.shard.own
                 and name[0] != BUCKET
-                and found.own != (own := self.own_of(rule))
+                and existing.own != (own := self.own_of(rule))
             ):
-                found.own = own  # it was left from when the topic had partitions before
-                self.run("lane_own", own, found.lane)
-            return found
+                existing.own = own  # the lane is from an earlier time with partitions
+                self.run("lane_own", own, existing.lane)
+            return existing
         if self._last_lane is None:
             self._last_lane = self.one("lane_last")[0] or 0
         self._last_lane += 1
@@ -351,23 +358,23 @@ class Transaction(Statements):
             seen=self.now,
             is_new=True,
         )
-        self.lane_cache.keep(lane)
+        self.lane_cache.add(lane)
         self._changes.dirty[lane.lane] = lane
         self.shard.lanes += 1
         return lane
 
     def touch(self, lane: Lane) -> None:
-        """The lane has changed and is to be written."""
+        """The lane was changed: write it at the end."""
         self._changes.dirty[lane.lane] = lane
 
-    def grew(self, lane: Lane) -> None:
-        """Only `ready`, `bytes` and `published` have changed."""
+    def touch_grown(self, lane: Lane) -> None:
+        """Like `touch`, where only `ready`, `bytes` and `published` changed."""
         self._changes.grown[lane.lane] = lane
 
-    def shrank(self, lane: Lane) -> None:
-        """Only `leased` and `done` have changed, and of an idle lane when it is forgotten."""
+    def touch_shrunk(self, lane: Lane) -> None:
+        """Like `touch`, where only `leased` and `done` changed (and an idle lane's `wake`)."""
         if lane.place == IDLE:
-            policy, tier_queue = self.rule(lane), self.tier_queues[lane.tier_queue]
+            policy, tier_queue = self.policy_of(lane), self.tier_queues[lane.tier_queue]
             if (
                 lane.ready
                 or policy.paused
@@ -376,63 +383,70 @@ class Transaction(Statements):
             ):
                 self.place(lane)
                 return
-            _, lane.wake = self._where(lane, policy, tier_queue)
+            _, lane.wake = self._place_of(lane, policy, tier_queue)
             self._changes.ended[lane.lane] = lane
         else:
             self._changes.shrunk[lane.lane] = lane
 
     def tier_queue(self, pool: str, tier: str) -> TierQueue:
-        found = self._tier_queue_by_name.get((pool, tier))
-        if found is None:
+        """The tier queue of a pool and tier, created if it does not exist."""
+        tier_queue = self._tier_queue_by_name.get((pool, tier))
+        if tier_queue is None:
             number = self.one("tier_queue_insert", pool, tier)[0]
-            found = TierQueue(number, pool, tier, 0, 0, 0, 0)
-            self.tier_queues[number] = self._tier_queue_by_name[pool, tier] = found
-        return found
+            tier_queue = TierQueue(number, pool, tier, 0, 0, 0, 0)
+            self.tier_queues[number] = self._tier_queue_by_name[pool, tier] = tier_queue
+        return tier_queue
 
     def find_tier_queue(self, pool: str, tier: str) -> TierQueue | None:
+        """The tier queue of a pool and tier, if it exists."""
         return self._tier_queue_by_name.get((pool, tier))
 
     def fair_by_time(self, tier_queue: TierQueue) -> bool:
+        """Whether its lanes share the workers' time instead of the number of messages."""
         tier = self.rules.tiers.get(tier_queue.tier)
         return tier is not None and tier.fair_by == "time"
 
     # Gates
 
     def gate(self, name: str) -> GateState | None:
+        """The gate of a name, if it is defined."""
         if name not in self._gates:
             row = self.one("gate_read", name)
             self._gates[name] = GateState(*row) if row else None
         return self._gates[name]
 
-    def keep_gate(self, row: Sequence[Any]) -> GateState:
-        found = self._gates.get(row[0])
-        if found is None:
-            found = self._gates[row[0]] = GateState(*row)
-        return found
+    def cached_gate(self, row: Sequence[Any]) -> GateState:
+        """The gate of a row; one that was read before precedes."""
+        gate = self._gates.get(row[0])
+        if gate is None:
+            gate = self._gates[row[0]] = GateState(*row)
+        return gate
 
-    def make_gate(self, name: str) -> GateState:
-        found = self.gate(name)
-        if found is None:
-            found = self._gates[name] = GateState(name, None, None, 0, 0, 1, None)
-        self._dirty_gates[name] = found
-        return found
+    def ensure_gate(self, name: str) -> GateState:
+        """The gate of a name, created if it is not defined; it will be written."""
+        gate = self.gate(name)
+        if gate is None:
+            gate = self._gates[name] = GateState(name, None, None, 0, 0, 1, None)
+        self._dirty_gates[name] = gate
+        return gate
 
     def touch_gate(self, gate: GateState) -> None:
+        """The gate was changed: write it at the end."""
         self._dirty_gates[gate.name] = gate
 
     # Placing
 
     def place(self, lane: Lane) -> None:
-        """Put the lane where it belongs now; the rule of docs/specification.md, "Placing"."""
+        """Determine the lane's place; the rule is docs/specification.md, "Placing"."""
         self._changes.dirty[lane.lane] = lane
-        policy = self.rule(lane)
+        policy = self.policy_of(lane)
         tier_queue = self.tier_queues[lane.tier_queue]
         if tier_queue.pool != policy.pool or tier_queue.tier != policy.tier:
             tier_queue = self._move(lane, policy)
-        place, wake = self._where(lane, policy, tier_queue)
+        place, wake = self._place_of(lane, policy, tier_queue)
         gate = policy.gate if place == AT_GATE else None
         if lane.place in (RUNNABLE, AT_GATE) and (place != lane.place or gate != lane.gate):
-            self._went_down = True
+            self._has_departures = True
         if lane.place == AT_GATE and (place != AT_GATE or gate != lane.gate):
             self._gate_tier_queues.add((lane.gate or "", lane.tier_queue))
         if place in (RUNNABLE, AT_GATE):
@@ -440,19 +454,23 @@ class Transaction(Statements):
                 self.came_up.append(lane)
                 if lane.place not in (RUNNABLE, AT_GATE):
                     lane.vt = max(lane.vt, tier_queue.vt)
-                self._ring_for(tier_queue, gate)
+                self._notify_pool(tier_queue, gate)
             if gate is not None:
                 self._gate_tier_queues.add((gate, lane.tier_queue))
         lane.place, lane.wake, lane.gate = place, wake, gate
 
-    def _ring_for(self, tier_queue: TierQueue, gate: str | None) -> None:
+    def _notify_pool(self, tier_queue: TierQueue, gate: str | None) -> None:
+        """Wake a worker of the pool, unless the lane came to a gate that is shut."""
         if gate is not None:
             state = self.gate(gate)
             if state is None or not state.room(self.now):
                 return
         self.pools_to_notify.add(tier_queue.pool)
 
-    def _where(self, lane: Lane, policy: Resolved, tier_queue: TierQueue) -> tuple[int, int | None]:
+    def _place_of(
+        self, lane: Lane, policy: Resolved, tier_queue: TierQueue
+    ) -> tuple[int, int | None]:
+        """The place, see `shared.states`, and when the lane has to be placed or forgotten."""
         now = self.now
         is_used = policy.rate is not None and not fairness.recovered(lane.tat, now)
         if is_used:
@@ -496,10 +514,10 @@ class Transaction(Statements):
         return at
 
     def _move(self, lane: Lane, policy: Resolved) -> TierQueue:
-        """To another pool or tier: the lane begins there like one that wakes up."""
+        """Move the lane to the pool and tier of its policy; it begins there like a new one."""
         if lane.place == AT_GATE:
             self._gate_tier_queues.add((lane.gate or "", lane.tier_queue))
-        self._went_down = True
+        self._has_departures = True
         tier_queue = self.tier_queue(policy.pool, policy.tier)
         lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = (
             tier_queue.number,
@@ -527,17 +545,17 @@ class Transaction(Statements):
         return max(allowed, 0)
 
     def forget(self, lane: Lane) -> None:
-        """Drop the lane's row."""
+        """Delete the lane's row at the end, unless it is needed again."""
         lane.forgotten = True
         self._changes.dirty[lane.lane] = lane
 
     @property
     def changed_lanes(self) -> int:
-        """How many lanes this turn has changed and not written yet."""
+        """How many lanes were changed and are not written yet."""
         return len(self._changes.dirty)
 
     def forget_idle(self, most: int) -> None:
-        """Drop the rows of idle lanes whose time has come, unread."""
+        """Delete the rows of idle lanes whose time has come, without reading them."""
         for number, name in self.all("lanes_forget", self.now, most):
             self.shard.lanes -= 1
             lane = self.lane_cache.lanes.get(number)
@@ -550,12 +568,12 @@ class Transaction(Statements):
     # Writing
 
     def flush(self) -> None:
-        """Write everything back; the transaction may then be committed."""
+        """Write everything that changed; the transaction may then be committed."""
         self._write_lanes()
         self._flush_gates()
         tier_queues = list(map(msgspec.structs.astuple, self.tier_queues.values()))
-        if tier_queues != self._tier_queues_stood:
-            self._tier_queues_stood = tier_queues
+        if tier_queues != self._stored_tier_queues:
+            self._stored_tier_queues = tier_queues
             self.run_many(
                 "tier_queue_write",
                 [(b.vt, b.carry, b.mean, b.delivered, b.number) for b in self.tier_queues.values()],
@@ -584,13 +602,13 @@ class Transaction(Statements):
             s.own,
         )
 
-    def flush_what_went_down(self) -> None:
+    def flush_departures(self) -> None:
         """
-        Before the indexes are asked who is served: what came up in this turn is known without them,
-        what left them has to be written.
+        Write lanes if one has left the indexes that lease reads. Lanes that came to them need no
+        write: lease reads `came_up` too.
         """
-        if self._went_down or self._dirty_gates:
-            self._went_down = False
+        if self._has_departures or self._dirty_gates:
+            self._has_departures = False
             self._write_lanes()
             self._flush_gates()
 
@@ -598,7 +616,7 @@ class Transaction(Statements):
         self.changed_ids += self._changes.write(self, self.shard, self.lane_cache, self.now)
 
     def count_deliveries(self, lane: Lane, taken: int) -> None:
-        """Keep the lane's recent rate."""
+        """Count deliveries, also in the windows of the lane's recent rate."""
         elapsed = self.now - lane.seen
         if elapsed >= WINDOW_US:
             lane.before = lane.lately if elapsed < 2 * WINDOW_US else 0
@@ -633,7 +651,7 @@ class Transaction(Statements):
         self._dirty_gates.clear()
 
     def reopen(self, gate: GateState) -> None:
-        """Whether it is open now; where its rate shuts it, when it opens."""
+        """Determine whether the gate is open; a gate that opens wakes its pools."""
         is_open = gate.room(self.now) > 0
         gate.wake = gates.opens_us(gate.limits, gate.tat, gate.leased, self.now)
         if gate.wake is not None:

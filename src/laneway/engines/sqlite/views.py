@@ -69,13 +69,13 @@ def lanes_under(tx: Transaction, pattern: str) -> Iterator[Lane]:
         (stem[:-1] if stem != pattern else stem, stem + "\U0010ffff"),
     ):
         for row in tx.all("lanes_in_range", low, high, ALL):
-            yield tx.keep(row)
+            yield tx.cached_lane(row)
     if stem == pattern and (lane := tx.find_lane(pattern)) is not None:
         yield lane
 
 
 def all_lanes(tx: Transaction) -> list[Lane]:
-    return [tx.keep(row) for row in tx.all("lanes_all", ALL)]
+    return [tx.cached_lane(row) for row in tx.all("lanes_all", ALL)]
 
 
 def topics_in(tx: Transaction, lane: Lane) -> list[str]:
