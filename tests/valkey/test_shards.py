@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from laneway.engines.base import FullEngine
+from laneway.engines.sharded.queue import SHARDS_AT_ONCE
 from laneway.engines.valkey import records
-from laneway.engines.valkey.engine import SHARDS_AT_ONCE
 from laneway.errors import BadMessage
 from laneway.message import Action, Draft, Lease, Settlement, SettlementAnswer
 from laneway.policy import Gate
@@ -109,7 +109,7 @@ def test_policies_reach_all_shards_also_where_their_writer_died(opened: Opened) 
     # Its writer died after the first shard: what the others know is behind.
     space = engine._space  # type: ignore[attr-defined]
     version, fields, names = (
-        space.book.version,
+        space.routes.version,
         records.pack(["code:t.*", ""]),
         records.pack(["t.*"]),
     )

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from laneway.engines.base import CHANGED, CancelAnswer, IdState, ImportAnswer, TopicOrder
+from laneway.engines.sharded import migrating
+from laneway.engines.sharded.policies import Policies
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.policy_changes import refuse_undefined_gates
 from laneway.engines.shared.refusals import nobody_follows
-from laneway.engines.valkey import doctor, explaining, listing, migrating, records, views
-from laneway.engines.valkey.engine import Core
+from laneway.engines.valkey import doctor, explaining, listing, records, views
+from laneway.engines.valkey.engine import ValkeyQueue
 from laneway.engines.valkey.errors import NamespaceGone
-from laneway.engines.valkey.policies import Policies
+from laneway.engines.valkey.migrating import MigratingShards, finished_ids, gate_layers
 from laneway.engines.valkey.views import View
 from laneway.policy import PolicyBook, check_changes, check_pattern, is_pattern, own_rows, sources
 from laneway.units import SECOND
@@ -37,8 +39,8 @@ PAGE = 250
 """Messages that one call of a script takes away or puts back."""
 
 
-class ValkeyEngine(Core):
-    """Both faces of the engine."""
+class ValkeyEngine(ValkeyQueue):
+    """The queue and the administration in one object."""
 
     def _view(self, now_us: int | None = None) -> View:
         return View(self._space, now_us)
@@ -76,7 +78,7 @@ class ValkeyEngine(Core):
     def policies(self) -> PolicyBook:
         self._space.reload()
         book = PolicyBook(self.tiers, self.policy_own)
-        book.load(row for row in self._space.book.policies.stored_rows() if is_pattern(row[1]))
+        book.load(row for row in self._space.routes.policies.stored_rows() if is_pattern(row[1]))
         return book
 
     def programs(self) -> dict[str, bytes]:
@@ -180,7 +182,7 @@ class ValkeyEngine(Core):
 
     def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
         removed = 0
-        for shard in self._space.shards_of(topic):
+        for shard in self._space.routes.shards_of(topic):
             last: int | bytes = b""
             more = 1
             while more:
@@ -194,7 +196,7 @@ class ValkeyEngine(Core):
         removed = self.topic_purge(topic, now_us=now_us)
         while got := self.dead_drop(topic, limit=PAGE, now_us=now_us):
             removed += got
-        for shard in self._space.shards_of(topic):
+        for shard in self._space.routes.shards_of(topic):
             held = [
                 mid
                 for mid, lease in views.held_in(self._view(), shard)
@@ -258,12 +260,12 @@ class ValkeyEngine(Core):
         if found is None:
             return "unknown"
         _, shard, record = found
-        told: bytes = self._space.run("cancel", shard, now_us, record.mid, durable=True)
-        return cast("CancelAnswer", told.decode())
+        answer: bytes = self._space.run("cancel", shard, now_us, record.mid, durable=True)
+        return cast("CancelAnswer", answer.decode())
 
     def on_end(self, message_id: str, topic: str | None, follower: bytes) -> bytes | None:
         found = views.find(self._view(), message_id, topic)
-        shards = self._shards_that_keep(message_id, topic) if found is None else [found[0]]
+        shards = self._shards_of_result(message_id, topic) if found is None else [found[0]]
         for shard in shards:
             mid = b"" if found is None else found[1].mid
             told: list[bytes] | bytes = self._space.run(
@@ -279,7 +281,7 @@ class ValkeyEngine(Core):
         names_by_shard: dict[int, list[str]] = {}
         for part in range(policy.partitions):
             name = lane_name(policy, topic, None, part)[0]
-            names_by_shard.setdefault(view.space.shard_of(topic, part), []).append(name)
+            names_by_shard.setdefault(view.space.routes.shard_of(topic, part), []).append(name)
         busy: list[bytes] = []
         for shard, names in names_by_shard.items():
             busy += self._space.run(
@@ -360,7 +362,9 @@ class ValkeyEngine(Core):
     ) -> list[tuple[int, list[int] | None]]:
         """Shards, and of each the messages of these ids (None: the oldest)."""
         if ids is None:
-            shards = range(self._space.shards) if topic is None else self._space.shards_of(topic)
+            shards = (
+                range(self._space.shards) if topic is None else self._space.routes.shards_of(topic)
+            )
             return [(shard, None) for shard in shards]
         view = self._view()
         found: dict[int, list[int]] = {}
@@ -373,30 +377,30 @@ class ValkeyEngine(Core):
     # Moving to another store
 
     def export(self, limit: int) -> list[ExportedMessage]:
-        return migrating.export(self._view(), limit)
+        return migrating.export(self._space, MigratingShards(self._space), limit)
 
     def confirm_export(self, exported_messages: Sequence[ExportedMessage]) -> None:
-        migrating.confirm_export(self._space, exported_messages)
+        migrating.confirm_export(self._space, MigratingShards(self._space), exported_messages)
 
     def import_(self, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
         self._space.reload()
-        return migrating.import_(self._space, exported_messages)
+        return migrating.import_(self._space, MigratingShards(self._space), exported_messages)
 
     def finished_ids(self) -> Iterator[tuple[str, str, int | None]]:
-        return migrating.finished_ids(self._view())
+        return finished_ids(self._view())
 
     def import_finished(self, ids: Sequence[tuple[str, str, int | None]]) -> None:
-        migrating.import_finished(self._space, ids)
+        migrating.import_finished(self._space, MigratingShards(self._space), ids)
 
     def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
-        return migrating.gate_layers(self._view())
+        return gate_layers(self._view())
 
     # The whole
 
     def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
         if topic is None:
             return self._view(now_us).now
-        shard = self._space.shards_of(topic)[0]
+        shard = self._space.routes.shards_of(topic)[0]
         counters, clock = self._space.counters(shard)
         return max(counters.now, clock if now_us is None else now_us)
 

@@ -142,7 +142,7 @@ def _totals(
 def _rules(space: Namespace, *, repair: bool) -> Check:
     """Whether all shards know the policies as they are."""
     space.reload()
-    book = space.book
+    book = space.routes
     patterns = {pattern for _, pattern, _ in book.policies.rows()}
     right = {
         pattern.encode(): records.rule_of(book.policies, pattern, space.shards)
@@ -158,7 +158,9 @@ def _rules(space: Namespace, *, repair: bool) -> Check:
         ):
             wrong += 1
             if repair:
-                space.tell(shard, records.read_counters(space.read(shard, "GET", "shard")).version)
+                space.write_all_rules(
+                    shard, records.read_counters(space.read(shard, "GET", "shard")).version
+                )
     return finding(
         "policies", wrong, "shards that do not know the policies as they are", repair=repair
     )

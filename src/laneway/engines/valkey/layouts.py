@@ -16,8 +16,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from laneway.engines.sharded.policies import Policies
 from laneway.engines.valkey import records
-from laneway.engines.valkey.policies import Policies
 from laneway.errors import SchemaMismatch
 from laneway.policy import Resolved
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from laneway.engines.sharded.routes import changes_routes
+from laneway.engines.sharded.splitting import part_of
 from laneway.message import Draft, Lease
 from laneway.policy import FOREVER, Gate, Resolved, engine_values, is_pattern
 
@@ -78,8 +80,10 @@ def rule_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = 
         policy.max_wait or False,
         policy.edge == "leading",
         policy.dedupe or False,
-        _part(policy.max_backlog, spread),
-        _part(policy.max_backlog_bytes, spread),
+        *(
+            False if limit is None else part_of(limit, spread)
+            for limit in (policy.max_backlog, policy.max_backlog_bytes)
+        ),
         policy.on_full,
         policy.partitions,
         policy.buckets or False,
@@ -116,19 +120,33 @@ _IN_LUA = {
 }
 """What fields are called in `rules.lua`, where not the same."""
 
-KNOWN_TO_CLIENTS = frozenset(("max_body", "ttl", "serial", "merge", "max_backlog"))
-"""Fields that decide how a client writes a message."""
+
+class OwnRecords:
+    """The records of topics' own policies that one call stores, by id. Equal policies are one."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[bytes, bytes] = {}
+        self._ids: dict[bytes, bytes] = {}
+
+    def add(self, layers: Layers) -> bytes:
+        """The id of these layers; b"": none."""
+        if not layers:
+            return b""
+        key = msgspec.json.encode(layers)
+        if key not in self._ids:
+            own, record = own_record(layers)
+            self._ids[key], self.by_id[own] = own, record
+        return self._ids[key]
 
 
 def own_record(layers: Layers) -> tuple[bytes, bytes]:
     """
-    What a topic sets of its own, as `rules.lua` reads it, behind it as people read it; and the id
-    of that: the same for equal sets.
+    The id and the record of a topic's own policy: whether clients have to know it, the fields of
+    each layer as `rules.lua` reads them, and the layers as JSON. Equal layers have the same id.
     """
-    is_marked = any(not KNOWN_TO_CLIENTS.isdisjoint(fields) for fields in layers.values())
     text = msgspec.json.encode(layers, order="sorted").decode()
     record = pack_values(
-        is_marked,
+        changes_routes(layers),
         _own_fields(layers.get("code", {})),
         _own_fields(layers.get("operator", {})),
         text,
@@ -136,15 +154,10 @@ def own_record(layers: Layers) -> tuple[bytes, bytes]:
     return base64.b85encode(hashlib.blake2b(record, digest_size=8).digest()), record
 
 
-def is_marked(record: bytes) -> bool:
-    """Whether clients have to know it."""
-    return record[:1] == b"\xc3"
-
-
 def own_layers(record: bytes) -> Layers:
-    """What a topic sets of its own, of its record."""
-    found: Layers = msgspec.json.decode(unpack_values(record, 4)[3])
-    return found
+    """The layers of a topic's own policy, from its record."""
+    layers: Layers = msgspec.json.decode(unpack_values(record, 4)[3])
+    return layers
 
 
 def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,10 +184,6 @@ def _own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
         found["max_backlog"] = values.get("max_backlog", False)
         found["max_backlog_bytes"] = values.get("max_backlog_bytes", False)
     return found
-
-
-def _part(limit: int | None, parts: int) -> int | bool:
-    return -(-limit // parts) if limit is not None else False
 
 
 def tiers_record(layers: TierLayers) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from laneway.engines.sharded import merging
 from laneway.engines.shared import gates as shared_gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
@@ -52,7 +53,7 @@ class View:
             counters, clock = space.counters(shard)
             self.counters.append(counters)
             self.clocks.append(clock if now_us is None else now_us)
-        if self.counters[0].version != space.book.version:
+        if self.counters[0].version != space.routes.version:
             space.reload()
         self.times = [
             max(counters.now, clock)
@@ -71,16 +72,16 @@ class View:
     def load_policies(self, topics: Iterable[str]) -> None:
         """Read what these topics set of their own, all at once."""
         space = self.space
-        book = space.book.policies
+        book = space.routes.policies
         wanted = [topic for topic in dict.fromkeys(topics) if topic not in self._policies]
         asked = [
             topic
             for topic in wanted
             if not is_pattern(topic)
-            and self.counters[space.home(topic)].own
+            and self.counters[space.routes.home(topic)].own
             and not book.layers(topic)
         ]
-        own = space.own_of(asked)
+        own = space.own_layers(asked)
         for topic in wanted:
             layers = own.get(topic)
             self._policies[topic] = (
@@ -160,7 +161,11 @@ def lanes_of_many(view: View, topics: Sequence[str]) -> dict[str, list[tuple[int
     for topic in topics:
         policy = view.policy(topic)
         wanted += [
-            (topic, view.space.shard_of(topic, part), lane_name(policy, topic, None, part)[0])
+            (
+                topic,
+                view.space.routes.shard_of(topic, part),
+                lane_name(policy, topic, None, part)[0],
+            )
             for part in range(policy.partitions)
         ]
     found: dict[str, list[tuple[int, Lane]]] = {topic: [] for topic in topics}
@@ -371,7 +376,7 @@ def many_stats(view: View, topics: Sequence[str]) -> list[TopicStats]:
     letters = [
         (shard, _number(("ZCARD", f"dead:{topic}")), topic)
         for topic in topics
-        for shard in space.shards_of(topic)
+        for shard in space.routes.shards_of(topic)
     ]
     dead = dict.fromkeys(topics, 0)
     for (_, _, topic), count in zip(
@@ -392,7 +397,7 @@ def many_stats(view: View, topics: Sequence[str]) -> list[TopicStats]:
     together(
         view,
         [
-            (space.shards_of(topic)[0], _count_folded(found[topic]))
+            (space.routes.shards_of(topic)[0], _count_folded(found[topic]))
             for topic in topics
             if view.policy(topic).buckets is not None
         ],
@@ -439,7 +444,9 @@ def cursors(view: View, topic: str) -> dict[int, tuple[int, int]]:
     for shard, lane in lanes_of(view, topic):
         for priority, number, was_delivered in _outstanding(view, shard, lane):
             found.add(priority, number, was_delivered=was_delivered)
-    return found.below(max(view.counters[shard].seq for shard in view.space.shards_of(topic)))
+    return found.below(
+        max(view.counters[shard].seq for shard in view.space.routes.shards_of(topic))
+    )
 
 
 def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int, bool]]:
@@ -492,7 +499,7 @@ def find(view: View, message_id: str, topic: str | None) -> tuple[int, Record] |
     id.
     """
     space = view.space
-    made = space.made(message_id)
+    made = space.generated(message_id)
     if topic is None and made is not None:
         for record in read_records(view, made[0], [made[1]]):
             return made[0], record
@@ -500,7 +507,7 @@ def find(view: View, message_id: str, topic: str | None) -> tuple[int, Record] |
             space.read(shard, "HGET", "aliases", message_id) for shard in range(space.shards)
         )
         topic = next((alias.decode() for alias in aliases if alias is not None), None)
-    for shard in space.shards_of(topic) if topic is not None else ():
+    for shard in space.routes.shards_of(topic) if topic is not None else ():
         stored = space.read(shard, "HGET", f"i:{topic}", message_id)
         if stored is not None and not stored.startswith(b"f"):
             return next(
@@ -516,7 +523,7 @@ def find(view: View, message_id: str, topic: str | None) -> tuple[int, Record] |
 
 
 def is_finished(view: View, message_id: str, topic: str) -> bool:
-    for shard in view.space.shards_of(topic):
+    for shard in view.space.routes.shards_of(topic):
         stored = view.space.read(shard, "HGET", f"i:{topic}", message_id)
         if stored is not None and stored.startswith(b"f"):
             until = int(stored[1:])
@@ -586,7 +593,7 @@ def peek(view: View, topic: str, limit: int) -> list[MessageView]:
     ready: list[tuple[int, Record]] = []
     aside: dict[bytes, list[tuple[int, Record]]] = {b"p": [], b"d": []}
     if view.policy(topic).buckets is not None:
-        (shard,) = view.space.shards_of(topic)
+        (shard,) = view.space.routes.shards_of(topic)
         members = view.space.read(
             shard, "ZRANGE", f"t:{topic}", "[r", "(s", "BYLEX", "LIMIT", 0, limit
         )
@@ -620,7 +627,7 @@ def dead_list(
     space = view.space
     name = "dead" if topic is None else f"dead:{topic}"
     found: list[tuple[int, MessageView]] = []
-    for shard in range(space.shards) if topic is None else space.shards_of(topic):
+    for shard in range(space.shards) if topic is None else space.routes.shards_of(topic):
         first = (after - shard) // space.shards + 1  # the first whose number is beyond
         mids = [
             int(mid)
@@ -632,7 +639,7 @@ def dead_list(
             (record.death[0] * space.shards + shard, message_view(view, shard, record))
             for record in read_records(view, shard, mids)
         ]
-    return sorted(found, key=lambda each: each[0])[:limit]
+    return merging.first(found, limit, lambda each: each[0])
 
 
 def drop_edges(view: View, shard: int, topic: str) -> None:
@@ -647,16 +654,12 @@ def drop_edges(view: View, shard: int, topic: str) -> None:
 
 
 def gates(view: View) -> list[dict[str, Any]]:
-    """Each gate's limits and what they hold back; of several shards together."""
-    found: dict[str, dict[str, Any]] = {}
-    for shard in range(view.space.shards):
-        for name, stored in sorted(view.space.scan(shard, "HSCAN", "gates")):
-            told = _gate(view, shard, name.decode(), stored)
-            known = found.setdefault(told["name"], told)
-            if known is not told:
-                for field in ("leased", "waiting"):
-                    known[field] += told[field]
-    return [found[name] for name in sorted(found)]
+    """Each gate's limits, and what waits for it on all shards."""
+    return merging.gates(
+        _gate(view, shard, name.decode(), stored)
+        for shard in range(view.space.shards)
+        for name, stored in sorted(view.space.scan(shard, "HSCAN", "gates"))
+    )
 
 
 def _gate(view: View, shard: int, name: str, stored: bytes) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from laneway.engines.sharded.grants import EVERY
 from laneway.engines.valkey import records
-from laneway.engines.valkey.grants import EVERY
 from laneway.errors import EngineUnavailable
 from laneway.units import SECOND
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener
+    from laneway.engines.sharded.grants import Grants
     from laneway.engines.shared.interrupt import Interrupt
-    from laneway.engines.valkey.grants import Grants
     from laneway.engines.valkey.namespace import Namespace
 
 LOOK_AGAIN = 5.0

@@ -1,0 +1,161 @@
+"""
+The grants of gates in a namespace with several shards: each shard has a part of a gate's limits,
+which follows demand about once a second.
+
+Grants that shrink are written before others grow, and never below what is leased. So the sum of all
+grants never exceeds the gate's limits; for a moment after a shift it may be less. The first process
+in a second moves the grants for all processes. Assumes no server.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from laneway.policy import Gate
+
+EVERY = 1.0
+"""Seconds between two looks at the demand."""
+
+
+class Usage(msgspec.Struct):
+    """
+    A gate on one shard: its leases, the lanes that wait at it, and the concurrency that was granted
+    (None: no grant yet).
+    """
+
+    leased: int
+    waiting: int
+    granted: int | None
+
+    @property
+    def demand(self) -> int:
+        """What the shard could use."""
+        return self.leased + self.waiting
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """A shard's part of a gate's limits; None: that one is not limited."""
+
+    rate: float | None
+    burst: float | None
+    concurrency: int | None
+
+
+class Gates(Protocol):
+    """How an engine stores gates on its shards."""
+
+    shards: int
+
+    def gate_names(self) -> Sequence[str]:
+        """The gates of the namespace."""
+        ...
+
+    def claim_grants(self, seconds: float) -> bool:
+        """Claim the renewal for so many seconds; False: another process has claimed it."""
+        ...
+
+    def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
+        """Limits and usage on each shard; None: not every shard has the gate yet."""
+        ...
+
+    def grant(self, gate: str, shard: int, grant: Grant) -> int:
+        """
+        Set a shard's grant. Returns the concurrency that it has then, at least what is leased;
+        negative: it is not limited.
+        """
+        ...
+
+
+class Grants:
+    """Keeps the grants of one namespace where they are needed."""
+
+    def __init__(self, gates: Gates) -> None:
+        self._gates = gates
+        self._next = 0.0
+
+    def begin(self, gate: str, limits: Gate) -> None:
+        """Divide a new or changed gate into equal parts."""
+        usage = [Usage(0, 1, None) for _ in range(self._gates.shards)]
+        divide(limits, usage, lambda shard, grant: self._gates.grant(gate, shard, grant))
+
+    def renew(self) -> bool:
+        """
+        Move the grants, if it is time and no other process has just done it. Returns whether there
+        may be gates.
+        """
+        gates, now = self._gates, time.monotonic()
+        if gates.shards == 1:
+            return False
+        if now < self._next:
+            return True
+        self._next = now + EVERY
+        names = gates.gate_names()
+        if names and gates.claim_grants(EVERY * 0.9):
+            for name in names:
+                self._renew(name)
+        return bool(names)
+
+    def _renew(self, gate: str) -> None:
+        limits_and_usage = self._gates.gate_usage(gate)
+        if limits_and_usage is None:
+            return
+        limits, usage = limits_and_usage
+        if any(each.demand for each in usage):
+            divide(limits, usage, lambda shard, grant: self._gates.grant(gate, shard, grant))
+
+
+def divide(limits: Gate, usage: Sequence[Usage], write: Callable[[int, Grant], int]) -> None:
+    """
+    Divide a gate's limits by demand. `write(shard, grant)` returns the concurrency that the shard
+    has then (negative: not limited): a shard cannot give up what is leased.
+    """
+    total = sum(each.demand for each in usage)
+    wanted = slots(limits.concurrency, usage)
+    left = limits.concurrency
+    # Shards that shrink come first: the others get only what these gave up.
+    for shard in sorted(
+        range(len(usage)), key=lambda shard: wanted[shard] - (usage[shard].granted or 0)
+    ):
+        share = usage[shard].demand / total
+        most = wanted[shard]
+        if left is not None and share:
+            held = sum(max(usage[n].granted or 0, 0) for n in range(len(usage)) if n != shard)
+            most = max(0, min(most, left - held))
+        granted = write(shard, grant_of(limits, share, most))
+        usage[shard].granted = granted if granted >= 0 else None
+
+
+def grant_of(limits: Gate, share: float, concurrency: int) -> Grant:
+    """A shard's part of the limits. Without demand the gate is shut there."""
+    if not share:
+        return Grant(limits.rate, 1.0 if limits.burst is not None else None, 0)
+    return Grant(
+        limits.rate * share if limits.rate is not None else None,
+        max(1.0, limits.burst * share) if limits.burst is not None else None,
+        concurrency if limits.concurrency is not None else None,
+    )
+
+
+def slots(concurrency: int | None, usage: Sequence[Usage]) -> list[int]:
+    """
+    The concurrency of each shard: in proportion to its demand. If there are fewer slots than shards
+    with demand, chance decides, so that each gets one in turn.
+    """
+    if concurrency is None:
+        return [0] * len(usage)
+    total = sum(each.demand for each in usage)
+    parts = [concurrency * each.demand // total for each in usage]
+    by_need = sorted(
+        (n for n, each in enumerate(usage) if each.demand),
+        key=lambda n: (parts[n] > 0, random.random()),
+    )
+    for n in by_need[: concurrency - sum(parts)]:
+        parts[n] += 1
+    return parts

@@ -1,0 +1,249 @@
+"""
+One namespace over its shards: its policies, its tiers, and the shards that do not know them yet.
+
+An engine's namespace implements the abstract methods. Each calls one function on one shard; its
+arguments and answers are plain values.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from laneway.engines.sharded.routes import generated_number
+from laneway.engines.sharded.splitting import group, pages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from laneway.engines.sharded.routes import Routes
+    from laneway.policy import Layers, PolicyBook, Resolved
+    from laneway.tiers import TierLayers, Tiers
+
+TIERS_EVERY = 1.0
+"""Seconds between two reads of the tiers, in a namespace with several shards."""
+
+OWN_AT_ONCE = 500
+"""Topics whose own policies one call reads."""
+
+
+class OwnPolicy(NamedTuple):
+    """A topic's own policy and its id, which is the same for equal policies; b"" and {}: none."""
+
+    id: bytes
+    layers: Layers
+
+
+class OwnChange(NamedTuple):
+    """A topic's own policy is replaced, unless another process has changed it meanwhile."""
+
+    topic: str
+    before: bytes
+    layers: Layers
+
+
+class Behind(NamedTuple):
+    """A shard knows another version of the policies than the caller said. Nothing was changed."""
+
+    version: int
+
+
+class InUse(NamedTuple):
+    """A change would move the lanes of a topic that is not empty. Nothing was changed."""
+
+    topic: str
+    waiting: int
+    leased: int
+
+
+class RulesChange(NamedTuple):
+    """
+    The policies that every client knows, from one version to the next, as one shard gets them.
+
+    `book`: the policies then. `names`: patterns and topics whose rules are written (deleted, if the
+    book does not have them). `rows`: (layer, name, fields) that the first shard stores, None
+    deletes. `pattern`: the topics that have to be placed again. `may_change_lanes`: the shard
+    refuses it where a topic that would change its lanes is not empty.
+    """
+
+    version: int
+    new_version: int
+    book: PolicyBook
+    names: Sequence[str]
+    rows: Sequence[tuple[str, str, dict[str, Any] | None]] = ()
+    pattern: str = "*"
+    may_change_lanes: bool = False
+
+
+class ShardedNamespace(ABC):
+    """The state of one namespace in this process. All processes agree by versions."""
+
+    name: str
+    shards: int
+    nonce: str
+    routes: Routes
+    tiers: Tiers
+    tier_layers: TierLayers
+    _next_tiers = 0.0
+
+    # Functions
+
+    @abstractmethod
+    def reload(self) -> None:
+        """Read the policies and tiers from the first shard, whose state counts."""
+
+    @abstractmethod
+    def reload_tiers(self) -> None:
+        """Read the tiers from the first shard."""
+
+    @abstractmethod
+    def read_own(self, shard: int, topics: Sequence[str]) -> list[OwnPolicy]:
+        """The own policies of topics whose home is the shard."""
+
+    @abstractmethod
+    def own_topics(self, shard: int) -> Iterator[str]:
+        """The topics with an own policy on the shard."""
+
+    @abstractmethod
+    def own_page(self, shard: int, cursor: int, limit: int) -> tuple[int, list[tuple[str, Layers]]]:
+        """About `limit` topics with their own policies, and the next cursor (0: none)."""
+
+    @abstractmethod
+    def write_own(
+        self, shard: int, version: int, changes: Sequence[OwnChange], now_us: int | None
+    ) -> list[OwnPolicy | None] | Behind:
+        """Replace own policies. None for a topic that another process has changed meanwhile."""
+
+    @abstractmethod
+    def write_rules(
+        self, shard: int, change: RulesChange, now_us: int | None
+    ) -> Behind | InUse | None:
+        """Write the policies that every client knows."""
+
+    @abstractmethod
+    def rule_names(self, shard: int) -> set[str]:
+        """The patterns and topics whose rules the shard has."""
+
+    @abstractmethod
+    def version_on(self, shard: int) -> int:
+        """The version of the policies that the shard has."""
+
+    @abstractmethod
+    def write_tiers(
+        self, shard: int, layers: TierLayers, version: int, new_version: int, now_us: int | None
+    ) -> bool:
+        """
+        Write the tiers; False: the shard has other policies, or the first shard has other tiers,
+        than this process knows.
+        """
+
+    @abstractmethod
+    def own_tier_count(self, shard: int, tier: str) -> int:
+        """How many own policies on the shard name a tier."""
+
+    @abstractmethod
+    def use_tiers(self, layers: TierLayers) -> None:
+        """Every call from now on brings these tiers to its shard."""
+
+    # Own policies
+
+    def own_policies(self, topics: Iterable[str]) -> dict[str, OwnPolicy]:
+        """The own policies of topics, from their home shards."""
+        found: dict[str, OwnPolicy] = {}
+        for shard, those in group((self.routes.home(topic), topic) for topic in topics).items():
+            for page in pages(those, OWN_AT_ONCE):
+                found |= zip(page, self.read_own(shard, page), strict=True)
+        return found
+
+    def own_layers(self, topics: Iterable[str]) -> dict[str, Layers]:
+        """The same without their ids."""
+        return {topic: own.layers for topic, own in self.own_policies(topics).items()}
+
+    def refresh_own(self, topic: str) -> None:
+        """Read the topic's own policy again."""
+        self.routes.learn(topic, *self.own_policies([topic])[topic])
+
+    def policy(self, topic: str) -> Resolved:
+        """What holds for a topic, its own policy included."""
+        policies = self.routes.policies
+        own = {} if policies.layers(topic) else self.own_layers([topic])[topic]
+        return policies.resolve_own(topic, own) if own else policies.resolve(topic)
+
+    def generated(self, message_id: str) -> tuple[int, int] | None:
+        """Shard and number of the message with a generated id; None for the user's own ids."""
+        return generated_number(self.nonce, self.shards, message_id)
+
+    # Versions
+
+    def agree(self, shard: int, version: int) -> None:
+        """A shard has another version of the policies than this process: update the older one."""
+        if version > self.routes.version:
+            self.reload()
+        if version < self.routes.version:  # a process that changed them ended before all shards
+            self.write_all_rules(shard, version)
+
+    def write_all_rules(self, shard: int, version: int) -> None:
+        """Write all policies to a shard that has an older version."""
+        book = self.routes.policies
+        names = {name for _, name, _ in book.stored_rows()} | self.rule_names(shard)
+        change = RulesChange(version, self.routes.version, book, sorted(names))
+        self.write_rules(shard, change, None)
+
+    # Tiers
+
+    def refresh_tiers(self) -> None:
+        """
+        Read the tiers, once a second. Only with several shards: one of them may not know a change.
+        """
+        now = time.monotonic()
+        if self.shards > 1 and now >= self._next_tiers:
+            self._next_tiers = now + TIERS_EVERY
+            self.reload_tiers()
+
+    def change_tiers(self, change: Callable[[TierLayers], TierLayers], now_us: int | None) -> bool:
+        """
+        Change the tiers on the first shard, then on the others; whether anything changed. Repeated
+        if another process has changed something meanwhile.
+
+        If the process ends in between, the other shards have the old shares until a process that
+        knows the new ones leases from them: each learns them within about a second.
+        """
+        while True:
+            before, version = self.tier_layers, self.routes.version
+            after = change(before)
+            if after is before:
+                return False
+            if not self.write_tiers(0, after, version, version + 1, now_us):
+                self.reload_tiers()
+                self.reload()
+                continue
+            self.use_tiers(after)
+            self.routes.version = version + 1
+            for shard in range(1, self.shards):
+                known = version
+                while not self.write_tiers(shard, after, known, version + 1, now_us):
+                    self.agree(shard, self.version_on(shard))
+                    known = self.routes.version
+            return True
+
+    def tier_named_by(self, tier: str) -> str | None:
+        """
+        A policy that names the tier: that of a pattern, which is in memory, or of a topic: each
+        shard counts them.
+        """
+        for _, pattern, fields in self.routes.policies.stored_rows():
+            if fields.get("tier") == tier:
+                return pattern
+        for shard in range(self.shards):
+            if count := self.own_tier_count(shard, tier):
+                return self._example(shard, tier) or f"of {count:,} topics of their own"
+        return None
+
+    def _example(self, shard: int, tier: str) -> str | None:
+        """A topic whose own policy names the tier, among the first ones only."""
+        _, rows = self.own_page(shard, 0, 1000)
+        for topic, layers in rows:
+            if any(fields.get("tier") == tier for fields in layers.values()):
+                return topic
+        return None

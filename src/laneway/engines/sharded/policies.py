@@ -1,0 +1,356 @@
+"""
+Changing policies over the shards.
+
+Every client knows the policies of patterns; a version tells who is behind. Clients also know those
+of exact topics that decide on which shard a message is: the topic has partitions, or a pattern
+above it folds topics into buckets. These are the *shared* policies. The own policy of any other
+exact topic is stored on its home shard only, and no client is notified of a change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from laneway.engines.sharded.namespace import Behind, InUse, OwnChange, OwnPolicy, RulesChange
+from laneway.engines.sharded.splitting import group, pages
+from laneway.engines.shared.policy_changes import (
+    copy_of,
+    differences,
+    layers_by_name,
+    may_change_lanes,
+    topic_in_use,
+)
+from laneway.policy import PROGRAM, change_layers, is_pattern, matches, sources, with_code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from laneway.engines.sharded.namespace import ShardedNamespace
+    from laneway.policy import Layers, PolicyBook
+
+    Changes = Sequence[tuple[str, dict[str, Any]]]
+    """(pattern or topic, its checked fields; None removes a field)"""
+
+_dumps = msgspec.json.Encoder().encode
+
+AT_ONCE = 250
+"""Topics that one call changes."""
+
+PAGE = 1000
+"""Topics that one page of all topics has."""
+
+
+class Policies:
+    """Reads and changes the policies of one namespace."""
+
+    def __init__(self, namespace: ShardedNamespace, now_us: int | None = None) -> None:
+        self._namespace = namespace
+        self._now_us = now_us
+        self._checked: set[tuple[int, tuple[str, ...], bytes]] = set()
+        """Own policies that were checked: version, covering patterns, layers."""
+        self._prefetched: dict[str, OwnPolicy] = {}
+
+    # Reading
+
+    def layers_of(self, name: str) -> Layers:
+        """The layers of exactly this pattern or topic."""
+        shared = self._book().layers(name)
+        return shared if shared or is_pattern(name) else self._namespace.own_layers([name])[name]
+
+    def page(self, after: str, limit: int) -> tuple[list[tuple[str, Layers]], str | None]:
+        """Topics with their own policies. The shared ones come first."""
+        rows: list[tuple[str, Layers]] = []
+        shard, cursor = 0, 0
+        if after:
+            shard, cursor = (int(part) for part in after.split(":"))
+        else:
+            self._namespace.reload()
+            shared = layers_by_name(self._book())
+            rows = [(name, shared[name]) for name in sorted(shared) if not is_pattern(name)]
+        following, own = self._namespace.own_page(shard, cursor, limit)
+        rows += own
+        if following:
+            return rows, f"{shard}:{following}"
+        return rows, f"{shard + 1}:0" if shard + 1 < self._namespace.shards else None
+
+    def every(self) -> Iterator[tuple[str, Layers]]:
+        """All topics, each once unless another process changes it meanwhile."""
+        after: str | None = ""
+        while after is not None:
+            page, after = self.page(after, PAGE)
+            yield from page
+
+    def _book(self) -> PolicyBook:
+        return self._namespace.routes.policies
+
+    # Changing
+
+    def change(self, layer: str, changes: Changes) -> list[dict[str, Any]]:
+        """
+        Set fields of patterns and topics: first all patterns in one step, then the topics. Returns
+        what each sets in the layer then. Raises BadPolicy before anything is changed.
+        """
+        self._check(layer, changes)
+        patterns = [(name, fields) for name, fields in changes if is_pattern(name)]
+        if patterns:
+            self._change_shared(layer, patterns)
+        answers: list[dict[str, Any]] = [{} for _ in changes]
+        batch: dict[str, tuple[int, dict[str, Any]]] = {}
+        for position, (name, fields) in enumerate(changes):
+            if name in batch or len(batch) == AT_ONCE * self._namespace.shards:
+                self._change_topics(layer, batch, answers)
+                batch = {}
+            if is_pattern(name):
+                answers[position] = sources(self._book().layers(name)).get(layer, {})
+            else:
+                batch[name] = (position, fields)
+        self._change_topics(layer, batch, answers)
+        return answers
+
+    def _check(self, layer: str, changes: Changes) -> None:
+        """
+        Check several changes before the first is written. What other processes change meanwhile is
+        checked again when it is written.
+        """
+        if len(changes) == 1:
+            return
+        self._namespace.reload()
+        book = copy_of(self._book())
+        self._prefetched = self._namespace.own_policies(
+            [name for name, _ in changes if not is_pattern(name) and not book.layers(name)]
+        )
+        own = {topic: policy.layers for topic, policy in self._prefetched.items()}
+        shared = {name: fields for name, fields in changes if is_pattern(name) or book.layers(name)}
+        for name, fields in changes:
+            if name in shared:
+                book.put(layer, name, fields)
+        for under in {under for name in shared for under in book.names_under(name)}:
+            if is_pattern(under) or under in shared:
+                book.check(under)
+        for name, fields in changes:
+            if name in own:
+                own[name] = change_layers(name, own[name], layer, fields)
+                self._check_own(book, name, own[name])
+
+    def _check_own(self, book: PolicyBook, topic: str, layers: Layers) -> None:
+        """Check an own policy; equal ones under the same patterns only once."""
+        kind = (self._namespace.routes.version, book.covering(topic), _dumps(layers))
+        if kind not in self._checked:
+            book.check(topic, layers)
+            self._checked.add(kind)
+
+    # Own policies of topics
+
+    def _change_topics(
+        self,
+        layer: str,
+        changes: Mapping[str, tuple[int, dict[str, Any]]],
+        answers: list[dict[str, Any]],
+    ) -> None:
+        """Change topics, (position in `answers`, fields) by topic; repeated for those behind."""
+        left = dict(changes)
+        while left:
+            book, version = self._book(), self._namespace.routes.version
+            own = self._read_own([topic for topic in left if not book.layers(topic)])
+            planned: list[OwnChange] = []
+            for topic, (position, fields) in list(left.items()):
+                before = own.get(topic, OwnPolicy(b"", {}))
+                layers = change_layers(topic, before.layers, layer, fields)
+                if book.layers(topic) or is_shared(book, topic, layers):
+                    answers[position] = self._change_shared(layer, [(topic, fields)])
+                    del left[topic]
+                    if version != self._namespace.routes.version:
+                        break
+                else:
+                    # A policy that stays is not refused because a pattern has changed.
+                    if layers != before.layers:
+                        self._check_own(book, topic, layers)
+                    planned.append(OwnChange(topic, before.id, layers))
+                    answers[position] = sources(layers).get(layer, {})
+            if version == self._namespace.routes.version:
+                for topic in self._write_own(planned, version):
+                    del left[topic]
+
+    def _read_own(self, topics: Sequence[str]) -> dict[str, OwnPolicy]:
+        """
+        Own policies. A prefetched one is used once: if another process has changed it since, the
+        next attempt reads it again.
+        """
+        prefetched = {
+            topic: self._prefetched.pop(topic) for topic in topics if topic in self._prefetched
+        }
+        return prefetched | self._namespace.own_policies(
+            [topic for topic in topics if topic not in prefetched]
+        )
+
+    def _write_own(self, changes: Sequence[OwnChange], version: int) -> list[str]:
+        """Write own policies. Returns the topics that no other process has changed meanwhile."""
+        namespace = self._namespace
+        written: list[str] = []
+        homes = group((namespace.routes.home(change.topic), change) for change in changes)
+        for shard, on_shard in homes.items():
+            for page in pages(on_shard, AT_ONCE):
+                answer = namespace.write_own(shard, version, page, self._now_us)
+                if isinstance(answer, Behind):
+                    namespace.agree(shard, answer.version)
+                    return written
+                for change, own in zip(page, answer, strict=True):
+                    if own is not None:
+                        namespace.routes.learn(change.topic, *own)
+                        written.append(change.topic)
+        return written
+
+    # Shared policies
+
+    def _change_shared(self, layer: str, changes: Changes) -> dict[str, Any]:
+        """
+        Change patterns, or one topic, in one step. Repeated if another process has changed
+        something meanwhile. Returns what the first sets in the layer then.
+        """
+        namespace = self._namespace
+        names = list(dict(changes))
+        topic = None if is_pattern(names[0]) else names[0]
+        while True:
+            namespace.reload()
+            before, version = self._book(), namespace.routes.version
+            after, joining = self._planned(layer, changes, before)
+            leaving = self._leave(after, topic) if topic is not None else None
+            if after.stored_rows() == before.stored_rows() and leaving is None:
+                break
+            covered = {name for each in names for name in after.names_under(each)}
+            under = sorted(covered | joining.keys())
+            for each in under:
+                if is_pattern(each) or each == topic:
+                    after.check(each)
+            # The own policy is written first: while a shared one exists, it does not count.
+            if topic is not None and leaving is not None:
+                self._replace_own(topic, leaving, version)
+            try:
+                is_written = self._write_shared(
+                    RulesChange(
+                        version,
+                        version + 1,
+                        after,
+                        under,
+                        differences(before, after),
+                        names[0] if len(names) == 1 else "*",
+                        topic is not None or may_change_lanes(changes),
+                    ),
+                    names,
+                )
+            except BaseException:
+                if topic is not None and leaving is not None:
+                    self._replace_own(topic, {}, version)
+                raise
+            if not is_written:
+                continue
+            namespace.routes.load(version + 1, after.stored_rows())
+            self._write_own(
+                [OwnChange(each, own.id, {}) for each, own in joining.items()], version + 1
+            )
+            break
+        layers = leaving or after.layers(names[0])
+        return sources(layers).get(layer, {})
+
+    def _planned(
+        self, layer: str, changes: Changes, before: PolicyBook
+    ) -> tuple[PolicyBook, dict[str, OwnPolicy]]:
+        """The policies then, and the own policies that become shared ones."""
+        after, name = copy_of(before), changes[0][0]
+        joining: dict[str, OwnPolicy] = {}
+        if not is_pattern(name):
+            if not before.layers(name):
+                own = self._namespace.own_policies([name])
+                joining = {topic: policy for topic, policy in own.items() if policy.layers}
+        elif may_change_lanes(changes):
+            for each, fields in changes:
+                after.put(layer, each, fields)
+            joining = {
+                topic: policy
+                for topic, policy in self._own_under([each for each, _ in changes])
+                if is_shared(after, topic, policy.layers)
+            }
+        for topic, policy in joining.items():
+            after.add(topic, policy.layers)
+        for each, fields in changes:
+            after.put(layer, each, fields)
+        return after, joining
+
+    def _leave(self, after: PolicyBook, topic: str) -> Layers | None:
+        """Take a topic out whose policy need not be shared any longer. Returns its layers."""
+        layers = after.layers(topic)
+        if not layers or is_shared(after, topic, layers):
+            return None
+        after.check(topic)
+        after.add(topic, {})
+        return layers
+
+    def _replace_own(self, topic: str, layers: Layers, version: int) -> None:
+        own = self._namespace.own_policies([topic])[topic]
+        self._write_own([OwnChange(topic, own.id, layers)], version)
+
+    def _own_under(self, patterns: Sequence[str]) -> Iterator[tuple[str, OwnPolicy]]:
+        """The own policies of topics that one of the patterns matches."""
+        for shard in range(self._namespace.shards):
+            names = [
+                name
+                for name in self._namespace.own_topics(shard)
+                if any(matches(pattern, name) for pattern in patterns)
+            ]
+            for page in pages(names, AT_ONCE):
+                yield from self._namespace.own_policies(page).items()
+
+    def _write_shared(self, change: RulesChange, names: Sequence[str]) -> bool:
+        """Write to the first shard, then to the others; False: another process was faster."""
+        namespace = self._namespace
+        for shard in range(namespace.shards):
+            answer = namespace.write_rules(
+                shard, change if shard == 0 else change._replace(rows=()), self._now_us
+            )
+            if isinstance(answer, InUse):
+                pattern = next(
+                    (name for name in names if matches(name, answer.topic)), change.pattern
+                )
+                raise topic_in_use(pattern, *answer)
+            if isinstance(answer, Behind):
+                if shard == 0:
+                    return False
+                namespace.routes.load(change.new_version, change.book.stored_rows())
+                namespace.write_all_rules(shard, answer.version)
+        return True
+
+    def spread(self) -> None:
+        """Make own policies of shared ones that need not be shared, and write all rules again."""
+        namespace = self._namespace
+        while True:
+            namespace.reload()
+            before, version = self._book(), namespace.routes.version
+            after, own = copy_of(before), []
+            for name, layers in layers_by_name(before).items():
+                with_program = (
+                    with_code({PROGRAM: layers["code"], **sources(layers)})
+                    if PROGRAM not in layers and "code" in layers
+                    else layers
+                )
+                becomes_own = not is_pattern(name) and not is_shared(before, name, layers)
+                after.add(name, {} if becomes_own else with_program)
+                if becomes_own:
+                    own.append(OwnChange(name, b"", with_program))
+            # One that an earlier attempt wrote, and perhaps another process changed since, stays.
+            self._write_own(own, version)
+            names = sorted(layers_by_name(before))
+            rows = differences(before, after)
+            change = RulesChange(version, version + 1, after, names, rows)
+            if self._write_shared(change, ["*"]):
+                namespace.routes.load(version + 1, after.stored_rows())
+                return
+
+
+def is_shared(book: PolicyBook, topic: str, layers: Layers) -> bool:
+    """Whether every client has to know a topic's own policy to find the shard of a message."""
+    if any("partitions" in fields for fields in layers.values()):
+        return True
+    policy = book.resolve_patterns(topic)
+    return bool(layers) and (policy.partitions > 1 or policy.buckets is not None)

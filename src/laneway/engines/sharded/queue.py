@@ -1,0 +1,378 @@
+"""
+The hot path over the shards of one namespace: which shard gets which part of a batch, in which
+order, and how the answers come together.
+
+The methods whose names end in `_on` are the engine's: each is one atomic call (or a few, for large
+batches) of a function on one shard, with plain values as arguments and answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import msgspec
+
+from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER
+from laneway.engines.sharded.splitting import Numbers, Visits, by_shard, pages, partial_call
+from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft
+from laneway.errors import BacklogFull, BadMessage
+from laneway.message import Batch, StoredResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from laneway.engines.sharded.grants import Grants
+    from laneway.engines.sharded.namespace import ShardedNamespace
+    from laneway.engines.sharded.routes import Route
+    from laneway.message import Draft, ProgressReport, Receipt, Settlement, SettlementAnswer
+
+SHARDS_AT_ONCE = 8
+"""
+Shards that one lease visits at most once it has messages. A waiting worker looks at all shards in
+one round trip, and a busy one leases again soon.
+"""
+
+
+class LeaseRequest(msgspec.Struct, frozen=True):
+    """The arguments of `Engine.lease` that are the same for every shard."""
+
+    pool: str
+    topics: Sequence[str] | None
+    only: Sequence[str] | None
+    record_start: bool
+
+
+class ShardedQueue(ABC):
+    """`laneway.engines.base.Queue` over several shards."""
+
+    most_at_once: ClassVar[int]
+    """Messages that one call on a shard puts atomically, or settles."""
+
+    def __init__(self, namespace: ShardedNamespace, grants: Grants) -> None:
+        self._namespace = namespace
+        self._grants = grants
+        self._numbers = Numbers(namespace.shards)
+        self._visits = Visits(namespace.shards, random.randrange(namespace.shards))
+        self._spread = itertools.count(random.randrange(1 << 16))
+
+    # One shard
+
+    @abstractmethod
+    def _put_on(self, shard: int, drafts: Sequence[Draft], now_us: int | None) -> list[Receipt]: ...
+
+    @abstractmethod
+    def _lease_on(
+        self, shard: int, request: LeaseRequest, n: int, startable: int, now_us: int | None
+    ) -> Batch: ...
+
+    @abstractmethod
+    def _settle_on(
+        self,
+        shard: int,
+        settlements: Sequence[Settlement],
+        published: Sequence[tuple[int, Draft]],
+        now_us: int | None,
+    ) -> list[SettlementAnswer]:
+        """`published`: (position of the settlement, draft), in the order of the settlements."""
+
+    @abstractmethod
+    def _extend_on(
+        self,
+        shard: int,
+        leases: Sequence[tuple[int, int]],
+        by_us: int | None,
+        now_us: int | None,
+    ) -> list[bool]:
+        """Extend these leases, (handle, fence). `by_us` None: record their start instead."""
+
+    @abstractmethod
+    def _tick_on(self, shard: int, budget: int, now_us: int | None) -> int | None: ...
+
+    @abstractmethod
+    def _report_progress_on(
+        self, shard: int, reports: Sequence[ProgressReport], now_us: int | None
+    ) -> list[bool]: ...
+
+    @abstractmethod
+    def _results_on(self, shard: int, ids: Sequence[str]) -> list[StoredResult]: ...
+
+    @abstractmethod
+    def _delete_result_on(self, shard: int, message_id: str) -> None: ...
+
+    @abstractmethod
+    def _leased_id_on(self, shard: int, settlement: Settlement) -> str | None:
+        """The id of a message that an ack (or "dead") ends; None: its lease is lost."""
+
+    @abstractmethod
+    def _take_notified(self) -> set[int]:
+        """The shards that had something to lease when the last waits ended."""
+
+    # Put
+
+    def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
+        if not drafts:
+            return []
+        self._check(drafts)
+        if self._namespace.shards == 1:
+            return self._put_on(0, drafts, now_us)
+        receipts: list[Receipt | None] = [None] * len(drafts)
+        for number, (shard, positions) in enumerate(self._split(drafts).items()):
+            with partial_call(is_first=not number):
+                answers = self._put_on(shard, [drafts[n] for n in positions], now_us)
+            for position, receipt in zip(positions, answers, strict=True):
+                receipts[position] = receipt
+        return cast("list[Receipt]", receipts)
+
+    def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
+        route_of = self._namespace.routes.route
+        if len(drafts) > self.most_at_once or any(
+            route_of(topic).policy.limits_backlog for topic in {draft.topic for draft in drafts}
+        ):
+            return False
+        return self._namespace.shards == 1 or len(self._split(drafts)) == 1
+
+    def _check(self, drafts: Sequence[Draft], *, is_current: bool = False) -> None:
+        """
+        Raise BadMessage for a draft that its policy refuses. `is_current`: its topic's own policy
+        has just been read.
+        """
+        routes = self._namespace.routes
+        for draft in drafts:
+            try:
+                # Only a delay is compared with the ttl here, before a part of the call is done: a
+                # due time needs the server's clock.
+                check_draft(
+                    draft,
+                    routes.route(draft.topic).policy,
+                    0 if draft.delay_us and draft.at_us is None else None,
+                )
+            except BadMessage:
+                if is_current or not routes.knows_own(draft.topic):
+                    raise
+                # Nobody reports a change of an own policy: it may allow the draft by now.
+                self._namespace.refresh_own(draft.topic)
+                self._check([draft], is_current=True)
+
+    def _split(self, drafts: Sequence[Draft]) -> dict[int, list[int]]:
+        """The positions of the drafts by shard."""
+        namespace = self._namespace
+
+        def shard_of(draft: Draft) -> int:
+            route = namespace.routes.route(draft.topic)
+            if route.policy.partitions == 1:
+                return route.shard
+            return namespace.routes.shard_of(draft.topic, self._partition_of(draft, route))
+
+        return by_shard(map(shard_of, drafts))
+
+    def _partition_of(self, draft: Draft, route: Route) -> int:
+        """
+        What selects the partition of a message where partitions are on several shards: its key,
+        else the body that it merges by, else its id, else all in turns.
+        """
+        partition = spread_of(draft, route)
+        if partition is not None:
+            return partition
+        return zlib.crc32(draft.id.encode()) if draft.id is not None else next(self._spread)
+
+    # Lease
+
+    def lease(
+        self,
+        n: int,
+        *,
+        pool: str = "default",
+        topics: Sequence[str] | None = None,
+        startable: int | None = None,
+        record_start: bool = False,
+        only: Sequence[str] | None = None,
+        now_us: int | None = None,
+    ) -> Batch:
+        self._grants.renew()
+        self._namespace.refresh_tiers()
+        room, startable = n, n if startable is None else startable
+        request = LeaseRequest(pool, topics, only, record_start)
+        whole = Batch([], 0, None)
+        wakes: list[int] = []
+        for visited, shard in enumerate(self._shards_to_visit(topics)):
+            if whole.leases and (room <= 0 or visited >= SHARDS_AT_ONCE):
+                wakes.append(whole.now_us)  # the other shards may have more
+                break
+            batch = self._lease_on(shard, request, room, startable, now_us)
+            whole.leases += batch.leases
+            whole.passed_over |= batch.passed_over
+            whole.goes_on |= batch.goes_on
+            whole.now_us = max(whole.now_us, batch.now_us)
+            if batch.next_wake_us is not None:
+                wakes.append(batch.next_wake_us)
+            room -= len(batch.leases)
+            startable = max(0, startable - sum(lease.limited for lease in batch.leases))
+        whole.next_wake_us = min(wakes, default=None)
+        return whole
+
+    def _shards_to_visit(self, topics: Sequence[str] | None) -> Iterator[int]:
+        """The shards of named topics in the order of their names, else all shards in turns."""
+        routes = self._namespace.routes
+        if topics is not None and self._namespace.shards > 1:
+            yield from dict.fromkeys(
+                routes.shard_of(topic, part)
+                for topic in topics
+                for part in range(routes.route(topic).policy.partitions)
+            )
+            return
+        yield from self._visits.order(self._take_notified())
+
+    def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
+        return self._extend(leases, None, now_us)
+
+    def extend(
+        self, leases: Sequence[tuple[int, int]], by_us: int, *, now_us: int | None = None
+    ) -> list[bool]:
+        return self._extend(leases, by_us, now_us)
+
+    def _extend(
+        self, leases: Sequence[tuple[int, int]], by_us: int | None, now_us: int | None
+    ) -> list[bool]:
+        answers = [False] * len(leases)
+        for shard, positions in self._numbers.by_shard([handle for handle, _ in leases]).items():
+            held = self._extend_on(shard, [leases[n] for n in positions], by_us, now_us)
+            for position, answer in zip(positions, held, strict=True):
+                answers[position] = answer
+        return answers
+
+    # Settle
+
+    def settle(
+        self,
+        settlements: Sequence[Settlement],
+        *,
+        publish: Mapping[int, Sequence[Draft]] | None = None,
+        now_us: int | None = None,
+    ) -> list[SettlementAnswer]:
+        if not settlements:
+            return []
+        answers: list[SettlementAnswer] = ["acked"] * len(settlements)
+        is_first = True
+        handles = [settlement.handle for settlement in settlements]
+        for shard, positions in self._numbers.by_shard(handles).items():
+            for page in pages(positions, self.most_at_once):
+                batch = [settlements[n] for n in page]
+                published = [
+                    (index, draft)
+                    for index, n in enumerate(page)
+                    for draft in (publish or {}).get(n, ())
+                ]
+                if published and self._namespace.shards > 1:
+                    published = self._publish_elsewhere(shard, batch, published, now_us)
+                with partial_call(is_first=is_first):
+                    page_answers = self._settle_on(shard, batch, published, now_us)
+                is_first = False
+                for position, answer in zip(page, page_answers, strict=True):
+                    answers[position] = answer
+        return answers
+
+    def _publish_elsewhere(
+        self,
+        shard: int,
+        settlements: Sequence[Settlement],
+        published: Sequence[tuple[int, Draft]],
+        now_us: int | None,
+    ) -> list[tuple[int, Draft]]:
+        """
+        Put the messages of other shards before the acks that publish them, with ids derived from
+        the acked messages: if an ack then fails, its message comes again, and what it publishes is
+        a duplicate. Returns the messages of this shard, which the ack publishes in one step.
+        """
+        here: list[tuple[int, Draft]] = []
+        elsewhere: list[Draft] = []
+        counts: dict[int, int] = {}
+        parents: dict[int, str | None] = {}
+        for index, draft in published:
+            number = counts[index] = counts.get(index, -1) + 1
+            if index not in parents:
+                parents[index] = self._leased_id_on(shard, settlements[index])
+            parent = parents[index]
+            if parent is None:
+                continue
+            named = msgspec.structs.replace(
+                draft, id=draft.id if draft.id is not None else f"{parent}:{number}", sticky=True
+            )
+            if self._split([named]).get(shard):
+                here.append((index, named))
+            else:
+                elsewhere.append(named)
+        for receipt in self.put(elsewhere, now_us=now_us):
+            if receipt.outcome == "refused":
+                raise BacklogFull(backlog_full_with_ack(receipt), [receipt])
+        return here
+
+    def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
+        wakes = [self._tick_on(shard, budget, now_us) for shard in range(self._namespace.shards)]
+        return min((wake for wake in wakes if wake is not None), default=None)
+
+    # Results and progress
+
+    def report_progress(
+        self, reports: Sequence[ProgressReport], *, now_us: int | None = None
+    ) -> list[bool]:
+        answers = [False] * len(reports)
+        for shard, positions in by_shard(map(self._shard_of_report, reports)).items():
+            stored = self._report_progress_on(shard, [reports[n] for n in positions], now_us)
+            for position, answer in zip(positions, stored, strict=True):
+                answers[position] = answer
+        return answers
+
+    def _shard_of_report(self, report: ProgressReport) -> int:
+        if report.handle:
+            return self._numbers.shard(report.handle)
+        return self._shards_of_result(report.id, report.topic)[0]
+
+    def results(
+        self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
+    ) -> list[StoredResult]:
+        del now_us  # the server's clock decides when a result expires
+        results = [StoredResult() for _ in ids]
+        positions_by_shard: dict[int, list[int]] = {}
+        for position, (message_id, topic) in enumerate(ids):
+            for shard in self._shards_of_result(message_id, topic):
+                positions_by_shard.setdefault(shard, []).append(position)
+        for shard, positions in positions_by_shard.items():
+            stored = self._results_on(shard, [ids[n][0] for n in positions])
+            for position, result in zip(positions, stored, strict=True):
+                results[position].outcome = result.outcome or results[position].outcome
+                results[position].progress = result.progress or results[position].progress
+        return results
+
+    def delete_result(self, message_id: str, topic: str | None = None) -> None:
+        for shard in self._shards_of_result(message_id, topic):
+            self._delete_result_on(shard, message_id)
+
+    def _shards_of_result(self, message_id: str, topic: str | None) -> Sequence[int]:
+        """The shards that may store the result of a message."""
+        generated = self._namespace.generated(message_id)
+        if generated is not None:
+            return [generated[0]]
+        if topic is None:
+            return range(self._namespace.shards)
+        return self._namespace.routes.shards_of(topic)
+
+
+def waits_for_signals(draft: Draft) -> bool:
+    """Whether the message waits for signals of other messages."""
+    return draft.headers is not None and SIGNALS_HEADER in draft.headers
+
+
+def merges(draft: Draft, route: Route) -> bool:
+    """Whether the message may be merged."""
+    return route.policy.merge is not None and draft.signal is None and not waits_for_signals(draft)
+
+
+def spread_of(draft: Draft, route: Route) -> int | None:
+    """What selects the partition of a message with a key, or of one that merges by its body."""
+    if draft.key is not None:
+        return zlib.crc32(draft.key.encode())
+    return zlib.crc32(draft.body) if merges(draft, route) else None

@@ -1,0 +1,119 @@
+"""
+How a call over several shards is split: batches by shard, numbers that name their shard, and the
+order in which a lease visits the shards. Pure: no server, no engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from laneway.errors import BadMessage, EngineUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+T = TypeVar("T")
+
+
+def by_shard(shards: Iterable[int]) -> dict[int, list[int]]:
+    """
+    The positions of a batch by shard, from the shard of each item. The shards are in the order of
+    their first item.
+    """
+    positions: dict[int, list[int]] = {}
+    for position, shard in enumerate(shards):
+        positions.setdefault(shard, []).append(position)
+    return positions
+
+
+def group(pairs: Iterable[tuple[int, T]]) -> dict[int, list[T]]:
+    """Items by shard, from (shard, item)."""
+    items: dict[int, list[T]] = {}
+    for shard, item in pairs:
+        items.setdefault(shard, []).append(item)
+    return items
+
+
+def pages(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items in slices of at most `size`."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def part_of(limit: int | None, parts: int) -> int | None:
+    """The part of a limit that each of several shards gets, rounded up."""
+    return -(-limit // parts) if limit is not None else None
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    """
+    Numbers that are unique in a namespace: a number of one shard (of a message, a fence, a dead
+    letter) and the shard's index in one integer.
+    """
+
+    shards: int
+
+    def join(self, shard: int, number: int) -> int:
+        """The namespace's number."""
+        return number * self.shards + shard
+
+    def shard(self, joined: int) -> int:
+        """The shard that a number names."""
+        return joined % self.shards
+
+    def number(self, joined: int) -> int:
+        """The shard's own number."""
+        return joined // self.shards
+
+    def number_on(self, shard: int, joined: int) -> int:
+        """The shard's own number; -1 for a number of another shard."""
+        number, index = divmod(joined, self.shards)
+        return number if index == shard else -1
+
+    def first_beyond(self, shard: int, joined: int) -> int:
+        """The shard's first own number that is joined to more than `joined`."""
+        return (joined - shard) // self.shards + 1
+
+    def by_shard(self, joined: Sequence[int]) -> dict[int, Sequence[int]]:
+        """The positions of these numbers by shard."""
+        if self.shards == 1:
+            return {0: range(len(joined))}
+        return dict(by_shard(each % self.shards for each in joined).items())
+
+
+class Visits:
+    """
+    The order in which leases visit the shards: first those that notified, then all in turns, so
+    that none is always the last.
+    """
+
+    def __init__(self, shards: int, first: int) -> None:
+        self._shards = shards
+        self._next = first
+
+    def order(self, notified: Iterable[int]) -> Iterator[int]:
+        """The shards of the next lease."""
+        first = self._next
+        self._next = (first + 1) % self._shards
+        yield from dict.fromkeys((*notified, *range(first, self._shards), *range(first)))
+
+
+@contextlib.contextmanager
+def partial_call(*, is_first: bool) -> Iterator[None]:
+    """
+    One of several calls to shards that make up one call of the user. If it fails and is not the
+    first, `applied` of its error is None: a part was done, and the caller does not know which.
+    """
+    try:
+        yield
+    except EngineUnavailable as error:
+        if not is_first:
+            error.applied = None
+        raise
+    except BadMessage as error:
+        if not is_first:
+            error.applied = None  # type: ignore[attr-defined]  # group commit reads it
+        raise
