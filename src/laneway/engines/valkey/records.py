@@ -46,56 +46,66 @@ def unpack_values(stored: bytes, count: int) -> list[Any]:
 # Policies
 
 
-def rule_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()) -> bytes:
+def rule_fields(
+    policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()
+) -> dict[str, Any]:
     """
-    What holds for a topic, as `rules.lua` reads it. A topic whose partitions live on several shards
-    has a part of its backlog limit on each.
+    What holds for a topic, by the names and in the order of `rules.lua`. A topic whose partitions
+    are on several shards has a part of its backlog limit on each.
 
-    `by_operator`: the fields that an operator has set: the code's own of a topic do not count
-    beside them.
+    `by_operator`: the fields that an operator has set; the topic's own policy in the code does not
+    count beside them.
     """
-    set_burst = policy.lane_burst if policy.burst is not None and policy.rate is not None else False
-    auto_burst = policy.lane_burst if policy.burst is None and policy.rate is not None else False
+    has_rate = policy.rate is not None
     spread = min(policy.partitions, shards)
     backoff = policy.backoff
-    return pack_values(
-        policy.lane_rate if policy.rate is not None else False,
-        policy.lane_burst,
-        policy.lane_concurrency or False,
-        policy.weight,
-        policy.tier if policy.names_tier else False,
-        policy.pool,
-        policy.lease,
-        policy.retries,
-        [backoff.base, backoff.factor, backoff.cap, backoff.jitter],
-        policy.ttl or False,
-        policy.on_expiry == "drop",
-        policy.dead_ttl,
-        policy.serial or False,
-        policy.gate or False,
-        policy.merge or False,
-        policy.merge_limit,
-        policy.window or False,
-        policy.debounce,
-        policy.max_wait or False,
-        policy.edge == "leading",
-        policy.dedupe or False,
-        *(
-            False if limit is None else part_of(limit, spread)
-            for limit in (policy.max_backlog, policy.max_backlog_bytes)
-        ),
-        policy.on_full,
-        policy.partitions,
-        policy.buckets or False,
-        policy.buckets_pattern or False,
-        policy.delivery == "at_most_once",
-        policy.paused,
-        policy.limited,
-        policy.on_unhandled or False,
-        set_burst,
-        auto_burst,
-        {name: True for field in by_operator for name in _IN_LUA.get(field, (field,))},
-    )
+    return {
+        "rate": policy.lane_rate if has_rate else False,
+        "burst": policy.lane_burst,
+        "concurrency": policy.lane_concurrency or False,
+        "weight": policy.weight,
+        "tier": policy.tier if policy.names_tier else False,
+        "pool": policy.pool,
+        "lease": policy.lease,
+        "retries": policy.retries,
+        "backoff": [backoff.base, backoff.factor, backoff.cap, backoff.jitter],
+        "ttl": policy.ttl or False,
+        "drop_expired": policy.on_expiry == "drop",
+        "dead_ttl": policy.dead_ttl,
+        "serial": policy.serial or False,
+        "gate": policy.gate or False,
+        "merge": policy.merge or False,
+        "merge_limit": policy.merge_limit,
+        "window": policy.window or False,
+        "debounce": policy.debounce,
+        "max_wait": policy.max_wait or False,
+        "leading": policy.edge == "leading",
+        "dedupe": policy.dedupe or False,
+        "max_backlog": _or_false(part_of(policy.max_backlog, spread)),
+        "max_backlog_bytes": _or_false(part_of(policy.max_backlog_bytes, spread)),
+        "on_full": policy.on_full,
+        "partitions": policy.partitions,
+        "buckets": policy.buckets or False,
+        "bucket_name": policy.buckets_pattern or False,
+        "at_most_once": policy.delivery == "at_most_once",
+        "paused": policy.paused,
+        "limited": policy.limited,
+        "on_unhandled": policy.on_unhandled or False,
+        "set_burst": policy.lane_burst if policy.burst is not None and has_rate else False,
+        "auto_burst": policy.lane_burst if policy.burst is None and has_rate else False,
+        "by_operator": {
+            name: True for field in by_operator for name in _IN_LUA.get(field, (field,))
+        },
+    }
+
+
+def rule_record(policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()) -> bytes:
+    """What holds for a topic, as it is stored."""
+    return pack_values(*rule_fields(policy, shards, by_operator).values())
+
+
+def _or_false(limit: int | None) -> int | bool:
+    return False if limit is None else limit
 
 
 def rule_of(book: PolicyBook, name: str, shards: int) -> bytes:

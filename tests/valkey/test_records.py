@@ -1,0 +1,102 @@
+"""
+The positional records that Python and Lua share have the same fields in the same order.
+
+Each is written down once in each language: here the Lua text is read.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import laneway.engines.valkey
+from laneway.engines.valkey import records
+from laneway.policy import Resolved
+
+PARTS = Path(laneway.engines.valkey.__file__).parent / "scripts" / "parts"
+
+LUA_FORMATS = {"I2c0": "s", "I2": "H", "I4": "I", "B": "B", "i8": "q", "i4": "i"}
+"""What `struct.pack` of Lua calls the formats of Python; `s` stands for counted bytes."""
+
+
+def text(part: str) -> str:
+    return (PARTS / f"{part}.lua").read_text()
+
+
+def listed(part: str, name: str) -> list[str]:
+    """The strings of a list: `local NAME = { 'one', 'two' }`."""
+    found = re.search(rf"local {name} = \{{(.*?)\}}", text(part), re.DOTALL)
+    assert found is not None, f"{part}.lua has no list {name}"
+    return re.findall(r"'(\w+)'", found[1])
+
+
+def assigned(part: str, function: str, call: str) -> list[str]:
+    """The names to the left of `= call` in a function, over as many lines as there are."""
+    body = re.split(rf"\s=\s+{call}", text(part).split(f"function {function}(", 1)[1])[0]
+    found = re.search(r"((?:[\w.]+,\s+)*[\w.]+)$", body)
+    assert found is not None, f"{part}.lua: {function} assigns nothing from {call}"
+    return [name.rpartition(".")[2] for name in re.split(r",\s+", found[1])]
+
+
+def python_format(lua: str) -> str:
+    """A format of Lua in Python's letters."""
+    letters = re.findall("|".join(LUA_FORMATS), lua.removeprefix("<"))
+    assert "".join(letters) == lua.removeprefix("<"), f"an unknown letter in {lua}"
+    return "".join(LUA_FORMATS[each] for each in letters)
+
+
+def test_fields_of_a_policy() -> None:
+    """rules.lua reads them where `records.rule_record` writes them."""
+    assert list(records.rule_fields(Resolved())) == listed("rules", "FIELDS")
+
+
+def test_fields_of_a_message() -> None:
+    """What stands behind the fields in Python is not stored with them."""
+    not_stored = ["body", "mid"]
+    fields = list(records.Record.__struct_fields__)
+    assert fields == [*listed("messages", "FIELDS"), *not_stored]
+
+
+def test_fields_of_a_lease() -> None:
+    """The padding is read by nobody."""
+    fields = assigned("settling", "settling.decode", "values_of")
+    assert [*fields, "padding"] == list(records.Held.__struct_fields__)
+    rest = re.search(r"function settling\.rest\((.*?)\)", text("settling"), re.DOTALL)
+    assert rest is not None
+    assert ["fence", "lane", *re.split(r",\s+", rest[1])] == fields
+
+
+def test_fields_of_a_lane() -> None:
+    """The usual fields, those that few lanes have, and what the beginning has in common."""
+    decoded = assigned("lanes", "decode", "unpack_from")
+    assert decoded[-1] == "rest", "where the record ends"
+    usual = decoded[:-1]
+    fields = list(records.Lane.__struct_fields__)
+    assert fields == [*usual, "name", *listed("lanes", "RARE")]
+    heads = assigned("lane_heads", "make", "unpack_from")
+    assert heads[:-1] == usual[: len(heads) - 1], "lane_heads.lua reads the beginning of a record"
+
+
+def test_widths_of_a_lane() -> None:
+    """Both languages take the fields of a lane to be as wide."""
+    head, tail = (
+        re.search(pattern, text("lanes"))
+        for pattern in (r"LANE_HEAD = '(.*?)'", r"RECORD = LANE_HEAD \.\. '(.*?)'")
+    )
+    assert head is not None
+    assert tail is not None
+    beginning = records._LANE_HEAD.format.removeprefix("<") + "s"
+    rest = records._LANE_TAIL.format.removeprefix("<") + "s"
+    assert python_format(head[1]) == beginning
+    assert python_format(tail[1]) == rest
+    usual = list(records.Lane.__struct_fields__).index("name")
+    assert len(beginning + rest) == usual
+
+
+def test_fields_of_the_counters() -> None:
+    assert list(records.Counters.__struct_fields__) == listed("shard", "COUNTERS")
+
+
+def test_fields_of_a_gate() -> None:
+    fields = assigned("gates", "gates.find", "values_of")
+    assert fields == list(records.GateRecord.__struct_fields__)
