@@ -3,6 +3,9 @@ Laneway: a message and task queue that holds millions of queues at once, and let
 starve another.
 """
 
+from laneway.admin.dead_letters import DeadLetter
+from laneway.admin.topic import Topic
+from laneway.admin.views import Stats
 from laneway.app import Laneway
 from laneway.delivery import Delivery
 from laneway.errors import (
@@ -32,12 +35,11 @@ from laneway.errors import (
 from laneway.message import Message, Receipt
 from laneway.policy import Backoff, Tier
 from laneway.tasks.canvas import Signature, chain, chord, group
-from laneway.tasks.carrying import get_task_logger
+from laneway.tasks.context import get_task_logger
 from laneway.tasks.job import Job, JobState
 from laneway.tasks.queue import Dependency, Queue
 from laneway.tasks.request import Request, current_request
 from laneway.tasks.task import Task
-from laneway.topic import DeadLetter, Stats, Topic
 from laneway.working.options import Summary
 from laneway.working.time_limits import SoftTimeLimit
 

@@ -1,55 +1,52 @@
-"""`Laneway`: the one object that a program makes."""
+"""`Laneway`: the one object that a program creates."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
-import os
-import sys
-import threading
-import time
-from collections.abc import AsyncIterable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, ParamSpec, TypeVar, Unpack, overload
-from weakref import WeakSet
 
-import msgspec
-
-from laneway import arguments, codec, config, namespaces, programs, units, versions
+from laneway import arguments, config, delivery, forks, programs, versions
+from laneway.admin import dead_letters
+from laneway.admin import policies as admin_policies
+from laneway.admin.topic import Topic
+from laneway.admin.views import Stats, stats_of
 from laneway.awaitable import async_variant
-from laneway.delivery import Delivery, lease_lost
-from laneway.engines import open_engine
-from laneway.engines.shared import forking
-from laneway.engines.shared.interrupt import Interrupt
+from laneway.engine_holder import EngineHolder
 from laneway.engines.shared.listing import ORDERS
-from laneway.errors import BacklogFull, BadMessage, UsageError
-from laneway.message import Message, Settlement
-from laneway.policy import FIELDS, Gate, check_changes, check_fields, check_pattern, check_topic
-from laneway.producing.bulk import BATCH, put_all, wait_for_room
-from laneway.producing.middleware import Middlewares
-from laneway.producing.publish_options import batches_of, message_from
-from laneway.producing.publisher import Publisher
+from laneway.errors import UsageError
+from laneway.policy import FIELDS, Gate, check_pattern, check_topic
+from laneway.producing.producer import Producer
+from laneway.producing.publish_options import message_from
 from laneway.safetext import redacted
 from laneway.schedules import store as schedule_store
-from laneway.schedules import times
-from laneway.tasks import carrying, outcomes
+from laneway.tasks import context, outcomes, queue
 from laneway.tasks.flow import EndedHandler, OpenHandler
 from laneway.tasks.job import Job
-from laneway.tasks.queue import NamedTask, Queue, find, named_task
+from laneway.tasks.queue import NamedTask, Queue
 from laneway.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, Task, TaskDecorator, TaskOptions
 from laneway.tasks.waiter import ResultWaiter
-from laneway.tiers import check_tiers
-from laneway.topic import REDRIVE_AT_ONCE, Stats, Topic, dead_letter_of, spacing_us, stats_of
 from laneway.working.handler import Handler, Handlers, check_parameters
 from laneway.working.options import EmbeddedOptions, Options
 from laneway.working.worker_registry import WorkerRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+    import threading
+    from collections.abc import (
+        AsyncIterable,
+        Callable,
+        Coroutine,
+        Generator,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from contextvars import ContextVar
 
+    from laneway.admin.dead_letters import DeadLetter
+    from laneway.delivery import Delivery
     from laneway.engines.base import (
         Durability,
         Explanation,
@@ -58,19 +55,16 @@ if TYPE_CHECKING:
         Settings,
         TopicOrder,
     )
-    from laneway.message import Draft, Receipt
+    from laneway.message import Message, Receipt
     from laneway.policy import OnFull, PolicyOptions
     from laneway.producing.publish_options import PublishOptions
     from laneway.schedules.store import Planned, Schedule
-    from laneway.tasks.request import Request
     from laneway.tasks.task import AsyncTask, TaskKeywords
     from laneway.tiers import Tier
-    from laneway.topic import DeadLetter
     from laneway.units import Duration
     from laneway.working.embedded_worker import EmbeddedWorker
     from laneway.working.handler import Isolation
     from laneway.working.options import Summary, WorkerOptions
-    from laneway.working.outcome import Portable
 
 F = TypeVar("F")
 M = TypeVar("M", bound="Callable[[Message], Generator[Message, Receipt, None]]")
@@ -85,30 +79,6 @@ THREADS = 64
 
 HANDLER_OPTIONS = ("concurrency", "isolation", "batch", "time_limit", "soft_time_limit")
 TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base", *RETRY_OPTIONS)
-
-
-def calling_module() -> str:
-    """
-    The module outside of this package that makes an application: the default name of its program.
-    """
-    frame = sys._getframe(1)  # noqa: SLF001  # there is no other way to it that is quick
-    while (
-        frame.f_back is not None
-        and str(frame.f_globals.get("__name__")).partition(".")[0] == "laneway"
-    ):
-        frame = frame.f_back
-    name = str(frame.f_globals.get("__name__", ""))
-    if name == "__main__":
-        spec = frame.f_globals.get("__spec__")
-        name = (
-            spec.name.removesuffix(".__main__")
-            if spec is not None
-            else Path(str(frame.f_globals.get("__file__", ""))).stem
-        )
-    try:
-        return programs.check_name(name)
-    except UsageError:
-        return "default"
 
 
 class Laneway:
@@ -127,7 +97,7 @@ class Laneway:
     version, or none, replaces too. Programs do not overwrite each other. Default: the module that
     makes the application, and no version.
 
-    Every method that touches the engine has an async twin with an `a` in front.
+    Every method that touches the engine has an async variant with an `a` in front.
     """
 
     def __init__(
@@ -161,7 +131,7 @@ class Laneway:
             "version",
         )
         config.refuse_unknown("Laneway", unknown, ("url", *known))
-        self._settings = config.settings(
+        settings = config.settings(
             namespace=namespace,
             tiers=tiers,
             default_tier=default_tier,
@@ -170,191 +140,125 @@ class Laneway:
             on_full=on_full,
             create=create,
         )
-        self._url = None if url is None else arguments.name("Laneway", "url", url)
-        self._chosen_url: str | None = None
-        self._options_of_store: tuple[str | None, str | None] = (None, None)
-        self.program = programs.check_name(program) if program is not None else calling_module()
-        """Whose the policies and gates are that were given before the store was opened."""
+        url = None if url is None else arguments.name("Laneway", "url", url)
+        self.program = (
+            programs.check_name(program) if program is not None else programs.calling_module()
+        )
+        """The program that declares the policies and gates given before the store is opened."""
         self.version = versions.check(version)
-        self._gates: dict[str, Gate] = {}
-        self._policies: dict[str, dict[str, Any]] = {}
-        self._later: tuple[dict[str, dict[str, Any]], dict[str, Gate]] = ({}, {})
-        """Policies and gates given while the store was open."""
-        self._declared_to: set[tuple[str, str]] = set()
-        """Stores that have been opened: URL and namespace."""
-        self._tier_changes: dict[str, Tier | None] = {}
-        self._tiers_to_set: dict[str, Tier | None] = {}
+        self._holder = EngineHolder(url, settings, self.program, self.version)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="laneway")
-        self._notes = ThreadPoolExecutor(1, thread_name_prefix="laneway-notes")
-        self._begin()
+        self.progress_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-progress")
+        self._producer = Producer(self._holder, self.threads)
+        self.result_waiter = ResultWaiter(lambda: self.engine)
+        """Notifies of changes of jobs."""
+        self._workers = WorkerRegistry()
         self.handlers = Handlers()
         self.handlers.add_own(EndedHandler())
         self.handlers.add_own(OpenHandler())
-        self.handlers.find_named = functools.partial(find, self)
+        self.handlers.find_named = functools.partial(queue.find, self)
         self.queues: dict[str, Queue] = self.handlers.queues
-        """Queues of functions by their names that the program has."""
-        self._named: dict[str, NamedTask] = {}
-        self._middlewares = Middlewares()
+        """The program's queues of functions, by name."""
+        self.named_tasks: dict[str, NamedTask] = {}
         self._schedules: dict[str, Schedule] = {}
         self.result_ttl = arguments.seconds("Laneway", "result_ttl", result_ttl)
         self.failure_ttl = arguments.seconds("Laneway", "failure_ttl", failure_ttl)
         self.eager = False
         """For tests: tasks run where they are called; see `laneway.testing.eager`."""
-        _applications.add(self)
-
-    def _begin(self) -> None:
-        """What belongs to one process: a forked child has its own."""
-        self.opening = threading.RLock()
-        self._engine: FullEngine | None = None
-        self._pid = 0
-        self._publisher = Publisher(self._put, self.threads)
-        self.result_waiter = ResultWaiter(self._opened)
-        """Hears of jobs."""
-        self._workers = WorkerRegistry()
+        forks.register(self)
 
     def begin_in_child(self) -> None:
         """
-        After a fork: the parent's threads are not here, and its engine is the parent's. Nothing of
-        it is closed, since the parent uses it.
+        Begin again in a forked child: the parent's threads do not exist here, and its engine stays
+        open for the parent.
         """
-        _left.append((self._engine, self._publisher, self.result_waiter))
+        forks.keep(self._holder.opened, self._producer.publisher, self.result_waiter)
         for threads, most, name in (
             (self.threads, THREADS, "laneway"),
-            (self._notes, 1, "laneway-notes"),
+            (self.progress_thread, 1, "laneway-progress"),
         ):
-            ThreadPoolExecutor.__init__(
-                threads, most, thread_name_prefix=name
-            )  # in its place: deliveries have it too
-        self._begin()
+            # in place, since deliveries hold a reference to it
+            ThreadPoolExecutor.__init__(threads, most, thread_name_prefix=name)
+        self._holder.begin()
+        self._producer.begin()
+        self.result_waiter = ResultWaiter(lambda: self.engine)
+        self._workers = WorkerRegistry()
 
     # The engine
 
     @property
     def url(self) -> str:
         """The engine's URL, with its password if it has one."""
-        if self._chosen_url is None:
-            self._chosen_url = self._options_of_store[0] or self._url or config.default_url()
-        return self._chosen_url
+        return self._holder.url
 
     @property
     def store(self) -> config.StoreChoice:
-        """The store that is used, what named it, and what was passed over for it."""
-        return config.choose_store(self._options_of_store[0], self._url)
+        """The store, the setting that named it, and the settings that name another one."""
+        return self._holder.choice
 
     @property
     def is_open(self) -> bool:
-        """Whether this process has its engine open."""
-        return self._engine is not None and self._pid == os.getpid()
+        """Whether this process has the engine open."""
+        return self._holder.is_open
+
+    @property
+    def opening(self) -> threading.RLock:
+        """Held while the engine is opened, so that no process forks meanwhile."""
+        return self._holder.lock
 
     def name_store(self, url: str | None) -> None:
-        """Say late what the constructor's `url` says: before it is used."""
-        self._url = None if url is None else arguments.name("Laneway", "url", url)
-        self._chosen_url = None
+        """Set the constructor's `url` later, before the engine is used. Raises UsageError."""
+        self._holder.name(None if url is None else arguments.name("Laneway", "url", url))
 
     def use_store(self, url: str | None = None, namespace: str | None = None) -> None:
         """
         Use another store or namespace than the code names, as `laneway worker --url … --namespace
-        …` does. None leaves it.
+        …` does. None keeps the code's. Raises UsageError.
         """
         if (url, namespace) == (None, None):
             return
         self.close()  # importing the code may have used it
-        if url is not None:
-            arguments.name("use_store", "url", url)
-        if namespace is not None:
-            self._settings = msgspec.structs.replace(
-                self._settings, namespace=config.check_namespace(namespace)
-            )
-        self._options_of_store, self._chosen_url = (url, namespace), None
+        self._holder.use(url, namespace)
 
     @property
     def store_options(self) -> tuple[str | None, str | None]:
-        """What `use_store` was given; the processes of a worker use the same."""
-        return self._options_of_store
+        """The arguments of `use_store`; the processes of a worker use the same."""
+        return self._holder.options
 
     @property
     def namespace(self) -> str:
-        """The world this application lives in."""
-        return self._settings.namespace
+        """The namespace's name."""
+        return self._holder.namespace
 
     @property
     def engine(self) -> FullEngine:
         """The engine, opened at first use; a forked child opens its own."""
-        if self._engine is not None and self._pid == os.getpid():
-            return self._engine
-        with self.opening:
-            if self._engine is None or self._pid != os.getpid():
-                self._engine = self._open()
-                self._pid = os.getpid()
-            return self._engine
-
-    def _opened(self) -> FullEngine:
-        return self.engine
-
-    def _open(self) -> FullEngine:
-        engine = open_engine(self.url, self._settings)
-        if (
-            self.url,
-            self.namespace,
-        ) not in self._declared_to or not engine.capabilities.persistent:
-            self._declare_later()
-        engine = self._with_settings(engine, self._tiers_to_set)
-        self._declared_to.add((self.url, self.namespace))
-        self._tiers_to_set = {}
-        return engine
-
-    def _declare_later(self) -> None:
-        """Another store: what was set in the one before was given before this one is opened."""
-        policies, gates = self._later
-        for pattern, fields in policies.items():
-            self._policies[pattern] = {**self._policies.get(pattern, {}), **fields}
-        self._gates |= gates
-        self._later = ({}, {})
+        return self._holder.engine
 
     @contextlib.contextmanager
-    def lent(self, make: Callable[[Settings], FullEngine]) -> Iterator[FullEngine]:
+    def replaced_engine(self, make: Callable[[Settings], FullEngine]) -> Iterator[FullEngine]:
         """
-        For tests: all that this application does in the block, it does on another engine, which is
-        closed at its end.
+        Use another engine inside the block, for tests. `make` opens it; it is closed at the end.
         """
-        with self.opening:
-            self._declare_later()
-            own, self._engine, self._pid = (
-                (self._engine, self._pid),
-                self._with_settings(make(self._settings), self._tier_changes),
-                os.getpid(),
-            )
-            lent = self._engine
+        engine: FullEngine | None = None
         try:
-            yield lent
+            with self._holder.replaced(make) as engine:
+                yield engine
         finally:
-            with self.opening:
-                self._engine, self._pid = own
-            self.result_waiter.close()
-            lent.close()
-
-    def _with_settings(self, engine: FullEngine, tiers: Mapping[str, Tier | None]) -> FullEngine:
-        """The engine, told of the gates and policies that were given before it was opened."""
-        try:
-            if tiers:
-                engine.tier_set("code", tiers)
-            programs.declare(engine, self.program, self.version, self._policies, self._gates)
-        except BaseException:
-            engine.close()
-            raise
-        return engine
+            if engine is not None:
+                self.result_waiter.close()
+                engine.close()
 
     def close(self) -> None:
         """
-        End this application's workers, then let go of the engine; the next use opens it again.
-        Calls that wait end.
+        Stop this application's workers, end the calls that wait, and close the engine. The next use
+        opens it again.
+
+        Raises UsageError in a handler, and on the event loop of a worker.
         """
         self._workers.end_all("close")
         self.result_waiter.close()
-        with self.opening:
-            engine, self._engine = self._engine, None
-        if engine is not None and self._pid == os.getpid():
-            engine.close()
+        self._holder.close()
 
     def __enter__(self) -> Laneway:
         return self
@@ -379,13 +283,7 @@ class Laneway:
         tiers than the one before. Given before the store is opened, it is set when that is. Raises
         BadPolicy, also where a tier is to go that is the default or that a policy names.
         """
-        checked = check_tiers({**(changes or {}), **shares})
-        with self.opening:
-            self._tier_changes |= checked
-            if self._engine is None:
-                self._tiers_to_set |= checked
-            elif checked:
-                self._engine.tier_set("code", checked)
+        self._holder.set_tiers({**(changes or {}), **shares})
 
     def policy(self, pattern: str, /, **fields: Unpack[PolicyOptions]) -> None:
         """
@@ -397,12 +295,7 @@ class Laneway:
         reset, and goes before what programs declare. Raises BadPolicy, which says what was
         expected, also where another program declares another value.
         """
-        checked = check_fields(pattern, fields)
-        with self.opening:
-            given = self._policies if self._engine is None else self._later[0]
-            given[pattern] = {**given.get(pattern, {}), **checked}
-            if self._engine is not None:
-                self._engine.policy_set("code", pattern, checked)
+        self._holder.set_policy(pattern, fields)
 
     def policy_many(self, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
         """
@@ -412,30 +305,10 @@ class Laneway:
         What one costs does not depend on how many topics have a policy. Raises BadPolicy, which
         names the topic; its notes say how many were set before.
         """
-        with self.opening:
-            if self._engine is None:
-                return self._declare_many(policies)
-        engine, count = self.engine, 0
-        for batch in namespaces.batches(iter(policies)):
-            try:
-                engine.policy_set_many("code", batch)
-            except Exception as error:
-                error.add_note(f"policy_many: {count:,} policies of earlier batches had been set")
-                raise
-            count += len(batch)
-        return count
+        count = self._holder.declare_many(policies)
+        return count if count is not None else admin_policies.set_many(self.engine, policies)
 
     apolicy_many = async_variant(policy_many)
-
-    def _declare_many(self, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
-        count = 0
-        for pattern, checked in check_changes(policies):
-            before = self._policies.get(pattern)
-            self._policies[pattern] = (
-                checked if before is None else {**before, **checked}
-            )  # equal ones are shared
-            count += 1
-        return count
 
     def gate(
         self,
@@ -446,25 +319,20 @@ class Laneway:
         concurrency: int | None = None,
     ) -> None:
         """A limit that many topics share, by `gate=` in their policies. Raises BadPolicy."""
-        gate = Gate.of(name, rate, burst, concurrency)
-        with self.opening:
-            given = self._gates if self._engine is None else self._later[1]
-            given[name] = gate
-            if self._engine is not None:
-                self._engine.gate_set(name, gate, layer="code")
+        self._holder.set_gate(name, Gate.of(name, rate, burst, concurrency))
 
     def copy_policies(self, to: Laneway) -> int:
         """
         Set all policies and gates of this namespace in another one too; returns how many policies.
         """
-        return namespaces.copy(self.engine, _application("copy_policies", to).engine)
+        return admin_policies.copy(self.engine, _application("copy_policies", to).engine)
 
-    def compare_policies(self, other: Laneway) -> list[namespaces.Difference]:
+    def compare_policies(self, other: Laneway) -> list[admin_policies.Difference]:
         """
         Where another namespace's policies and gates differ: (layer, pattern, field, here, there),
         sorted.
         """
-        return namespaces.compare(self.engine, _application("compare_policies", other).engine)
+        return admin_policies.compare(self.engine, _application("compare_policies", other).engine)
 
     # Publishing
 
@@ -485,12 +353,7 @@ class Laneway:
         `on_full="block"` it waits for room, at most `timeout`. Raises BadMessage, BacklogFull,
         EngineUnavailable.
         """
-        message = message_from("publish", topic, body, options)
-        if not self._middlewares:
-            return self._publish(message, timeout)
-        with self._middlewares.around(message) as passing:
-            passing.receipt = self._publish(passing.message, timeout)
-        return passing.receipt
+        return self._producer.publish(message_from("publish", topic, body, options), timeout)
 
     async def apublish(
         self,
@@ -502,11 +365,7 @@ class Laneway:
     ) -> Receipt:
         """As `publish`, awaited; what coroutines publish at once shares one transaction."""
         message = message_from("apublish", topic, body, options)
-        if not self._middlewares:
-            return await self._apublish(message, timeout)
-        with self._middlewares.around(message) as passing:
-            passing.receipt = await self._apublish(passing.message, timeout)
-        return passing.receipt
+        return await self._producer.apublish(message, timeout)
 
     def publish_many(
         self,
@@ -524,19 +383,7 @@ class Laneway:
         accepted before it. `progress`: show it on standard error; by default where that is a
         terminal.
         """
-        if isinstance(messages, Message) or not isinstance(messages, Iterable):
-            raise BadMessage(
-                f"publish_many: expected messages one after the other, got {messages!r:.80};"
-                " publish takes a single one"
-            )
-        shown = sys.stderr.isatty() if progress is None else progress
-        patience = arguments.seconds_or_none("publish_many", "timeout", timeout)
-        if not self._middlewares:
-            return put_all(
-                messages, self._publisher.put, self._has_to_wait, timeout=patience, progress=shown
-            )
-        with self._middlewares.around_many(messages, self._publisher.put) as stream:
-            return put_all(stream, stream.put, self._has_to_wait, timeout=patience, progress=shown)
+        return self._producer.publish_many(messages, progress=progress, timeout=timeout)
 
     async def apublish_many(
         self,
@@ -549,106 +396,19 @@ class Laneway:
         As `publish_many`, awaited; also of an async iterable (without progress). A plain one is
         read in a thread.
         """
-        if isinstance(messages, Iterable):
-            return await self._publish_many_in_thread(messages, progress=progress, timeout=timeout)
-        if not isinstance(messages, AsyncIterable):
-            raise BadMessage(
-                f"apublish_many: expected messages one after the other, got {messages!r:.80};"
-                " apublish takes a single one"
-            )
-        receipts: list[Receipt] = []
-        async for batch in batches_of(messages):
-            try:
-                receipts += await self._publish_many_in_thread(
-                    batch, progress=False, timeout=timeout
-                )
-            except Exception as error:
-                error.add_note(
-                    f"apublish_many: {len(receipts):,} messages of earlier batches had been"
-                    " answered"
-                )
-                raise
-        return receipts
-
-    def _publish(self, message: Message, patience: Duration | None) -> Receipt:
-        draft = codec.draft(message)
-        receipt = self._publisher.put([draft])[0]
-        return (
-            receipt
-            if receipt.outcome != "refused"
-            else self._wait_for_room(draft, receipt, patience)
-        )
-
-    async def _apublish(self, message: Message, patience: Duration | None) -> Receipt:
-        draft = codec.draft(message)
-        receipt = (await self._publisher.aput([draft]))[0]
-        return (
-            receipt
-            if receipt.outcome != "refused"
-            else await self._await_for_room(draft, receipt, patience)
-        )
-
-    _publish_many_in_thread = async_variant(publish_many)
-
-    def _put(self, drafts: list[Draft]) -> list[Receipt]:
-        return self.engine.put(drafts)
+        return await self._producer.apublish_many(messages, progress=progress, timeout=timeout)
 
     def publish_flow(self, messages: Sequence[Message], *, sticky: bool = False) -> list[Receipt]:
         """
-        Publish a flow's messages, apart from what others publish now; up to 1,000 are one call of
-        the engine.
+        Publish a flow's messages apart from other calls; up to 1,000 in one call of the engine.
+        `sticky`: their ids stay known for 24 hours.
         """
-
-        def put(drafts: list[Draft]) -> list[Receipt]:
-            for draft in drafts:
-                draft.sticky = draft.sticky or sticky
-            return self._publisher.put_alone(drafts)
-
-        is_one = len(messages) <= BATCH
-        if not self._middlewares:
-            return put_all(
-                messages, put, self._has_to_wait, timeout=None, progress=False, is_one=is_one
-            )
-        with self._middlewares.around_many(messages, put) as stream:
-            return put_all(
-                stream, stream.put, self._has_to_wait, timeout=None, progress=False, is_one=is_one
-            )
+        return self._producer.publish_flow(messages, sticky=sticky)
 
     @property
     def limits_backlog(self) -> bool:
         """Whether the namespace as a whole limits how much may wait."""
-        return self._settings.max_backlog is not None
-
-    def _has_to_wait(self, topic: str) -> bool:
-        return "block" in (self._settings.on_full, self.engine.policy_of(topic).on_full)
-
-    def _wait_for_room(
-        self,
-        draft: Draft,
-        receipt: Receipt,
-        patience: Duration | None,
-        given_up: threading.Event | None = None,
-    ) -> Receipt:
-        receipts, seconds = [receipt], arguments.seconds_or_none("publish", "timeout", patience)
-        wait_for_room([draft], receipts, self._publisher.put, self._has_to_wait, seconds, given_up)
-        if receipts[0].outcome == "refused":
-            raise BacklogFull(
-                f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog",
-                [*receipts],
-            )
-        return receipts[0]
-
-    async def _await_for_room(
-        self, draft: Draft, receipt: Receipt, patience: Duration | None
-    ) -> Receipt:
-        given_up = threading.Event()
-        call = functools.partial(self._wait_for_room, draft, receipt, patience, given_up)
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.threads, call)
-        finally:
-            # where the caller was cancelled, the thread ends too, and nothing is published after
-            # all
-            given_up.set()
+        return self._holder.settings.max_backlog is not None
 
     # Consuming by hand
 
@@ -666,25 +426,7 @@ class Laneway:
         `topics` restricts it to these, served strictly in the order named. Raises UsageError,
         EngineUnavailable.
         """
-        arguments.whole("lease", "n", n)
-        arguments.pool("lease", pool)
-        topics = arguments.topics("lease", topics)
-        return self._lease(n, wait, pool, topics, Interrupt())
-
-    def _lease(
-        self, n: int, wait: Duration, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
-    ) -> list[Delivery]:
-        deadline = time.monotonic() + arguments.seconds("lease", "wait", wait)
-        engine = self.engine
-        while not interrupt.is_set:
-            batch = engine.lease(n, pool=pool, topics=topics, record_start=True)
-            left = deadline - time.monotonic()
-            if batch.leases or left <= 0:
-                return [Delivery(engine, lease, self.threads) for lease in batch.leases]
-            if batch.next_wake_us is not None:
-                left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
-            engine.wait(left, pool=pool, topics=topics, interrupt=interrupt)
-        return []
+        return delivery.lease(self, delivery.Wanted.checked(n, wait, pool, topics))
 
     async def alease(
         self,
@@ -697,66 +439,14 @@ class Laneway:
         """
         As `lease`, awaited; what arrives after the caller was cancelled is given back at once.
         """
-        arguments.whole("lease", "n", n)
-        arguments.pool("lease", pool)
-        interrupt = Interrupt()
-        call = functools.partial(
-            self._lease_or_give_back, n, wait, pool, arguments.topics("lease", topics), interrupt
-        )
-        leasing = asyncio.get_running_loop().run_in_executor(self.threads, call)
-        try:
-            return await asyncio.shield(leasing)
-        except asyncio.CancelledError:
-            interrupt.set()
-            leasing.add_done_callback(self._give_back)
-            raise
-
-    def _lease_or_give_back(
-        self, n: int, wait: Duration, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
-    ) -> list[Delivery]:
-        """In a thread; the loop of a caller who was cancelled may have ended."""
-        found = self._lease(n, wait, pool, topics, interrupt)
-        if interrupt.is_set and found:
-            self.engine.settle(
-                [
-                    Settlement(one.lease.handle, one.lease.fence, "release", begun=False)
-                    for one in found
-                ]
-            )
-            return []
-        return found
-
-    def _give_back(self, leasing: asyncio.Future[list[Delivery]]) -> None:
-        if not leasing.cancelled() and leasing.exception() is None:
-            leases = [delivery.lease for delivery in leasing.result()]
-            if not leases:
-                return
-            self.engine.settle(
-                [Settlement(lease.handle, lease.fence, "release", begun=False) for lease in leases]
-            )
+        return await delivery.alease(self, delivery.Wanted.checked(n, wait, pool, topics))
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """
         Finish many in one transaction. Raises LeaseLost if some leases had ended; the others are
         finished then.
         """
-        held = list(deliveries)
-        answers = self.engine.settle(
-            [Settlement(one.lease.handle, one.lease.fence) for one in held]
-        )
-        lost = [
-            (one.lease, answer)
-            for one, answer in zip(held, answers, strict=True)
-            if answer in ("lost", "gone")
-        ]
-        if lost:
-            error = lease_lost(*lost[0])
-            if len(lost) > 1:
-                error.add_note(
-                    f"{len(lost)} of {len(held)} leases were lost:"
-                    f" {', '.join(lease.id for lease, _ in lost)}"
-                )
-            raise error
+        delivery.ack_many(self.engine, deliveries)
 
     # Topics
 
@@ -802,12 +492,7 @@ class Laneway:
         self, topic: str | None = None, *, limit: int = 50, after: int = 0
     ) -> list[DeadLetter]:
         """Dead letters of a topic or of all, oldest first; `after` (a letter's number) pages on."""
-        arguments.whole("dead_letters", "limit", limit)
-        arguments.whole("dead_letters", "after", after, least=0)
-        return [
-            dead_letter_of(number, view)
-            for number, view in self.engine.dead_list(_topic(topic), limit=limit, after=after)
-        ]
+        return dead_letters.find(self.engine, topic, limit=limit, after=after)
 
     def redrive(
         self,
@@ -821,15 +506,7 @@ class Laneway:
         Put dead letters back, of a topic or all, at once or at a rate (`"10/s"`), the oldest first
         and at most `limit`; returns how many.
         """
-        _topic(topic)
-        spacing = spacing_us(rate)
-
-        def page(some: Sequence[str] | None, number: int, before: int) -> int:
-            return self.engine.dead_redrive(
-                topic, some, limit=number, first_us=before * spacing, spacing_us=spacing
-            )
-
-        return _by_pages("redrive", ids, limit, page)
+        return dead_letters.redrive(self.engine, topic, ids, rate=rate, limit=limit)
 
     def drop_dead_letters(
         self,
@@ -842,13 +519,7 @@ class Laneway:
         Forget dead letters, of a topic or all, the oldest first and at most `limit`; returns how
         many.
         """
-        _topic(topic)
-        return _by_pages(
-            "drop_dead_letters",
-            ids,
-            limit,
-            lambda some, number, _: self.engine.dead_drop(topic, some, limit=number),
-        )
+        return dead_letters.drop(self.engine, topic, ids, limit=limit)
 
     # Handling
 
@@ -1037,10 +708,7 @@ class Laneway:
         The task of a function by its name, as `queue` publishes it. Raises UsageError where there
         is none.
         """
-        found = self._named.get(name)
-        if found is None:
-            found = self._named[name] = named_task(self, name)
-        return found
+        return queue.named_task(self, name)
 
     def job(self, job_id: str, topic: str | None = None) -> Job[Any]:
         """
@@ -1054,23 +722,6 @@ class Laneway:
             each.template.text: each for each in self.handlers.tasks() if isinstance(each, Task)
         }
         return Job(self, name, _topic(topic), task=tasks.get(topic) if topic is not None else None)
-
-    def note(self, request: Request, state: str | None, about: Any) -> None:
-        """What `update_state` does."""
-        if self.eager:
-            return
-        call = functools.partial(
-            Job(self, request.id, request.topic).note, state, about, request.handle, request.fence
-        )
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            call()
-        else:
-            outcomes.noted(
-                outcomes.Progress(state=state, about=about)
-            )  # what cannot be kept is told here
-            self._notes.submit(call)
 
     def known_topics(self) -> list[str]:
         """Topics that the program's tasks have, as far as they are not made of arguments."""
@@ -1103,11 +754,11 @@ class Laneway:
         Each firing is published once, with an id made of the name and the time, by however many
         workers. Raises UsageError, BadMessage.
         """
-        made = _schedule("schedule", name, call, options)
+        schedule = schedule_store.declared("schedule", name, call, options)
         with self.opening:
-            self._schedules[name] = made
-            if self._engine is not None:
-                schedule_store.put(self._engine, made)
+            self._schedules[name] = schedule
+            if self._holder.opened is not None:
+                schedule_store.put(self._holder.opened, schedule)
 
     def add_schedule(
         self, name: str, call: Message | Task[..., Any], **options: Unpack[schedule_store.Options]
@@ -1116,7 +767,9 @@ class Laneway:
         As `schedule`, but at run time: it is put into the store now. False: it stands there like
         that, or never fires again.
         """
-        return schedule_store.put(self.engine, _schedule("add_schedule", name, call, options))
+        return schedule_store.put(
+            self.engine, schedule_store.declared("add_schedule", name, call, options)
+        )
 
     def schedules(self, *, limit: int = 1000, after: str | None = None) -> list[Planned]:
         """
@@ -1165,7 +818,7 @@ class Laneway:
         gets the receipt for it. What is raised before the yield refuses the message; what
         publishing raises is raised at the yield.
         """
-        self._middlewares.add(middleware)
+        self._producer.middlewares.add(middleware)
         return middleware
 
     def around_handling(self, middleware: H) -> H:
@@ -1188,7 +841,9 @@ class Laneway:
         `name`: of the header that holds it (default: the variable's). Not in batch handlers, nor in
         child processes.
         """
-        carrying.carry(self, variable, name)
+        publishing, handling = context.middlewares(variable, name)
+        self.around_publish(publishing)
+        self.around_handling(handling)
 
     def on_success(self, hook: OnSuccess) -> OnSuccess:
         """
@@ -1249,52 +904,6 @@ class Laneway:
         return f"<Laneway {redacted(self.url)} namespace {self.namespace}>"
 
 
-_applications: WeakSet[Laneway] = WeakSet()
-_left: list[object] = []
-"""
-What a forked child has of its parent's: never finalized here, since that could close what the
-parent has open.
-"""
-
-
-FORK_SECONDS = 5.0
-"""
-How long a fork waits for applications that are being opened: a child could not go on with what
-another thread had half done.
-"""
-
-_held: list[Any] = []
-
-
-def _before_fork() -> None:
-    _held[:] = [
-        each.opening for each in list(_applications) if each.opening.acquire(timeout=FORK_SECONDS)
-    ]
-    for before in list(forking.BEFORE):
-        before()
-
-
-def _after_fork_in_parent() -> None:
-    for after in list(forking.AFTER_IN_PARENT):
-        after()
-    for lock in _held:
-        lock.release()
-    _held.clear()
-
-
-def _after_fork_in_child() -> None:
-    _held.clear()
-    for after in list(forking.AFTER_IN_CHILD):
-        after()
-    for each in list(_applications):
-        each.begin_in_child()
-
-
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)
-
-
 def _application(call: str, other: object) -> Laneway:
     if not isinstance(other, Laneway):
         raise UsageError(
@@ -1303,73 +912,6 @@ def _application(call: str, other: object) -> Laneway:
     return other
 
 
-def _schedule(where: str, name: str, call: object, options: schedule_store.Options) -> Schedule:
-    """Check what is said of a schedule. Raises UsageError, BadMessage."""
-    config.refuse_unknown(where, options.keys() - schedule_store.KNOWN, schedule_store.KNOWN)
-    args, kwargs = tuple(options.get("args", ())), dict(options.get("kwargs") or {})
-    if isinstance(call, Task):
-        message = call.message(args, kwargs, {})
-    elif not isinstance(call, Message):
-        raise UsageError(f"schedule {name}: expected a Message or a task, got {call!r:.80}")
-    elif args or kwargs:
-        raise UsageError(f"schedule {name}: args and kwargs are a task's; a message has a body")
-    else:
-        message = call
-    when = times.chosen(
-        name,
-        options.get("every"),
-        options.get("cron"),
-        options.get("sun"),
-        options.get("at"),
-        options.get("timezone", "UTC"),
-    )
-    spread = arguments.seconds(f"schedule {name}", "spread", options.get("spread", 0))
-    return schedule_store.made(
-        name,
-        when,
-        message,
-        missed=options.get("missed", "one"),
-        spread_us=units.microseconds(spread),
-    )
-
-
 def _topic(name: str | None) -> str | None:
     """A topic's name, or None for all."""
     return None if name is None else check_topic(name)
-
-
-def _by_pages(
-    call: str,
-    ids: Sequence[str] | None,
-    limit: int | None,
-    page: Callable[[Sequence[str] | None, int, int], int],
-) -> int:
-    """
-    Do page after page, of the ids or of all, each a transaction of its own and told how many came
-    before; returns how many in all.
-    """
-    most = sys.maxsize if limit is None else arguments.whole(call, "limit", limit, least=0)
-    total = 0
-    if ids is not None:
-        ids = arguments.texts(call, "ids", ids)
-        for first in range(0, len(ids), REDRIVE_AT_ONCE):
-            total += page(
-                ids[first : first + REDRIVE_AT_ONCE], min(REDRIVE_AT_ONCE, most - total), total
-            )
-        return total
-    while (asked := min(REDRIVE_AT_ONCE, most - total)) > 0:
-        got = page(None, asked, total)
-        total += got
-        if got < asked:
-            break
-    return total
-
-
-@functools.lru_cache(maxsize=1024)
-def _task_apart(name: str) -> NamedTask:
-    return named_task(Laneway("sqlite://"), name)  # nothing is opened
-
-
-def perform_apart(request: Request) -> Portable | None:
-    """What a child process does with a function by its name."""
-    return _task_apart(request.task).perform_apart(request)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Protocol
 
-from laneway import codec, units
+import msgspec
+
+from laneway import arguments, codec, units
 from laneway.awaitable import async_variant
+from laneway.engines.shared.interrupt import Interrupt
 from laneway.errors import BadMessage, LeaseLost, UsageError
 from laneway.message import Message, Settlement
 
@@ -13,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Executor
 
-    from laneway.engines.base import Queue
+    from laneway.engines.base import FullEngine, Queue
     from laneway.message import Draft, Lease
     from laneway.units import Duration
 
@@ -138,6 +143,113 @@ class Delivery:
         return (
             f"<Delivery of {self.id} in {self.topic}, attempt {self.attempt}, fence {self.fence}>"
         )
+
+
+class Host(Protocol):
+    """What a lease by hand needs of the application."""
+
+    @property
+    def engine(self) -> FullEngine:
+        """The engine."""
+        ...
+
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
+        ...
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """
+    The checked arguments of a lease call. `count`: most messages; `wait`: seconds; `topics`: only
+    these, strictly in this order, None: all of the pool.
+    """
+
+    count: int
+    wait: float
+    pool: str
+    topics: Sequence[str] | None
+
+    @classmethod
+    def checked(cls, count: int, wait: Duration, pool: str, topics: Sequence[str] | None) -> Wanted:
+        """Check the arguments. Raises UsageError."""
+        arguments.whole("lease", "n", count)
+        arguments.pool("lease", pool)
+        topics = arguments.topics("lease", topics)
+        return cls(count, arguments.seconds("lease", "wait", wait), pool, topics)
+
+
+def lease(host: Host, wanted: Wanted, interrupt: Interrupt | None = None) -> list[Delivery]:
+    """
+    Lease messages; waits for the first one at most `wanted.wait` seconds, or until `interrupt`.
+    Raises EngineUnavailable.
+    """
+    deadline = time.monotonic() + wanted.wait
+    interrupt = interrupt if interrupt is not None else Interrupt()
+    engine, pool, topics = host.engine, wanted.pool, wanted.topics
+    while not interrupt.is_set:
+        batch = engine.lease(wanted.count, pool=pool, topics=topics, record_start=True)
+        left = deadline - time.monotonic()
+        if batch.leases or left <= 0:
+            return [Delivery(engine, each, host.threads) for each in batch.leases]
+        if batch.next_wake_us is not None:
+            left = min(left, max(0.0, (batch.next_wake_us - batch.now_us) / units.SECOND))
+        engine.wait(left, pool=pool, topics=topics, interrupt=interrupt)
+    return []
+
+
+async def alease(host: Host, wanted: Wanted) -> list[Delivery]:
+    """As `lease`, awaited. A cancelled call releases the messages that arrive for it."""
+    interrupt = Interrupt()
+
+    def lease_or_release() -> list[Delivery]:
+        deliveries = lease(host, wanted, interrupt)
+        if interrupt.is_set:  # the caller's loop may have ended: release here
+            _release(host.engine, deliveries)
+            return []
+        return deliveries
+
+    def release_late(leasing: asyncio.Future[list[Delivery]]) -> None:
+        if not leasing.cancelled() and leasing.exception() is None:
+            _release(host.engine, leasing.result())
+
+    leasing = asyncio.get_running_loop().run_in_executor(host.threads, lease_or_release)
+    try:
+        return await asyncio.shield(leasing)
+    except asyncio.CancelledError:
+        interrupt.set()
+        leasing.add_done_callback(release_late)
+        raise
+
+
+def _release(engine: Queue, deliveries: Sequence[Delivery]) -> None:
+    if deliveries:
+        leases = [delivery.lease for delivery in deliveries]
+        engine.settle(
+            [Settlement(each.handle, each.fence, "release", begun=False) for each in leases]
+        )
+
+
+def ack_many(engine: Queue, deliveries: Iterable[Delivery]) -> None:
+    """
+    Ack many messages in one transaction. Raises LeaseLost if some leases had ended; the other
+    messages are finished nevertheless.
+    """
+    leases = [delivery.lease for delivery in deliveries]
+    answers = engine.settle([Settlement(each.handle, each.fence) for each in leases])
+    lost = [
+        (each, answer)
+        for each, answer in zip(leases, answers, strict=True)
+        if answer in ("lost", "gone")
+    ]
+    if lost:
+        error = lease_lost(*lost[0])
+        if len(lost) > 1:
+            error.add_note(
+                f"{len(lost)} of {len(leases)} leases were lost:"
+                f" {', '.join(each.id for each, _ in lost)}"
+            )
+        raise error
 
 
 def lease_lost(lease: Lease, answer: str) -> LeaseLost:

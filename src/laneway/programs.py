@@ -16,7 +16,9 @@ import hashlib
 import logging
 import re
 import secrets
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -72,6 +74,30 @@ def check_name(name: str) -> str:
             f"program: expected a name of 1 to 100 letters, digits and ._-@/+, got {name!r:.60}"
         )
     return name
+
+
+def calling_module() -> str:
+    """
+    The default name of a program: the module outside of this package that creates the application.
+    """
+    frame = sys._getframe(1)  # noqa: SLF001  # inspect.stack() reads every file of the stack
+    while (
+        frame.f_back is not None
+        and str(frame.f_globals.get("__name__")).partition(".")[0] == "laneway"
+    ):
+        frame = frame.f_back
+    name = str(frame.f_globals.get("__name__", ""))
+    if name == "__main__":
+        spec = frame.f_globals.get("__spec__")
+        name = (
+            spec.name.removesuffix(".__main__")
+            if spec is not None
+            else Path(str(frame.f_globals.get("__file__", ""))).stem
+        )
+    try:
+        return check_name(name)
+    except UsageError:
+        return "default"
 
 
 def records(engine: FullEngine) -> dict[str, Record]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from laneway import Laneway
+from laneway import Laneway, delivery
 from laneway.errors import EngineUnavailable
 from laneway.testing.servers import Server
 
@@ -102,7 +102,7 @@ def is_waiting(thread: threading.Thread) -> bool:
     """Whether it is in a wait of the engine."""
     frame = sys._current_frames().get(thread.ident or 0)  # there is no other way to see it
     while frame is not None:
-        if frame.f_code.co_name == "_lease":
+        if frame.f_code is delivery.lease.__code__:
             return True
         frame = frame.f_back
     return False

@@ -150,9 +150,9 @@ WRONG_CALLS: list[tuple[Callable[[Laneway], object], str]] = [
     (lambda app: app.lease(pool=""), "lease: expected pool"),
     (
         lambda app: app.publish_many(Message("a")),  # type: ignore[arg-type]
-        "publish_many: expected messages one after the other",
+        "publish_many: expected an iterable of messages",
     ),
-    (lambda app: app.publish_many(5), "publish_many: expected messages"),  # type: ignore[arg-type]
+    (lambda app: app.publish_many(5), "publish_many: expected an iterable"),  # type: ignore[arg-type]
     (lambda app: app.publish_many([], timeout="soon"), "publish_many: timeout"),
     (lambda app: app.topic("a").wait_done("soon"), "wait_done: timeout"),
     (lambda app: app.topic("a").peek(-1), "peek: expected limit"),

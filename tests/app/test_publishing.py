@@ -253,7 +253,7 @@ def test_an_async_stream_is_published(app: Laneway) -> None:
     with pytest.raises(BadMessage) as caught:
         asyncio.run(app.apublish_many(produce(object())))
     assert "2,000 messages of earlier batches" in caught.value.__notes__[-1]
-    with pytest.raises(BadMessage, match="apublish_many: expected messages"):
+    with pytest.raises(BadMessage, match="apublish_many: expected an iterable"):
         asyncio.run(app.apublish_many(5))  # type: ignore[arg-type]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,7 +68,7 @@ def gather(
 def test_a_lone_call_goes_straight_through(threads: ThreadPoolExecutor) -> None:
     """One caller, one batch, in its own thread."""
     store = SlowStore(held=False)
-    publisher = Publisher(store.put, threads)
+    publisher = Publisher(SimpleNamespace(engine=store), threads)
     assert publisher.put([Draft("a", b"")])[0].id == "id-a"
     assert store.batches == [["a"]]
 
@@ -76,7 +77,7 @@ def test_who_comes_during_a_commit_joins_the_next(threads: ThreadPoolExecutor) -
     """Ten callers that queue while one commits become one batch, each with its own answer."""
     store = SlowStore(held=True)
     topics = [f"t{n}" for n in range(10)]
-    answers = gather(Publisher(store.put, threads), store, threads, topics)
+    answers = gather(Publisher(SimpleNamespace(engine=store), threads), store, threads, topics)
     assert answers == ["id-first", *(f"id-{topic}" for topic in topics)]
     assert [len(batch) for batch in store.batches] == [1, 10]
 
@@ -84,14 +85,16 @@ def test_who_comes_during_a_commit_joins_the_next(threads: ThreadPoolExecutor) -
 def test_one_bad_message_does_not_hurt_the_others(threads: ThreadPoolExecutor) -> None:
     """The caller of a message that the engine refuses gets the error, the others their receipts."""
     store = SlowStore(held=True)
-    answers = gather(Publisher(store.put, threads), store, threads, ["a", "bad", "b"])
+    answers = gather(
+        Publisher(SimpleNamespace(engine=store), threads), store, threads, ["a", "bad", "b"]
+    )
     assert answers == ["id-first", "id-a", BadMessage, "id-b"]
 
 
 def test_a_failed_commit_is_told_to_all(threads: ThreadPoolExecutor) -> None:
     """When the engine is away every caller of the batch learns it, and the next commit goes on."""
     store = SlowStore(held=True)
-    publisher = Publisher(store.put, threads)
+    publisher = Publisher(SimpleNamespace(engine=store), threads)
     assert gather(publisher, store, threads, ["a", "away"]) == [
         "id-first",
         EngineUnavailable,
@@ -103,7 +106,7 @@ def test_a_failed_commit_is_told_to_all(threads: ThreadPoolExecutor) -> None:
 def test_coroutines_of_one_turn_share_a_commit(threads: ThreadPoolExecutor) -> None:
     """A hundred coroutines that publish at once become one batch."""
     store = SlowStore(held=False)
-    publisher = Publisher(store.put, threads)
+    publisher = Publisher(SimpleNamespace(engine=store), threads)
 
     async def main() -> list[str]:
         answers = await asyncio.gather(*(publisher.aput([Draft(f"t{n}", b"")]) for n in range(100)))
@@ -116,7 +119,7 @@ def test_coroutines_of_one_turn_share_a_commit(threads: ThreadPoolExecutor) -> N
 def test_a_cancelled_coroutine_does_not_disturb_the_others(threads: ThreadPoolExecutor) -> None:
     """Its message may be published; the others are answered."""
     store = SlowStore(held=False)
-    publisher = Publisher(store.put, threads)
+    publisher = Publisher(SimpleNamespace(engine=store), threads)
 
     async def main() -> None:
         cancelled = asyncio.ensure_future(publisher.aput([Draft("a", b"")]))

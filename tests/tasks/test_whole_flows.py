@@ -57,7 +57,7 @@ class Ran:
 def ran(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> Ran:
     """Every flow of more than ten calls takes several steps, of fifty messages each."""
     monkeypatch.setattr(whole, "BATCH", 50)
-    monkeypatch.setattr("laneway.app.BATCH", 50)
+    monkeypatch.setattr("laneway.producing.producer.BATCH", 50)
     monkeypatch.setattr("laneway.producing.bulk.BATCH", 50)
     monkeypatch.setattr(whole, "FAN", 7)  # 33 leaves, 5 openers above them, the root
     return Ran(make_app())
@@ -75,7 +75,7 @@ def ends_after(app: Laneway, calls: int, monkeypatch: pytest.MonkeyPatch) -> Non
         return put(drafts, **options)
 
     monkeypatch.setattr(app.engine, "put", counting)
-    monkeypatch.setattr(app._publisher, "_put", counting)
+    monkeypatch.setattr(app._producer.publisher, "_put", counting)
 
 
 def test_a_large_flow_runs_once(ran: Ran) -> None:
@@ -196,7 +196,7 @@ def _fails_once(
         raise EngineUnavailable("no answer", applied=None)
 
     monkeypatch.setattr(app.engine, "put", failing)
-    monkeypatch.setattr(app._publisher, "_put", failing)
+    monkeypatch.setattr(app._producer.publisher, "_put", failing)
 
 
 def test_what_begins_a_large_flow_keeps_its_delay_and_ttl(ran: Ran) -> None:

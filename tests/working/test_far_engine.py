@@ -19,7 +19,7 @@ CALL = 0.05
 @pytest.fixture
 def far(app: Laneway) -> Laneway:
     """The application on its engine, 50 ms away."""
-    app._engine = sleepy(app.engine, CALL)
+    app._holder.opened = sleepy(app.engine, CALL)
     return app
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from laneway.admin.policies import copy_programs, every_policy, set_policies
 from laneway.cli.session import Session, json_option, pass_session, print_json, say
-from laneway.namespaces import copy_programs, every_policy, set_policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,6 +9,7 @@ import click
 import msgspec
 
 from laneway import programs
+from laneway.admin.policies import every_policy
 from laneway.cli.session import (
     REFUSED,
     Session,
@@ -20,7 +21,6 @@ from laneway.cli.session import (
     table,
 )
 from laneway.cli.settings import setting_options, value_of
-from laneway.namespaces import every_policy
 from laneway.policy import FIELDS, PROGRAM, matches
 from laneway.presenting import (
     exact_size,

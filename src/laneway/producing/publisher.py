@@ -19,12 +19,18 @@ from laneway import texts
 from laneway.errors import BadMessage, EngineUnavailable, LanewayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Executor
+    from typing import Protocol
 
+    from laneway.engines.base import Queue
     from laneway.message import Draft, Receipt
 
-    Put = Callable[[list[Draft]], list[Receipt]]
+    class Holder(Protocol):
+        """Holds the engine, which is opened at first use."""
+
+        @property
+        def engine(self) -> Queue: ...
+
 
 GATHER = 0.0003
 """Seconds that a leader waits for those who joined the last commit: some ten changes of thread."""
@@ -98,8 +104,8 @@ class _Group:
 class Publisher:
     """The one way of an application's messages into its engine."""
 
-    def __init__(self, put: Put, threads: Executor) -> None:
-        self._put = put
+    def __init__(self, holder: Holder, threads: Executor) -> None:
+        self._holder = holder
         self._threads = threads
         self._mutex = threading.Lock()  # guards the next four; held for a few instructions only
         self._leading = False
@@ -107,6 +113,9 @@ class Publisher:
         self._companions = 0  # groups that joined the last commit
         self._gathering: _Group | None = None  # the leader that waits for them
         self._turns: dict[asyncio.AbstractEventLoop, list[_Entry]] = {}
+
+    def _put(self, drafts: list[Draft]) -> list[Receipt]:
+        return self._holder.engine.put(drafts)
 
     def put(self, drafts: list[Draft]) -> list[Receipt]:
         """

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import msgspec
 
-from laneway import codec, units
+from laneway import arguments, codec, config, units
 from laneway.errors import BadMessage, Reject, UsageError
 from laneway.message import Draft, Message
+from laneway.schedules import times
 from laneway.schedules.times import Cron, Every, Once, Sun
+from laneway.tasks.task import Task
 from laneway.working.handler import Handler
 
 if TYPE_CHECKING:
@@ -191,6 +193,41 @@ def made(
         Call(draft.topic, draft.body, draft.headers, draft.key, draft.priority, draft.ttl_us),
         missed,
         spread_us,
+    )
+
+
+def declared(where: str, name: str, call: object, options: Options) -> Schedule:
+    """
+    The schedule that `where` (a call of the application, for error messages) declares.
+
+    `call`: a Message, or a task, whose arguments are among the options. Raises UsageError,
+    BadMessage.
+    """
+    config.refuse_unknown(where, options.keys() - KNOWN, KNOWN)
+    args, kwargs = tuple(options.get("args", ())), dict(options.get("kwargs") or {})
+    if isinstance(call, Task):
+        message = call.message(args, kwargs, {})
+    elif not isinstance(call, Message):
+        raise UsageError(f"schedule {name}: expected a Message or a task, got {call!r:.80}")
+    elif args or kwargs:
+        raise UsageError(f"schedule {name}: args and kwargs are a task's; a message has a body")
+    else:
+        message = call
+    when = times.chosen(
+        name,
+        options.get("every"),
+        options.get("cron"),
+        options.get("sun"),
+        options.get("at"),
+        options.get("timezone", "UTC"),
+    )
+    spread = arguments.seconds(f"schedule {name}", "spread", options.get("spread", 0))
+    return made(
+        name,
+        when,
+        message,
+        missed=options.get("missed", "one"),
+        spread_us=units.microseconds(spread),
     )
 
 

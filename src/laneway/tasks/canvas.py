@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
     from concurrent.futures import Executor
 
-    from laneway.app import Laneway
+    from laneway.tasks.host import Host
     from laneway.units import Duration
 
 R = TypeVar("R")
@@ -76,7 +76,7 @@ class Part(ABC, Generic[H]):
         return Chain([self.clone(), _part(other).clone()])
 
     @property
-    def app(self) -> Laneway:
+    def app(self) -> Host:
         """Whose tasks these are. Raises UsageError where they are those of several applications."""
         apps = {id(call.task.app): call.task.app for call in self.calls()}
         if len(apps) != 1:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import queue
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import TextIO
 
-    from laneway.app import Laneway
     from laneway.engines.base import MessageView
     from laneway.message import Receipt
-    from laneway.tasks.task import Task
+    from laneway.tasks.host import Host
+    from laneway.tasks.request import Request
     from laneway.units import Duration
 
 log = logging.getLogger("laneway.job")
@@ -60,6 +61,20 @@ _HINTS = {
 
 NOTES_LAST = 86_400
 """Seconds for which what is noted of a job is kept."""
+
+
+class ResultType(Protocol):
+    """What a job needs of its task to read the result."""
+
+    @property
+    def returns(self) -> Any:
+        """The type that the function returns, None: unknown."""
+        ...
+
+    @property
+    def serializer(self) -> Any:
+        """How the result is encoded, see `laneway.tasks.serializers`."""
+        ...
 
 
 class JobState(msgspec.Struct, kw_only=True):
@@ -102,11 +117,11 @@ class Job(Generic[R]):
 
     def __init__(
         self,
-        app: Laneway,
+        app: Host,
         job_id: str,
         topic: str | None = None,
         *,
-        task: Task[..., R] | None = None,
+        task: ResultType | None = None,
         receipt: Receipt | None = None,
         is_kept: bool = True,
         before: tuple[Job[Any], ...] = (),
@@ -565,6 +580,26 @@ class Job(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
+
+
+def report_progress(app: Host, request: Request, state: str | None, about: Any) -> None:
+    """
+    Store the progress of a run, as long as its lease is held.
+
+    On an event loop it is stored by the application's progress thread, after this call. Raises
+    BadMessage if JSON cannot hold `about`.
+    """
+    if app.eager:
+        return
+    job: Job[Any] = Job(app, request.id, request.topic)
+    call = functools.partial(job.note, state, about, request.handle, request.fence)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        call()
+    else:
+        outcomes.noted(Progress(state=state, about=about))  # raises BadMessage here, not there
+        app.progress_thread.submit(call)
 
 
 class _Timeout:

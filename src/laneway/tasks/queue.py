@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from datetime import datetime
 
-    from laneway.app import Laneway
     from laneway.message import Receipt
+    from laneway.tasks.host import Host
     from laneway.tasks.request import Request
     from laneway.units import Duration
     from laneway.working.handler import Handler, Isolation
@@ -56,6 +56,9 @@ _MISSING: dict[str, float] = {}
 Functions that could not be imported, and until when that is not tried again: thousands of their
 calls may come at once.
 """
+
+CHILD_ADDRESS = "laneway.child:perform_named"
+"""How a child process finds the function that performs a call by name."""
 
 LISTED = 1_000
 """Jobs of a queue that are listed at most."""
@@ -124,7 +127,7 @@ class Queue:
 
     def __init__(
         self,
-        app: Laneway,
+        app: Host,
         name: str,
         *,
         isolation: Isolation | None = None,
@@ -226,7 +229,7 @@ class Queue:
             return _known_by_name(
                 self.app, name, tags=self.tags
             )  # RQ's way: the publisher may not have it
-        task = self.app.named_task(name)
+        task = named_task(self.app, name)
         task.tags = self.tags
         return task
 
@@ -328,7 +331,7 @@ class Queue:
     @property
     def count(self) -> int:
         """How many jobs wait."""
-        return self.app.topic(self.name).stats().waiting
+        return self.app.engine.topic_stats(self.name).waiting
 
     def __len__(self) -> int:
         return self.count
@@ -354,7 +357,7 @@ class Queue:
 
     def empty(self) -> int:
         """Cancel all that waits; returns how many."""
-        return self.app.topic(self.name).purge()
+        return self.app.engine.topic_purge(self.name)
 
     acount = async_variant(__len__)
     aempty = async_variant(empty)
@@ -416,8 +419,15 @@ class NamedTask(Task[..., Any]):
         return Retry(texts.of(error), delay=delays[min(request.retries, len(delays) - 1)])
 
 
-def named_task(app: Laneway, name: str) -> NamedTask:
-    """The task of a name with its prefix. Raises UsageError where there is no such function."""
+def named_task(app: Host, name: str) -> NamedTask:
+    """The task of a name with its prefix, cached. Raises UsageError if no such function exists."""
+    task: NamedTask | None = app.named_tasks.get(name)
+    if task is None:
+        task = app.named_tasks[name] = _make_named_task(app, name)
+    return task
+
+
+def _make_named_task(app: Host, name: str) -> NamedTask:
     is_apart = name.startswith(PREFIX_APART)
     function = function_of(name[len(PREFIX) :])
     if isinstance(function, Task):
@@ -434,11 +444,11 @@ def named_task(app: Laneway, name: str) -> NamedTask:
         raise UsageError(
             f"{_shown(name[len(PREFIX) :])} cannot be called as a job: {texts.of(error, 200)}"
         ) from error
-    task.handler.own_address = "laneway.app:perform_apart"
+    task.handler.own_address = CHILD_ADDRESS
     return task
 
 
-def _known_by_name(app: Laneway, name: str, tags: str) -> NamedTask:
+def _known_by_name(app: Host, name: str, tags: str) -> NamedTask:
     """A function of which this program has only the name: nothing of a call is checked here."""
     task = NamedTask(app, _any, TaskOptions(name=name, topic="default"))
     task.tags = tags
@@ -449,20 +459,20 @@ def _any(*args: Any, **kwargs: Any) -> None:
     """Takes whatever a function by its name is called with."""
 
 
-def find(app: Laneway, name: str, topic: str) -> Handler | None:
+def find(app: Host, name: str, topic: str) -> Handler | None:
     """
     Who handles a call of a function by its name in a topic: nobody, unless the program has named
     that queue.
     """
-    queue = app.queues.get(topic)
+    queue = app.handlers.queues.get(topic)
     if queue is None or not name.startswith((PREFIX, PREFIX_APART)):
         return None
     missing = _MISSING.get(name)
     if missing is not None and time.monotonic() < missing:
         return None
     try:
-        return app.named_task(
-            queue.prefix + name[len(PREFIX) :]
+        return named_task(
+            app, queue.prefix + name[len(PREFIX) :]
         ).handler  # where it runs is the worker's choice
     except BaseException as error:  # noqa: BLE001  # a module that raises KeyboardInterrupt has no function either
         log.warning("queue %s: %s", topic, texts.of(error, texts.MAX_REASON))
@@ -533,14 +543,14 @@ def _dependency(said: Any) -> Dependency | None:
     return said if isinstance(said, Dependency) else Dependency(said)
 
 
-def _jobs(app: Laneway, said: Any) -> list[Job[Any]]:
+def _jobs(app: Host, said: Any) -> list[Job[Any]]:
     listed = said if isinstance(said, (list, tuple)) else [said]
     found: dict[str, Job[Any]] = {}
     for each in listed:
         job = (
             each
             if isinstance(each, Job)
-            else app.job(arguments.name("enqueue", "depends_on", each))
+            else Job(app, arguments.name("enqueue", "depends_on", each))
         )
         found.setdefault(job.id, job)
     return list(found.values())

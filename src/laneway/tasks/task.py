@@ -49,7 +49,7 @@ from laneway.message import Lease, Message, Receipt
 from laneway.policy import Backoff, PolicyOptions
 from laneway.tasks import flow, outcomes, serializers, tagged
 from laneway.tasks.binding import Binding
-from laneway.tasks.job import Job
+from laneway.tasks.job import Job, report_progress
 from laneway.tasks.request import (
     ETA_HEADER,
     RETRIES_HEADER,
@@ -72,10 +72,10 @@ from laneway.working.outcome import Portable
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
-    from laneway.app import Laneway
     from laneway.message import Draft, Settlement
     from laneway.producing.publish_options import PublishOptions
     from laneway.tasks.canvas import Group, Signature
+    from laneway.tasks.host import Host
     from laneway.units import Duration
 
 log = logging.getLogger("laneway.task")
@@ -358,7 +358,7 @@ class Task(Generic[P, R]):
     of a coroutine may be coroutines.
     """
 
-    def __init__(self, app: Laneway, function: Callable[..., Any], options: TaskOptions) -> None:
+    def __init__(self, app: Host, function: Callable[..., Any], options: TaskOptions) -> None:
         self.app = app
         self.name = (
             function.__qualname__
@@ -828,7 +828,7 @@ class Task(Generic[P, R]):
         `meta`: anything that JSON can hold; with `current` and `total` it becomes a bar. In a
         coroutine it is on its way when this returns.
         """
-        self.app.note(self.request, state, meta)
+        report_progress(self.app, self.request, state, meta)
 
     # What a class of your own may say
 
@@ -1200,7 +1200,7 @@ class TaskDecorator:
 
     def __init__(
         self,
-        app: Laneway,
+        app: Host,
         base: type[Task[Any, Any]] | None,
         options: TaskOptions,
         policy: dict[str, Any],

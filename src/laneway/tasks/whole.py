@@ -41,8 +41,8 @@ from laneway.units import SECOND
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from laneway.app import Laneway
     from laneway.message import Message, Receipt
+    from laneway.tasks.host import Host
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ LAST_WRITE_BEFORE = ENDS_AFTER - 300
 NOT_WHOLE = "incomplete flow: not all of it was stored within 1 h, so none of it runs"
 
 
-def publish(app: Laneway, flow_id: str, messages: Sequence[Message], *, again: bool) -> None:
+def publish(app: Host, flow_id: str, messages: Sequence[Message], *, again: bool) -> None:
     """
     Store a flow's messages, the last first. Raises what publishing raises; nothing of the flow runs
     then.
@@ -78,7 +78,7 @@ def publish(app: Laneway, flow_id: str, messages: Sequence[Message], *, again: b
             raise
 
 
-def _is_one_step(app: Laneway, messages: Sequence[Message]) -> bool:
+def _is_one_step(app: Host, messages: Sequence[Message]) -> bool:
     if len(messages) == 1:
         return True
     if len(messages) > BATCH or app.limits_backlog:
@@ -88,7 +88,7 @@ def _is_one_step(app: Laneway, messages: Sequence[Message]) -> bool:
     )
 
 
-def _is_stored(app: Laneway, messages: Sequence[Message]) -> bool:
+def _is_stored(app: Host, messages: Sequence[Message]) -> bool:
     """Whether the one step was done: any of its messages is known, or how it ended."""
     engine = app.engine
     if any(
@@ -115,7 +115,7 @@ def _check(receipts: Sequence[Receipt]) -> None:
 class _Staged:
     """A flow that takes several steps."""
 
-    def __init__(self, app: Laneway, flow_id: str, messages: Sequence[Message]) -> None:
+    def __init__(self, app: Host, flow_id: str, messages: Sequence[Message]) -> None:
         self._app = app
         self._messages = messages
         self._topic = messages[-1].topic

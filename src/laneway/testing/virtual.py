@@ -29,6 +29,7 @@ from laneway.working.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from laneway.admin.views import Stats
     from laneway.app import Laneway
     from laneway.engines.base import FullEngine, Settings
     from laneway.message import (
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         Settlement,
         SettlementAnswer,
     )
-    from laneway.topic import Stats
     from laneway.units import Duration
     from laneway.working.delivery import WorkerDelivery
 
@@ -74,7 +74,7 @@ def virtual(app: Laneway, *, start: datetime | None = None) -> Iterator[World]:
         )
         return cast("FullEngine", _Clocked(open_engine("sqlite://", settings), clock))
 
-    with app.lent(make) as engine:
+    with app.replaced_engine(make) as engine:
         try:
             yield World(app, engine, clock)
         finally:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from laneway.errors import UsageError
 from laneway.working.banner import tell_banner
@@ -18,25 +18,11 @@ from laneway.working.worker import STOP_SECONDS, Worker, check_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from concurrent.futures import Executor
     from types import TracebackType
 
-    from laneway.engines.base import FullEngine
-    from laneway.working.handler import Handlers
+    from laneway.working.host import Application
     from laneway.working.options import Options, Summary
     from laneway.working.worker_registry import WorkerRegistry
-
-    class Application(Protocol):
-        """What a worker needs of the application."""
-
-        @property
-        def engine(self) -> FullEngine: ...
-        @property
-        def handlers(self) -> Handlers: ...
-        @property
-        def threads(self) -> Executor: ...
-        def install_schedules(self) -> None: ...
-
 
 log = logging.getLogger("laneway.worker")
 

@@ -17,12 +17,12 @@ from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import Worker, check_handlers
 
 if TYPE_CHECKING:
-    from laneway.app import Laneway
+    from laneway.working.host import ProcessApplication
     from laneway.working.options import Options, Summary
     from laneway.working.worker_registry import WorkerRegistry
 
 
-def run_worker(app: Laneway, options: Options, registry: WorkerRegistry) -> Summary:
+def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegistry) -> Summary:
     """Handle messages until told to stop."""
     refuse_while_importing("run_worker")
     refuse_running_loop("run_worker")

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection
 
-    from laneway.app import Laneway
     from laneway.working.child_processes import Process
+    from laneway.working.host import ProcessApplication
 
 log = logging.getLogger("laneway.supervisor")
 
@@ -57,7 +57,7 @@ changed.
 """
 
 
-def target_of(app: Laneway, options: Options) -> str | Laneway:
+def target_of(app: ProcessApplication, options: Options) -> str | ProcessApplication:
     """
     `module:name` by which another process finds the application; of the main module, itself: its
     workers are copies. Raises UsageError.
@@ -87,7 +87,7 @@ def target_of(app: Laneway, options: Options) -> str | Laneway:
     return app if is_of_main else found[0]
 
 
-def _names_of(app: Laneway, module_name: str, module: object) -> list[str]:
+def _names_of(app: ProcessApplication, module_name: str, module: object) -> list[str]:
     if module_name.startswith("laneway."):
         return []
     return [
@@ -97,7 +97,7 @@ def _names_of(app: Laneway, module_name: str, module: object) -> list[str]:
     ]
 
 
-def _stands_for(value: object, app: Laneway) -> bool:
+def _stands_for(value: object, app: ProcessApplication) -> bool:
     """Whether it is an application in another system's words, with this one beneath it."""
     module = getattr(type(value), "__module__", None)  # of a stranger's class it may be anything
     return (
@@ -112,7 +112,7 @@ class Supervisor:
     Keeps `processes` workers running until told to stop, or until all have ended by themselves.
     """
 
-    def __init__(self, target: str | Laneway, options: Options) -> None:
+    def __init__(self, target: str | ProcessApplication, options: Options) -> None:
         """
         `options.store` is what the application was told to use instead of what its code names.
         """
@@ -172,7 +172,7 @@ class Supervisor:
 class _SupervisedWorker:
     """One of the workers, through all its restarts."""
 
-    def __init__(self, number: int, target: str | Laneway, options: Options) -> None:
+    def __init__(self, number: int, target: str | ProcessApplication, options: Options) -> None:
         self.number = number
         self.is_wanted = True
         self.restart_at = 0.0
@@ -272,7 +272,10 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
 
 
 def work(
-    answers: Connection, target: str | Laneway, options: Options, style: log_format.LogStyle
+    answers: Connection,
+    target: str | ProcessApplication,
+    options: Options,
+    style: log_format.LogStyle,
 ) -> None:
     """What a worker process does."""
     # A Ctrl-C in the terminal reaches every process of the group; only the parent acts on it, and
@@ -282,7 +285,7 @@ def work(
     began = time.time()
     try:
         found: Any = child_processes.resolve(target) if isinstance(target, str) else target
-        app: Laneway = found.for_worker() if hasattr(found, "for_worker") else found
+        app: ProcessApplication = found.for_worker() if hasattr(found, "for_worker") else found
         if isinstance(target, str):
             app.use_store(*options.store)
         app.install_schedules()

@@ -36,7 +36,7 @@ from laneway.compat.celery.task import Task
 from laneway.compat.celery.when import crontab, schedule, solar
 from laneway.tasks import canvas
 from laneway.tasks.canvas import Signature
-from laneway.tasks.carrying import get_task_logger
+from laneway.tasks.context import get_task_logger
 
 subtask = signature
 

@@ -7,23 +7,22 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Unpack
 
-import msgspec
-
-from laneway import arguments, codec, units
+from laneway import arguments
+from laneway.admin import dead_letters
+from laneway.admin.views import Stats, message_of, stats_of
 from laneway.awaitable import async_variant
-from laneway.engines.base import TopicStats
-from laneway.errors import BadPolicy, UsageError
-from laneway.message import Message
+from laneway.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from concurrent.futures import Executor
 
-    from laneway.app import Laneway
-    from laneway.engines.base import FullEngine, IdState, MessageView, ResultListener
-    from laneway.message import Receipt
+    from laneway.admin.dead_letters import DeadLetter
+    from laneway.engines.base import FullEngine, IdState, ResultListener
+    from laneway.message import Message, Receipt
     from laneway.policy import PolicyOptions
     from laneway.producing.publish_options import PublishOptions
+    from laneway.tasks.host import Host
     from laneway.units import Duration
 
 WATCH = 60.0
@@ -38,83 +37,20 @@ Seconds between two looks at the cursors of a busy topic: each look covers all n
 time.
 """
 
-REDRIVE_AT_ONCE = 1_000
-"""Dead letters that one transaction puts back, where no rate spreads them."""
-
-
-class Stats(TopicStats):
-    """
-    A topic's numbers; times are seconds. `oldest_age`: how long the message that is next by age has
-    waited.
-    """
-
-    oldest_age: float | None = None
-    now: float = 0.0
-
-
-class DeadLetter(msgspec.Struct, frozen=True):
-    """
-    A message that used up its retries or was refused: why, the last error, and what happened to it
-    (the last 20).
-    """
-
-    number: int
-    message: Message
-    reason: str
-    error: str | None
-    died_at: float
-    history: list[dict[str, Any]]
-
-
-def stats_of(found: TopicStats, now_us: int) -> Stats:
-    """An engine's numbers as users read them."""
-    age = None if found.oldest_us is None else max(0.0, (now_us - found.oldest_us) / units.SECOND)
-    fields = {name: getattr(found, name) for name in TopicStats.__struct_fields__}
-    return Stats(**fields, oldest_age=age, now=now_us / units.SECOND)
-
-
-def message_of(view: MessageView) -> Message:
-    """A message as administration shows it; a body that cannot be read is shown as bytes."""
-    body: Any = view.body
-    try:
-        bodies = [codec.decode(one, view.headers) for one in view.bodies or ()]
-        body = bodies or codec.decode(view.body, view.headers)
-    except ValueError:
-        body = view.body
-    return Message(
-        view.topic,
-        body,
-        view.key,
-        view.priority,
-        id=view.id,
-        headers=view.headers,
-        attempt=view.attempts + 1,
-        deliveries=view.deliveries,
-        published_at=view.published_us / units.SECOND,
-    )
-
-
-def dead_letter_of(number: int, view: MessageView) -> DeadLetter:
-    """A dead letter as users read it."""
-    died_at = (view.died_us or 0) / units.SECOND
-    return DeadLetter(
-        number, message_of(view), view.reason or "", view.error, died_at, view.history
-    )
-
 
 class Topic:
     """A topic by its name. It need not exist: it does when something is published to it."""
 
-    __slots__ = ("_app", "name")
+    __slots__ = ("_host", "name")
 
-    def __init__(self, app: Laneway, name: str) -> None:
-        self._app = app
+    def __init__(self, host: Host, name: str) -> None:
+        self._host = host
         self.name = name
 
     @property
     def threads(self) -> Executor:
         """Where blocking calls of coroutines run."""
-        return self._app.threads
+        return self._host.threads
 
     def publish(
         self,
@@ -124,7 +60,7 @@ class Topic:
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """As `app.publish`, to this topic."""
-        return self._app.publish(self.name, body, timeout=timeout, **options)
+        return self._host.publish(self.name, body, timeout=timeout, **options)
 
     async def apublish(
         self,
@@ -134,11 +70,11 @@ class Topic:
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """As `publish`, awaited."""
-        return await self._app.apublish(self.name, body, timeout=timeout, **options)
+        return await self._host.apublish(self.name, body, timeout=timeout, **options)
 
     def stats(self) -> Stats:
         """Its numbers now: waiting, leased, dead, counters, cursors; all zero for an idle topic."""
-        engine = self._app.engine
+        engine = self._host.engine
         return stats_of(engine.topic_stats(self.name), engine.time_us(self.name))
 
     def policy(self, /, **fields: Unpack[PolicyOptions]) -> dict[str, Any]:
@@ -150,10 +86,10 @@ class Topic:
         would change.
         """
         if fields:
-            self._app.policy(self.name, **fields)
+            self._host.policy(self.name, **fields)
         return {
             field: value
-            for field, (value, _, _) in self._app.engine.policies().why(self.name).items()
+            for field, (value, _, _) in self._host.engine.policies().why(self.name).items()
         }
 
     def pause(self) -> None:
@@ -161,38 +97,38 @@ class Topic:
         Accept, and deliver nothing, until `resume`. An operator's act: it stands above the code's
         policies.
         """
-        self._app.engine.policy_set("operator", self.name, {"paused": True})
+        self._host.engine.policy_set("operator", self.name, {"paused": True})
 
     def resume(self) -> None:
         """Deliver again, also where a pattern's policy says paused."""
-        engine = self._app.engine
+        engine = self._host.engine
         engine.policy_set("operator", self.name, {"paused": None})
         if engine.policy_of(self.name).paused:
             engine.policy_set("operator", self.name, {"paused": False})
 
     def purge(self) -> int:
         """Remove what waits; what is leased settles as usual. Returns how many were removed."""
-        return self._app.engine.topic_purge(self.name)
+        return self._host.engine.topic_purge(self.name)
 
     def delete(self) -> int:
         """
         Remove everything: waiting, leased, dead letters, known ids, counters. Returns how many
         messages were removed.
         """
-        return self._app.engine.topic_delete(self.name)
+        return self._host.engine.topic_delete(self.name)
 
     def peek(self, limit: int = 10) -> list[Message]:
         """The messages that would be handed out next, in order; nothing is changed."""
         return [
             message_of(view)
-            for view in self._app.engine.topic_peek(
+            for view in self._host.engine.topic_peek(
                 self.name, limit=arguments.whole("peek", "limit", limit)
             )
         ]
 
     def lookup(self, ids: Iterable[str]) -> dict[str, IdState]:
         """`"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"` for each id."""
-        return self._app.lookup(self.name, ids)
+        return self._host.engine.lookup(self.name, arguments.texts("lookup", "ids", ids))
 
     def wait_done(self, timeout: Duration | None = None) -> bool:
         """
@@ -202,12 +138,12 @@ class Topic:
         False when the timeout is over first.
         """
         patience = arguments.seconds_or_none("wait_done", "timeout", timeout)
-        return _DoneWait(self._app.engine, self.name).run(patience)
+        return _DoneWait(self._host.engine, self.name).run(patience)
 
     async def await_done(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_done
         """As `wait_done`, awaited."""
         patience = arguments.seconds_or_none("await_done", "timeout", timeout)
-        wait = _DoneWait(self._app.engine, self.name)
+        wait = _DoneWait(self._host.engine, self.name)
         waiting = asyncio.get_running_loop().run_in_executor(self.threads, wait.run, patience)
         try:
             return await asyncio.shield(waiting)
@@ -217,7 +153,7 @@ class Topic:
 
     def dead_letters(self, limit: int = 50, *, after: int = 0) -> list[DeadLetter]:
         """Its dead letters, oldest first; `after` (a letter's number) pages on."""
-        return self._app.dead_letters(self.name, limit=limit, after=after)
+        return dead_letters.find(self._host.engine, self.name, limit=limit, after=after)
 
     def redrive(
         self,
@@ -230,7 +166,7 @@ class Topic:
         Put dead letters back, all or those named, at once or at a rate (`"10/s"`), the oldest first
         and at most `limit`; returns how many.
         """
-        return self._app.redrive(self.name, ids, rate=rate, limit=limit)
+        return dead_letters.redrive(self._host.engine, self.name, ids, rate=rate, limit=limit)
 
     def drop_dead_letters(
         self, ids: Sequence[str] | None = None, *, limit: int | None = None
@@ -239,7 +175,7 @@ class Topic:
         Forget dead letters, all or those named, the oldest first and at most `limit`; returns how
         many.
         """
-        return self._app.drop_dead_letters(self.name, ids, limit=limit)
+        return dead_letters.drop(self._host.engine, self.name, ids, limit=limit)
 
     astats = async_variant(stats)
     apolicy = async_variant(policy)
@@ -307,13 +243,3 @@ class _DoneWait:
 
     def _is_done(self, last: int) -> bool:
         return min(done for _, done in self._engine.cursors(self._topic).values()) >= last
-
-
-def spacing_us(rate: float | str | None) -> int:
-    """The time between two redriven messages at a rate. Raises BadPolicy."""
-    if rate is None:
-        return 0
-    try:
-        return round(units.SECOND / units.rate(rate))
-    except ValueError as error:
-        raise BadPolicy(f"redrive: rate: {error}") from error

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from laneway.policy import PROGRAM, Gate, own_rows, sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from laneway.engines.base import Admin, FullEngine
 
@@ -56,6 +56,23 @@ def set_policies(engine: Admin, rows: Iterable[tuple[str, str, dict[str, Any]]])
             by_layer.setdefault(layer, []).append((pattern, fields))
         for layer in sorted(by_layer, key=_before_others):
             engine.policy_set_many(layer, by_layer[layer])
+        count += len(batch)
+    return count
+
+
+def set_many(engine: Admin, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
+    """
+    Set the policies of many topics in the code's layer, in batches; returns how many.
+
+    Raises BadPolicy, which names the topic; its notes say how many were set before.
+    """
+    count = 0
+    for batch in batches(iter(policies)):
+        try:
+            engine.policy_set_many("code", batch)
+        except Exception as error:
+            error.add_note(f"policy_many: {count:,} policies of earlier batches had been set")
+            raise
         count += len(batch)
     return count
 

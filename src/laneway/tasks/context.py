@@ -14,22 +14,29 @@ from laneway.errors import BadMessage
 from laneway.tasks.request import current_request
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
     from contextvars import ContextVar
 
-    from laneway.app import Laneway
     from laneway.message import Message, Receipt
 
 PREFIX = "context-"
 """How the headers begin that hold them."""
 
 
-def carry(app: Laneway, variable: ContextVar[Any], name: str | None = None) -> None:
-    """See `Laneway.carry`."""
+def middlewares(
+    variable: ContextVar[Any], name: str | None
+) -> tuple[
+    Callable[[Message], Generator[Message, Receipt, None]],
+    Callable[[Message | list[Message]], Generator[None, None, None]],
+]:
+    """
+    The middlewares of publishing and of handling that carry a context variable.
+
+    `name`: the name of the header without its prefix, None: the variable's. See `Laneway.carry`.
+    """
     header = PREFIX + (name if name is not None else variable.name)
     unset = object()
 
-    @app.around_publish
     def publishing(message: Message) -> Generator[Message, Receipt, None]:
         value = variable.get(unset)
         if value is unset:
@@ -44,7 +51,6 @@ def carry(app: Laneway, variable: ContextVar[Any], name: str | None = None) -> N
             ) from error
         yield msgspec.structs.replace(message, headers={**(message.headers or {}), header: written})
 
-    @app.around_handling
     def handling(subject: Message | list[Message]) -> Generator[None, None, None]:
         written = None if isinstance(subject, list) else (subject.headers or {}).get(header)
         if written is None:
@@ -55,6 +61,8 @@ def carry(app: Laneway, variable: ContextVar[Any], name: str | None = None) -> N
             yield
         finally:
             variable.reset(token)
+
+    return publishing, handling
 
 
 class _About(logging.Filter):

@@ -1,0 +1,81 @@
+"""
+Forks of the process. No application opens its engine while the process forks, and each begins
+without an engine in the child.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet
+
+from laneway.engines.shared import forking
+
+if TYPE_CHECKING:
+    import threading
+
+FORK_SECONDS = 5.0
+"""
+Longest wait for applications that are being opened: a child cannot finish what another thread of
+its parent had begun.
+"""
+
+
+class Application(Protocol):
+    """What a fork needs of an application."""
+
+    @property
+    def opening(self) -> threading.RLock:
+        """Held while the engine is opened."""
+        ...
+
+    def begin_in_child(self) -> None:
+        """Begin without the parent's threads and engine."""
+        ...
+
+
+_applications: WeakSet[Any] = WeakSet()
+_held: list[Any] = []
+_of_parents: list[object] = []
+
+
+def register(app: Application) -> None:
+    """Prepare an application for forks, as long as it exists."""
+    _applications.add(app)
+
+
+def keep(*objects: object) -> None:
+    """
+    Keep a parent's objects in its forked child: to finalize them there could close what the parent
+    has open.
+    """
+    _of_parents.extend(objects)
+
+
+def _before_fork() -> None:
+    _held[:] = [
+        each.opening for each in list(_applications) if each.opening.acquire(timeout=FORK_SECONDS)
+    ]
+    for before in list(forking.BEFORE):
+        before()
+
+
+def _after_fork_in_parent() -> None:
+    for after in list(forking.AFTER_IN_PARENT):
+        after()
+    for lock in _held:
+        lock.release()
+    _held.clear()
+
+
+def _after_fork_in_child() -> None:
+    _held.clear()
+    for after in list(forking.AFTER_IN_CHILD):
+        after()
+    for each in list(_applications):
+        each.begin_in_child()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)

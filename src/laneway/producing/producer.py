@@ -1,0 +1,188 @@
+"""How an application publishes: middlewares, group commit, and waiting for room in a backlog."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import threading
+from collections.abc import AsyncIterable, Iterable
+from typing import TYPE_CHECKING
+
+from laneway import arguments, codec
+from laneway.awaitable import async_variant
+from laneway.errors import BacklogFull, BadMessage
+from laneway.message import Message
+from laneway.producing.bulk import BATCH, put_all, wait_for_room
+from laneway.producing.middleware import Middlewares
+from laneway.producing.publish_options import batches_of
+from laneway.producing.publisher import Publisher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Executor
+    from typing import Protocol
+
+    from laneway.engines.base import FullEngine, Settings
+    from laneway.message import Draft, Receipt
+    from laneway.units import Duration
+
+    class Holder(Protocol):
+        """Holds the engine and the settings with which it is opened."""
+
+        @property
+        def engine(self) -> FullEngine: ...
+        @property
+        def settings(self) -> Settings: ...
+
+
+class Producer:
+    """Publishes an application's messages. `threads`: where coroutines wait for the engine."""
+
+    def __init__(self, holder: Holder, threads: Executor) -> None:
+        self._holder = holder
+        self.threads = threads
+        self.middlewares = Middlewares()
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with nothing queued, in a new process."""
+        self.publisher = Publisher(self._holder, self.threads)
+
+    def publish(self, message: Message, timeout: Duration | None) -> Receipt:
+        """Publish one message. Raises BadMessage, BacklogFull, EngineUnavailable."""
+        if not self.middlewares:
+            return self._publish(message, timeout)
+        with self.middlewares.around(message) as passing:
+            passing.receipt = self._publish(passing.message, timeout)
+        return passing.receipt
+
+    async def apublish(self, message: Message, timeout: Duration | None) -> Receipt:  # noqa: ASYNC109  # how long a full backlog may block it
+        """As `publish`, awaited."""
+        if not self.middlewares:
+            return await self._apublish(message, timeout)
+        with self.middlewares.around(message) as passing:
+            passing.receipt = await self._apublish(passing.message, timeout)
+        return passing.receipt
+
+    def publish_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        progress: bool | None = None,
+        timeout: Duration | None = None,
+    ) -> list[Receipt]:
+        """Publish messages in batches; returns their receipts in the same order."""
+        if isinstance(messages, Message) or not isinstance(messages, Iterable):
+            raise BadMessage(
+                f"publish_many: expected an iterable of messages, got {messages!r:.80};"
+                " publish takes a single one"
+            )
+        shown = sys.stderr.isatty() if progress is None else progress
+        seconds = arguments.seconds_or_none("publish_many", "timeout", timeout)
+        put, has_to_wait = self.publisher.put, self._has_to_wait
+        if not self.middlewares:
+            return put_all(messages, put, has_to_wait, timeout=seconds, progress=shown)
+        with self.middlewares.around_many(messages, put) as stream:
+            return put_all(stream, stream.put, has_to_wait, timeout=seconds, progress=shown)
+
+    _publish_many_in_thread = async_variant(publish_many)
+
+    async def apublish_many(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        *,
+        progress: bool | None = None,
+        timeout: Duration | None = None,  # noqa: ASYNC109  # how long a full backlog may block it
+    ) -> list[Receipt]:
+        """As `publish_many`, awaited; also of an async iterable."""
+        if isinstance(messages, Iterable):
+            return await self._publish_many_in_thread(messages, progress=progress, timeout=timeout)
+        if not isinstance(messages, AsyncIterable):
+            raise BadMessage(
+                f"apublish_many: expected an iterable of messages, got {messages!r:.80};"
+                " apublish takes a single one"
+            )
+        receipts: list[Receipt] = []
+        async for batch in batches_of(messages):
+            try:
+                receipts += await self._publish_many_in_thread(
+                    batch, progress=False, timeout=timeout
+                )
+            except Exception as error:
+                error.add_note(
+                    f"apublish_many: {len(receipts):,} messages of earlier batches had been"
+                    " answered"
+                )
+                raise
+        return receipts
+
+    def publish_flow(self, messages: Sequence[Message], *, sticky: bool = False) -> list[Receipt]:
+        """
+        Publish a flow's messages apart from other calls; up to 1,000 in one call of the engine.
+        `sticky`: their ids stay known for 24 hours.
+        """
+
+        def put(drafts: list[Draft]) -> list[Receipt]:
+            for draft in drafts:
+                draft.sticky = draft.sticky or sticky
+            return self.publisher.put_alone(drafts)
+
+        put_flow = functools.partial(
+            put_all,
+            has_to_wait=self._has_to_wait,
+            timeout=None,
+            progress=False,
+            is_one=len(messages) <= BATCH,
+        )
+        if not self.middlewares:
+            return put_flow(messages, put)
+        with self.middlewares.around_many(messages, put) as stream:
+            return put_flow(stream, stream.put)
+
+    def _publish(self, message: Message, timeout: Duration | None) -> Receipt:
+        draft = codec.draft(message)
+        receipt = self.publisher.put([draft])[0]
+        if receipt.outcome != "refused":
+            return receipt
+        return self._wait_for_room(draft, receipt, timeout)
+
+    async def _apublish(self, message: Message, timeout: Duration | None) -> Receipt:  # noqa: ASYNC109
+        draft = codec.draft(message)
+        receipt = (await self.publisher.aput([draft]))[0]
+        if receipt.outcome != "refused":
+            return receipt
+        return await self._await_for_room(draft, receipt, timeout)
+
+    def _has_to_wait(self, topic: str) -> bool:
+        on_full = (self._holder.settings.on_full, self._holder.engine.policy_of(topic).on_full)
+        return "block" in on_full
+
+    def _wait_for_room(
+        self,
+        draft: Draft,
+        receipt: Receipt,
+        timeout: Duration | None,
+        given_up: threading.Event | None = None,
+    ) -> Receipt:
+        receipts, seconds = [receipt], arguments.seconds_or_none("publish", "timeout", timeout)
+        wait_for_room([draft], receipts, self.publisher.put, self._has_to_wait, seconds, given_up)
+        if receipts[0].outcome == "refused":
+            raise BacklogFull(
+                f"topic {draft.topic}: {receipt.reason}; publish less, or raise max_backlog",
+                [*receipts],
+            )
+        return receipts[0]
+
+    async def _await_for_room(
+        self,
+        draft: Draft,
+        receipt: Receipt,
+        timeout: Duration | None,  # noqa: ASYNC109
+    ) -> Receipt:
+        given_up = threading.Event()
+        call = functools.partial(self._wait_for_room, draft, receipt, timeout, given_up)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.threads, call)
+        finally:
+            given_up.set()  # a cancelled caller's thread ends too, and publishes nothing later

@@ -1,0 +1,52 @@
+"""What workers need of the application whose messages they handle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from laneway.engines.base import FullEngine
+    from laneway.working.handler import Handlers
+
+
+class Application(Protocol):
+    """An application as a worker inside its process sees it."""
+
+    @property
+    def engine(self) -> FullEngine:
+        """The engine, opened at first use. Raises EngineUnavailable."""
+        ...
+
+    @property
+    def handlers(self) -> Handlers:
+        """The program's handlers."""
+        ...
+
+    @property
+    def threads(self) -> Executor:
+        """Threads for the blocking calls of coroutines."""
+        ...
+
+    def install_schedules(self) -> None:
+        """Store the program's schedules and handle those that are due."""
+        ...
+
+
+class ProcessApplication(Application, Protocol):
+    """An application as a supervisor and the workers in its child processes see it."""
+
+    @property
+    def url(self) -> str:
+        """The engine's URL."""
+        ...
+
+    @property
+    def store_options(self) -> tuple[str | None, str | None]:
+        """URL and namespace that replace those of the code."""
+        ...
+
+    def use_store(self, url: str | None = None, namespace: str | None = None) -> None:
+        """Replace the URL and the namespace of the code. Raises UsageError."""
+        ...
