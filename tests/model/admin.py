@@ -11,6 +11,7 @@ import msgspec
 from laneway.engines.base import (
     RESULT_TTL_HEADER,
     Explanation,
+    MessageState,
     MessageView,
     Overview,
     TierStats,
@@ -457,8 +458,8 @@ class Model(Engine):
                 )
         return view
 
-    def _view_state(self, message: Message) -> str:
-        if message.state != "waiting":
+    def _view_state(self, message: Message) -> MessageState:
+        if message.state in ("leased", "dead"):
             return message.state
         return "delayed" if message.delayed else "parked" if self._is_parked(message) else "ready"
 

@@ -31,7 +31,7 @@ from hypothesis.stateful import (
 )
 
 from laneway.engines.base import RESULT_TTL_HEADER, SIGNALS_HEADER, FullEngine
-from laneway.message import Draft, Lease, Receipt, Settlement
+from laneway.message import Action, Draft, Lease, Receipt, Settlement
 from laneway.policy import Gate, Layer, own_rows
 from laneway.tiers import Tier
 from laneway.units import SECOND
@@ -181,8 +181,15 @@ def a_call(chance: random.Random) -> dict[str, Any]:
 def an_end(chance: random.Random) -> Settlement:
     """A random settlement."""
     pick = chance.choice
-    actions = ["ack"] * 3 + ["retry"] * 2 + ["release"] * 2 + ["dead", "back_off", "unhandled"]
-    action = pick(actions)
+    actions: dict[Action, int] = {
+        "ack": 3,
+        "retry": 2,
+        "release": 2,
+        "dead": 1,
+        "back_off": 1,
+        "unhandled": 1,
+    }
+    action = pick([action for action, times in actions.items() for _ in range(times)])
     delay = pick([None, None, None, 0, 300_000, 6 * SECOND])
     reason = pick([None, "why"])
     return Settlement(
