@@ -46,7 +46,7 @@ WORDS = {
     "back off, DestinationUnavailable": "unwell | rests | resting",
     "FAIL, failed, unavailable": "ill",
     "deliver, delivery, lease": "hand outs? | handouts? | handed out | handing out | hands out",
-    "fault injection": "sleepy",
+    "with_latency": "sleepy",
     # standard terms
     "repair": "mends? | mended | mending",
     "again, rebuild, reopen": "anew",

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from laneway import Laneway, Message
-from laneway.testing import sleepy
+from laneway.testing import with_latency
 
 CALL = 0.05
 
@@ -19,7 +19,7 @@ CALL = 0.05
 @pytest.fixture
 def far(app: Laneway) -> Laneway:
     """The application on its engine, 50 ms away."""
-    app._holder.opened = sleepy(app.engine, CALL)
+    app._holder.opened = with_latency(app.engine, CALL)
     return app
 
 
@@ -34,7 +34,7 @@ def test_a_worker_takes_and_settles_many_in_one_call(far: Laneway) -> None:
         await asyncio.sleep(0)
 
     assert far.run_worker(burst=True, concurrency=50).acked == 500
-    calls = far.engine.made  # type: ignore[attr-defined]
+    calls = far.engine.call_counts  # type: ignore[attr-defined]
     assert calls["lease"] + calls["settle"] < 500 / 4
     assert sorted(map(str, seen)) == sorted(map(str, range(500)))
 
@@ -43,7 +43,7 @@ def test_threads_that_publish_share_a_call(far: Laneway) -> None:
     """Each is told of its own message when that is stored."""
     with ThreadPoolExecutor(40) as threads:
         ids = list(threads.map(lambda n: far.publish("a", n).id, range(200)))
-    assert far.engine.made["put"] < 200 / 4  # type: ignore[attr-defined]
+    assert far.engine.call_counts["put"] < 200 / 4  # type: ignore[attr-defined]
     assert far.topic("a").stats().waiting == len(set(ids)) == 200
 
 

@@ -1,17 +1,19 @@
 """
-What tests of programs and of engines need. Nothing of Laneway itself imports this;
-`laneway.testing.conformance` and `.fixtures` need pytest.
+Tools for testing programs and engines. No other part of Laneway imports this package.
 
-- `virtual`: an application in memory, under a clock that moves only when it is told to.
-- `eager`: tasks run where they are called.
-- `laneway.testing.fixtures`: both as fixtures of pytest.
-- `EngineBench`: an engine under a clock that is moved by hand.
-- `sleepy`: an engine that takes its time, as one at the other end of a network does.
-- `laneway.testing.conformance`: what every engine has to do, as tests for those who write one.
+- `virtual`: run an application in memory, with a clock that moves only when the test moves it.
+- `eager`: run tasks in the caller.
+- `laneway.testing.fixtures`: both as pytest fixtures.
+- `EngineDriver`: an engine with a clock that the test moves.
+- `with_latency`: an engine with the latency of a network.
+- `laneway.testing.servers`: Valkey servers, sentinels and clusters for tests.
+- `laneway.testing.conformance`: the test suite for engines.
+
+`laneway.testing.conformance` and `laneway.testing.fixtures` need pytest.
 """
 
 from laneway.testing.engine_driver import EngineDriver
-from laneway.testing.fault_injection import sleepy
+from laneway.testing.fault_injection import with_latency
 from laneway.testing.virtual import World, eager, virtual
 
-__all__ = ["EngineDriver", "World", "eager", "sleepy", "virtual"]
+__all__ = ["EngineDriver", "World", "eager", "virtual", "with_latency"]

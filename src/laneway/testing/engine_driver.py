@@ -1,4 +1,4 @@
-"""An engine under a clock that is moved by hand."""
+"""`EngineDriver`: an engine with a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class EngineDriver:
     """
     An engine, and a clock that only `later` moves.
 
-    `make` opens an engine that holds nothing yet; it is called again by `open`. `now` is the
-    engine's time in microseconds since 1970; every call here passes it on as `now_us`. `random` of
-    the engine is 1.0: a back-off is as long as it can be.
+    `make` opens an empty engine; `open` calls it again. `now` is the engine's time in microseconds
+    since 1970, which every method here passes as `now_us`. The engine's `random` is 1.0, so every
+    retry has its longest delay.
     """
 
     def __init__(self, make: Callable[[Settings], FullEngine]) -> None:
@@ -34,12 +34,12 @@ class EngineDriver:
         self.now = START
 
     def open(self, **settings: object) -> None:
-        """Another engine, with other settings."""
+        """Close the engine and open another one, with other settings."""
         self.engine.close()
         self.engine = self._make(Settings(random=lambda: 1.0, **settings))  # type: ignore[arg-type]
 
     def later(self, seconds: float) -> None:
-        """Let so much time pass; nothing happens until the engine is called again."""
+        """Move the clock; nothing happens until the next call."""
         self.now += round(seconds * SECOND)
 
     def policy(self, pattern: str, *, layer: str = "code", **fields: object) -> None:
@@ -56,7 +56,7 @@ class EngineDriver:
         return self.batch(n, **options).leases
 
     def bodies(self, n: int = 100, **options: object) -> list[str]:
-        """Lease and tell the bodies."""
+        """Lease, and return the bodies."""
         return [lease.body.decode() for lease in self.lease(n, **options)]
 
     def settle(
@@ -66,7 +66,7 @@ class EngineDriver:
         return self.engine.settle(settlements, now_us=self.now)
 
     def run(self, n: int = 100, **options: object) -> list[str]:
-        """Lease, ack, and tell the bodies."""
+        """Lease and ack, and return the bodies."""
         leases = self.lease(n, **options)
         self.settle(leases)
         return [lease.body.decode() for lease in leases]

@@ -1,4 +1,4 @@
-"""An engine that takes its time, as one at the other end of a network does."""
+"""Engines that misbehave on purpose: `with_latency` adds the latency of a network."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import FullEngine
 
-HOT = frozenset({"put", "lease", "start", "settle", "extend", "tick"})
+HOT_CALLS = frozenset({"put", "lease", "start", "settle", "extend", "tick"})
 """The operations that producers and workers wait for."""
 
 
-def sleepy(engine: FullEngine, seconds: float = 0.02, *, calls: frozenset[str] = HOT) -> FullEngine:
+def with_latency(
+    engine: FullEngine, seconds: float = 0.02, *, calls: frozenset[str] = HOT_CALLS
+) -> FullEngine:
     """
-    The same engine, each of whose `calls` takes that much longer; half of it passes before the
-    call, half after.
+    Return an engine that delays `calls` by `seconds`: half before the call, half after it.
 
-    For tests of what has to hold also where the store is far away: that callers batch, that leases
-    outlast a round trip, that nobody asks again what was answered. It says `embedded=False`, since
-    other threads can run meanwhile. Closing it closes the engine. Its attribute `made` counts the
-    calls by name.
+    Use it to test with a distant store: callers must batch, leases must outlast a round trip, and
+    no call may be repeated without need. Its capabilities say `embedded=False`, since other threads
+    run during a delay. Closing it closes `engine`. Its attribute `call_counts` counts the calls by
+    name.
     """
-    return cast("FullEngine", _Sleepy(engine, seconds, calls))
+    return cast("FullEngine", _EngineWithLatency(engine, seconds, calls))
 
 
-class _Sleepy:
+class _EngineWithLatency:
     def __init__(self, engine: FullEngine, seconds: float, calls: frozenset[str]) -> None:
         self.capabilities = msgspec.structs.replace(
-            engine.capabilities, name=f"sleepy {engine.capabilities.name}", embedded=False
+            engine.capabilities, name=f"{engine.capabilities.name} with latency", embedded=False
         )
         self._engine = engine
         self._half = seconds / 2
         self._calls = calls
-        self.made: Counter[str] = Counter()
+        self.call_counts: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._engine, name)
-        return self._slowed(found) if name in self._calls else found
+        attribute = getattr(self._engine, name)
+        return self._delayed(attribute) if name in self._calls else attribute
 
-    def _slowed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _delayed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
-        def slowly(*args: Any, **options: Any) -> Any:
-            self.made[call.__name__] += 1
+        def delayed(*args: Any, **options: Any) -> Any:
+            self.call_counts[call.__name__] += 1
             time.sleep(self._half)
             answer = call(*args, **options)
             time.sleep(self._half)
             return answer
 
-        return slowly
+        return delayed

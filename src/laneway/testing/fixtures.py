@@ -1,9 +1,10 @@
 """
-Fixtures of pytest: `pytest_plugins = ["laneway.testing.fixtures"]` in conftest.py.
+Fixtures for pytest: put `pytest_plugins = ["laneway.testing.fixtures"]` into conftest.py.
 
-`laneway_world` makes of an application one in memory, under a clock of its own: `world =
-laneway_world(app)`. `laneway_eager` makes its tasks run where they are called:
-`laneway_eager(app)`. Both end with the test.
+- `world = laneway_world(app)` runs the application in memory, with a clock that the test moves.
+- `laneway_eager(app)` runs its tasks in the caller.
+
+Both end with the test.
 """
 
 from __future__ import annotations

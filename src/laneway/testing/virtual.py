@@ -1,6 +1,7 @@
 """
-An application in memory, under a clock that moves only when it is told to: tests of what happens in
-an hour take milliseconds.
+`virtual`: an application in memory, with a clock that moves only when the test moves it.
+
+A test of what happens within an hour takes milliseconds.
 """
 
 from __future__ import annotations
@@ -43,28 +44,24 @@ if TYPE_CHECKING:
     from laneway.units import Duration
     from laneway.working.delivery import WorkerDelivery
 
-MOST_ROUNDS = 100_000
-"""
-Times that the clock may be moved by one `run_all`: a task that calls itself again and again would
-never end.
-"""
+MAX_ROUNDS = 100_000
+"""How often one `run_all` moves the clock at most; a task that calls itself would never end."""
 
-MOST_SCHEDULES = 10_000
-"""Schedules that `run_all` looks at."""
+MAX_SCHEDULES = 10_000
+"""How many schedules `run_all` reads."""
 
-KEPT_FOR = 10 * 365 * 86_400
+RESULT_TTL = 10 * 365 * 86_400
 """Seconds for which results are kept."""
 
 
 @contextmanager
 def virtual(app: Laneway, *, start: datetime | None = None) -> Iterator[World]:
     """
-    All that the application does in the block, it does in memory, in a world with a clock of its
-    own.
+    Run the application in memory for the length of the block, with a clock that the test moves.
 
-    `start`: what the clock says (default: now). Policies, gates, tiers, handlers and tasks are the
-    application's; its real store is not touched. Backoffs are as long as they can be, so that a
-    test is the same each time. Results are kept, however far the clock goes.
+    `start`: the first time of the clock (default: now). Policies, gates, tiers, handlers and tasks
+    are the application's; its real store is not touched. Every retry has its longest delay, so that
+    a test is deterministic. Results are kept, however far the clock moves.
     """
     clock = _Clock(units.moment(start) if start is not None else units.moment(datetime.now(UTC)))
 
@@ -84,11 +81,10 @@ def virtual(app: Laneway, *, start: datetime | None = None) -> Iterator[World]:
 @contextmanager
 def eager(app: Laneway) -> Iterator[None]:
     """
-    Tasks run where they are called, before `delay` and the like return, and what they raise is
-    raised there.
+    Run tasks in the caller: `delay` and the like return when the task has ended, or raise its error.
 
-    Their arguments are encoded and decoded as on their way to a worker. Delays, rates, retries and
-    everything else of a queue are passed over, and nothing is stored; `virtual` has them all.
+    Arguments are encoded and decoded as on their way to a worker. Delays, rates, retries and other
+    features of queues are ignored, and nothing is stored; `virtual` has them all.
     """
     before, app.eager = app.eager, True
     try:
@@ -98,7 +94,7 @@ def eager(app: Laneway) -> Iterator[None]:
 
 
 class World:
-    """What `virtual` gives: the clock, and a worker that runs when it is told to."""
+    """The clock of `virtual`, and a worker that runs when the test says so."""
 
     def __init__(self, app: Laneway, engine: FullEngine, clock: _Clock) -> None:
         self._app = app
@@ -107,22 +103,21 @@ class World:
 
     @property
     def now(self) -> datetime:
-        """What the clock says."""
+        """The time of the clock."""
         return datetime.fromtimestamp(self._clock.now_us / units.SECOND, UTC)
 
     def later(self, duration: Duration) -> None:
-        """Let time pass: seconds, a timedelta or "10m". Nothing runs until it is told to."""
-        passing = units.microseconds(duration)
-        if passing < 0:
-            raise UsageError(f"later: time goes forward, got {duration!r}")
-        self._clock.now_us += passing
+        """Move the clock by seconds, a timedelta or "10m". Nothing runs until `run`."""
+        microseconds = units.microseconds(duration)
+        if microseconds < 0:
+            raise UsageError(f"later: expected a positive duration, got {duration!r}")
+        self._clock.now_us += microseconds
 
     def run(self, *, raising: bool = False, pool: str = "default") -> Summary:
         """
-        Handle all that can be handled now: what is due, and what that brings about, as far as rates
-        and limits admit it at this moment.
+        Handle all messages that rates and limits admit now, and those that their handlers publish.
 
-        `raising`: when all is done, raise the first error of a handler.
+        `raising`: raise the first error of a handler at the end.
         """
         self._app.install_schedules()
         worker = _Worker(self._engine, self._app.handlers, Options(burst=True, pool=pool))
@@ -140,17 +135,16 @@ class World:
         schedules: bool = False,
     ) -> Summary:
         """
-        Handle everything: as `run`, then move the clock to when something is due, until nothing
-        waits.
+        Handle everything: alternate `run` and moving the clock to the next due time.
 
-        What is paused stays, and what is due after `within`. With `schedules` they fire as the
-        clock passes their times, up to `within`; otherwise only what was due at the call fires.
-        Raises UsageError where it does not end.
+        Messages that are paused, or due after `within`, remain. With `schedules`, schedules fire as
+        the clock passes their times, up to `within`; otherwise only those that are due now.
+        Raises UsageError if it does not end.
         """
         until = self._clock.now_us + units.microseconds(within)
         total = self.run(raising=raising, pool=pool)
         with contextlib.nullcontext() if schedules else self._held_schedules():
-            for _ in range(MOST_ROUNDS):
+            for _ in range(MAX_ROUNDS):
                 wake = self._engine.tick()
                 if (
                     wake is None
@@ -161,7 +155,7 @@ class World:
                 self._clock.now_us = max(wake, self._clock.now_us + 1)
                 total = _sum(total, self.run(raising=raising, pool=pool))
         raise UsageError(
-            f"run_all: the clock was moved {MOST_ROUNDS:,} times and something still waits; does a"
+            f"run_all: the clock was moved {MAX_ROUNDS:,} times and messages still wait; does a"
             " task call itself?"
         )
 
@@ -175,18 +169,18 @@ class World:
             self._engine.policy_set("operator", pattern, {"paused": None})
 
     def _can_go_on(self, wake: int, pool: str, *, schedules: bool) -> bool:
-        """Whether the clock may go on to `wake`: not for schedules that are held."""
+        """Whether the clock may move to `wake`: not for held schedules."""
         waiting = self._engine.overview().waiting
         if schedules or not waiting:
             return waiting > 0
         held = {
             units.moment(entry.next_at)
-            for entry in schedule_store.planned(self._engine, MOST_SCHEDULES)
+            for entry in schedule_store.planned(self._engine, MAX_SCHEDULES)
         }
         return waiting > len(held) and (wake not in held or self._has_others(pool))
 
     def _has_others(self, pool: str) -> bool:
-        """Whether something waits that the clock may make due, schedules aside."""
+        """Whether messages other than schedules wait that can become due."""
         return any(
             topic.waiting
             and topic.pool == pool
@@ -196,7 +190,7 @@ class World:
         )
 
     async def arun(self, *, raising: bool = False, pool: str = "default") -> Summary:
-        """As `run`, from a coroutine: handlers run in another thread, on a loop of their own."""
+        """Like `run`, from a coroutine: handlers run in another thread and event loop."""
         return await asyncio.get_running_loop().run_in_executor(
             None, partial(self.run, raising=raising, pool=pool)
         )
@@ -209,19 +203,18 @@ class World:
         pool: str = "default",
         schedules: bool = False,
     ) -> Summary:
-        """As `run_all`, from a coroutine."""
+        """Like `run_all`, from a coroutine."""
         call = partial(self.run_all, within=within, raising=raising, pool=pool, schedules=schedules)
         return await asyncio.get_running_loop().run_in_executor(None, call)
 
     def waiting(self, pattern: str = "*") -> list[Message]:
         """
-        The messages that wait in the topics of a pattern, also the delayed, in the order of their
-        topics, then of their turn.
+        The waiting messages of a pattern's topics, delayed ones too, by topic and order.
         """
-        found: list[Message] = []
+        messages: list[Message] = []
         for topic in self._topics(pattern):
-            found += self._app.topic(topic.topic).peek(topic.waiting) if topic.waiting else []
-        return found
+            messages += self._app.topic(topic.topic).peek(topic.waiting) if topic.waiting else []
+        return messages
 
     def _topics(self, pattern: str = "*") -> Iterator[Stats]:
         after: str | None = None
@@ -243,12 +236,13 @@ class _Clock:
 
 class _Clocked:
     """
-    The engine, told the time at each call. A wait ends when something has changed; no time passes
-    meanwhile.
+    The engine with the clock's time passed to every call.
+
+    A wait ends when the store has changed; the clock does not move meanwhile.
     """
 
     runs_by_itself = False
-    """Whoever waited here would wait for ever."""
+    """False: a caller that waits for another worker would wait forever."""
 
     def __init__(self, engine: FullEngine, clock: _Clock) -> None:
         self._own = engine
@@ -258,15 +252,15 @@ class _Clocked:
         self._seen = 0
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._own, name)
-        if not callable(found) or "now_us" not in inspect.signature(found).parameters:
-            return found
-        told = self._told(found, changes=name not in ("lease", "tick"))
-        setattr(self, name, told)
-        return told
+        attribute = getattr(self._own, name)
+        if not callable(attribute) or "now_us" not in inspect.signature(attribute).parameters:
+            return attribute
+        clocked = self._clocked(attribute, changes=name not in ("lease", "tick"))
+        setattr(self, name, clocked)
+        return clocked
 
-    def _told(self, call: Callable[..., Any], *, changes: bool) -> Callable[..., Any]:
-        def told(*args: Any, **options: Any) -> Any:
+    def _clocked(self, call: Callable[..., Any], *, changes: bool) -> Callable[..., Any]:
+        def clocked(*args: Any, **options: Any) -> Any:
             options.setdefault("now_us", self._clock.now_us)
             try:
                 return call(*args, **options)
@@ -274,13 +268,13 @@ class _Clocked:
                 if changes:
                     self.interrupt()
 
-        return told
+        return clocked
 
-    # Results outlive the clock: `run_all` goes on for days, and a test reads them after it.
+    # Results outlive the clock: a test reads them after `run_all` has moved it by days.
 
     def put(self, drafts: Sequence[Draft], **options: Any) -> list[Receipt]:
-        return self._told(self._own.put, changes=True)(  # type: ignore[no-any-return]
-            [_kept_for_long(draft) for draft in drafts], **options
+        return self._clocked(self._own.put, changes=True)(  # type: ignore[no-any-return]
+            [_with_long_result_ttl(draft) for draft in drafts], **options
         )
 
     def settle(
@@ -291,13 +285,16 @@ class _Clocked:
         **options: Any,
     ) -> list[SettlementAnswer]:
         following = {
-            n: [_kept_for_long(draft) for draft in drafts] for n, drafts in (publish or {}).items()
+            n: [_with_long_result_ttl(draft) for draft in drafts]
+            for n, drafts in (publish or {}).items()
         }
-        return self._told(self._own.settle, changes=True)(settlements, publish=following, **options)  # type: ignore[no-any-return]
+        return self._clocked(self._own.settle, changes=True)(
+            settlements, publish=following, **options
+        )  # type: ignore[no-any-return]
 
     def report_progress(self, reports: Sequence[ProgressReport], **options: Any) -> list[bool]:
-        kept = [msgspec.structs.replace(each, ttl_us=KEPT_FOR * units.SECOND) for each in reports]
-        return self._told(self._own.report_progress, changes=True)(kept, **options)  # type: ignore[no-any-return]
+        kept = [msgspec.structs.replace(each, ttl_us=RESULT_TTL * units.SECOND) for each in reports]
+        return self._clocked(self._own.report_progress, changes=True)(kept, **options)  # type: ignore[no-any-return]
 
     def wait(
         self,
@@ -324,16 +321,16 @@ class _Clocked:
             self._changed.notify_all()
 
 
-def _kept_for_long(draft: Draft) -> Draft:
+def _with_long_result_ttl(draft: Draft) -> Draft:
     if draft.headers is None or RESULT_TTL_HEADER not in draft.headers:
         return draft
     return msgspec.structs.replace(
-        draft, headers={**draft.headers, RESULT_TTL_HEADER: f"{KEPT_FOR},{KEPT_FOR}"}
+        draft, headers={**draft.headers, RESULT_TTL_HEADER: f"{RESULT_TTL},{RESULT_TTL}"}
     )
 
 
 class _NothingLater:
-    """What a worker of `run` is told: what is not to be had now will not be waited for."""
+    """The engine for a worker of `run`, which must not wait for messages that are due later."""
 
     def __init__(self, engine: FullEngine) -> None:
         self._own = engine
@@ -346,7 +343,7 @@ class _NothingLater:
 
 
 class _Worker(Worker):
-    """Ends when nothing can be handled now, and keeps the handlers' errors."""
+    """A worker that exits when nothing can be handled now, and records errors of handlers."""
 
     def __init__(self, engine: FullEngine, handlers: Any, options: Options) -> None:
         super().__init__(engine, handlers, options)
