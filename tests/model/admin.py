@@ -10,11 +10,14 @@ import msgspec
 
 from laneway.engines.base import (
     RESULT_TTL_HEADER,
+    CancelAnswer,
     Explanation,
+    IdState,
     MessageState,
     MessageView,
     Overview,
     TierStats,
+    TopicOrder,
     TopicStats,
 )
 from laneway.engines.shared import fairness
@@ -273,7 +276,7 @@ class Model(Engine):
 
     def cancel(
         self, message_id: str, topic: str | None = None, *, now_us: int | None = None
-    ) -> str:
+    ) -> CancelAnswer:
         """Remove a message and end its lease."""
         message = self._find(message_id, topic)
         if message is None:
@@ -387,10 +390,10 @@ class Model(Engine):
 
     def lookup(
         self, topic: str, ids: Sequence[str], *, now_us: int | None = None
-    ) -> dict[str, str]:
+    ) -> dict[str, IdState]:
         return {each: self._state_of(topic, each, self._time(now_us)) for each in ids}
 
-    def _state_of(self, topic: str, message_id: str, now: int) -> str:
+    def _state_of(self, topic: str, message_id: str, now: int) -> IdState:
         message = self._find(message_id, topic)
         if message is not None:
             return message.state
@@ -459,7 +462,7 @@ class Model(Engine):
         return view
 
     def _view_state(self, message: Message) -> MessageState:
-        if message.state in ("leased", "dead"):
+        if message.state != "waiting":
             return message.state
         return "delayed" if message.delayed else "parked" if self._is_parked(message) else "ready"
 
@@ -558,7 +561,7 @@ class Model(Engine):
     def topic_list(
         self,
         *,
-        order: str = "name",
+        order: TopicOrder = "name",
         pattern: str = "*",
         limit: int = 20,
         after: str | None = None,

@@ -19,7 +19,7 @@ from laneway.engines.base import (
 from laneway.engines.shared import fairness
 from laneway.engines.shared.refusals import retries_used_up
 from laneway.errors import BacklogFull, BadMessage
-from laneway.message import Batch, Draft, Lease, Receipt, Settlement
+from laneway.message import Batch, Draft, Lease, Receipt, Settlement, SettlementAnswer
 from laneway.policy import Resolved
 from tests.model.lanes import Lanes
 from tests.model.state import (
@@ -43,6 +43,8 @@ from tests.model.state import (
     size_of,
     spread_by,
 )
+
+_ANSWERS_AT_MOST_ONCE: dict[str, SettlementAnswer] = {"ack": "acked", "dead": "died"}
 
 
 class Engine(Lanes):
@@ -733,7 +735,7 @@ class Engine(Lanes):
         *,
         publish: Mapping[int, Sequence[Draft]] | None = None,
         now_us: int | None = None,
-    ) -> list[str]:
+    ) -> list[SettlementAnswer]:
         if not settlements:
             return []
         before = deepcopy(self.__dict__) if publish else {}
@@ -784,7 +786,7 @@ class Engine(Lanes):
             for n, draft in enumerate(drafts)
         ]
 
-    def _settle(self, settlement: Settlement, ended: list[Lane]) -> str:
+    def _settle(self, settlement: Settlement, ended: list[Lane]) -> SettlementAnswer:
         lease = self.leases.get(settlement.fence)
         if lease is None or lease.handle != settlement.handle:
             return "lost"
@@ -799,7 +801,7 @@ class Engine(Lanes):
         if settlement.action == "back_off":
             self._back_off(lease, settlement.delay_us, ended)
         if message is None:
-            return {"ack": "acked", "dead": "died"}.get(settlement.action, "released")
+            return _ANSWERS_AT_MOST_ONCE.get(settlement.action, "released")
         if settlement.action == "ack":
             self._finish(message)
             return "acked"
@@ -843,7 +845,7 @@ class Engine(Lanes):
             lane.mean = moving_mean(self._expected_cost(lane), cost)
             tier_queue.mean = moving_mean(tier_queue.mean or FIRST_COST_US, cost)
 
-    def _retry(self, message: Message, settlement: Settlement) -> str:
+    def _retry(self, message: Message, settlement: Settlement) -> SettlementAnswer:
         policy = self.book.resolve(message.topic)
         what = settlement.reason or "failed"
         message.attempts += 1
@@ -865,7 +867,7 @@ class Engine(Lanes):
         self._come_back(message, self.now + max(delay, 0))
         return "retried"
 
-    def _unhandled(self, message: Message) -> str:
+    def _unhandled(self, message: Message) -> SettlementAnswer:
         if message.unhandled_from is None:
             message.unhandled_from = self.now
         longest = self.book.resolve(message.topic).on_unhandled

@@ -5,10 +5,11 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 
-from laneway.engines.base import RESULT_TTL_HEADER, STICKY_US
+from laneway.engines.base import RESULT_TTL_HEADER, STICKY_US, LaneState
 from laneway.engines.shared import fairness
 from laneway.engines.shared.refusals import EXPIRED
 from laneway.policy import FOREVER, PolicyBook, Resolved
@@ -23,7 +24,6 @@ from tests.model.state import (
     Lane,
     MergeKey,
     Message,
-    Place,
     SerialKey,
     TierQueue,
     is_past,
@@ -198,7 +198,7 @@ class Lanes:
             lane.virtual = max(lane.virtual, lane.tier_queue.virtual)  # sleeping earns no credit
         lane.place, lane.wake, lane.gate = place, wake, policy.gate if place == "at_gate" else None
 
-    def _where(self, lane: Lane, policy: Resolved) -> tuple[Place, int | None]:
+    def _where(self, lane: Lane, policy: Resolved) -> tuple[LaneState, int | None]:
         if policy.paused and self._waiting(lane):
             return "paused", None
         if not self._ready(lane):
@@ -322,7 +322,7 @@ class Lanes:
         if serial_key is not None and lane.holders.get(serial_key) is holder:
             del lane.holders[serial_key]
 
-    def _die(self, message: Message, reason: str, error: str | None) -> str:
+    def _die(self, message: Message, reason: str, error: str | None) -> Literal["died"]:
         self._count(message.lane, "died")
         self._bury(message, reason, error)
         return "died"

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from laneway.engines.base import SIGNALS_HEADER
+from laneway.engines.base import SIGNALS_HEADER, LaneState
 from laneway.message import Draft, Lease
 from laneway.policy import Gate, Resolved
 from laneway.units import SECOND
 
-MessageState = Literal["waiting", "leased", "dead"]
-Place = Literal["runnable", "asleep", "full", "at_gate", "paused", "idle"]
+StoredState = Literal["waiting", "leased", "dead"]
 MergeKey = tuple[str, str | bytes]
 SerialKey = tuple[str, str | None]  # topic and key
 
@@ -53,7 +52,7 @@ class Message:
     merges_by: MergeKey | None
     sticky: bool
     lane: Lane
-    state: MessageState = "waiting"
+    state: StoredState = "waiting"
     delayed: bool = False
     joined: list[str] = field(default_factory=list)  # ids of messages merged into it
     attempts: int = 0
@@ -128,7 +127,7 @@ class Lane:
     topic: str | None
     tier_queue: TierQueue
     virtual: int
-    place: Place = "idle"
+    place: LaneState = "idle"
     wake: int | None = None  # asleep: until when; idle: when it is forgotten
     gate: str | None = None
     tat: int = 0

@@ -178,18 +178,16 @@ def a_call(chance: random.Random) -> dict[str, Any]:
     }
 
 
+ACTIONS: list[Action] = [
+    *("ack", "ack", "ack", "retry", "retry", "release", "release"),
+    *("dead", "back_off", "unhandled"),
+]
+
+
 def an_end(chance: random.Random) -> Settlement:
     """A random settlement."""
     pick = chance.choice
-    actions: dict[Action, int] = {
-        "ack": 3,
-        "retry": 2,
-        "release": 2,
-        "dead": 1,
-        "back_off": 1,
-        "unhandled": 1,
-    }
-    action = pick([action for action, times in actions.items() for _ in range(times)])
+    action = pick(ACTIONS)
     delay = pick([None, None, None, 0, 300_000, 6 * SECOND])
     reason = pick([None, "why"])
     return Settlement(

@@ -81,7 +81,9 @@ def virtual(app: Laneway, *, start: datetime | None = None) -> Iterator[World]:
 @contextmanager
 def eager(app: Laneway) -> Iterator[None]:
     """
-    Run tasks in the caller: `delay` and the like return when the task has ended, or raise its error.
+    Run tasks in the caller: `delay` and similar methods return when the task has ended.
+
+    They raise its error.
 
     Arguments are encoded and decoded as on their way to a worker. Delays, rates, retries and other
     features of queues are ignored, and nothing is stored; `virtual` has them all.
@@ -274,7 +276,7 @@ class _Clocked:
 
     def put(self, drafts: Sequence[Draft], **options: Any) -> list[Receipt]:
         return self._clocked(self._own.put, changes=True)(  # type: ignore[no-any-return]
-            [_with_long_result_ttl(draft) for draft in drafts], **options
+            [_keep_result(draft) for draft in drafts], **options
         )
 
     def settle(
@@ -285,12 +287,10 @@ class _Clocked:
         **options: Any,
     ) -> list[SettlementAnswer]:
         following = {
-            n: [_with_long_result_ttl(draft) for draft in drafts]
-            for n, drafts in (publish or {}).items()
+            n: [_keep_result(draft) for draft in drafts] for n, drafts in (publish or {}).items()
         }
-        return self._clocked(self._own.settle, changes=True)(
-            settlements, publish=following, **options
-        )  # type: ignore[no-any-return]
+        settle = self._clocked(self._own.settle, changes=True)
+        return settle(settlements, publish=following, **options)  # type: ignore[no-any-return]
 
     def report_progress(self, reports: Sequence[ProgressReport], **options: Any) -> list[bool]:
         kept = [msgspec.structs.replace(each, ttl_us=RESULT_TTL * units.SECOND) for each in reports]
@@ -321,7 +321,7 @@ class _Clocked:
             self._changed.notify_all()
 
 
-def _with_long_result_ttl(draft: Draft) -> Draft:
+def _keep_result(draft: Draft) -> Draft:
     if draft.headers is None or RESULT_TTL_HEADER not in draft.headers:
         return draft
     return msgspec.structs.replace(
