@@ -231,12 +231,12 @@ class Core:
         now_us: int | None = None,
     ) -> Batch:
         with self._transaction(now_us, durable=False) as tx:
-            housekeeping.keep_house(tx, HOUSEKEEPING_LIMIT)
+            housekeeping.run(tx, HOUSEKEEPING_LIMIT)
             tx.flush_departures()
             startable = n if startable is None else startable
-            kept = serving.Only.of(only, tx.lane_cache.positions)
+            filter_ = serving.Only.of(only, tx.lane_cache.positions)
             leases, withheld = serving.lease(
-                tx, n, pool, topics, startable, record_start=record_start, only=kept
+                tx, n, pool, topics, startable, record_start=record_start, only=filter_
             )
             tx.flush()
             wake = housekeeping.next_wake(tx)
@@ -248,8 +248,8 @@ class Core:
                 )  # there may be more, now or soon, and this worker may be busy then
         return (
             Batch(leases, tx.now, wake)
-            if kept is None
-            else Batch(leases, tx.now, wake, kept.passed_over, kept.goes_on)
+            if filter_ is None
+            else Batch(leases, tx.now, wake, filter_.passed_over, filter_.goes_on)
         )
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
@@ -333,7 +333,7 @@ class Core:
 
     def tick(self, *, budget: int = HOUSEKEEPING_LIMIT, now_us: int | None = None) -> int | None:
         with self._transaction(now_us, durable=False) as tx:
-            housekeeping.keep_house(tx, budget)
+            housekeeping.run(tx, budget)
             tx.flush()
             return housekeeping.next_wake(tx)
 

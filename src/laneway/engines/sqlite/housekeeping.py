@@ -1,6 +1,6 @@
 """
-What happens by the clock: due messages, leases that run out, ttl, retention, sweeps of changed
-patterns, lanes that wake.
+What happens by the clock: due messages, leases that run out, ttl, retention, lanes and gates that
+wake; and sweeps, which place the lanes of a changed pattern. Each call does a bounded amount.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from laneway.engines.sqlite.transaction import Transaction
 
 
-def keep_house(tx: Transaction, budget: int) -> None:
-    """Everything that is due, at most `budget` of each kind."""
+def run(tx: Transaction, budget: int) -> None:
+    """Do everything that is due, at most `budget` of each kind."""
     _events(tx, budget)
     sweep(tx, budget)
     _wake(tx, budget)
 
 
 def next_wake(tx: Transaction) -> int | None:
-    """When there is something to do again; called after the flush."""
+    """When housekeeping is due again; call it after the flush."""
     if tx.one("sweeps") is not None:
         return tx.now
     (at,) = tx.one("next_wake")
@@ -43,25 +43,25 @@ def next_wake(tx: Transaction) -> int | None:
 def _events(tx: Transaction, budget: int) -> None:
     left = budget
     while left > 0 and (page := tx.all("events_due", tx.now, left)):
-        left -= _happen(tx, page, left)
+        left -= _apply(tx, page, left)
     tx.run("idents_forget", tx.now, budget)
     tx.run("edges_forget", tx.now, budget)
     tx.run("kept_forget", tx.now, budget)
 
 
-def _happen(tx: Transaction, page: list[Any], left: int) -> int:
+def _apply(tx: Transaction, page: list[Any], left: int) -> int:
     """
-    The events of a page, in their order; ends early where another one comes between them. Returns
-    how many messages and leases it were.
+    Apply events in their order; stop early where a new event may come between them. Returns how
+    many messages and leases were changed.
     """
     done = 0
     for at, kind, a, b in page:
         if done >= left:
             break
         if not tx.run("event_delete", at, kind, a):
-            continue  # one before it did away with it: its message expired before it was due
+            continue  # an earlier event deleted it: the message expired before it was due
         if kind == LEASES_END:
-            ended, next_deadline = settling.lease_batch_over(tx, a, b, at, left - done)
+            ended, next_deadline = settling.expire_leases(tx, a, b, at, left - done)
             done += ended
             if next_deadline is not None and next_deadline <= tx.now:
                 break
@@ -104,7 +104,7 @@ def _expires(tx: Transaction, mid: int) -> None:
 def _wake(tx: Transaction, budget: int) -> None:
     for row in tx.all("gates_to_wake", tx.now, budget):
         tx.reopen(tx.cached_gate(row))
-    # Lanes that an event has placed anew are still listed where they stood, and use no budget.
+    # The index may still list lanes that an event has just placed elsewhere; they use no budget.
     listed = (
         tx.cached_lane(row) for row in tx.all("lanes_to_wake", tx.now, budget + tx.changed_lanes)
     )
@@ -119,7 +119,7 @@ def _wake(tx: Transaction, budget: int) -> None:
 
 
 def sweep(tx: Transaction, budget: int) -> None:
-    """Place lanes anew whose policy was changed by a pattern, at most `budget` of them."""
+    """Place the lanes of patterns whose policy changed, at most `budget` of them."""
     left = budget
     for pattern, after in tx.all("sweeps"):
         if left <= 0:
@@ -128,9 +128,9 @@ def sweep(tx: Transaction, budget: int) -> None:
 
 
 def _sweep_pattern(tx: Transaction, pattern: str, after: str, most: int) -> int:
-    """Place lanes anew that the pattern covers, in the order of their names."""
+    """Place the lanes that the pattern covers, in the order of their names; returns how many."""
     prefix = pattern[:-1]
-    # A bucket's lane begins with its pattern; its name sorts before those of topics.
+    # The names of buckets begin with their patterns, and sort before those of topics.
     lanes = _range(tx, max(after, prefix), prefix + "\U0010ffff", most)
     for lane in lanes:
         tx.place(lane)

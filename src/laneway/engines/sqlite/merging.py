@@ -1,8 +1,8 @@
 """
-Joining messages about the same thing: on publish, and when a leased one comes back while another of
-its key waits.
+Merging: a new message joins a waiting one with its merge key, and a message that comes back from a
+lease takes in the one that waits.
 
-The rules are docs/specification.md, "Merging on publish" and "Arriving".
+The rules are in docs/specification.md, "Merging on publish" and "Arriving".
 """
 
 from __future__ import annotations
@@ -21,17 +21,14 @@ if TYPE_CHECKING:
     from laneway.policy import Resolved
 
 
-def waiting_one(tx: Transaction, lane: Lane, mkey: bytes) -> Row | None:
-    """The message of that merge key that waits in the lane."""
-    found = tx.one("merge_key_read", lane.lane, mkey)
-    return messages.read(tx, found[0]) if found else None
+def waiting_message(tx: Transaction, lane: Lane, mkey: bytes) -> Row | None:
+    """The message with that merge key that waits in the lane, if there is one."""
+    key = tx.one("merge_key_read", lane.lane, mkey)
+    return messages.read(tx, key[0]) if key else None
 
 
 def join(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> bool:
-    """
-    Let a new message join the waiting `row`; False if that one is full and the newcomer has to
-    begin another.
-    """
+    """Merge a new message into the waiting `row`; False: that one has reached `merge_limit`."""
     if policy.merge == "all":
         if row.parts + 1 >= policy.merge_limit:
             return False
@@ -41,7 +38,7 @@ def join(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) 
         messages.save(tx, row)
     _change_waiting(tx, lane, row, draft, policy)
     if draft.sticky and not row.sticky:
-        _stick(tx, row)
+        _make_sticky(tx, row)
     if draft.id is not None:
         row.joined = 1
         messages.save(tx, row)
@@ -58,16 +55,13 @@ def _resize(tx: Transaction, lane: Lane, by: int) -> None:
 
 
 def _change_waiting(tx: Transaction, lane: Lane, row: Row, draft: Draft, policy: Resolved) -> None:
-    """
-    What a newcomer changes of the waiting message that it joins: its due time, and with `last` all
-    that it carries.
-    """
+    """Change what the new message changes: the due time, and with `last` the whole content."""
     due = _new_due(tx, row, draft, policy)
     if policy.merge != "last" and due == row.since:
         return
     messages.end_waiting(tx, lane, row)
     if row.serial and not _holds_key(tx, lane, row):
-        messages.free_key(tx, lane, row.line, row.mid)  # it stands in line for its key anew
+        messages.free_key(tx, lane, row.line, row.mid)  # its position may change
     row.since = due
     if policy.merge == "last":
         headers = msgspec.json.encode(draft.headers).decode() if draft.headers else None
@@ -89,14 +83,14 @@ def _new_due(tx: Transaction, row: Row, draft: Draft, policy: Resolved) -> int:
 
 
 def _holds_key(tx: Transaction, lane: Lane, row: Row) -> bool:
-    found = tx.one("serial_key_read", lane.lane, row.line)
-    return found is not None and found[0] == row.mid and bool(found[1])
+    key = tx.one("serial_key_read", lane.lane, row.line)
+    return key is not None and key[0] == row.mid and bool(key[1])
 
 
 def _change_content(tx: Transaction, row: Row, bodies: list[bytes], headers: str | None) -> None:
     row.body, row.headers = bodies[0], headers
     tx.run("message_content", headers, row.body, row.mid)
-    if row.parts:  # collected while the policy merged all
+    if row.parts:  # from a time when the policy said "all"
         tx.run("parts_delete", row.mid)
     row.parts = 0
     _add_parts(tx, row, bodies[1:])
@@ -107,47 +101,47 @@ def _add_parts(tx: Transaction, row: Row, bodies: list[bytes]) -> None:
     row.parts += len(bodies)
 
 
-def _stick(tx: Transaction, row: Row) -> None:
-    """Its ids are kept for a day after the finish, because one that joined it is sticky."""
+def _make_sticky(tx: Transaction, row: Row) -> None:
+    """Its ids stay known for a day after it is finished, because a sticky message joined it."""
     row.sticky = 1
     tx.run("message_sticky", row.mid)
 
 
 def _change_rank(tx: Transaction, row: Row, rank: int) -> None:
-    """A changed priority gives a new number; the old one counts as removed."""
+    """A changed priority needs a new sequence number; for cursors the old one is removed."""
     if rank != row.rank:
         row.rank = rank
         row.seq = tx.next_seq()
 
 
 def window_due(tx: Transaction, topic: str, mkey: bytes, policy: Resolved) -> int | None:
-    """When a message that begins a key is due by the policy's window."""
+    """When the first message of a merge key is due by the policy's window; None: now."""
     if policy.window is None:
         return None
     if policy.edge == "trailing":
         return tx.now + policy.window
-    found = tx.one("edge_read", topic, mkey)
-    if found is not None and found[0] > tx.now:
-        # The window after the one that runs begins when this message is due.
-        tx.run("edge_write", topic, mkey, found[0] + policy.window)
-        return int(found[0])
+    edge = tx.one("edge_read", topic, mkey)
+    if edge is not None and edge[0] > tx.now:
+        # The next window begins when this message is due, at the end of the present one.
+        tx.run("edge_write", topic, mkey, edge[0] + policy.window)
+        return int(edge[0])
     tx.run("edge_write", topic, mkey, tx.now + policy.window)
     return None
 
 
 def rejoin(tx: Transaction, lane: Lane, row: Row) -> None:
     """
-    `row`, back from a lease and about to wait, takes in the one of its merge key that has come
-    meanwhile, as if it had been published first. Where the two are too many for one, both stay.
+    `row` comes back from a lease: merge the message with its merge key that arrived meanwhile into
+    it, as if `row` had been published first. If both together exceed `merge_limit`, both stay.
     """
     if row.mkey is None:
         return
-    other = waiting_one(tx, lane, row.mkey)
+    other = waiting_message(tx, lane, row.mkey)
     if other is None or other.mid == row.mid:
         return
     policy = tx.policy(messages.topic_of(row, lane))
     if policy.merge == "all" and row.parts + other.parts + 2 > policy.merge_limit:
-        row.mkey = None  # the later one goes on collecting; this one no longer does
+        row.mkey = None  # only the later one collects from now on
         return
     messages.end_waiting(tx, lane, other)
     bodies = [other.body, *(body for _, body in tx.all("parts_read", other.mid))]
@@ -159,7 +153,7 @@ def rejoin(tx: Transaction, lane: Lane, row: Row) -> None:
         _change_rank(tx, row, other.rank)
     _absorb_ids(tx, lane, row, other)
     if other.sticky and not row.sticky:
-        _stick(tx, row)
+        _make_sticky(tx, row)
     if other.serial:
         messages.free_key(tx, lane, other.line, other.mid)
     messages.delete(tx, other)

@@ -1,4 +1,8 @@
-"""Moving to another store: what is sent is kept aside until it has arrived."""
+"""
+Export to another store, and import from one.
+
+An exported message leaves its topic and stays in `setting` until the other store has confirmed it.
+"""
 
 from __future__ import annotations
 
@@ -26,38 +30,38 @@ _decode = msgspec.json.Decoder(ExportedMessage).decode
 
 
 def export(tx: Transaction, limit: int) -> list[ExportedMessage]:
-    """What is on its way already, else what comes next."""
-    found = [_decode(value) for (value,) in tx.all("moving_first", limit)]
+    """Messages that are exported and not confirmed, then the next ones; dead letters last."""
+    exports = [_decode(value) for (value,) in tx.all("exported_read", limit)]
     lanes: dict[int, Lane] = {}
-    for listed in [Row(*row) for row in tx.all("messages_to_move", limit - len(found))]:
-        row = messages.read(tx, listed.mid)  # another one's going may have brought it forward
+    for listed in [Row(*row) for row in tx.all("messages_to_export", limit - len(exports))]:
+        row = messages.read(tx, listed.mid)  # the export of its key's head may have changed it
         if row is not None:
             lane = lanes[row.lane] = tx.lane(row.lane)
-            found.append(_take(tx, lane, row))
+            exports.append(_remove(tx, lane, row))
     for lane in lanes.values():
         tx.place(lane)
     for number, mid, topic, died, until, reason, error in tx.all(
-        "dead_list", 0, limit - len(found)
+        "dead_list", 0, limit - len(exports)
     ):
         del number
         row = messages.read(tx, mid)
         if row is not None:
-            exported = _parcel(tx, row, topic)
+            exported = _exported(tx, row, topic)
             exported.death = (died, until, reason, error)
             messages.delete_dead(tx, mid)
-            found.append(_keep(tx, exported))
-    return found
+            exports.append(_store(tx, exported))
+    return exports
 
 
-def _take(tx: Transaction, lane: Lane, row: Row) -> ExportedMessage:
+def _remove(tx: Transaction, lane: Lane, row: Row) -> ExportedMessage:
     topic = messages.topic_of(row, lane)
-    exported = _parcel(tx, row, topic)
+    exported = _exported(tx, row, topic)
     messages.remove_waiting(tx, lane, row, topic)
-    return _keep(tx, exported)
+    return _store(tx, exported)
 
 
-def _keep(tx: Transaction, exported: ExportedMessage) -> ExportedMessage:
-    tx.run("moving_write", _name(exported), _encode(exported).decode())
+def _store(tx: Transaction, exported: ExportedMessage) -> ExportedMessage:
+    tx.run("exported_write", _name(exported), _encode(exported).decode())
     return exported
 
 
@@ -65,7 +69,7 @@ def _name(exported: ExportedMessage) -> str:
     return f"moving:{exported.number:020d}"
 
 
-def _parcel(tx: Transaction, row: Row, topic: str) -> ExportedMessage:
+def _exported(tx: Transaction, row: Row, topic: str) -> ExportedMessage:
     unhandled, tries, history = tx.one("note_read", row.mid) or (None, 0, "[]")
     return ExportedMessage(
         number=row.mid,
@@ -97,12 +101,12 @@ def _parcel(tx: Transaction, row: Row, topic: str) -> ExportedMessage:
 
 
 def confirm_export(tx: Transaction, exported_messages: Sequence[ExportedMessage]) -> None:
-    """They have arrived."""
-    tx.run_many("moving_end", [(_name(exported),) for exported in exported_messages])
+    """The other store has these messages: forget them."""
+    tx.run_many("exported_delete", [(_name(exported),) for exported in exported_messages])
 
 
 def import_(tx: Transaction, exported_messages: Sequence[ExportedMessage]) -> list[ImportAnswer]:
-    """Take in what is not known here."""
+    """Insert messages whose ids are not known here; answers "accepted" or "duplicate" for each."""
     answers: list[ImportAnswer] = []
     lanes: dict[int, Lane] = {}
     for exported in exported_messages:
@@ -110,14 +114,14 @@ def import_(tx: Transaction, exported_messages: Sequence[ExportedMessage]) -> li
             answers.append("duplicate")
             continue
         answers.append("accepted")
-        lane = _receive(tx, exported)
+        lane = _insert(tx, exported)
         lanes[lane.lane] = lane
     for lane in lanes.values():
         tx.place(lane)
     return answers
 
 
-def _receive(tx: Transaction, exported: ExportedMessage) -> Lane:
+def _insert(tx: Transaction, exported: ExportedMessage) -> Lane:
     policy, mid = tx.policy(exported.topic), tx.next_seq()
     mkey = (
         merge_key(Draft(exported.topic, exported.bodies[0], key=exported.key))
@@ -196,9 +200,8 @@ def _receive(tx: Transaction, exported: ExportedMessage) -> Lane:
         _bury(tx, lane, row, exported.death)
     else:
         collects = mkey is None or tx.one("merge_key_read", lane.lane, mkey) is None
-        row.mkey = (
-            mkey if collects else None
-        )  # another one of its key waits already; it goes its own way
+        # If another message with its merge key waits, this one stays separate.
+        row.mkey = mkey if collects else None
         messages.begin_waiting(tx, lane, row)
         messages.save(tx, row)
     tx.touch(lane)
@@ -219,7 +222,7 @@ def _bury(tx: Transaction, lane: Lane, row: Row, death: tuple[int, int, str, str
 
 
 def finished_ids(tx: Transaction) -> Iterator[tuple[str, str, int | None]]:
-    """By topic and id."""
+    """(topic, id, until when) of the ids of finished messages, in the order of topic and id."""
     after = ("", "")
     while page := tx.all("idents_finished", *after, PAGE):
         yield from page
@@ -227,5 +230,5 @@ def finished_ids(tx: Transaction) -> Iterator[tuple[str, str, int | None]]:
 
 
 def import_finished(tx: Transaction, ids: Sequence[tuple[str, str, int | None]]) -> None:
-    """Where they are not known already."""
+    """Make these ids known, unless they are known already."""
     tx.run_many("ident_know", [(message_id, topic, until) for topic, message_id, until in ids])

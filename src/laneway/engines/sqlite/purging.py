@@ -1,6 +1,7 @@
 """
-Taking away: purge and delete of a topic, redriving and dropping dead letters. Page by page, so that
-nobody waits long.
+Removal: purge and delete of a topic, cancelling a message, dropping and redriving dead letters.
+
+Each call removes at most a page, so that other processes do not wait long for the write lock.
 """
 
 from __future__ import annotations
@@ -19,15 +20,14 @@ if TYPE_CHECKING:
     from laneway.engines.sqlite.transaction import Transaction
 
 PAGE = 5000
-"""Messages that one transaction takes away."""
+"""Most messages that one transaction removes."""
 
 
 def purge(tx: Transaction, topic: str, last: int) -> int:
-    """Remove waiting messages with numbers up to `last`, at most a page; returns how many."""
+    """Remove waiting messages with sequence numbers up to `last`; returns how many."""
     removed = 0
     for lane, listed in _waiting(tx, topic):
-        # A serial key's next message came forward when its head was removed: it is no longer where
-        # it was listed.
+        # When a serial key's head was removed, its next message became ready: read the row again.
         row = messages.read(tx, listed.mid) if listed.serial else listed
         if row is not None and row.seq <= last:
             endings.message_ended(tx, row, topic, "cancelled")
@@ -44,33 +44,33 @@ def _waiting(tx: Transaction, topic: str) -> list[tuple[Lane, Row]]:
     if tx.policy(topic).buckets is not None:
         rows = [Row(*row) for row in tx.all("folded_list", topic, PAGE)]
         return [(tx.lane(row.lane), row) for row in rows]
-    found: list[tuple[Lane, Row]] = []
+    waiting: list[tuple[Lane, Row]] = []
     for lane in views.lanes_of(tx, topic):
-        # Parked ones first: else each removed head would only bring the next one forward.
+        # Parked messages first: else each removed head would only make the next one ready.
         for state in (PARKED, DELAYED):
-            found += [(lane, Row(*row)) for row in tx.all("aside_any", lane.lane, state, PAGE)]
-        if len(found) < PAGE:
-            found += [(lane, Row(*row)) for row in tx.all("ready_list", lane.lane, PAGE)]
-    return found
+            waiting += [(lane, Row(*row)) for row in tx.all("aside_any", lane.lane, state, PAGE)]
+        if len(waiting) < PAGE:
+            waiting += [(lane, Row(*row)) for row in tx.all("ready_list", lane.lane, PAGE)]
+    return waiting
 
 
 def delete(tx: Transaction, topic: str) -> int:
-    """After a purge: leases, known ids and counters too. Returns how many leases were given up."""
-    given_up = 0
+    """After a purge: delete leases, known ids and counters. Returns how many leases were ended."""
+    ended = 0
     for lane in views.lanes_of(tx, topic):
         for row in tx.all("leased_in_lane", lane.lane):
-            given_up += _give_up(tx, lane, Held(*row), topic)
+            ended += _end_lease(tx, lane, Held(*row), topic)
         if lane.topic is None:
             tx.place(lane)
         elif not (lane.waiting or lane.leased):
             tx.forget(lane)
     tx.run("idents_delete_topic", topic)
     tx.run("edges_delete_topic", topic)
-    return given_up
+    return ended
 
 
-def _give_up(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
-    """A leased message goes; its lease stays as a mark, so that its settle is answered "gone"."""
+def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
+    """Remove a leased message. Its lease stays, marked, so that settle answers "gone"."""
     row = messages.read(tx, held.mid)
     if (
         held.gone
@@ -96,7 +96,7 @@ def _give_up(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
 
 
 def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
-    """Cancel what waits, abort what is leased."""
+    """Cancel a message that waits, abort one that is leased; answers what was done."""
     row = messages.find(tx, message_id, topic)
     if row is None:
         return "unknown"
@@ -104,13 +104,13 @@ def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
         return "dead"
     lane = tx.lane(row.lane)
     its_topic = messages.topic_of(row, lane)
-    found = tx.one("lease_of_message", row.mid)
+    lease = tx.one("lease_of_message", row.mid)
     endings.message_ended(tx, row, its_topic, "cancelled")
-    if found is None:
+    if lease is None:
         messages.remove_waiting(tx, lane, row, its_topic)
         tx.place(lane)
         return "cancelled"
-    held = Held(*found)
+    held = Held(*lease)
     tx.run("lease_delete", held.fence)
     tx.lane_cache.plain_leases.pop(held.fence, None)
     leases.release_slots(tx, lane, held, tx.now - held.granted)
@@ -126,14 +126,14 @@ def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
 def _dead(
     tx: Transaction, topic: str | None, ids: Sequence[str] | None, limit: int
 ) -> list[tuple[int, str, int]]:
-    """(message, topic, when its retention ends) of those meant, oldest first."""
+    """(message, topic, end of its retention) of these dead letters, the oldest first."""
     if ids is not None:
         rows = (messages.find(tx, message_id, topic) for message_id in ids[:limit])
-        found = [
+        letters = [
             tx.one("dead_read", mid)
             for mid in dict.fromkeys(row.mid for row in rows if row is not None)
         ]
-        return [(row[1], row[2], row[4]) for row in found if row is not None]
+        return [(row[1], row[2], row[4]) for row in letters if row is not None]
     listed = (
         tx.all("dead_list", 0, limit) if topic is None else tx.all("dead_list_of", topic, 0, limit)
     )
@@ -149,10 +149,13 @@ def redrive(
     first: int,
     spacing_us: int,
 ) -> int:
-    """Put dead letters back, with a new number and since, and attempts from the start."""
-    found = _dead(tx, topic, ids, limit)
+    """
+    Put dead letters back into their topics, with new sequence numbers and no attempts. The first is
+    due at `first`, the others `spacing_us` apart.
+    """
+    letters = _dead(tx, topic, ids, limit)
     lanes: dict[int, Lane] = {}
-    for n, (mid, its_topic, until) in enumerate(found):
+    for n, (mid, its_topic, until) in enumerate(letters):
         row = messages.read(tx, mid)
         if row is None:
             continue
@@ -164,7 +167,7 @@ def redrive(
         lanes[lane.lane] = lane
     for lane in lanes.values():
         tx.place(lane)
-    return len(found)
+    return len(letters)
 
 
 def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
@@ -179,21 +182,20 @@ def _put_back(tx: Transaction, row: Row, topic: str, since: int) -> Lane:
     )
     lane = tx.ensure_lane(*lane_name(policy, topic, spread_by, row.seq))
     row.lane = lane.lane
-    row.topic = (
-        topic if lane.topic is None else None
-    )  # it may have died where its topic was not folded yet, or still was
+    # The topic may have been folded into a bucket, or unfolded, since the message died.
+    row.topic = topic if lane.topic is None else None
     tx.run("message_topic", row.topic, row.mid)
-    tx.run("note_begin_anew", row.mid)
+    tx.run("note_reset", row.mid)
     if row.mkey is not None and tx.one("merge_key_read", lane.lane, row.mkey) is not None:
-        row.mkey = None  # another one of its key waits already; it goes its own way
+        row.mkey = None  # another message with its merge key waits: this one stays separate
     messages.begin_waiting(tx, lane, row)
     messages.save(tx, row)
     return lane
 
 
 def drop_dead(tx: Transaction, topic: str | None, ids: Sequence[str] | None, limit: int) -> int:
-    """Forget dead letters."""
-    found = _dead(tx, topic, ids, limit)
-    for mid, _, _ in found:
+    """Delete dead letters; returns how many."""
+    letters = _dead(tx, topic, ids, limit)
+    for mid, _, _ in letters:
         messages.delete_dead(tx, mid)
-    return len(found)
+    return len(letters)

@@ -1,4 +1,8 @@
-"""Accepting messages: `Engine.put`."""
+"""
+`Engine.put`: accept, merge or refuse messages.
+
+Plain messages are collected and appended together; all others are decided one by one.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ _dumps = msgspec.json.Encoder().encode
 
 
 def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
-    """Take messages in, in their order. Raises BadMessage before anything is changed."""
+    """Put messages in their order. Raises BadMessage before anything is changed."""
     policies = tx.policies([draft.topic for draft in drafts])
     is_plain = [_is_plain(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
     names: set[str] = set()
@@ -44,8 +48,8 @@ def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
     ]
     intake.write()
     for lane in intake.arrivals.values():
-        # A lane that had ready messages stands where it belongs already: more of them change
-        # nothing. (A merge may have taken its last.)
+        # More ready messages do not change the place of a lane that had some. (A merge may have
+        # taken its last one.)
         if lane.place == IDLE or not lane.ready:
             tx.place(lane)
             tx.has_arrivals = True
@@ -53,7 +57,7 @@ def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
 
 
 def _is_plain(draft: Draft, policy: Resolved) -> bool:
-    """Whether it only has to be appended to its topic's lane, as most messages have."""
+    """Whether the message only has to be appended to its topic's lane, as most messages."""
     return (
         policy.accepts_plainly
         and draft.headers is None
@@ -68,19 +72,19 @@ def _is_plain(draft: Draft, policy: Resolved) -> bool:
 
 
 class _Intake:
-    """The rows of one call: those of plain messages are collected and written together."""
+    """One call of put: decides each message, collects its rows, and writes them together."""
 
     def __init__(self, tx: Transaction) -> None:
         self.tx = tx
         self.arrivals: dict[int, Lane] = {}
-        self._lanes: dict[str, Lane] = {}  # those that a plain message was appended to
+        self._lanes: dict[str, Lane] = {}  # by topic, where plain messages were appended
         self._plain: list[tuple[int, int, int, int, bytearray]] = []
         self._messages: list[tuple[Any, ...]] = []
         self._ready: list[tuple[int, int, int, int, int]] = []
         self._events: list[tuple[int, int, int, int]] = []
 
     def write(self) -> None:
-        """Write what was collected; done before anything reads these tables."""
+        """Write the collected rows; necessary before anything reads these tables."""
         if self._plain or self._messages:
             self.tx.insert("message_insert_plain", self._plain)
             self.tx.insert("message_insert", self._messages)
@@ -89,7 +93,7 @@ class _Intake:
             self._plain, self._messages, self._ready, self._events = [], [], [], []
 
     def append(self, draft: Draft, policy: Resolved) -> Receipt:
-        """A plain message, see `_is_plain`: as `accept`, in a third of the time."""
+        """Accept a plain message, see `_is_plain`: like `accept`, in a third of the time."""
         del policy
         tx, topic, body = self.tx, draft.topic, draft.body
         shard, now = tx.shard, tx.now
@@ -112,7 +116,7 @@ class _Intake:
         return Receipt(f"{shard.nonce}-{mid:x}", topic)
 
     def accept(self, draft: Draft, policy: Resolved) -> Receipt:
-        """One message: known, merged, refused or accepted, in this order."""
+        """Decide one message: duplicate, merged, refused or accepted, checked in this order."""
         tx = self.tx
         topic = draft.topic
         if draft.signal is not None:
@@ -167,7 +171,9 @@ class _Intake:
         tx = self.tx
         lane = tx.find_lane(name)
         row = (
-            merging.waiting_one(tx, lane, mkey) if lane is not None and not lane.forgotten else None
+            merging.waiting_message(tx, lane, mkey)
+            if lane is not None and not lane.forgotten
+            else None
         )
         if lane is None or row is None or not merging.join(tx, lane, row, draft, policy):
             return None
@@ -305,8 +311,8 @@ def _inserted(row: Row) -> tuple[Any, ...]:
 
 def make_room(tx: Transaction, draft: Draft, policy: Resolved, name: str) -> str | None:
     """
-    Why the backlog has no room for the message; None if it has, or was given some by dropping the
-    oldest.
+    Check the backlog limits of the topic and the namespace, and drop the oldest messages where the
+    policy says so. Returns why there is no room; None: there is.
     """
     rules, size = tx.rules, len(draft.body)
     lanes = _lanes_of(tx, draft.topic, policy, name)
@@ -332,7 +338,7 @@ def make_room(tx: Transaction, draft: Draft, policy: Resolved, name: str) -> str
         if over is None:
             return None
         limit, waiting, needed, whose, unit, on_full = over[0] or 0, *over[1:]
-        # What is larger than the limit by itself would drop all the others for nothing.
+        # A message that is larger than the limit by itself would drop all others in vain.
         if on_full != "drop_oldest" or needed > limit or not _drop_oldest(tx, lanes, draft.topic):
             return full(whose, waiting, unit, limit)
 
@@ -356,13 +362,13 @@ def _waiting_of(
 
 
 def _drop_oldest(tx: Transaction, lanes: list[Lane], topic: str) -> bool:
-    """The lowest priority's oldest goes to the dead letters; False if nothing may be dropped."""
-    found = [
+    """Drop the oldest message of the lowest priority; False: none may be dropped."""
+    victims = [
         (*victim, lane.lane) for lane in lanes if (victim := _victim(tx, lane, topic)) is not None
     ]
-    if not found:
+    if not victims:
         return False
-    *_, mid, number = min(found)
+    *_, mid, number = min(victims)
     lane, row = tx.lane(number), messages.read(tx, mid)
     if row is None:
         return False
@@ -377,7 +383,7 @@ def _drop_oldest(tx: Transaction, lanes: list[Lane], topic: str) -> bool:
 
 
 def _victim(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int, int, int] | None:
-    """(priority, since, number, message) of the first to be dropped in a lane."""
+    """(priority, since, sequence number, message) of the first message to drop in a lane."""
     if lane.topic is None:
         found = tx.one("topic_victim", topic)
         return (*found[1:], found[0]) if found else None
@@ -390,10 +396,7 @@ def _victim(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int, int, int
 
 
 def _victims(tx: Transaction, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    """
-    The oldest of the lowest priority among those that are ready, delayed or parked: of both ranks
-    that it may have.
-    """
+    """The oldest messages of the lowest priority in one table: one for each of its two ranks."""
     found: list[tuple[int, int, int, int]] = []
     rank = 1 << 20
     while (prior := tx.one(f"{kind}_prior_rank", *where, rank)) is not None:

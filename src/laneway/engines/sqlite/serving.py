@@ -1,9 +1,9 @@
 """
-Handing out: `Engine.lease`.
+`Engine.lease`: choose lanes, then deliver their messages.
 
-First it is decided in memory which lanes give how many (the visits), reading lanes only, each once;
-then the messages of all of them are fetched, and everything is written. Nothing here looks at a
-lane that cannot deliver.
+First the visits are decided in memory: which lanes deliver how many messages. Only lanes are read
+for that, each once, and only lanes that can deliver. Then the messages of all visits are read, and
+their leases are written.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ FIRST_PAGE = 16
 """Fewest lanes that are read at once."""
 
 START = (-1, -1)
-"""Before all lanes."""
+"""The position before all lanes of an index."""
 
-MOST_PLACES = 10_000
-"""Places that are remembered of calls that pass lanes over."""
+MAX_POSITIONS = 10_000
+"""Positions that are remembered for calls that pass lanes over."""
 
 MANY_GATES = 4
 """
-With more open gates than this in a tier, a few lanes of each are read at first instead of as many
-as there is room for.
+Above this number of open gates in a tier queue only a few lanes of each are read at first, instead
+of as many as there is room for.
 """
 
 _SINCE, _EXPIRES, _RARE = 3, 5, 10
-"""Columns of what is fetched of a message, see statements."""
+"""Columns of `{head}`, see `statements`: what lease reads of a message."""
 
 _dumps = msgspec.json.Encoder().encode
 _headers = msgspec.json.Decoder(dict[str, str]).decode
@@ -63,36 +63,38 @@ def lease(
     only: Only | None = None,
 ) -> tuple[list[Lease], bool]:
     """
-    Choose, fetch and lease up to `room` messages; and whether some were withheld that this caller
-    cannot start.
+    Choose and lease up to `room` messages. Also answers whether messages are left that could be
+    delivered, but not to this caller: they need room among the `startable`, or match no pattern.
     """
-    serving = _Serving(tx, startable, only)
+    plan = _Plan(tx, startable, only)
     if topics is None:
-        serving.serve_pool(pool, room)
+        plan.serve_pool(pool, room)
     else:
-        serving.serve_topics(topics, pool, room)
-    leases = _HandOut(tx, serving.picked, record_start=record_start).run(
-        serving.visits if topics is not None else _mixed(tx, serving.visits)
+        plan.serve_topics(topics, pool, room)
+    leases = _Deliveries(tx, plan.picked, record_start=record_start).run(
+        plan.visits if topics is not None else _interleaved(tx, plan.visits)
     )
-    for lane in serving.visited.values():
+    for lane in plan.visited.values():
         tx.place(lane)
-    return leases, serving.withheld or (only is not None and only.passed_over)
+    return leases, plan.withheld or (only is not None and only.passed_over)
 
 
 class Only:
     """
-    The patterns of a caller who takes nothing else, and where its calls go on: each passes over a
-    bounded number of lanes.
+    The patterns that a caller takes messages of, and the positions at which its calls continue.
+
+    A call passes over a bounded number of lanes that match none of the patterns; the next call
+    continues behind them. `passed_over`: whether there were any; `goes_on`: whether lanes are left.
     """
 
     def __init__(
         self,
         patterns: Sequence[str],
-        places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]],
+        positions: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]],
     ) -> None:
         self._patterns = frozenset(patterns)
         self._key = tuple(patterns)
-        self._places = places
+        self._positions = positions
         self._left = MAX_PASSED_OVER
         self.passed_over = False
         self.goes_on = False
@@ -100,14 +102,15 @@ class Only:
     @staticmethod
     def of(
         patterns: Sequence[str] | None,
-        places: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]],
+        positions: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]],
     ) -> Only | None:
-        if len(places) > MOST_PLACES:
-            places.clear()
-        return None if patterns is None else Only(patterns, places)
+        """Of the patterns that a lease call names; None: it takes everything."""
+        if len(positions) > MAX_POSITIONS:
+            positions.clear()
+        return None if patterns is None else Only(patterns, positions)
 
     def takes(self, lane: Lane) -> bool:
-        """Whether the caller does; one that it does not take is counted."""
+        """Whether the lane's topic matches a pattern; if not, it counts as passed over."""
         if lane.topic is None or any(pattern in self._patterns for pattern in prefixes(lane.topic)):
             return True
         self.passed_over = True
@@ -115,34 +118,31 @@ class Only:
         return False
 
     def begin(self, tier_queue: TierQueue, gate: GateState | None) -> tuple[int, int]:
-        """Where reading begins."""
-        return self._places.get(self._place(tier_queue, gate), START)
+        """The position at which this call begins to read."""
+        return self._positions.get(self._position_key(tier_queue, gate), START)
 
     def may_go_on(
         self, tier_queue: TierQueue, gate: GateState | None, after: tuple[int, int]
     ) -> bool:
-        """Whether more is to be read of it in this call; if not, the next one does."""
+        """Whether this call may read more; if not, the next one continues at `after`."""
         if self._left > 0:
             return True
-        self._places[self._place(tier_queue, gate)] = after
+        self._positions[self._position_key(tier_queue, gate)] = after
         self.goes_on = True
         return False
 
     def ended(self, tier_queue: TierQueue, gate: GateState | None) -> None:
-        """
-        All that stands there was read, in this call and those before: the next one begins at the
-        beginning.
-        """
-        self._places.pop(self._place(tier_queue, gate), None)
+        """Everything was read, in this call and earlier ones: the next begins at the start."""
+        self._positions.pop(self._position_key(tier_queue, gate), None)
 
-    def _place(
+    def _position_key(
         self, tier_queue: TierQueue, gate: GateState | None
     ) -> tuple[int, str | None, tuple[str, ...]]:
         return tier_queue.number, gate.name if gate is not None else None, self._key
 
 
 def can_deliver(tx: Transaction, lane: Lane) -> bool:
-    """Whether it is runnable, or at an open gate."""
+    """Whether the lane is runnable, or at an open gate."""
     if lane.forgotten:
         return False
     if lane.place == AT_GATE:
@@ -151,13 +151,13 @@ def can_deliver(tx: Transaction, lane: Lane) -> bool:
     return lane.place == RUNNABLE
 
 
-class _Line:
+class _Candidates:
     """
-    The lanes of one tier of one pool that can deliver now, by (virtual time, number).
+    The lanes of a tier queue that can deliver now, in the order of (virtual time, number).
 
-    They are read from the indexes as far as needed: each source (the tier's own lanes, each open
-    gate's) puts a marker behind the last lane that was read of it; when the marker comes up, more
-    are read.
+    Lanes are read from the indexes page by page, from several sources: the runnable lanes, and
+    those at each open gate. In the heap each source has a marker behind its last lane; when the
+    marker is the smallest entry, the source's next page is read.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class _Line:
             self._only.ended(self.tier_queue, gate)
 
     def _offer(self, lane: Lane) -> None:
-        """Take a lane in, once; one that was changed in this call may no longer belong here."""
+        """Add a lane once, if it still can deliver: this call may have changed it."""
         if (
             lane.lane not in self._seen
             and lane.tier_queue == self.tier_queue.number
@@ -211,7 +211,7 @@ class _Line:
                 self.push(lane)
 
     def push(self, lane: Lane) -> None:
-        """Into the line, at its present virtual time."""
+        """Add a lane at its present virtual time."""
         heapq.heappush(self._heap, (lane.vt, lane.lane, 0, lane))
 
     def pop(self) -> Lane | None:
@@ -229,12 +229,12 @@ class _Line:
         return None
 
     def count(self, most: int) -> int:
-        """How many lanes stand in it, as far as was read."""
+        """How many lanes it has, as far as they were read."""
         return min(most, len(self._heap))
 
 
-class _Serving:
-    """Decides the visits of one call."""
+class _Plan:
+    """Decides the visits of one call: which lanes deliver how many messages, in which order."""
 
     def __init__(self, tx: Transaction, startable: int, only: Only | None = None) -> None:
         self.tx = tx
@@ -243,32 +243,23 @@ class _Serving:
         self.visits: list[tuple[Lane, int]] = []
         self.visited: dict[int, Lane] = {}
         self.picked: dict[int, list[int]] = {}
-        """
-        Of buckets of which only some topics may be served: the messages, in the order of the
-        visits.
-        """
+        """By bucket, where a call names topics: the messages to deliver, in their order."""
         self.withheld = False
 
     def serve_pool(self, pool: str, room: int) -> None:
-        """
-        Strict tiers first, the others by their shares; what one cannot use flows to those that can.
-        """
-        found = [
+        """Serve strict tiers first, then the others by shares; unused shares go to the others."""
+        named = [
             (tier.share, self.tx.find_tier_queue(pool, name))
             for name, tier in self.tx.rules.tiers.items()
         ]
-        tier_queues = [(share, tier_queue) for share, tier_queue in found if tier_queue is not None]
+        tier_queues = [(share, tier_queue) for share, tier_queue in named if tier_queue is not None]
         if self.only is None:
             self._serve_tier_queues(pool, room, tier_queues)
             return
         carries = [(tier_queue, tier_queue.carry) for _, tier_queue in tier_queues]
         self._serve_tier_queues(pool, room, tier_queues)
-        for (
-            tier_queue,
-            carry,
-        ) in (
-            carries
-        ):  # a caller who passes lanes over owes the tiers nothing, and they owe it nothing
+        # A caller that takes some topics only is no measure of the tiers' shares.
+        for tier_queue, carry in carries:
             tier_queue.carry = carry
 
     def _serve_tier_queues(
@@ -276,17 +267,17 @@ class _Serving:
     ) -> None:
         for share, tier_queue in tier_queues:
             if share == "strict":
-                room -= self._serve(_Line(self.tx, tier_queue, room, self.only), room)
+                room -= self._serve(_Candidates(self.tx, tier_queue, room, self.only), room)
                 if self.withheld:
                     return
-        lines: dict[str, _Line | None] = {}
+        candidates: dict[str, _Candidates | None] = {}
         shares: dict[str, float] = {}
         for share, tier_queue in tier_queues:
             if share == "strict":
                 continue
             if self._has_work(tier_queue):
                 shares[tier_queue.tier] = float(share)
-                lines[tier_queue.tier] = None  # read when its room is known
+                candidates[tier_queue.tier] = None  # read when its room is known
             else:
                 tier_queue.carry = 0
         while room > 0 and shares and not self.withheld:
@@ -295,7 +286,7 @@ class _Serving:
                 if len(shares) == 1 or self.startable >= room
                 else self.startable or min(room, STEP)
             )
-            room -= self._serve_shares(pool, step, shares, lines)
+            room -= self._serve_shares(pool, step, shares, candidates)
 
     def _has_work(self, tier_queue: TierQueue) -> bool:
         tx = self.tx
@@ -313,7 +304,11 @@ class _Serving:
         return any(gate is not None and gate.room(tx.now) for gate in gates)
 
     def _serve_shares(
-        self, pool: str, room: int, shares: dict[str, float], lines: dict[str, _Line | None]
+        self,
+        pool: str,
+        room: int,
+        shares: dict[str, float],
+        candidates: dict[str, _Candidates | None],
     ) -> int:
         tier_queues = {name: self.tx.tier_queue(pool, name) for name in shares}
         before = {name: tier_queue.carry for name, tier_queue in tier_queues.items()}
@@ -324,10 +319,10 @@ class _Serving:
             tier_queues[name].carry = carry[name]
             if part == 0:
                 continue
-            line = lines[name]
-            if line is None:
-                line = lines[name] = _Line(self.tx, tier_queues[name], part, self.only)
-            taken[name] = self._serve(line, part)
+            queue = candidates[name]
+            if queue is None:
+                queue = candidates[name] = _Candidates(self.tx, tier_queues[name], part, self.only)
+            taken[name] = self._serve(queue, part)
             if self.withheld:
                 break
             if taken[name] < part:
@@ -338,34 +333,31 @@ class _Serving:
                 tier_queues[name].carry = owed
         return sum(taken.values())
 
-    def _serve(self, line: _Line, room: int) -> int:
+    def _serve(self, candidates: _Candidates, room: int) -> int:
         """
-        Take up to `room` from the line; less if it has no more, or if what comes next cannot be
-        started yet.
+        Visit candidates until `room` is used up, none is left, or the next one has a limit and the
+        caller cannot start more messages with limits.
         """
-        lanes = line.count(room)
+        lanes = candidates.count(room)
         taken = 0
         while taken < room:
-            lane = line.pop()
+            lane = candidates.pop()
             if lane is None:
                 break
             if not self.startable and self.tx.policy_of(lane).limited:
-                # It is its turn, and the caller cannot start it yet. To pass it over would let the
-                # unlimited fill the caller's buffer for ever; so all that would come after it is
-                # withheld until he can.
+                # The lane is next, and the caller cannot start its messages yet. Passing it over
+                # would let topics without limits fill the caller's buffer forever; so everything
+                # after it is withheld until the caller can.
                 self.withheld = True
                 break
-            got = self.visit(lane, line.tier_queue, room - taken, lanes)
+            got = self.visit(lane, candidates.tier_queue, room - taken, lanes)
             taken += got
             if got and lane.ready and self.tx.allowance(lane, self.tx.policy_of(lane)):
-                line.push(lane)
+                candidates.push(lane)
         return taken
 
     def visit(self, lane: Lane, tier_queue: TierQueue, room: int, lanes: int) -> int:
-        """
-        Take from the lane what all limits admit; one atomic step with the advance of its virtual
-        time.
-        """
+        """Take what all limits admit from the lane, and advance its virtual time by that."""
         tx = self.tx
         policy = tx.policy_of(lane)
         take = min(fairness.chunk(room, lanes, policy.weight), tx.allowance(lane, policy))
@@ -378,9 +370,8 @@ class _Serving:
         if policy.paused or (lane.rest_step and lane.rest_until > tx.now):
             take = 0
         if take <= 0:
-            self.visited[lane.lane] = (
-                lane  # its policy changed under it, or its gate shut: it is placed anew
-            )
+            # The lane's policy changed since it was placed, or its gate shut: place it again.
+            self.visited[lane.lane] = lane
             return 0
         if policy.limited:
             self.startable -= take
@@ -412,14 +403,14 @@ class _Serving:
         tx.count_deliveries(lane, take)
 
     def _stride(self, lane: Lane, tier_queue: TierQueue, policy: Resolved, take: int) -> int:
-        """By how much so many messages advance the lane's virtual time."""
+        """The virtual time that `take` messages cost the lane."""
         if self.tx.fair_by_time(tier_queue):
             cost = lane.mean or tier_queue.mean or DEFAULT_MEAN_US
             return fairness.stride_of_work(cost * take, policy.weight)
         return fairness.stride(take, policy.weight)
 
     def serve_topics(self, topics: Sequence[str], pool: str, room: int) -> None:
-        """Strictly in the order named."""
+        """Serve these topics strictly in their order."""
         tx = self.tx
         for topic in topics:
             policy = tx.policy(topic)
@@ -443,24 +434,22 @@ class _Serving:
                     room -= self.visit(lane, tx.tier_queues[lane.tier_queue], room, 1)
 
     def _visit_folded(self, lane: Lane, topic: str, room: int) -> int:
-        """Of a bucket take only the messages of one topic."""
+        """Visit a bucket for the messages of one topic only."""
         picked = self.picked.setdefault(lane.lane, [])
-        found = [
+        heads = [
             mid
             for (mid,) in self.tx.all("folded_heads", topic, room + len(picked))
             if mid not in picked
         ][:room]
         taken = (
-            self.visit(lane, self.tx.tier_queues[lane.tier_queue], len(found), 1) if found else 0
+            self.visit(lane, self.tx.tier_queues[lane.tier_queue], len(heads), 1) if heads else 0
         )
-        picked += found[:taken]
+        picked += heads[:taken]
         return taken
 
 
-def _mixed(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
-    """
-    Visits of several tiers in the order of `fairness.interleave`, behind those of strict tiers.
-    """
+def _interleaved(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, int]]:
+    """The visits of strict tiers, then those of the other tiers, see `fairness.interleave`."""
     tiers = tx.rules.tiers
     strict: list[tuple[Lane, int]] = []
     lanes: dict[str, list[Lane]] = {}
@@ -470,7 +459,7 @@ def _mixed(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, 
             strict.append((lane, take))
         else:
             lanes.setdefault(tier, []).extend([lane] * take)
-    if len(lanes) < 2:  # nothing to mix
+    if len(lanes) < 2:  # one tier: keep its order
         return visits
     queues = [lanes[tier] for tier in tiers if tier in lanes]
     heads = [iter(queue) for queue in queues]
@@ -479,8 +468,8 @@ def _mixed(tx: Transaction, visits: list[tuple[Lane, int]]) -> list[tuple[Lane, 
     ]
 
 
-class _HandOut:
-    """Fetches the messages of the visits and makes their leases."""
+class _Deliveries:
+    """Reads the messages of the visits, and writes their leases."""
 
     def __init__(
         self, tx: Transaction, picked: dict[int, list[int]], *, record_start: bool
@@ -488,7 +477,7 @@ class _HandOut:
         self.tx = tx
         self._picked = picked
         self.record_start = record_start
-        self._made: list[Lease] = []
+        self._delivered: list[Lease] = []
         self._leases: list[tuple[Any, ...]] = []
         self._plain_leases: list[tuple[int, int, int, int, int]] = []
         self._deadlines: dict[int, list[int]] = {}
@@ -497,7 +486,7 @@ class _HandOut:
     def run(self, visits: list[tuple[Lane, int]]) -> list[Lease]:
         if not visits:
             return []
-        stock = self._fetch(visits)
+        heads = self._read(visits)
         tx = self.tx
         by_time = {
             tier_queue.number
@@ -506,95 +495,95 @@ class _HandOut:
         }
         for lane, take in visits:
             policy = tx.policy_of(lane)
-            waiting = stock[lane.lane]
+            waiting = heads[lane.lane]
             taken = waiting[:take]
             del waiting[:take]
             for _ in range(take - len(taken)):
-                self._nothing_there(lane, policy)
+                self._correct_count(lane, policy)
             is_plain = (
                 policy.gate is None
                 and lane.tier_queue not in by_time
                 and policy.delivery != "at_most_once"
             )
-            for found in taken:
-                if found[_RARE] or found[_EXPIRES] is not None:
+            for head in taken:
+                if head[_RARE] or head[_EXPIRES] is not None:
                     is_plain = False
             if is_plain:
                 self._lease_plain(lane, taken, policy)
             else:
                 self._lease_others(lane, taken, policy)
         self._write()
-        return self._made
+        return self._delivered
 
-    def _fetch(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Any]]:
-        """Each lane's messages; they leave the order."""
+    def _read(self, visits: list[tuple[Lane, int]]) -> dict[int, list[Any]]:
+        """By lane: the messages to deliver, which are deleted from `ready`."""
         tx = self.tx
         wanted: dict[int, int] = {}
         for lane, take in visits:
             wanted[lane.lane] = wanted.get(lane.lane, 0) + take
-        stock: dict[int, list[Any]] = {number: [] for number in wanted}
+        heads: dict[int, list[Any]] = {number: [] for number in wanted}
         singles = [
             number for number, take in wanted.items() if take == 1 and number not in self._picked
         ]
         if singles:
-            for found in tx.all("heads", _dumps(singles)):
-                stock[found[1]].append(found)
+            for head in tx.all("heads", _dumps(singles)):
+                heads[head[1]].append(head)
         for number, take in wanted.items():
             if number in self._picked:
-                stock[number] = self._fetch_picked(self._picked[number])
+                heads[number] = self._read_picked(self._picked[number])
             elif take > 1:
-                stock[number] = tx.all("head_of", number, take)
-        rare = [found[0] for several in stock.values() for found in several if found[_RARE]]
+                heads[number] = tx.all("head_of", number, take)
+        rare = [head[0] for several in heads.values() for head in several if head[_RARE]]
         if rare:
             self._rare = {row[0]: Row(*row) for row in tx.all("messages_by_number", _dumps(rare))}
-        heads = [
+        last = [
             several[-1]
-            for number, several in stock.items()
+            for number, several in heads.items()
             if several and number not in self._picked
         ]
-        tx.run_many("ready_delete_head", [self._place(found) for found in heads])
+        tx.run_many("ready_delete_head", [self._ready_key(head) for head in last])
         tx.run_many(
             "ready_delete",
-            [self._place(found) for number in self._picked for found in stock.get(number, ())],
+            [self._ready_key(head) for number in self._picked for head in heads.get(number, ())],
         )
-        return stock
+        return heads
 
-    def _fetch_picked(self, mids: list[int]) -> list[Any]:
-        found = {row[0]: row for row in self.tx.all("heads_picked", _dumps(mids))}
-        return [found[mid] for mid in mids if mid in found]
+    def _read_picked(self, mids: list[int]) -> list[Any]:
+        heads = {row[0]: row for row in self.tx.all("heads_picked", _dumps(mids))}
+        return [heads[mid] for mid in mids if mid in heads]
 
-    def _place(self, found: Any) -> tuple[int, int, int, int]:
-        """Where a message stands in the order."""
-        mid, lane, rank, since, *_ = found
-        if found[_RARE]:
+    def _ready_key(self, head: Any) -> tuple[int, int, int, int]:
+        """The key of the message's row in `ready`."""
+        mid, lane, rank, since, *_ = head
+        if head[_RARE]:
             row = self._rare[mid]
             return lane, rank, row.pos, row.seq
         return lane, rank, since, mid
 
     def _lease_others(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
-        for found in taken:
-            row = self._rare.get(found[0]) or _plain_row(found)
+        for head in taken:
+            row = self._rare.get(head[0]) or _plain_row(head)
             if row.expires is not None and row.expires <= self.tx.now:
-                self._too_late(lane, row)
+                self._expire(lane, row)
             else:
-                self._made.append(self._lease(lane, row, policy))
+                self._delivered.append(self._lease(lane, row, policy))
 
     def _lease_plain(self, lane: Lane, taken: list[Any], policy: Resolved) -> None:
-        """Most messages have nothing that has to be seen to, and are dealt with all at once."""
+        """Lease messages that need nothing besides, as most do: all of the lane at once."""
         if not taken:
             return
         tx, shard = self.tx, self.tx.shard
         number, topic, limited = lane.lane, lane.topic or "", policy.limited
         now, deadline, nonce = tx.now, tx.now + policy.lease, shard.nonce
-        handed, made, leases = tx.lane_cache.plain_leases, self._made, self._plain_leases
+        cached, delivered, rows = tx.lane_cache.plain_leases, self._delivered, self._plain_leases
         fence, size = tx.last_fence(), 0
         for mid, _, rank, _, published, _, key, own_id, headers, body, _ in taken:
             fence += 1
             size += len(body)
-            leases.append((fence, mid, number, deadline, now))
+            rows.append((fence, mid, number, deadline, now))
             if own_id is None:
-                handed[fence] = (mid, number)
-            made.append(
+                cached[fence] = (mid, number)
+            delivered.append(
                 Lease(
                     mid,
                     fence,
@@ -613,7 +602,7 @@ class _HandOut:
                     limited,
                 )
             )
-        self._ends(deadline, shard.fence + 1, fence)
+        self._add_deadline(deadline, shard.fence + 1, fence)
         shard.fence = fence
         shard.leased += len(taken)
         shard.waiting -= len(taken)
@@ -622,26 +611,26 @@ class _HandOut:
         if lane.ready:
             lane.old = taken[-1][_SINCE] >> 23
 
-    def _ends(self, deadline: int, first: int, last: int) -> None:
-        """These leases end then: one event for all of the same deadline."""
+    def _add_deadline(self, deadline: int, first: int, last: int) -> None:
+        """Leases with these fences end then; one event is written for each deadline."""
         span = self._deadlines.setdefault(deadline, [first, last])
         span[1] = last
 
-    def _nothing_there(self, lane: Lane, policy: Resolved) -> None:
-        """The lane counted a message that its order does not hold: the count was wrong."""
+    def _correct_count(self, lane: Lane, policy: Resolved) -> None:
+        """The lane counted a ready message that `ready` does not have: take back its delivery."""
         lane.leased -= 1
         lane.delivered -= 1
         self.tx.shard.delivered -= 1
         self._free_gate(policy.gate)
 
-    def _too_late(self, lane: Lane, row: Row) -> None:
-        """Its ttl ended, and housekeeping had too much to do to see it before."""
+    def _expire(self, lane: Lane, row: Row) -> None:
+        """The message's ttl is over, and housekeeping did not come to it in time."""
         tx = self.tx
         lane.leased -= 1
         lane.delivered -= 1
         tx.shard.delivered -= 1
         self._free_gate(tx.policy_of(lane).gate)
-        self._leaves(lane, row)
+        self._end_waiting(lane, row)
         messages.expire(tx, lane, row)
         if row.serial:
             messages.free_key(tx, lane, row.line, row.mid)
@@ -652,10 +641,8 @@ class _HandOut:
             gate.leased -= 1
             self.tx.touch_gate(gate)
 
-    def _leaves(self, lane: Lane, row: Row) -> None:
-        """
-        The message no longer waits (its place in the order is deleted with all that were taken).
-        """
+    def _end_waiting(self, lane: Lane, row: Row) -> None:
+        """The message no longer waits; its row in `ready` is deleted with those of the others."""
         tx = self.tx
         size = len(row.body) if not row.parts else messages.size_of(tx, row)
         lane.bytes -= size
@@ -669,11 +656,11 @@ class _HandOut:
     def _lease(self, lane: Lane, row: Row, policy: Resolved) -> Lease:
         tx = self.tx
         shard = tx.shard
-        self._leaves(lane, row)
+        self._end_waiting(lane, row)
         fence = shard.fence = tx.last_fence() + 1
         shard.leased += 1
         deadline = tx.now + policy.lease
-        self._ends(deadline, fence, fence)
+        self._add_deadline(deadline, fence, fence)
         if row.serial:
             tx.run("serial_keys_held", lane.lane, row.line, row.mid)
         tier_queue = tx.tier_queues[lane.tier_queue]
@@ -687,7 +674,7 @@ class _HandOut:
             if row.parts or (row.mkey and policy.merge == "all")
             else None
         )
-        made = Lease(
+        lease = Lease(
             row.mid,
             fence,
             row.id if row.id is not None else f"{shard.nonce}-{row.mid:x}",
@@ -706,16 +693,16 @@ class _HandOut:
         )
         if policy.delivery == "at_most_once":
             empty = (row.line or "") if row.serial else ""
-            self._finish_now(lane, row)
+            self._finish(lane, row)
         self._leases.append(
             (fence, row.mid, lane.lane, deadline, tx.now, charge, started, policy.gate, empty)
         )
         if lane.ready:
             lane.old = row.since >> 23
-        return made
+        return lease
 
-    def _finish_now(self, lane: Lane, row: Row) -> None:
-        """At most once: the message goes at hand-out; its lease keeps the slots."""
+    def _finish(self, lane: Lane, row: Row) -> None:
+        """At most once: the message is finished at its delivery; only its lease is left."""
         tx = self.tx
         messages.finish_ids(tx, row, messages.topic_of(row, lane), remember=True)
         messages.delete(tx, row)
@@ -732,9 +719,9 @@ class _HandOut:
         )
 
 
-def _plain_row(found: Any) -> Row:
-    """The whole row of a message that has nothing rare."""
-    mid, lane, rank, since, published, expires, key, message_id, headers, body, _ = found
+def _plain_row(head: Any) -> Row:
+    """The whole row of a message of which `{head}` has everything."""
+    mid, lane, rank, since, published, expires, key, message_id, headers, body, _ = head
     return Row(
         mid,
         lane,

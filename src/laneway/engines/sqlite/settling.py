@@ -1,4 +1,8 @@
-"""The end of leases: `Engine.settle`, `start`, `extend`, and leases that run out."""
+"""
+The end of leases: `Engine.settle`, and leases that run out.
+
+Plain acks are settled without reading anything (`_quick_acks`), others one by one (`_Settling`).
+"""
 
 from __future__ import annotations
 
@@ -28,15 +32,12 @@ if TYPE_CHECKING:
 
 _dumps = msgspec.json.Encoder().encode
 
-_PLAIN = 10
-"""Columns of `leases_and_messages` that are the lease's; the message's follow."""
+_LEASE_COLUMNS = 10
+"""Columns of `leases_and_messages` that belong to the lease; those of the message follow."""
 
 
 class Outdated(Exception):  # never leaves the engine
-    """
-    A lease that was handed out here is held no more: the transaction is to be rolled back and done
-    again, by what the file says.
-    """
+    """A cached lease is no longer held. Roll back, clear the cache, and retry."""
 
 
 _FINISHED_ANSWERS: dict[Action, SettlementAnswer] = {"ack": "acked", "dead": "died"}
@@ -47,38 +48,40 @@ def settle(
     tx: Transaction, settlements: Sequence[Settlement], publish: Mapping[int, Sequence[Draft]]
 ) -> list[SettlementAnswer]:
     """
-    End each lease as it says; keep and publish what goes with those that end their messages. Raises
-    Outdated, BacklogFull.
+    End each lease; store the outcomes and publish the messages of the settlements that end their
+    messages. Raises Outdated, BacklogFull.
+
+    `publish`: drafts by the position of their settlement.
     """
     left, lanes = _quick_acks(tx, settlements)
     answers: list[SettlementAnswer] = ["acked"] * len(settlements)
     parents = {n: generated_id(tx.shard.nonce, settlements[n].handle) for n in publish}
     if left:
-        found = {
+        rows = {
             row[0]: row
             for row in tx.all("leases_and_messages", _dumps([settlements[n].fence for n in left]))
         }
-        tx.load_numbers({row[2] for row in found.values()})
-        ending = _Ending(tx)
+        tx.load_numbers({row[2] for row in rows.values()})
+        settling = _Settling(tx)
         for n in left:
-            row = found.get(settlements[n].fence)
+            row = rows.get(settlements[n].fence)
             if row is not None and row[1] == settlements[n].handle:
-                del found[row[0]]  # the second settlement of one lease is lost
+                del rows[row[0]]  # the second settlement of one lease is lost
             has_outcome = settlements[n].outcome is not None
             tx.reported_by_handler = (
                 (settlements[n].handle, has_outcome) if has_outcome or publish.get(n) else None
             )
-            answers[n], parents[n] = ending.settle(row, settlements[n])
+            answers[n], parents[n] = settling.settle(row, settlements[n])
         tx.reported_by_handler = None
-        lanes |= ending.write()
-    _stand(tx, lanes.values())
+        lanes |= settling.write()
+    _place(tx, lanes.values())
     endings.store_outcomes(tx, settlements, answers)
-    ends = [
+    ended = [
         n
         for n in sorted(publish)
         if (settlements[n].action, answers[n]) in (("ack", "acked"), ("dead", "died"))
     ]
-    drafts = [draft for n in ends for draft in _derived(publish[n], parents[n])]
+    drafts = [draft for n in ended for draft in _derived(publish[n], parents[n])]
     if drafts:
         for receipt in putting.put(tx, drafts):
             if receipt.outcome == "refused":
@@ -90,47 +93,46 @@ def _quick_acks(
     tx: Transaction, settlements: Sequence[Settlement]
 ) -> tuple[list[int], dict[int, Lane]]:
     """
-    Acks of leases that were handed out here and of which nothing stays but counts, which is most of
-    them: nothing is read of them.
+    Settle acks of cached plain leases, as most are: delete their rows, and count. Nothing is read;
+    the number of rows that were deleted shows whether all leases were still held.
 
-    That they were still held is seen from the number of rows that go. Returns the positions of all
-    other settlements, and the lanes.
+    Returns the positions of all other settlements, and the lanes, which have still to be placed.
     """
-    handed, lanes = tx.lane_cache.plain_leases, tx.lane_cache.lanes
-    places = [handed.pop(settlement.fence, None) for settlement in settlements]
-    tx.load_numbers({place[1] for place in places if place is not None})
+    cached, lanes = tx.lane_cache.plain_leases, tx.lane_cache.lanes
+    leases_ = [cached.pop(settlement.fence, None) for settlement in settlements]
+    tx.load_numbers({lease[1] for lease in leases_ if lease is not None})
     left: list[int] = []
     fences: list[int] = []
     mids: list[int] = []
     touched: dict[int, Lane] = {}
-    for n, (settlement, place) in enumerate(zip(settlements, places, strict=True)):
-        lane = lanes.get(place[1]) if place is not None else None
+    for n, (settlement, lease) in enumerate(zip(settlements, leases_, strict=True)):
+        lane = lanes.get(lease[1]) if lease is not None else None
         if (
-            place is None
+            lease is None
             or lane is None
             or settlement.action != "ack"
-            or settlement.handle != place[0]
+            or settlement.handle != lease[0]
             or lane.rest_step
             or tx.policy_of(lane).dedupe is not None
         ):
             left.append(n)
             continue
         fences.append(settlement.fence)
-        mids.append(place[0])
+        mids.append(lease[0])
         lane.leased -= 1
         lane.done += 1
         touched[lane.lane] = lane
     if fences:
-        if tx.run_many("leases_end", _runs(fences)) != len(fences):
+        if tx.run_many("leases_end", _ranges(fences)) != len(fences):
             raise Outdated
-        tx.run_many("messages_end", _runs(mids))
+        tx.run_many("messages_end", _ranges(mids))
         tx.shard.leased -= len(fences)
         tx.shard.done += len(fences)
     return left, touched
 
 
-def _stand(tx: Transaction, lanes: Iterable[Lane]) -> None:
-    """Lanes with fewer leases: most stand where they stood."""
+def _place(tx: Transaction, lanes: Iterable[Lane]) -> None:
+    """Place lanes that have fewer leases now; most keep their place, and are only written."""
     for lane in lanes:
         if (
             lane.place in (FULL, ASLEEP, AT_GATE)
@@ -142,22 +144,22 @@ def _stand(tx: Transaction, lanes: Iterable[Lane]) -> None:
             tx.touch_shrunk(lane)
 
 
-def _runs(numbers: list[int]) -> list[tuple[int, int]]:
-    """The ranges, first and last, that hold these numbers and no other."""
+def _ranges(numbers: list[int]) -> list[tuple[int, int]]:
+    """The fewest ranges, each first and last, that contain exactly these numbers."""
     numbers.sort()
-    runs: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     first = last = numbers[0]
     for number in numbers:
         if number > last + 1:
-            runs.append((first, last))
+            ranges.append((first, last))
             first = number
         last = number
-    runs.append((first, last))
-    return runs
+    ranges.append((first, last))
+    return ranges
 
 
 def _derived(drafts: Sequence[Draft], parent: str) -> list[Draft]:
-    """Messages published with an ack: their ids come from it, so that a repeat is a duplicate."""
+    """Give messages that are published with an ack ids from it, so that a repeat is a duplicate."""
     return [
         msgspec.structs.replace(
             draft, id=draft.id if draft.id is not None else f"{parent}:{n}", sticky=True
@@ -166,8 +168,8 @@ def _derived(drafts: Sequence[Draft], parent: str) -> list[Draft]:
     ]
 
 
-class _Ending:
-    """One call's settlements: plain acks are collected and written together."""
+class _Settling:
+    """One call's settlements, one by one; the rows to delete are collected."""
 
     def __init__(self, tx: Transaction) -> None:
         self.tx = tx
@@ -176,17 +178,18 @@ class _Ending:
         self._lanes: dict[int, Lane] = {}
 
     def write(self) -> dict[int, Lane]:
-        """Returns the lanes, which have still to be placed."""
+        """Delete the collected rows; returns the lanes, which have still to be placed."""
         tx = self.tx
         tx.run_many("lease_delete", self._leases)
         tx.run_many("message_delete", self._messages)
         return self._lanes
 
     def settle(self, row: Any, settlement: Settlement) -> tuple[SettlementAnswer, str]:
+        """End one lease; returns the answer and the message's id."""
         if row is None or row[1] != settlement.handle:
             return "lost", ""
         tx = self.tx
-        held = Held(*row[:_PLAIN])
+        held = Held(*row[:_LEASE_COLUMNS])
         self._leases.append((held.fence,))
         if held.gone:
             return "gone", ""
@@ -204,20 +207,20 @@ class _Ending:
         if message is None:
             return "gone", ""
         message_id = tx.id_of(message)
-        return come_back(tx, lane, held, message, settlement), message_id
+        return _end_unacked(tx, lane, held, message, settlement), message_id
 
     def _ack(self, lane: Lane, held: Held, row: Any) -> str:
         tx = self.tx
-        message_id, serial, joined, parts, sticky, troubled, key = row[_PLAIN:]
+        message_id, serial, joined, parts, sticky, has_history, key = row[_LEASE_COLUMNS:]
         lane.done += 1
         tx.shard.done += 1
-        self._is_well(lane, held)
+        self._end_back_off(lane, held)
         if (
             message_id is not None
             or joined
             or parts
             or sticky
-            or troubled
+            or has_history
             or tx.policy_of(lane).dedupe is not None
             or lane.topic is None
         ):
@@ -233,27 +236,27 @@ class _Ending:
 
     def _settle_empty(self, lane: Lane, held: Held, settlement: Settlement) -> SettlementAnswer:
         """
-        At most once: whatever the handler says, the message is done; what it says of the
-        destination counts.
+        At most once: the message was finished at its delivery, whatever the action is. Only an ack
+        and a back-off have an effect, on the topic's back-off.
         """
         messages.free_key(self.tx, lane, held.empty or None, held.mid)
         if settlement.action == "ack":
-            self._is_well(lane, held)
+            self._end_back_off(lane, held)
         elif settlement.action == "back_off":
-            _rest(self.tx, lane, held, settlement.delay_us)
+            _back_off(self.tx, lane, held, settlement.delay_us)
         return _FINISHED_ANSWERS.get(settlement.action, "released")
 
-    def _is_well(self, lane: Lane, held: Held) -> None:
-        """An ack of a lease from after the rest's beginning ends it."""
+    def _end_back_off(self, lane: Lane, held: Held) -> None:
+        """An ack of a lease that began after the back-off shows that the destination works."""
         if lane.rest_step and held.fence > lane.rest_fence:
             lane.rest_step = lane.rest_until = 0
             self.tx.touch(lane)
 
 
-def come_back(
+def _end_unacked(
     tx: Transaction, lane: Lane, held: Held, row: Row, settlement: Settlement
 ) -> SettlementAnswer:
-    """A lease ended without an ack: the message waits again, or dies."""
+    """A lease ended without an ack: the message waits again, or becomes a dead letter."""
     row.deliveries += 1
     row.odd = 1
     action = settlement.action
@@ -267,11 +270,11 @@ def come_back(
         return _unhandled(tx, lane, row, topic)
     delay = settlement.delay_us or 0
     if action == "back_off":
-        _rest(tx, lane, held, settlement.delay_us)
+        _back_off(tx, lane, held, settlement.delay_us)
         delay = 0
     elif not settlement.begun:
         leases.return_permits(tx, lane, held)
-    wait_again(tx, lane, row, tx.now + delay if delay > 0 else None)
+    _wait_again(tx, lane, row, tx.now + delay if delay > 0 else None)
     return "released"
 
 
@@ -289,7 +292,7 @@ def _retry(
             row,
             retries_used_up(row.attempts, settlement.error, settlement.reason),
             settlement.error,
-            noted=True,
+            is_recorded=True,
         )
         return "died"
     delay = settlement.delay_us
@@ -301,14 +304,21 @@ def _retry(
     tx.shard.retried += 1
     if messages.yields(row):
         messages.free_key(tx, lane, row.line, row.mid)
-    wait_again(tx, lane, row, tx.now + max(delay, 0))
+    _wait_again(tx, lane, row, tx.now + max(delay, 0))
     return "retried"
 
 
 def _die(
-    tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None, *, noted: bool = False
+    tx: Transaction,
+    lane: Lane,
+    row: Row,
+    reason: str,
+    error: str | None,
+    *,
+    is_recorded: bool = False,
 ) -> None:
-    if not noted:
+    """The message becomes a dead letter; `is_recorded`: its history has the reason already."""
+    if not is_recorded:
         messages.add_history(tx, row, reason, error)
     lane.died += 1
     tx.shard.died += 1
@@ -318,6 +328,7 @@ def _die(
 
 
 def _unhandled(tx: Transaction, lane: Lane, row: Row, topic: str) -> SettlementAnswer:
+    """No handler: the message waits, longer each time, and dies after `on_unhandled`."""
     first, tries, history = tx.one("note_read", row.mid) or (None, 0, "[]")
     first = first if first is not None else tx.now
     longest = tx.policy(topic).on_unhandled
@@ -326,20 +337,20 @@ def _unhandled(tx: Transaction, lane: Lane, row: Row, topic: str) -> SettlementA
         return "died"
     delay = min(base.UNHANDLED_FIRST_US << min(tries, 16), base.UNHANDLED_MAX_US)
     tx.run("note_write", row.mid, first, tries + 1, history)
-    wait_again(tx, lane, row, tx.now + delay)
+    _wait_again(tx, lane, row, tx.now + delay)
     return "released"
 
 
-def _rest(tx: Transaction, lane: Lane, held: Held, asked: int | None) -> None:
-    """The topic's destination is unwell: all its lanes rest."""
+def _back_off(tx: Transaction, lane: Lane, held: Held, delay_us: int | None) -> None:
+    """The topic's destination is unavailable: all its lanes back off."""
     if held.fence <= lane.rest_fence:
         return
     if lane.rest_step:
         step = min(lane.rest_step * 2, base.BACK_OFF_MAX_US)
     else:
         step = base.BACK_OFF_FIRST_US
-    if asked is not None:
-        step = max(asked, 1)
+    if delay_us is not None:
+        step = max(delay_us, 1)
     for each in _lanes_of_topic(tx, lane):
         each.rest_step, each.rest_until, each.rest_fence = step, tx.now + step, tx.shard.fence
         tx.place(each)
@@ -351,13 +362,13 @@ def _lanes_of_topic(tx: Transaction, lane: Lane) -> list[Lane]:
         return [lane]
     names = [f"{lane.topic}{PARTITION}{n}" for n in range(partitions)]
     tx.load_names(names)
-    return [found for found in map(tx.find_lane, names) if found is not None]
+    return [each for each in map(tx.find_lane, names) if each is not None]
 
 
-def wait_again(tx: Transaction, lane: Lane, row: Row, due: int | None) -> None:
+def _wait_again(tx: Transaction, lane: Lane, row: Row, due: int | None) -> None:
     """
-    The message waits again, delayed until `due` (its new since) or ready with its old since; past
-    its ttl it expires.
+    The message waits again: delayed until `due`, which becomes its since, or ready with its old
+    since. It expires if its ttl is over.
     """
     if row.expires is not None and row.expires <= tx.now:
         messages.save(tx, row)
@@ -375,8 +386,8 @@ def wait_again(tx: Transaction, lane: Lane, row: Row, due: int | None) -> None:
 # Leases that run out
 
 
-def run_out(tx: Transaction, held: Held) -> None:
-    """Nobody settled the lease in time."""
+def _expire_lease(tx: Transaction, held: Held) -> None:
+    """Nobody settled the lease before its deadline: its message is a suspect."""
     tx.run("lease_delete", held.fence)
     if held.gone:
         return
@@ -399,25 +410,23 @@ def _suspect(tx: Transaction, lane: Lane, held: Held, row: Row) -> None:
         row.attempts += 1
         messages.add_history(tx, row, STARTED_AND_LOST, None)
         if row.attempts > tx.policy(messages.topic_of(row, lane)).retries:
-            _die(tx, lane, row, STARTED_AND_LOST, None, noted=True)
+            _die(tx, lane, row, STARTED_AND_LOST, None, is_recorded=True)
             return
-    wait_again(tx, lane, row, None)
+    _wait_again(tx, lane, row, None)
 
 
-def lease_batch_over(
+def expire_leases(
     tx: Transaction, first: int, last: int, at: int, most: int
 ) -> tuple[int, int | None]:
     """
-    Take back those of a batch whose time was over at `at`; the batch's event moves on to the next
-    deadline.
-
-    Returns how many, and that deadline.
+    End the leases of a batch (fences `first` to `last`) whose deadline is at most `at`, and move
+    the batch's event to its next deadline. Returns how many leases ended, and that deadline.
     """
-    ended = [Held(*row) for row in tx.all("leases_ended", first, last, at, most)]
-    tx.load_numbers({held.lane for held in ended if not held.gone})
-    for held in ended:
-        run_out(tx, held)
+    over = [Held(*row) for row in tx.all("leases_ended", first, last, at, most)]
+    tx.load_numbers({held.lane for held in over if not held.gone})
+    for held in over:
+        _expire_lease(tx, held)
     (deadline,) = tx.one("leases_next_deadline", first, last)
     if deadline is not None:
         tx.run("event_insert", deadline, LEASES_END, first, last)
-    return len(ended), deadline
+    return len(over), deadline

@@ -1,9 +1,10 @@
 """
-The SQL of this engine, read once from `sql/*.sql`: `-- name: …` begins a statement.
+The SQL of this engine, read once from `sql/*.sql`, where `-- name: …` begins a statement.
 
-Hot statements are bound to numbers, strings and bytearrays only: the sqlite3 module looks for an
-adapter of everything else at every row, None and bytes included, which costs more than the row. So
-0 stands for NULL in columns that are never 0.
+`{lane}`, `{message}` and `{head}` stand for lists of columns. Hot statements are bound to numbers,
+strings and bytearrays only: for any other value, None and bytes included, the sqlite3 module looks
+for an adapter at every row, which costs more than the row. So 0 stands for NULL in columns that are
+never 0.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def _load() -> dict[str, str]:
             statement = (
                 text.replace("{lane}", _LANE)
                 .replace("{message}", _MESSAGE)
-                .replace("{handed}", _HANDED)
+                .replace("{head}", _HEAD)
                 .strip()
                 .rstrip(";")
             )
             if name.strip() in found:
-                raise AssertionError(f"the statement {name.strip()} stands twice")
+                raise AssertionError(f"there are two statements {name.strip()}")
             found[name.strip()] = statement
     return found
 
@@ -46,15 +47,15 @@ def _load() -> dict[str, str]:
 _LANE = ", ".join(f"l.{name}" for name in LANE_COLUMNS)
 _MESSAGE = ", ".join(f"m.{name}" for name in ROW_COLUMNS)
 _RARELY_SET = ("serial", "odd", "attempts", "deliveries", "suspect", "joined", "parts", "sticky")
-_HANDED = (
+_HEAD = (
     "m.mid, m.lane, m.rank, m.since, m.published, m.expires, m.key, m.id, m.headers, m.body,"
     " m.topic IS NOT NULL OR m.mkey IS NOT NULL OR"
     f" {' + '.join(f'm.{name}' for name in _RARELY_SET)}"
 )
-"""Of a message that is handed out: what most have, and whether it has more."""
+"""What lease reads of a message: what most have, and whether it has more."""
 
 PLACING = ("tier_queue", "place", "wake", "vt", "gate")
-"""Columns of `lane` that indexes stand on, besides the size classes."""
+"""Columns of `lane` that indexes have, besides the size classes."""
 
 CLASSES = ("big", "old", "busy", "slow")
 COUNTS = tuple(
@@ -66,7 +67,7 @@ SQL = _load()
 
 
 _NULLABLE = {"rule", "wake", "gate", "more", *CLASSES}
-"""Of `lane`: written as 0 where they are None."""
+"""Columns of `lane` that are bound as 0 where they are None."""
 
 
 def _bound(column: str) -> str:
@@ -79,7 +80,7 @@ SQL["lane_insert"] = (
 
 
 def class_mark(changed: Iterable[int]) -> str:
-    """The end of a statement's name that sets these size classes too."""
+    """The end of the name of the statement that sets these size classes too."""
     return "".join(f"+{CLASSES[number]}" for number in changed)
 
 
@@ -124,7 +125,7 @@ SQL["message_update"] = (
 
 @cache
 def insert_many(name: str, count: int) -> str:
-    """An INSERT of that many rows at once."""
+    """An INSERT statement for `count` rows."""
     head, values, row = SQL[name].partition(" VALUES ")
     numbers = [int(number) for number in re.findall(r"\?(\d+)", row)]
     if not numbers:
@@ -153,18 +154,19 @@ class Statements:
         return self.connection.execute(SQL[name], values).fetchone()
 
     def all(self, name: str, *values: Any) -> list[Any]:
+        """All rows of a statement."""
         return self.connection.execute(SQL[name], values).fetchall()
 
     def run(self, name: str, *values: Any) -> int:
-        """Returns how many rows changed."""
+        """Run a statement; returns how many rows changed."""
         return self.connection.execute(SQL[name], values).rowcount
 
     def run_many(self, name: str, rows: Sequence[Sequence[Any]]) -> int:
-        """Returns how many rows changed."""
+        """Run a statement for each of these rows; returns how many rows changed."""
         return self.connection.executemany(SQL[name], rows).rowcount if rows else 0
 
     def insert(self, name: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Like `run_many` for an INSERT: many rows in one statement cost half."""
+        """Like `run_many` for an INSERT, at half the cost: several rows in one statement."""
         done = 0
         for size in INSERTED_AT_ONCE:
             while len(rows) - done >= size:

@@ -1,4 +1,4 @@
-"""Reading for people: topics, messages, cursors, gates."""
+"""Reads for people: the facts about topics, messages, cursors and gates, for `shared.views`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ _FIRST_RANK = -(1 << 20)
 
 
 class Leased:
-    """Which messages are leased: read once for a call, there are never more than workers hold."""
+    """The leases by message, read once for a call: there are no more than workers hold."""
 
     def __init__(self, tx: Transaction) -> None:
-        held = (Held(*row) for row in tx.all("leases_all"))
-        self._by_mid = {each.mid: each for each in held if not each.gone and each.empty is None}
+        leases = (Held(*row) for row in tx.all("leases_all"))
+        self._by_mid = {each.mid: each for each in leases if not each.gone and each.empty is None}
 
     def of(self, mid: int) -> Held | None:
+        """The lease of a message, if it is leased."""
         return self._by_mid.get(mid)
 
 
@@ -43,7 +44,7 @@ class Leased:
 
 
 def lanes_of(tx: Transaction, topic: str) -> list[Lane]:
-    """A topic's lanes as they are (a folded topic: its bucket's)."""
+    """The existing lanes of a topic; of a folded topic, its bucket."""
     names = _lane_names(tx, topic)
     tx.load_names(names)
     return _known_lanes(tx, names)
@@ -62,7 +63,7 @@ _as_list = msgspec.json.Encoder().encode
 
 
 def lanes_under(tx: Transaction, pattern: str) -> Iterator[Lane]:
-    """All lanes that the pattern may cover, buckets included."""
+    """All lanes that the pattern may cover, and all buckets."""
     stem = pattern.removesuffix("*")
     for low, high in (
         (BUCKET, BUCKET + "\U0010ffff"),
@@ -83,18 +84,15 @@ def topics_in(tx: Transaction, lane: Lane) -> list[str]:
     if lane.topic is not None:
         return [lane.topic]
     prefix = lane.rule.removesuffix("*")
-    found, after = [], prefix
+    topics, after = [], prefix
     while (step := tx.one("folded_topic_next", after)) is not None and step[0].startswith(prefix):
         after = step[0]
-        found.append(after)
-    return found
+        topics.append(after)
+    return topics
 
 
 def holds(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int]:
-    """
-    How many messages of a topic wait, and are leased, in a lane or, of a folded topic, in its
-    bucket.
-    """
+    """How many messages of the topic wait in the lane, and how many are leased."""
     if lane.topic is not None:
         return lane.waiting, lane.leased
     counts = tx.all("folded_counts", topic)
@@ -102,13 +100,13 @@ def holds(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int]:
 
 
 def topic_stats(tx: Transaction, topic: str) -> TopicStats:
-    """What a topic holds and did; without its cursors."""
+    """A topic's counts and state, without its cursors."""
     return many_stats(tx, [topic])[0]
 
 
 def many_stats(tx: Transaction, topics: Sequence[str]) -> list[TopicStats]:
-    """Several topics: their lanes, heads and dead letters are read together."""
-    tx.policies(topics)  # of all at once
+    """The same of several topics; their lanes, oldest and dead letters are read together."""
+    tx.policies(topics)  # caches them, with few statements
     names = {topic: _lane_names(tx, topic) for topic in topics}
     tx.load_names(name for own in names.values() for name in own)
     lanes = {topic: _known_lanes(tx, own) for topic, own in names.items()}
@@ -140,7 +138,7 @@ def _stats(
 
 
 def oldest_of(tx: Transaction, lanes: Sequence[int]) -> dict[int, int]:
-    """The since of the oldest ready message of each of these lanes that has one."""
+    """By lane: the since of its oldest ready message, if it has one."""
     return {
         lane: since
         for lane, *front in tx.all("lane_fronts", _as_list(lanes))
@@ -152,8 +150,8 @@ def oldest_behind(
     tx: Transaction, lane: int, first_rank: int | None, pos: int | None, last_rank: int | None
 ) -> int | None:
     """
-    The same from a lane's front, see `lane_fronts`; most lanes have one rank, whose first message
-    is the oldest.
+    The since of a lane's oldest ready message, from its front (see `lane_fronts`): most lanes have
+    one rank, whose first message is the oldest.
     """
     if first_rank == last_rank and (first_rank is None or first_rank & 1):
         return pos
@@ -181,7 +179,7 @@ def _count_folded(tx: Transaction, stats: TopicStats) -> None:
 
 
 def _ranks(tx: Transaction, query: str, *where: int) -> Iterator[int]:
-    """The ranks that occur, by skipping from one to the next."""
+    """The ranks that occur, found by skipping from one to the next."""
     rank = _FIRST_RANK
     while (step := tx.one(query, *where, rank)) is not None:
         rank = int(step[0])
@@ -192,25 +190,22 @@ def _ranks(tx: Transaction, query: str, *where: int) -> Iterator[int]:
 
 
 def cursors(tx: Transaction, topic: str) -> dict[int, tuple[int, int]]:
-    """
-    Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps
-    nothing.
-    """
-    found = shared.Cursors()
+    """By priority: the scan and the done cursor."""
+    outstanding = shared.Cursors()
     for lane in lanes_of(tx, topic):
         for rank in _ranks(tx, "ready_next_rank", lane.lane):
             plain = tx.one("plain_first", lane.lane, rank)
             if plain is not None:
-                found.add(-(rank >> 1), plain[0], was_delivered=False)
+                outstanding.add(-(rank >> 1), plain[0], was_delivered=False)
         for rank in _ranks(tx, "odd_next_rank", lane.lane):
             (first,) = tx.one("odd_first", lane.lane, rank)
-            found.add(-(rank >> 1), first, was_delivered=True)
+            outstanding.add(-(rank >> 1), first, was_delivered=True)
             undelivered = tx.one("odd_first_unseen", lane.lane, rank)
             if undelivered is not None:
-                found.add(-(rank >> 1), undelivered[0], was_delivered=False)
+                outstanding.add(-(rank >> 1), undelivered[0], was_delivered=False)
         for rank, seq in tx.all("leased_places", lane.lane):
-            found.add(-(rank >> 1), seq, was_delivered=True)
-    return found.below(tx.shard.seq)
+            outstanding.add(-(rank >> 1), seq, was_delivered=True)
+    return outstanding.below(tx.shard.seq)
 
 
 # Messages
@@ -230,11 +225,11 @@ def state_of(tx: Transaction, topic: str, message_id: str, leased: Leased) -> Id
 
 
 def message_view(tx: Transaction, row: Row, leased: Leased) -> MessageView | None:
-    """A message as people see it."""
+    """A message as administration sees it."""
     held = leased.of(row.mid)
     if row.state == DEAD:
-        found = tx.one("dead_read", row.mid)
-        return dead_view(tx, found) if found is not None else None
+        dead = tx.one("dead_read", row.mid)
+        return dead_view(tx, dead) if dead is not None else None
     view = _view(tx, row, messages.topic_of(row, tx.lane(row.lane)))
     if held is not None:
         shared.set_lease(view, fence=held.fence, deadline_us=held.deadline)
@@ -268,7 +263,7 @@ def _view(tx: Transaction, row: Row, topic: str) -> MessageView:
 
 
 def peek(tx: Transaction, topic: str, limit: int) -> list[MessageView]:
-    """Ready ones in order, then the parked, then the delayed by due time."""
+    """The first messages: ready in their order, then parked, then delayed by due time."""
     policy = tx.policy(topic)
     rows: list[Row] = []
     if policy.buckets is not None:

@@ -1,4 +1,4 @@
--- Administration: reading what is there.
+-- Administration: reads, and the checks of the doctor.
 
 -- name: lanes_all
 SELECT {lane} FROM lane l ORDER BY l.lane LIMIT ?;
@@ -16,7 +16,7 @@ SELECT topic FROM dead WHERE topic > ? ORDER BY topic LIMIT 1;
 SELECT count(*) FROM dead WHERE topic = ?;
 
 -- name: lane_fronts
--- Of each lane: its first rank, the place of the first message in it, and its last rank.
+-- Of each lane: its first rank, the position of the first message in it, and its last rank.
 SELECT l.value, (SELECT rank FROM ready WHERE lane = l.value ORDER BY rank LIMIT 1),
        (SELECT pos FROM ready WHERE lane = l.value ORDER BY rank, pos LIMIT 1),
        (SELECT rank FROM ready WHERE lane = l.value ORDER BY rank DESC LIMIT 1)
@@ -33,11 +33,11 @@ SELECT no, mid, topic, died, until, reason, error FROM dead WHERE topic = ? AND 
     LIMIT ?;
 
 -- name: ready_oldest
--- The since of the oldest of a rank: the order is by it,
+-- The since of a rank's oldest message: the order is by since,
 SELECT pos FROM ready WHERE lane = ? AND rank = ? ORDER BY pos, seq LIMIT 1;
 
 -- name: ready_oldest_at_front
--- but not of those that go to the front.
+-- but not for messages at the front.
 SELECT min(m.since) FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?
     AND r.rank = ?;
 
@@ -46,7 +46,7 @@ SELECT {message} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane
     ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: ready_before
--- How many of the lane stand before one.
+-- How many messages of the lane are before one.
 SELECT count(*) FROM (SELECT 1 FROM ready WHERE lane = ? AND (rank, pos, seq) < (?, ?, ?) LIMIT ?);
 
 -- name: aside_list
@@ -57,7 +57,7 @@ SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state I
 SELECT {message} FROM message m WHERE m.lane = ?1 AND m.state = ?2 AND m.state IN (1, 2) LIMIT ?3;
 
 -- name: folded_list
--- Waiting messages of a topic whose lane is a bucket: the ready ones in their order, the parked,
+-- The waiting messages of a topic in a bucket: the ready ones in their order, then the parked, then
 -- the delayed.
 SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3
    AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
@@ -65,8 +65,8 @@ SELECT {message} FROM message m WHERE m.topic = ? AND m.state < 3
           CASE WHEN m.state = 0 AND m.rank & 1 = 0 THEN -m.seq ELSE m.since END, m.seq LIMIT ?;
 
 -- name: folded_counts
--- By state, and whether it is leased: then it has left its place in `ready`. Leases are not indexed
--- by message.
+-- By state, and whether they are leased: then they have no row in `ready`. Leases have no index by
+-- message.
 SELECT m.state,
        m.state = 0 AND NOT EXISTS (SELECT 1 FROM ready r
                                     WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
@@ -86,8 +86,7 @@ SELECT m.rank, min(m.seq) FROM lease l JOIN message m ON m.mid = l.mid WHERE l.l
     AND NOT l.gone AND l.empty IS NULL GROUP BY m.rank;
 
 -- name: plain_first
--- The lowest number of those that were never aside nor came back: they stand in the order of their
--- numbers.
+-- The lowest sequence number of messages that are not odd: their order is that of their numbers.
 SELECT m.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ? AND r.rank = ?
     AND m.odd = 0 ORDER BY r.pos, r.seq LIMIT 1;
 
@@ -135,7 +134,7 @@ SELECT r.lane, r.rank, r.pos, r.seq FROM ready r LEFT JOIN message m ON m.mid = 
     WHERE m.mid IS NULL LIMIT ?;
 
 -- name: check_lane_counts
--- Lanes whose counts differ from what is there.
+-- Lanes whose counts differ from their rows.
 SELECT lane, found_ready, found_delayed, found_parked, found_leased
   FROM (SELECT l.lane, l.ready, l.delayed, l.parked, l.leased,
                (SELECT count(*) FROM ready r WHERE r.lane = l.lane) AS found_ready,
@@ -150,7 +149,7 @@ SELECT lane, found_ready, found_delayed, found_parked, found_leased
      OR leased <> found_leased LIMIT ?;
 
 -- name: check_lost_messages
--- Messages that neither wait anywhere, nor are leased, nor dead.
+-- Messages that do not wait anywhere, and are neither leased nor dead.
 SELECT m.mid FROM message m
  WHERE (m.state = 0 AND NOT EXISTS (SELECT 1 FROM ready r
                                      WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
@@ -164,7 +163,7 @@ SELECT m.mid FROM message m
  LIMIT ?;
 
 -- name: check_leases
--- Leases that no event ends.
+-- Leases whose deadline has no event.
 SELECT l.fence FROM lease l
  WHERE NOT EXISTS (SELECT 1 FROM event e WHERE e.kind = 1 AND l.fence BETWEEN e.a AND e.b) LIMIT ?;
 

@@ -1,4 +1,4 @@
--- Lanes, tiers of pools, gates.
+-- The shard, lanes, tier queues, gates, policies and settings.
 
 -- name: shard_read
 SELECT nonce, seq, fence, now, policy_version, waiting, bytes, leased, dead, published, delivered,
@@ -16,7 +16,7 @@ UPDATE shard SET seq = ?, fence = ?, now = ?, policy_version = ?, waiting = ?, b
 SELECT max(lane) FROM lane;
 
 -- name: lanes_by_name
--- The list is JSON: one statement, whatever its length.
+-- The list is JSON, so that one statement serves lists of any length.
 SELECT {lane} FROM json_each(?) j CROSS JOIN lane l ON l.name = j.value;
 
 -- name: lanes_by_number
@@ -29,11 +29,11 @@ SELECT {lane} FROM lane l WHERE l.name = ?;
 SELECT {lane} FROM lane l WHERE l.lane = ?;
 
 -- name: lanes_in_range
--- By name, from one (not included) up to another: a topic's partitions, or a prefix.
+-- By name, between two names: a topic's partitions, or a prefix.
 SELECT {lane} FROM lane l WHERE l.name > ? AND l.name < ? ORDER BY l.name LIMIT ?;
 
 -- name: lanes_runnable
--- Who is served next in one tier of one pool: answered by the index lane_runnable alone.
+-- The lanes of a tier queue in the order in which they are served; only the index is read.
 SELECT lane, vt FROM lane WHERE tier_queue = ? AND place = 1 AND (vt, lane) > (?, ?)
     ORDER BY vt, lane LIMIT ?;
 
@@ -42,8 +42,8 @@ SELECT lane, vt FROM lane WHERE gate = ? AND tier_queue = ? AND place = 3 AND (v
     ORDER BY vt, lane LIMIT ?;
 
 -- name: lanes_to_wake
--- Those asleep. Their place is named in the text: bound, it would make SQLite plan anew each time
--- (it is in conditions of indexes).
+-- Lanes that are asleep. The place is a literal, because it is in the conditions of indexes: if it
+-- were bound, SQLite would plan the statement again each time.
 SELECT {lane} FROM lane l WHERE l.place = 2 AND l.wake <= ? ORDER BY l.wake, l.lane LIMIT ?;
 
 -- name: lanes_forget
@@ -59,7 +59,7 @@ SELECT min(at) FROM (
 );
 
 -- name: lane_shrink
--- After acks that do not change where the lane stands.
+-- After acks that do not change the place of the lane.
 UPDATE lane SET leased = ?, done = ? WHERE lane = ?;
 
 -- name: lane_end
@@ -177,7 +177,7 @@ SELECT no, uses FROM own_set WHERE json_extract(layers, '$.code.tier') = ? AND u
 SELECT no, uses FROM own_set WHERE json_extract(layers, '$.operator.tier') = ? AND uses > 0 LIMIT 1;
 
 -- name: own_topic_of
--- One of the topics that share a set, for people: looked for among the first ones only.
+-- One of the topics that share a set, for an error text; only the first ones are searched.
 SELECT topic FROM (SELECT topic, own FROM own_policy LIMIT 10000) WHERE own = ? LIMIT 1;
 
 -- name: sweep_begin

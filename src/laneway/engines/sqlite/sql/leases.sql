@@ -1,26 +1,26 @@
--- Hand-outs and their end.
+-- Leases: deliveries and their end.
 
 -- name: heads
 -- The first message of each of these lanes (JSON list of numbers).
-SELECT {handed} FROM json_each(?) j
+SELECT {head} FROM json_each(?) j
   CROSS JOIN message m ON m.mid = (SELECT r.mid FROM ready r WHERE r.lane = j.value
       ORDER BY r.rank, r.pos, r.seq LIMIT 1);
 
 -- name: head_of
 -- The first messages of one lane.
-SELECT {handed} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?
+SELECT {head} FROM ready r CROSS JOIN message m ON m.mid = r.mid WHERE r.lane = ?
     ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: folded_heads
--- The first messages of a topic whose lane is a bucket: by the topic, the bucket may hold many
--- others.
+-- The first messages of a topic whose lane is a bucket. The search begins with the topic, because
+-- the bucket may have many others.
 SELECT m.mid FROM message m
   CROSS JOIN ready r ON r.lane = m.lane AND r.rank = m.rank
       AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END AND r.seq = m.seq
  WHERE m.topic = ? AND m.state = 0 ORDER BY r.rank, r.pos, r.seq LIMIT ?;
 
 -- name: heads_picked
-SELECT {handed} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
+SELECT {head} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
 
 -- name: serial_keys_held
 UPDATE serial_key SET held = 1 WHERE lane = ? AND key = ? AND head = ?;
@@ -38,7 +38,7 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone F
     CROSS JOIN lease l ON l.fence = j.value;
 
 -- name: leases_and_messages
--- What settling needs to know of the message, without its body.
+-- Leases, and what settle needs to know of their messages, without the bodies.
 SELECT l.fence, l.mid, l.lane, l.deadline, l.granted, l.charge, l.started, l.gate, l.empty, l.gone,
        m.id, m.serial, m.joined, m.parts, m.sticky, m.attempts + m.suspect + m.deliveries + m.odd,
        CASE WHEN m.topic IS NULL THEN m.key ELSE m.topic || char(31) || m.key END
@@ -56,7 +56,7 @@ SELECT fence, mid, lane, deadline, granted, charge, started, gate, empty, gone F
     WHERE mid = ? AND empty IS NULL AND NOT gone;
 
 -- name: leases_end
--- Those of a range of fences that are held.
+-- The leases of a range of fences that are held.
 DELETE FROM lease WHERE fence BETWEEN ? AND ? AND NOT gone;
 
 -- name: lease_delete

@@ -1,4 +1,4 @@
--- Messages that wait: their rows, their order, their keys and ids.
+-- Messages: their rows, the order of those that are ready, their keys and ids.
 
 -- name: message_read
 SELECT {message} FROM message m WHERE m.mid = ?;
@@ -7,7 +7,7 @@ SELECT {message} FROM message m WHERE m.mid = ?;
 SELECT {message} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
 
 -- name: message_insert_plain
--- Most messages: no key, id, headers, ttl or delay. Half the cost of naming every column.
+-- Most messages: no key, id, headers, ttl or delay. Costs half as much as naming every column.
 INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body)
     VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, ?5);
 
@@ -33,7 +33,7 @@ UPDATE message SET topic = ? WHERE mid = ?;
 DELETE FROM message WHERE mid = ?;
 
 -- name: message_at
--- Whether a message that has an id of our own is here: its topic tells whose it is.
+-- A message with a generated id: where its topic can be found.
 SELECT m.lane, m.state, m.topic FROM message m WHERE m.mid = ? AND m.id IS NULL;
 
 -- name: ready_insert
@@ -43,7 +43,7 @@ INSERT INTO ready (lane, rank, pos, seq, mid) VALUES (?, ?, ?, ?, ?);
 DELETE FROM ready WHERE lane = ? AND rank = ? AND pos = ? AND seq = ?;
 
 -- name: ready_delete_head
--- All of a lane up to one: what was just taken.
+-- The messages of a lane up to one: those that were just delivered.
 DELETE FROM ready WHERE lane = ? AND (rank, pos, seq) <= (?, ?, ?);
 
 -- name: event_insert
@@ -134,8 +134,8 @@ INSERT INTO note (mid, unhandled, tries, history) VALUES (?, ?, ?, ?)
     ON CONFLICT (mid) DO UPDATE SET unhandled = excluded.unhandled, tries = excluded.tries,
         history = excluded.history;
 
--- name: note_begin_anew
--- After a redrive: it has not been without a handler yet.
+-- name: note_reset
+-- After a redrive: no worker was without a handler yet.
 UPDATE note SET unhandled = NULL, tries = 0 WHERE mid = ?;
 
 -- name: note_delete
@@ -151,7 +151,7 @@ SELECT no, mid, topic, died, until, reason, error FROM dead WHERE mid = ?;
 DELETE FROM dead WHERE mid = ?;
 
 -- name: ready_victim
--- The oldest of a rank that is ready and no held key's head: the order is by since,
+-- The oldest ready message of a rank whose serial key is not held. The order is by since,
 SELECT m.mid, m.since, r.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid
  WHERE r.lane = ? AND r.rank = ?
    AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane
@@ -160,7 +160,7 @@ SELECT m.mid, m.since, r.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid
  ORDER BY r.pos, r.seq LIMIT 1;
 
 -- name: ready_victim_at_front
--- but not of those that go to the front.
+-- but not for messages at the front.
 SELECT m.mid, m.since, r.seq FROM ready r CROSS JOIN message m ON m.mid = r.mid
  WHERE r.lane = ? AND r.rank = ?
    AND NOT EXISTS (SELECT 1 FROM serial_key k WHERE m.serial AND k.lane = r.lane
@@ -191,7 +191,7 @@ SELECT rank FROM message WHERE lane = ?1 AND state = ?2 AND state IN (1, 2) AND 
     ORDER BY rank DESC LIMIT 1;
 
 -- name: topic_waiting
--- Of one topic whose lane is a bucket: how many wait, and their size.
+-- How many messages of a topic in a bucket wait, and their size.
 SELECT count(*),
        coalesce(sum(length(m.body) + CASE WHEN m.parts THEN (SELECT sum(length(p.body)) FROM part p
            WHERE p.mid = m.mid) ELSE 0 END), 0)

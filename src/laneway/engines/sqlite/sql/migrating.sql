@@ -1,16 +1,16 @@
--- Moving to another store.
+-- Export to another store.
 
--- name: moving_first
+-- name: exported_read
 SELECT value FROM setting WHERE name GLOB 'moving:*' ORDER BY name LIMIT ?;
 
--- name: moving_write
+-- name: exported_write
 INSERT INTO setting (name, value) VALUES (?, ?) ON CONFLICT (name)
     DO UPDATE SET value = excluded.value;
 
--- name: moving_end
+-- name: exported_delete
 DELETE FROM setting WHERE name = ?;
 
--- name: messages_to_move
+-- name: messages_to_export
 SELECT {message} FROM message m
  WHERE m.state < 3 AND NOT EXISTS (SELECT 1 FROM lease l WHERE l.mid = m.mid AND NOT l.gone)
      ORDER BY m.mid LIMIT ?;

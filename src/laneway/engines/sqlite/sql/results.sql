@@ -1,4 +1,4 @@
--- What is kept under messages' ids.
+-- Outcomes, progress, signals and followers.
 
 -- name: kept_write
 INSERT OR REPLACE INTO kept (id, slot, until, body) VALUES (?, ?, ?, ?);
