@@ -1,6 +1,6 @@
 """
 Administration of the SQLite engine: policies, gates, topics, dead letters, and the overview.
-Reading costs no write lock.
+Reads take no write lock.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 class SqliteEngine(Core):
-    """Both faces of the engine."""
+    """The whole engine: the hot path of `Core`, and administration."""
 
     @contextmanager
     def _view(self, now_us: int | None = None) -> Iterator[Transaction]:
@@ -279,7 +279,7 @@ class SqliteEngine(Core):
         with self._transaction(now_us, durable=True) as tx:
             return purging.drop_dead(tx, topic, ids, limit)
 
-    # Moving to another store
+    # Export to another store
 
     def export(self, limit: int) -> list[ExportedMessage]:
         with self._transaction(None, durable=True) as tx:
@@ -305,18 +305,18 @@ class SqliteEngine(Core):
         layers: tuple[Layer, Layer] = ("code", "operator")
         with self._view() as tx:
             states = [tx.cached_gate(row) for row in tx.all("gates")]
-            told = (
+            stored = (
                 (state.name, layer, text)
                 for state in states
                 for layer, text in zip(layers, (state.code, state.operator), strict=True)
             )
             return [
                 (name, layer, msgspec.json.decode(text, type=Gate))
-                for name, layer, text in told
+                for name, layer, text in stored
                 if text
             ]
 
-    # The whole
+    # The namespace
 
     def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
         del topic

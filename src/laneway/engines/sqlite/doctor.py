@@ -1,5 +1,5 @@
 """
-What the doctor looks at: whether the file is sound, and whether its parts agree with each other.
+The checks of the doctor: whether the file is intact, and whether its tables agree with each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from laneway.engines.sqlite.transaction import Transaction
 
 MOST = 100_000
-"""Findings of one kind that one run mends."""
+"""Most findings of one kind that one run repairs."""
 
 
 def check_file(store: Store) -> list[Check]:
@@ -37,10 +37,7 @@ def check_file(store: Store) -> list[Check]:
 
 
 def check_parts(tx: Transaction, *, repair: bool) -> list[Check]:
-    """
-    Whether messages, orders, counts, leases and totals agree; mended where asked for. What was lost
-    is counted.
-    """
+    """Whether messages, orders, leases, counts and totals agree; `repair`: make them agree."""
     checks = [
         _lane_cache(tx),
         _entries_without_message(tx, repair=repair),
@@ -57,22 +54,18 @@ def check_parts(tx: Transaction, *, repair: bool) -> list[Check]:
 
 
 def _lane_cache(tx: Transaction) -> Check:
-    """
-    What this process remembers of lanes must be what the file says; what is wrong is forgotten.
-    """
+    """Whether the lanes that this process caches are those of the file; wrong ones are dropped."""
     wrong = 0
     for row in tx.all("lanes_all", views.ALL):
-        remembered = tx.lane_cache.lanes.get(row[0])
+        cached = tx.lane_cache.lanes.get(row[0])
         if (
-            remembered is not None
-            and remembered.index_columns() + remembered.counts()
+            cached is not None
+            and cached.index_columns() + cached.counts()
             != (read := Lane(*row)).index_columns() + read.counts()
         ):
             wrong += 1
-            tx.lane_cache.drop(remembered)
-    return finding(
-        "memory", wrong, "lanes that this process remembered wrongly, mended", repair=False
-    )
+            tx.lane_cache.drop(cached)
+    return finding("cache", wrong, "lanes cached wrongly by this process, repaired", repair=False)
 
 
 def _entries_without_message(tx: Transaction, *, repair: bool) -> Check:
@@ -86,11 +79,11 @@ def _messages_nowhere(tx: Transaction, *, repair: bool) -> Check:
     found = tx.all("check_lost_messages", MOST)
     if repair:
         for (mid,) in found:
-            _take_in_again(tx, mid)
+            _restore(tx, mid)
     return disagreement("messages", len(found), repair=repair)
 
 
-def _take_in_again(tx: Transaction, mid: int) -> None:
+def _restore(tx: Transaction, mid: int) -> None:
     row = messages.read(tx, mid)
     if row is None:
         return

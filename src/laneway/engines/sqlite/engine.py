@@ -1,4 +1,4 @@
-"""The SQLite engine: the hot path. Administration is in `desk.py`."""
+"""The hot path of the SQLite engine. Administration is in `admin.py`."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.engine")
 
 WARN_EVERY = 60.0
-"""Seconds between two such words."""
+"""Seconds between two warnings about the clock."""
 
 NUMBER_UNIT = 16
 """
-A new sequence number or fence is at least the time in units of so many microseconds.
+A new sequence number or fence is at least the time in units of this many microseconds.
 
-So a file that was deleted and made again, or lost its last transactions in a crash, gives out no
-number a second time: to repeat one, a store would have to give out more than 62,500 a second for as
-long as it exists. Not where the caller tells the time: there numbers count from 1, as the model's.
+So a file that was deleted and created again, or that lost its last transactions in a crash, repeats
+no number, unless it assigned more than 62,500 a second as long as it existed. If the caller passes
+the time, numbers count from 1, as in the model.
 """
 
 SOON_US = round(LOOK_AGAIN * SECOND)
-"""A waiter looks by itself that often; what is due sooner has to ring."""
+"""Idle workers look by themselves this often; for what is due sooner they are notified."""
 
 DURABILITIES = ("memory", "fsync")
 
@@ -62,8 +62,8 @@ def path_of(url: str, namespace: str) -> str | None:
     The file of a namespace: `sqlite:///path` is relative, `sqlite:////path` absolute, `sqlite://`
     in memory (None).
 
-    Each namespace other than "default" has a file of its own beside it, `name.namespace.db`: worlds
-    apart, and one's load does not hold the other's write lock.
+    Each namespace other than "default" has its own file beside it, `name.namespace.db`, so that the
+    load of one does not hold the write lock of another.
     """
     rest = url.removeprefix("sqlite://")
     if rest in ("", "/:memory:"):
@@ -85,7 +85,7 @@ def path_of(url: str, namespace: str) -> str | None:
 
 
 class Core:
-    """Put, lease, settle and what belongs to them, on one file."""
+    """The queue on one file: put, lease, settle, results, waiting."""
 
     def __init__(self, url: str, settings: Settings) -> None:
         durability = settings.durability or "fsync"
@@ -124,7 +124,7 @@ class Core:
     # Opening
 
     def _read_tiers(self, settings: Settings) -> TierLayers:
-        """Those stored; those of the program, where it makes the file."""
+        """The stored tiers; the program's, if it creates the file."""
         with self._store.reading() as connection:
             stored = connection.execute(SQL["setting_read"], ("tiers",)).fetchone()
         if stored is not None:
@@ -135,9 +135,9 @@ class Core:
             ).fetchone()  # another process may have been faster
             if stored is not None:
                 return TierLayers.read(stored[0])
-            made = TierLayers.new(settings.tiers, settings.default_tier)
-            connection.execute(SQL["setting_write"], ("tiers", made.json().decode()))
-            return made
+            created = TierLayers.new(settings.tiers, settings.default_tier)
+            connection.execute(SQL["setting_write"], ("tiers", created.json().decode()))
+            return created
 
     def _declare_tiers(self, settings: Settings) -> None:
         layers = self._rules.tier_layers
@@ -150,7 +150,7 @@ class Core:
         return self._rules.tiers
 
     def _settle_limits(self, settings: Settings) -> None:
-        """The namespace's own limits: those of the program that said some last."""
+        """The backlog limits of the namespace: those of the program that declared some last."""
         limits = (settings.max_backlog, settings.max_backlog_bytes, settings.on_full)
         with self._store.writing(durable=True) as connection:
             if limits[0] is not None or limits[1] is not None:
@@ -184,26 +184,26 @@ class Core:
                     tx.flush()
                 lane_cache.committed(store.commits)
             except BaseException:
-                self._rules.invalidate()  # what was read of the policies may have been rolled back
+                self._rules.invalidate()  # the policies that were read may have been rolled back
                 lane_cache.clear()
                 raise
         for pool in tx.pools_to_notify:
             self._wakeup.notify(pool, has_arrivals=tx.has_arrivals)
         if tx.changed_ids:
-            self._wakeup.tell(tx.changed_ids)
+            self._wakeup.notify_results(tx.changed_ids)
 
     def _look_at_clock(self, tx: Transaction) -> None:
         """
-        The store's time never goes back: where the machine's clock was set back it stands still,
-        which somebody should know.
+        Warn if the machine's clock was set back: the store's time never goes back, so it stands
+        still until the clock has caught up.
         """
         behind = tx.now - _clock()
         if behind > CLOCK_SLACK_US and time.monotonic() - self._warned >= WARN_EVERY:
             self._warned = time.monotonic()
             log.warning(
                 "%s: this machine's clock is %.0f s behind the time of the store, which stands"
-                " still until then: delays, rates and leases wait, nothing is lost; was the clock"
-                " set back?",
+                " still until the clock has caught up: delays, rates and leases wait, nothing is"
+                " lost; was the clock set back?",
                 self._store.name,
                 behind / SECOND,
             )
@@ -362,14 +362,14 @@ class Core:
     # Waking
 
     def _notify_soon(self, tx: Transaction) -> None:
-        """Something may have become due sooner than the waiters know."""
+        """Notify all pools if something is due before idle workers look again."""
         tx.flush()
         wake = housekeeping.next_wake(tx)
         if wake is not None and wake < tx.now + SOON_US:
             tx.pools_to_notify.update(tier_queue.pool for tier_queue in tx.tier_queues.values())
 
     def _look(self, pool: str, topics: Sequence[str] | None) -> float:
-        """In how many seconds there is something to do in a pool."""
+        """In how many seconds a pool may have something to lease; 0: it has now."""
         with self._store.reading() as connection:
             tx = Transaction(connection, self._rules, _clock())
             if self._is_runnable(tx, pool, topics):

@@ -1,4 +1,4 @@
-"""What this engine knows of a message, for `laneway.engines.shared.explaining`."""
+"""The facts about a message that waits, for `laneway.engines.shared.explaining`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def explain(tx: Transaction, message_id: str, topic: str | None) -> Explanation:
-    """What the message waits for, the binding reason first, and when it will likely start."""
+    """What the message waits for, the decisive reason first, and when it will probably start."""
     row = messages.find(tx, message_id, topic)
     view = views.message_view(tx, row, views.Leased(tx)) if row is not None else None
     if row is None or view is None:
@@ -73,8 +73,9 @@ def _facts(tx: Transaction, row: Row, view: MessageView) -> Facts:
 
 
 def _busy_with(tx: Transaction, lane: Lane, row: Row) -> str | None:
-    found = tx.one("serial_key_read", lane.lane, row.line)
-    head = messages.read(tx, found[0]) if found is not None else None
+    """The id of the message that its serial key is busy with."""
+    key = tx.one("serial_key_read", lane.lane, row.line)
+    head = messages.read(tx, key[0]) if key is not None else None
     return tx.id_of(head) if head is not None else None
 
 

@@ -1,9 +1,9 @@
 """
 Whether the files that a process has open are still those at their path.
 
-A file that was deleted, moved or replaced can be written as before: what is committed then is seen
-by nobody else, and lost with the process. So each commit is checked. The folder's own time tells
-most often, with one `stat`, that nothing in it has changed.
+A process can still write to a file that was deleted, moved or replaced: no other process sees those
+commits, and they are lost when the process ends. So each commit is checked. In most cases one
+`stat` of the folder shows, by its modification time, that nothing in it has changed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from urllib.parse import quote
 
 SETTLED_NS = 3_000_000_000
 """
-A folder's time is trusted once it is so old: file systems count it in steps of up to two seconds.
+A folder's modification time is trusted at this age: file systems count in steps of up to 2 s.
 """
 
 LOOK_EVERY = 0.1
-"""Seconds between looks where a commit is not promised to be on disk."""
+"""Seconds between two checks for commits that need not be on disk."""
 
 WAL_HEADER = 32
 
 
 class Files:
-    """The file with its `-wal` and `-shm`, as they were when it was opened."""
+    """The identities of the file, its `-wal` and its `-shm` when they were opened."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)  # the program may change its working folder
@@ -37,17 +37,17 @@ class Files:
         self._names = (self.path, f"{real}-wal", f"{real}-shm")
         self._known = [_identity(name) for name in self._names]
         self._quiet: tuple[int, int] | None = None
-        """The folder and its time, where nothing has changed since."""
-        self._looked = 0.0
+        """The folder and its modification time at which all files were the known ones."""
+        self._checked = 0.0
         self._wrong: str | None = None
 
     def wrong(self, *, durable: bool) -> str | None:
-        """What is wrong, and what to do; None: nothing."""
+        """The problem and what to do about it; None: the files are the known ones."""
         if self._wrong is None and not durable:
             now = time.monotonic()
-            if now - self._looked < LOOK_EVERY:
+            if now - self._checked < LOOK_EVERY:
                 return None
-            self._looked = now
+            self._checked = now
         try:
             found = os.stat(self._folder)
         except OSError:
@@ -57,10 +57,10 @@ class Files:
                 return None
             is_settled = not self._is_link and time.time_ns() - found.st_mtime_ns > SETTLED_NS
             self._quiet = (found.st_ino, found.st_mtime_ns) if is_settled else None
-        self._wrong = self._look()
+        self._wrong = self._compare()
         return self._wrong
 
-    def _look(self) -> str | None:
+    def _compare(self) -> str | None:
         path = self.path
         now = [_identity(name) for name in self._names]
         if now[0] is None:
@@ -94,10 +94,10 @@ def _identity(name: str) -> tuple[int, int] | None:
 
 def is_of_another(path: str) -> bool:
     """
-    Whether the `-wal` beside a file was left by another file that was there before.
+    Whether the `-wal` beside a file belongs to another file that was at the path before.
 
-    SQLite would take its pages for the file's own. Each store has a random nonce: what the file
-    says of it by itself and with the `-wal` is compared, by connections that can write nothing.
+    SQLite would read its pages as the file's own. Each store has a random nonce, which is read from
+    the file alone and from the file with the `-wal`, by read-only connections, and compared.
     """
     wal = Path(f"{os.path.realpath(path)}-wal")
     try:
@@ -110,7 +110,7 @@ def is_of_another(path: str) -> bool:
 
 
 def _nonce(path: str, more: str) -> str | None:
-    """None: it cannot be read, which says nothing: somebody may be making the file."""
+    """The store's nonce; None: it cannot be read, for example while the file is being created."""
     with (
         suppress(sqlite3.Error),
         closing(

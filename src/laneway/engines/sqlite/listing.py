@@ -1,4 +1,4 @@
-"""What this engine can tell of its topics, for `laneway.engines.shared.listing`."""
+"""How this engine finds topics, for `laneway.engines.shared.listing`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _NAMES = ("lane_name_next", "folded_topic_next", "dead_topic_next")
 _LAST = "\U0010ffff"
 
-# Each statement names its index and is cut before anything is joined: SQLite's planner would
-# rather sort a million lanes than trust a partial index of which it knows nothing.
+# Each statement names its index, and limits its rows before it joins: otherwise SQLite's planner
+# sorts a million lanes, because it has no statistics of a partial index.
 
 _LISTED = """
 SELECT l.lane, l.name, l.rule, {columns}
@@ -32,7 +32,7 @@ SELECT l.lane, l.name, l.rule, {columns}
 _NAMED = """
 SELECT l.lane, l.name, l.rule, {columns} FROM lane l WHERE l.name >= ?2 AND l.name < ?3 LIMIT ?1"""
 
-# Where there are few lanes: those that are a topic are sorted here, the others are all looked at.
+# Few lanes: those that are a whole topic are sorted here, the others are all read.
 _FEW = """
 SELECT l.lane, l.name, l.rule, {columns} FROM lane l
  WHERE l.name >= ?2 AND l.name < ?3 AND l.rule IS NULL AND ?4 > 0
@@ -61,12 +61,12 @@ SELECT found.topic, (
 
 class _Order:
     """
-    How a top list is found.
+    The statements of one top list.
 
-    `index`: the column of `lane` with the size classes, and its index; `columns`: what of a lane is
-    read, `worth`: what that comes to, and `sort`: the same in SQL (?4: the time). `folded`: of a
-    topic in a bucket, the aggregate over its messages' `since`, and which messages count; None:
-    nothing is counted by topic there.
+    `index`: the column of `lane` with the size classes, which also names the index. `columns`: what
+    is read of a lane; `worth`: the lane's value computed from them, and `sort`: the same in SQL
+    (?4: the time). `folded`: for a topic in a bucket, the aggregate over its messages' `since`, and
+    the condition on the messages; None: buckets do not count this by topic.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ _READY = """m.state = 0 AND EXISTS (
     SELECT 1 FROM ready r
      WHERE r.lane = m.lane AND r.rank = m.rank AND r.seq = m.seq
        AND r.pos = CASE WHEN m.rank & 1 THEN m.since ELSE -m.seq END)"""
-"""A message that is neither aside nor leased: leases are not indexed by message."""
+"""Condition: the message is in `ready`, so it is not leased; leases have no index by message."""
 
 _FRONT = ", ".join(
     f"(SELECT {column} FROM ready r WHERE r.lane = l.lane ORDER BY {order} LIMIT 1) AS {name}"
@@ -104,7 +104,7 @@ _FRONT = ", ".join(
 )
 _BY_FRONT = """CASE WHEN first_rank = last_rank AND first_rank & 1 THEN pos
             WHEN first_rank IS NULL THEN 1 << 62 ELSE -(1 << 62) END"""
-"""Of lanes with several ranks the oldest is looked for afterwards."""
+"""For lanes with several ranks the oldest message is searched afterwards."""
 
 _WAITING = "l.ready + l.delayed + l.parked"
 _THROTTLED = "coalesce(json_extract(l.more, '$[5]'), 0)"
@@ -154,31 +154,28 @@ def topics(
 
 class _Topics:
     def __init__(self, tx: Transaction) -> None:
-        self._transaction = tx
+        self._tx = tx
         self.now_us = tx.now
 
     def stats(self, topics: Sequence[str]) -> list[TopicStats]:
-        return views.many_stats(self._transaction, topics)
+        return views.many_stats(self._tx, topics)
 
     def has_something(self, topic: str) -> bool:
-        stats = views.topic_stats(self._transaction, topic)
-        own = (lane.topic == topic for lane in views.lanes_of(self._transaction, topic))
+        stats = views.topic_stats(self._tx, topic)
+        own = (lane.topic == topic for lane in views.lanes_of(self._tx, topic))
         return bool(stats.waiting or stats.leased or stats.dead or any(own))
 
     def next_name(self, after: str) -> str | None:
-        """The first of three indexes."""
+        """The smallest name of three indexes."""
         return min(
             (name for query in _NAMES if (name := self._next(query, after)) is not None),
             default=None,
         )
 
     def _next(self, query: str, after: str) -> str | None:
-        """
-        The next topic's name; lanes of a partitioned topic come as one, those of buckets not at
-        all.
-        """
+        """The next topic's name in one index; a topic's partitions are one name, buckets none."""
         at = max(after, BUCKET + _LAST) if query == "lane_name_next" else after
-        while (step := self._transaction.one(query, at)) is not None:
+        while (step := self._tx.one(query, at)) is not None:
             name = str(step[0]).partition(PARTITION)[0]
             if name != after:
                 return name
@@ -192,7 +189,7 @@ class _Topics:
             if name.startswith(BUCKET):
                 folded.add(listing.common_prefix(pattern, rule))
                 continue
-            worth = entry.worth(self._transaction, lane, *columns) or 0
+            worth = entry.worth(self._tx, lane, *columns) or 0
             yield Candidate(rule or name, worth, is_exact=rule is None)
         for prefix in folded:
             if prefix is not None:
@@ -200,12 +197,12 @@ class _Topics:
 
     def _lanes(self, entry: _Order, pattern: str, most: int) -> list[tuple[Any, ...]]:
         """
-        All, where there are few. Else the first of the index; where it is short, others of the
-        pattern.
+        All lanes, if there are few. Otherwise the first ones of the index, and others of the
+        pattern if the index has too few.
         """
         prefix = pattern.removesuffix("*")
-        if self._transaction.shard.lanes <= FEW:
-            found = self._read(entry.few, most, prefix, prefix + _LAST, self._transaction.now)
+        if self._tx.shard.lanes <= FEW:
+            found = self._read(entry.few, most, prefix, prefix + _LAST, self._tx.now)
             found += self._read(entry.parts, FEW, prefix, prefix + _LAST)
             return (
                 found
@@ -220,10 +217,10 @@ class _Topics:
         return list({row[0]: row for row in found}.values())
 
     def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._transaction.connection.execute(statement, values).fetchall()
+        return self._tx.connection.execute(statement, values).fetchall()
 
     def _folded(self, order: str, entry: _Order, prefix: str) -> Iterator[Candidate]:
-        """The first topics in buckets."""
+        """The first topics in buckets, in the order of their names."""
         if entry.folded is None:
             return
         for topic, worth in self._read(entry.folded, prefix, prefix + _LAST, CANDIDATES, FEW):

@@ -1,6 +1,5 @@
 """
-Changing policies: those of patterns, which every process has in memory, and those of exact topics,
-a row each.
+Changes of policies: of patterns, which every process caches, and of exact topics, each with a row.
 """
 
 from __future__ import annotations
@@ -35,30 +34,30 @@ if TYPE_CHECKING:
 def change(
     tx: Transaction, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Set checked fields of patterns and topics; returns what each sets in the layer then."""
+    """Set checked fields of patterns and topics; returns the fields of each in the layer."""
     refuse_undefined_gates(changes, lambda gate: tx.gate(gate) is not None)
     own = OwnPolicies(tx)
     own.load([name for name, _ in changes if not is_pattern(name)])
     patterns = [(name, fields) for name, fields in changes if is_pattern(name)]
     if patterns:
         _change_patterns(tx, layer, patterns)
-    now = []
+    set_fields = []
     for name, fields in changes:
         if is_pattern(name):
-            now.append(sources(tx.rules.book.layers(name)).get(layer, {}))
+            set_fields.append(sources(tx.rules.book.layers(name)).get(layer, {}))
         else:
-            now.append(own.change(layer, name, fields))
+            set_fields.append(own.change(layer, name, fields))
     own.write()
-    return now
+    return set_fields
 
 
 def layers_of(tx: Transaction, name: str) -> Layers:
-    """What is set for exactly this pattern or topic."""
+    """The layers of exactly this pattern or topic."""
     return tx.rules.book.layers(name) if is_pattern(name) else tx.own_layers(tx.own_of(name))
 
 
 def page(tx: Transaction, after: str, limit: int) -> list[tuple[str, Layers]]:
-    """Topics with a policy of their own, by name, and what they set."""
+    """The topics with own policies after a name, and their layers."""
     return [(topic, json.loads(layers)) for topic, layers in tx.all("own_page", after, limit)]
 
 
@@ -68,7 +67,7 @@ def page(tx: Transaction, after: str, limit: int) -> list[tuple[str, Layers]]:
 def _change_patterns(
     tx: Transaction, layer: str, changes: Sequence[tuple[str, dict[str, Any]]]
 ) -> None:
-    """All of them are checked as they are together then."""
+    """Change patterns; all are checked together, as they will be."""
     rules = tx.rules
     before = copy_of(rules.book)
     for pattern, fields in changes:
@@ -95,9 +94,7 @@ def _change_patterns(
 
 
 def _refuse_moves(tx: Transaction, pattern: str, before: PolicyBook) -> None:
-    """
-    Messages that wait in a lane stay there: where a topic's lanes would change, it has to be empty.
-    """
+    """Raise TopicInUse if a topic under the pattern is not empty and would get other lanes."""
     for lane in views.lanes_under(tx, pattern):
         for topic in views.topics_in(tx, lane):
             if not matches(pattern, topic):
@@ -129,34 +126,34 @@ class OwnPolicies:
     """
     Changes the policies of exact topics, and writes them together.
 
-    Of each: its row, the set that it refers to, and its lanes. Nothing else is touched: no version
-    grows, and no other process learns of it but by the lane.
+    Each topic has a row with the number of a set, and its lanes have the same number; topics with
+    equal policies share a set. No version grows: other processes learn of a change by the lanes.
     """
 
     def __init__(self, tx: Transaction) -> None:
-        self._transaction = tx
+        self._tx = tx
         self._rows: dict[str, int] = {}
         self._uses: Counter[int] = Counter()
         self._numbers: dict[str, int] = {}
         self._checked: dict[tuple[tuple[str, ...], str], Resolved] = {}
 
     def load(self, topics: Sequence[str]) -> None:
-        """Read at once what will be changed."""
+        """Read the own policies of these topics together."""
         if topics:
-            self._transaction.load_own(dict.fromkeys(topics))
+            self._tx.load_own(dict.fromkeys(topics))
 
     def change(self, layer: str, topic: str, fields: dict[str, Any]) -> dict[str, Any]:
         """Set fields of one topic. Raises BadPolicy, TopicInUse."""
-        tx = self._transaction
+        tx = self._tx
         before = tx.own_of(topic)
-        stood = tx.own_layers(before)
-        layers = change_layers(topic, stood, layer, fields)
-        if layers != stood:
+        stored = tx.own_layers(before)
+        layers = change_layers(topic, stored, layer, fields)
+        if layers != stored:
             self._set(topic, before, layers)
         return sources(layers).get(layer, {})
 
     def _set(self, topic: str, before: int, layers: Layers) -> None:
-        tx = self._transaction
+        tx = self._tx
         text = _dumps(layers).decode()
         old, new = tx.policy(topic), self._check(topic, layers, text)
         own = self._number(text, layers) if layers else 0
@@ -169,7 +166,7 @@ class OwnPolicies:
             self._change_lanes(topic, own, old, new)
 
     def _change_lanes(self, topic: str, own: int, old: Resolved, new: Resolved) -> None:
-        tx = self._transaction
+        tx = self._tx
         lanes = self._lanes(topic, old)
         for lane in lanes:
             _refuse_move(tx, topic, topic, lane, old, new)
@@ -182,20 +179,20 @@ class OwnPolicies:
             tx.place(lane)
 
     def _check(self, topic: str, layers: Layers, text: str) -> Resolved:
-        """What holds then; equal sets under the same patterns are checked once."""
-        book = self._transaction.rules.book
+        """The policy after the change; equal sets under the same patterns are checked once."""
+        book = self._tx.rules.book
         key = (book.covering(topic), text)
-        found = self._checked.get(key)
-        if found is None:
-            found = self._checked[key] = book.check(topic, layers)
-        return found
+        policy = self._checked.get(key)
+        if policy is None:
+            policy = self._checked[key] = book.check(topic, layers)
+        return policy
 
     def _lanes(self, topic: str, policy: Resolved, *, spare: bool = True) -> list[Lane]:
         """
-        Those that the policy gives the topic; with `spare` also one of its name, which may be left
-        from before.
+        The existing lanes of the topic under this policy; with `spare` also the lane of its name,
+        which may be from a time without partitions.
         """
-        tx = self._transaction
+        tx = self._tx
         names = [lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
         if spare and topic not in names:
             names.append(topic)
@@ -203,18 +200,17 @@ class OwnPolicies:
         return [lane for name in names if (lane := tx.find_lane(name)) is not None]
 
     def _number(self, text: str, layers: Layers) -> int:
-        found = self._numbers.get(text)
-        if found is None:
-            row = self._transaction.one("own_set_find", text) or self._transaction.one(
-                "own_set_insert", text
-            )
-            found = self._numbers[text] = int(row[0])
-            self._transaction.rules.cache_set(found, layers)
-        return found
+        """The number of a set, which is inserted if it is new."""
+        number = self._numbers.get(text)
+        if number is None:
+            row = self._tx.one("own_set_find", text) or self._tx.one("own_set_insert", text)
+            number = self._numbers[text] = int(row[0])
+            self._tx.rules.cache_set(number, layers)
+        return number
 
     def write(self) -> None:
-        """Write all rows."""
-        tx = self._transaction
+        """Write the changed rows, and delete sets that no topic uses any more."""
+        tx = self._tx
         tx.run_many("own_write", [(topic, own) for topic, own in self._rows.items() if own])
         tx.run_many("own_delete", [(topic,) for topic, own in self._rows.items() if not own])
         tx.run_many(

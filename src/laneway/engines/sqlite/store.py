@@ -1,9 +1,9 @@
 """
-The file: connection, pragmas, schema version, transactions, and what SQLite's errors mean.
+The file: its connection, pragmas, schema version and transactions, and what SQLite's errors mean.
 
-One connection per engine object, used by one thread at a time. Every write is one `BEGIN IMMEDIATE`
-transaction, with short waits of our own where another process writes: SQLite's own busy handler
-sleeps up to 100 ms.
+Each engine object has one connection, used by one thread at a time. Every write is one `BEGIN
+IMMEDIATE` transaction. While another process writes, short waits of our own are used, because
+SQLite's busy handler sleeps up to 100 ms.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-APPLICATION_ID = 0x4C_41_4E_45  # "LANE": tells our files from other SQLite files
+APPLICATION_ID = 0x4C_41_4E_45  # "LANE": distinguishes our files from other SQLite files
 SCHEMA_VERSION = 5
 BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process's transaction before giving up."""
@@ -35,15 +35,15 @@ BUSY_TIMEOUT = 30.0
 CACHE_KIB = 128 * 1024
 CHECKPOINT_PAGES = 10_000
 """
-WAL pages (4 KiB) between checkpoints: large, so that hot index pages are copied back once for many
+WAL pages (4 KiB) between checkpoints: many, so that a hot index page is copied back once for many
 changes.
 """
 
 
 class Store:
     """
-    An open file (or a private store in memory), and its transactions. In a forked child it is
-    closed.
+    An open file, or a private store in memory, and its transactions. In a forked child process it
+    is closed.
     """
 
     def __init__(self, path: str | None, durability: str, *, create: bool = True) -> None:
@@ -58,7 +58,7 @@ class Store:
         with self.lock:  # a fork waits until it is open
             _stores.add(self)
             self.connection = self._open()
-        self._create = False  # what is opened again later has to be there
+        self._create = False  # a file that is opened again must exist
 
     def _open(self) -> sqlite3.Connection:
         if self.path is not None:
@@ -86,13 +86,13 @@ class Store:
         except sqlite3.Error as error:
             raise self.explain(error) from error
         try:
-            self._patiently(
-                lambda: self._prepare(connection)
-            )  # another process may be making the file just now
+            # Another process may be creating the file now.
+            self._retry_while_busy(lambda: self._prepare(connection))
             if self.path is not None:
-                self._patiently(
+                # The first read creates the files beside it.
+                self._retry_while_busy(
                     lambda: connection.execute("SELECT one FROM shard").fetchone()
-                )  # now all its files are there
+                )
                 self._files = Files(self.path)
         except BaseException:
             connection.close()
@@ -131,7 +131,7 @@ class Store:
         connection.execute("PRAGMA mmap_size = 0")
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        connection.execute("BEGIN")  # one view: another process may be making the file
+        connection.execute("BEGIN")  # one view, because another process may be creating the file
         try:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -175,8 +175,8 @@ class Store:
     @contextmanager
     def writing(self, *, durable: bool) -> Iterator[sqlite3.Connection]:
         """
-        One write transaction. `durable`: it is on disk when this returns, where the durability asks
-        for it; any other is on disk with the next durable one, or when SQLite checkpoints.
+        One write transaction. A `durable` one is on disk when this returns, if the store's
+        durability is "fsync"; any other is on disk with the next durable one or checkpoint.
         """
         with self.lock:
             self._check_files(durable=False)
@@ -203,13 +203,13 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """One consistent view, without a write lock."""
+        """One consistent read transaction, without the write lock."""
         with self.lock:
             self._check_files(durable=False)
             connection = self.connection
             nested = self._is_in_transaction()
             if not nested:
-                self._patiently(lambda: self._begin_reading(connection))
+                self._retry_while_busy(lambda: self._begin_reading(connection))
             try:
                 yield connection
             except sqlite3.Error as error:
@@ -219,10 +219,7 @@ class Store:
                     connection.execute("ROLLBACK")
 
     def _check_files(self, *, durable: bool) -> None:
-        """
-        Raises EngineUnavailable where the file is no longer the one at its path; after a durable
-        commit, what is returned for is in it.
-        """
+        """Raise EngineUnavailable if the open file is no longer the one at its path."""
         wrong = self._files.wrong(durable=durable) if self._files is not None else None
         if wrong is not None:
             raise EngineUnavailable(wrong, applied=None if durable else False)
@@ -242,22 +239,20 @@ class Store:
             self._synchronous = wanted
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+        self._retry_while_busy(lambda: connection.execute("BEGIN IMMEDIATE"))
 
     def _begin_reading(self, connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN")
         try:
-            connection.execute(
-                "SELECT one FROM shard"
-            ).fetchone()  # the view begins with the first thing read
+            connection.execute("SELECT one FROM shard").fetchone()  # the first read fixes the view
         except BaseException:
             connection.execute("ROLLBACK")
             raise
 
-    def _patiently(self, begin: Callable[[], object]) -> None:
+    def _retry_while_busy(self, begin: Callable[[], object]) -> None:
         """
-        Try again while another process is in the way. Raises EngineUnavailable when that takes too
-        long, or for anything else.
+        Retry while another process holds the lock. Raises EngineUnavailable after `BUSY_TIMEOUT`,
+        or for any other error.
         """
         deadline = 0.0
         pause = 0.0001
@@ -274,9 +269,7 @@ class Store:
                         f"{self.name}: another process has held the write lock for"
                         f" {BUSY_TIMEOUT:.0f} s; nothing was changed, try again"
                     ) from error
-                time.sleep(
-                    random.uniform(pause / 2, pause)
-                )  # not a secret: it parts processes that meet
+                time.sleep(random.uniform(pause / 2, pause))  # so that processes do not collide
                 pause = min(pause * 1.5, 0.002)
             else:
                 return
@@ -286,14 +279,14 @@ class Store:
             try:
                 connection.execute("ROLLBACK")
             except sqlite3.Error:
-                # The first error is the one to tell; a connection that cannot even roll back is
-                # opened anew.
+                # The first error is the one to report. A connection that cannot roll back is
+                # replaced.
                 connection.close()
                 self._synchronous = ""
                 self.connection = self._open()
 
     def explain(self, error: sqlite3.Error) -> EngineUnavailable:
-        """What a failure of SQLite means for the caller, in one line."""
+        """The exception that a SQLite error means for the caller, in one line."""
         code = getattr(error, "sqlite_errorname", "") or ""
         text = str(error)
         if (
@@ -328,24 +321,24 @@ class Store:
         return EngineUnavailable(f"{self.name}: {text}; nothing was changed")
 
     def close(self) -> None:
-        """Let go of the file; fine to call twice."""
+        """Close the file; may be called twice."""
         with self.lock:
             self.connection.close()
 
     def __del__(self) -> None:
-        # A program that simply drops its application is not warned of a resource that it never saw
-        # (Python 3.13 does).
+        # Python 3.13 warns of unclosed connections; a program that drops its application never saw
+        # this one.
         connection = getattr(self, "connection", None)
         if connection is not None:
             connection.close()
 
 
-# Forks: SQLite's locks on files, and its own mutexes, are not made for being copied. Nothing of it
-# is at work in the moment of a fork, and the child closes what it has inherited before it opens
-# anything: else it would take the parent's locks for its own.
+# Forks: SQLite's file locks and mutexes must not be copied. So no transaction runs during a fork,
+# and the child closes the connections that it inherited before it opens any: otherwise it would
+# release the parent's locks.
 
 FORK_SECONDS = 5.0
-"""How long a fork waits for transactions that run."""
+"""How long a fork waits for running transactions."""
 
 _stores: WeakSet[Store] = WeakSet()
 _paused: list[Store] = []
@@ -370,15 +363,14 @@ def _after_fork_in_child() -> None:
             with contextlib.suppress(sqlite3.Error):
                 store.connection.close()
         else:
-            _left.append(
-                getattr(store, "connection", None)
-            )  # in the middle of something that never ends here: to close it could wait for ever
+            # A transaction was running, which never ends here: closing could block forever.
+            _abandoned.append(getattr(store, "connection", None))
             store.connection = sqlite3.connect(":memory:")
             store.connection.close()
     _stores.clear()
 
 
-_left: list[object] = []
+_abandoned: list[object] = []
 forking.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
 
 

@@ -1,4 +1,4 @@
-"""The tiers of the namespace: a setting, read again when the policies are."""
+"""Changes of the tiers, which are a setting; it is read together with the policies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def declare(tx: Transaction, settings: Settings) -> None:
-    """The program opened the store with these tiers."""
+    """Apply the tiers that the program declared when it opened the store."""
     _write(
         tx,
         tx.rules.tier_layers.declare(
@@ -33,7 +33,7 @@ def change(tx: Transaction, layer: Layer, changes: Mapping[str, Tier | None]) ->
 
 
 def reset(tx: Transaction, name: str | None) -> bool:
-    """Remove what the operator set; whether there was anything."""
+    """Remove what the operator set; answers whether there was anything."""
     layers = tx.rules.tier_layers
     after = layers.reset(name, lambda tier: _named_by(tx, tier))
     _write(tx, after)
@@ -41,7 +41,7 @@ def reset(tx: Transaction, name: str | None) -> bool:
 
 
 def _write(tx: Transaction, after: TierLayers) -> None:
-    """Other processes read it with the policies: at the beginning of their next call."""
+    """Write the tiers; other processes read them at the beginning of their next call."""
     rules = tx.rules
     before = rules.tier_layers
     if after is before:
@@ -57,16 +57,14 @@ def _write(tx: Transaction, after: TierLayers) -> None:
 
 
 def _named_by(tx: Transaction, tier: str) -> str | None:
-    """
-    A policy that names the tier: of a pattern (these are in memory), or of topics of their own (by
-    an index).
-    """
+    """A policy that names the tier: that of a pattern, or an own policy, found by an index."""
     for _, pattern, fields in tx.rules.book.rows():
         if fields.get("tier") == tier:
             return pattern
     for layer in ("code", "operator"):
-        found = tx.one(f"own_set_with_{layer}_tier", tier)
-        if found is not None:
-            topic = tx.one("own_topic_of", found[0])
-            return str(topic[0]) if topic is not None else f"of {found[1]:,} topics of their own"
+        own_set = tx.one(f"own_set_with_{layer}_tier", tier)
+        if own_set is not None:
+            number, topics = own_set
+            topic = tx.one("own_topic_of", number)
+            return str(topic[0]) if topic is not None else f"of {topics:,} topics of their own"
     return None

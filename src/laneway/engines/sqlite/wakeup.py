@@ -1,13 +1,14 @@
 """
-How a process that makes something runnable wakes one that waits, without anybody polling.
+Wakeup: how a process that makes a lane runnable wakes a worker that waits, without polling.
 
 Each waiter binds a Unix datagram socket in a folder that belongs to the store, only while it waits;
-the name says which pool it serves. Whoever makes a lane runnable sends a byte to one waiter of that
-pool (and to those that serve only some topics: they may not be able to take it). A waiter that was
-handed a full batch rings the next one. Where nobody waits, one of those who are busy is told of
-what has just come; he has a socket of the same kind. A store in memory, and systems without Unix
-sockets, use a condition within the process; across processes such systems look again every few
-milliseconds.
+the socket's name says which pool it serves. A process that makes a lane runnable sends a byte to
+one waiter of its pool, and to all waiters that serve some topics only, because they may not be able
+to lease it. A worker that leased a full batch wakes the next one. If no worker waits, one arrival
+listener is notified: a busy worker, with a socket of the same kind.
+
+A store in memory, and systems without Unix sockets, use a condition within the process; across
+processes such systems look again every few milliseconds.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN = 1.0
 """
-Seconds after which a waiter looks by itself, in case a bell was lost (a full socket, another /tmp
-in a container).
+Seconds after which a waiter looks by itself, in case a notification was lost: the socket was full,
+or a container has another /tmp.
 """
 
 POLL = 0.02
 """Seconds between looks where there are no Unix sockets."""
 
-PUT_UP_TRIES = 20
+BIND_TRIES = 20
 
 SERVES_ALL, SERVES_SOME, IS_BUSY = "a", "r", "n"
-"""What stands in a socket's name behind the pool."""
+"""The kind of listener, in a socket's name after the pool."""
 
-LISTENER = "ear-"
-"""How the names of sockets begin whose owners hear of what is kept."""
+LISTENER = "listen-"
+"""The names of result listeners' sockets begin with this."""
 
-TOLD_AT_ONCE = 200
+IDS_AT_ONCE = 200
 """Ids in one datagram."""
 
 log = logging.getLogger("laneway.engine")
@@ -60,8 +61,8 @@ log = logging.getLogger("laneway.engine")
 
 class Wakeup:
     """
-    The bell of one store. `look` tells in how many seconds there is something to do in a pool (0:
-    now).
+    Waits and notifications of one store. `look`: in how many seconds a pool may have something to
+    lease; 0: now.
     """
 
     def __init__(
@@ -74,23 +75,23 @@ class Wakeup:
         self._condition = threading.Condition()
         self._notified = 0
         self._interrupted = 0
-        self._is_deaf = False
+        self._has_warned = False
         self._waiting: dict[str, socket.socket] = {}
         self.listeners: list[StoreResultListener] = []
         self.busy: list[StoreArrivalListener] = []
 
     def arrival_listener(self, pool: str) -> ArrivalListener:
-        """Something to hear with of what comes to a pool."""
+        """A listener that is notified of arrivals in a pool."""
         return StoreArrivalListener(self, pool, self._folder)
 
     def result_listener(self) -> ResultListener:
-        """Something to hear with of what is kept."""
+        """A listener that is notified of stored outcomes and progress."""
         return StoreResultListener(self, self._folder)
 
-    def tell(self, ids: Sequence[str]) -> None:
-        """Something is kept of these messages: whoever listens hears of it."""
+    def notify_results(self, ids: Sequence[str]) -> None:
+        """Notify all result listeners that something was stored under these ids."""
         for listener in list(self.listeners):
-            listener.told(ids)
+            listener.notify(ids)
         if not self._across:
             return
         try:
@@ -100,21 +101,18 @@ class Wakeup:
         own = {listener.name for listener in self.listeners}
         for name in names:
             if name not in own:
-                for start in range(0, len(ids), TOLD_AT_ONCE):
-                    self._send(name, "\n".join(ids[start : start + TOLD_AT_ONCE]).encode())
+                for start in range(0, len(ids), IDS_AT_ONCE):
+                    self._send(name, "\n".join(ids[start : start + IDS_AT_ONCE]).encode())
 
     def notify(self, pool: str, *, has_arrivals: bool = False) -> None:
-        """
-        Wake one waiter of the pool, if there is one; if not, tell one who is busy that something
-        came.
-        """
+        """Wake one waiter of the pool; if none waits and messages came, one arrival listener."""
         if not self._across:
             with self._condition:
                 self._notified += 1
                 self._condition.notify_all()
             if has_arrivals:
                 for each in list(self.busy):
-                    each.told(pool)
+                    each.notify(pool)
             return
         try:
             names = os.listdir(self._folder)
@@ -132,14 +130,15 @@ class Wakeup:
                 if name[len(mine)] == kind and self._send(name):
                     return
 
-    def _send(self, name: str, said: bytes = b"!") -> bool:
+    def _send(self, name: str, content: bytes = b"!") -> bool:
+        """Send to a socket of the folder; False: its owner died, and it is removed."""
         path = f"{self._folder}/{name}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wakeup:
-            wakeup.setblocking(False)  # the standard library's own signature
+            wakeup.setblocking(False)
             try:
-                wakeup.sendto(said, path)
+                wakeup.sendto(content, path)
             except BlockingIOError:
-                return True  # its socket is full of bells: it is awake
+                return True  # the socket is full, so its owner is awake
             except OSError:
                 with contextlib.suppress(OSError):
                     os.unlink(path)  # a waiter that died
@@ -149,7 +148,7 @@ class Wakeup:
     def wait(
         self, timeout: float, pool: str, topics: Sequence[str] | None, interrupt: Interrupt
     ) -> bool:
-        """Sleep until rung, at most `timeout` seconds; True: there may be something to lease."""
+        """Sleep until notified, at most `timeout` s; True: there may be something to lease."""
         deadline = time.monotonic() + timeout
         if not self._across:
             return self._wait_in_process(deadline, pool, topics, interrupt)
@@ -158,10 +157,10 @@ class Wakeup:
         name = f"{_pool_mark(pool)}{serves}{secrets.token_hex(8)}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wakeup:
             try:
-                self.put_up(wakeup, name)
+                self.bind(wakeup, name)
             except OSError as error:
-                if not self._is_deaf:
-                    self._is_deaf = True
+                if not self._has_warned:
+                    self._has_warned = True
                     log.warning(
                         "%s: cannot create a wakeup socket (%s); this process polls every %g s"
                         " instead",
@@ -172,7 +171,7 @@ class Wakeup:
                 return self._wait_in_process(deadline, pool, topics, interrupt)
             self._waiting[name] = wakeup
             try:
-                # Look only after the socket stands: what is published from here on rings it.
+                # Look only after the socket is bound: later publishes send to it.
                 with interrupt.waking(lambda: self._wake(name)):
                     while self._interrupted == before and not interrupt.is_set:
                         soon = self._look(pool, topics)
@@ -190,9 +189,9 @@ class Wakeup:
                     os.rmdir(self._folder)  # unless others wait too
         return False
 
-    def put_up(self, wakeup: socket.socket, name: str) -> None:
-        """Bind the socket; the folder goes with the last who waits, so it may vanish in between."""
-        for _ in range(PUT_UP_TRIES):
+    def bind(self, wakeup: socket.socket, name: str) -> None:
+        """Bind the socket. The last waiter removes the folder, so it may vanish in between."""
+        for _ in range(BIND_TRIES):
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 os.makedirs(self._folder, mode=0o700, exist_ok=True)
                 wakeup.bind(f"{self._folder}/{name}")
@@ -200,7 +199,7 @@ class Wakeup:
         raise FileNotFoundError(f"{self._folder} vanishes again and again")
 
     def _wake(self, name: str) -> None:
-        """End one wait."""
+        """End one wait of this process."""
         self._send(name)
 
     def _wait_in_process(
@@ -232,7 +231,7 @@ class Wakeup:
             self._condition.notify_all()
 
     def interrupt(self) -> None:
-        """End the waits of this process."""
+        """End all waits of this process."""
         self._interrupted += 1
         self._notify()
         for name in list(self._waiting):
@@ -241,8 +240,8 @@ class Wakeup:
 
 class _Listener:
     """
-    A datagram socket beside those of the waiters, for other processes, and a pair of sockets by
-    which this one wakes it.
+    A datagram socket in the store's folder, for notifications of other processes, and a pair of
+    sockets for those of this process.
     """
 
     def __init__(self) -> None:
@@ -252,19 +251,19 @@ class _Listener:
         for each in (self._inner, self._waker):
             each.setblocking(False)
 
-    def _put_up(self, wakeup: Wakeup, folder: str, name: str) -> None:
-        """Raises OSError where that cannot be."""
+    def _bind(self, wakeup: Wakeup, folder: str, name: str) -> None:
+        """Bind the datagram socket. Raises OSError."""
         outer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         outer.setblocking(False)
         try:
-            wakeup.put_up(outer, name)
+            wakeup.bind(outer, name)
         except OSError:
             outer.close()
             raise
         self._outer, self._path = outer, f"{folder}/{name}"
 
     def _wait(self, timeout: float) -> tuple[bool, bool]:
-        """Whether it was woken, and whether another process has said something."""
+        """Whether this process notified it, and whether another one has sent something."""
         poll = select.poll()
         for each in (self._inner, self._outer):
             if each is not None:
@@ -276,8 +275,8 @@ class _Listener:
                 self._inner.recv(4096)
         return was_woken, self._outer is not None and self._outer.fileno() in ready
 
-    def _said(self) -> Iterator[bytes]:
-        """What other processes have said."""
+    def _received(self) -> Iterator[bytes]:
+        """The datagrams of other processes."""
         if self._outer is not None:
             with contextlib.suppress(BlockingIOError):
                 while True:
@@ -298,32 +297,29 @@ class _Listener:
 
 
 class StoreArrivalListener(_Listener):
-    """
-    Hears of what comes to a pool: through a datagram socket, or, where there are none, of this
-    process alone.
-    """
+    """Is notified of arrivals in a pool; without Unix sockets only of those of this process."""
 
     def __init__(self, wakeup: Wakeup, pool: str, folder: str) -> None:
         super().__init__()
         self._wakeup = wakeup
         self._pool = pool
-        self._told = False
+        self._notified = False
         if folder:
-            with contextlib.suppress(OSError):  # whoever waits has warned of it
-                self._put_up(wakeup, folder, f"{_pool_mark(pool)}{IS_BUSY}{secrets.token_hex(8)}")
+            with contextlib.suppress(OSError):  # `Wakeup.wait` warns of it
+                self._bind(wakeup, folder, f"{_pool_mark(pool)}{IS_BUSY}{secrets.token_hex(8)}")
         wakeup.busy.append(self)
 
-    def told(self, pool: str) -> None:
-        """Something came, in this process."""
+    def notify(self, pool: str) -> None:
+        """Messages came to a pool, in this process."""
         if pool == self._pool:
-            self._told = True
+            self._notified = True
             self.wake()
 
     def poll(self, timeout: float) -> bool:
-        _, is_said = self._wait(timeout)
-        told, self._told = self._told, False
-        said = list(self._said()) if is_said else []
-        return told or bool(said)
+        _, has_received = self._wait(timeout)
+        notified, self._notified = self._notified, False
+        received = list(self._received()) if has_received else []
+        return notified or bool(received)
 
     def close(self) -> None:
         with contextlib.suppress(ValueError):
@@ -333,24 +329,25 @@ class StoreArrivalListener(_Listener):
 
 class StoreResultListener(_Listener):
     """
-    Hears of what is kept: from this process through a list, from others through a datagram socket
-    beside those of the waiters.
+    Is notified of stored outcomes and progress: by this process through a list, by others through
+    a datagram socket.
 
-    What does not fit into the socket is missed, so it looks at all every second.
+    A notification that does not fit into the socket is lost, so `poll` asks its caller to read all
+    ids again (None) after a second without notifications.
     """
 
     def __init__(self, wakeup: Wakeup, folder: str) -> None:
         super().__init__()
         self._wakeup = wakeup
-        self._expected: set[str] = set()
+        self._subscribed: set[str] = set()
         self._notified: deque[str] = deque()
         self.name = f"{LISTENER}{secrets.token_hex(8)}"
         if folder:
             try:
-                self._put_up(wakeup, folder, self.name)
+                self._bind(wakeup, folder, self.name)
             except OSError as error:
                 log.warning(
-                    "%s: nothing can be heard of other processes here (%s); this one looks every"
+                    "%s: cannot create a wakeup socket (%s); this process looks for results every"
                     " second instead",
                     folder,
                     error,
@@ -358,31 +355,31 @@ class StoreResultListener(_Listener):
         wakeup.listeners.append(self)
 
     def subscribe(self, *ids: str) -> None:
-        self._expected.update(ids)
-        self.told(ids)
+        self._subscribed.update(ids)
+        self.notify(ids)
 
     def unsubscribe(self, *ids: str) -> None:
-        self._expected.difference_update(ids)
+        self._subscribed.difference_update(ids)
 
-    def told(self, ids: Sequence[str]) -> None:
-        """Called by whoever keeps something, in this process."""
+    def notify(self, ids: Sequence[str]) -> None:
+        """Something was stored under these ids, in this process."""
         self._notified.extend(ids)
         self.wake()
 
     def poll(self, timeout: float) -> list[str] | None:
-        was_woken, is_said = self._wait(min(timeout, LOOK_AGAIN))
-        if not (was_woken or is_said) and timeout >= LOOK_AGAIN:
+        was_woken, has_received = self._wait(min(timeout, LOOK_AGAIN))
+        if not (was_woken or has_received) and timeout >= LOOK_AGAIN:
             return None
         notified: list[str] = []
         while was_woken and self._notified:
             notified.append(self._notified.popleft())
-        if is_said:
-            for said in self._said():
-                notified += said.decode(errors="replace").split("\n")
-        expected = self._expected
-        aborts = ABORT in expected
+        if has_received:
+            for datagram in self._received():
+                notified += datagram.decode(errors="replace").split("\n")
+        subscribed = self._subscribed
+        aborts = ABORT in subscribed
         return [
-            each for each in notified if each in expected or (aborts and each.startswith(ABORT))
+            each for each in notified if each in subscribed or (aborts and each.startswith(ABORT))
         ]
 
     def close(self) -> None:
@@ -392,9 +389,7 @@ class StoreResultListener(_Listener):
 
 
 def _folder(path: str) -> str:
-    """
-    A short path (a socket's is limited to some 100 bytes) that all processes on the file agree on.
-    """
+    """A path that all processes on the file compute; short, as sockets allow about 100 bytes."""
     digest = hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:16]
     owner = os.stat(path).st_uid if os.path.exists(path) else os.getuid()
     return f"{tempfile.gettempdir()}/laneway-{owner}/{digest}"
