@@ -155,10 +155,10 @@ def drain(
             line(worker)
         for worker in started:
             go(worker)
-        told = [line(worker).split() for worker in started]
-    assert sum(int(acked) for _, _, acked in told) == messages, told
+        reports = [line(worker).split() for worker in started]
+    assert sum(int(acked) for _, _, acked in reports) == messages, reports
     return messages / (
-        max(float(end) for _, end, _ in told) - min(float(began) for began, _, _ in told)
+        max(float(end) for _, end, _ in reports) - min(float(began) for began, _, _ in reports)
     )
 
 

@@ -87,7 +87,7 @@ def main() -> None:
         chosen,
         ("after a pause of", "p50 ms", "p99 ms", "LPUSH to BLPOP, p50 ms"),
         rows,
-        f"durability {usual(chosen)}, what it takes to publish included",
+        f"durability {usual(chosen)}, publishing included",
         repeats=repeats,
     )
     publish_table(
@@ -95,24 +95,24 @@ def main() -> None:
         chosen,
         ("idle worker, % of a core",),
         [(percent,)],
-        "nothing to do, the bell rung by nobody",
+        "no messages, no notifications",
     )
 
 
 def waited(publish: Callable[[], object], worker: subprocess.Popen[str], pause: float) -> float:
-    """Milliseconds from the call to the handler, after a pause in which nothing happens."""
+    """Milliseconds from the call to the handler, after a pause."""
     time.sleep(pause)
     publish()
     return float(line(worker)) * 1e3
 
 
 def p50(waits: list[float]) -> float:
-    """The median, without those that warmed up."""
+    """The median without the first three, which warm up."""
     return sorted(waits[3:])[len(waits[3:]) // 2]
 
 
 def cpu(pid: int) -> float:
-    """Seconds of processor time that a process has used."""
+    """The processor time of a process, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

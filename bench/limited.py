@@ -1,11 +1,11 @@
 """
-A rate and a concurrency limit on each of 1,000,000 topics, against 1,000 such topics: what a lease
-of 500 costs.
+The cost of a lease of 500 with a rate and a concurrency limit on each of 1,000,000 topics, beside
+1,000 such topics.
 
-The clock is virtual (`now_us`) and moves by 10 ms a lease; the rate is such that 500 lanes come up
-in each, and each gives one message, on both sides. What is handed out is published again, so the
-backlog stays. It is measured after every lane has had its turn: all of them cycle between sleeping
-and delivering.
+The clock is virtual (`now_us`) and advances by 10 ms for each lease. At the chosen rate, 500 lanes
+become runnable in that time, and each delivers one message, on both sides. Delivered messages are
+published again, so the backlog is constant. Measuring starts after every lane has been served once,
+so that all lanes alternate between sleeping and delivering.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def measure(chosen: Namespace, rate: int, partitions: int, span: float) -> tuple
             line(worker)
         for worker in workers:
             go(worker)
-        told = [pair.split(":") for worker in workers for pair in line(worker).split()]
-    taken = sorted((int(at) / 1e6, int(count)) for at, count in told)
+        pairs = [pair.split(":") for worker in workers for pair in line(worker).split()]
+    taken = sorted((int(at) / 1e6, int(count)) for at, count in pairs)
     first = taken[0][0] + SETTLE_IN
     steady = sum(count for at, count in taken if first <= at < first + span) / span
     error = (steady / rate - 1) * 100

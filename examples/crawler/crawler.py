@@ -1,9 +1,9 @@
 """
-The crawler: every host is a topic with its own rate and concurrency; the shallow pages of a host go
-first; a page is fetched once, for ever.
+The crawler. Every host is a topic with its own rate and concurrency; shallow pages of a host are
+fetched first; a page is fetched only once.
 
-A page's links are published together with its ack, in one transaction: a crawler that is killed in
-the middle has done both or neither.
+A page's links are published together with its ack, in one transaction: after a kill in the middle,
+both are stored or neither.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from urllib.parse import urldefrag, urljoin, urlsplit
 from laneway import Delivery, Laneway, LeaseLost, Message
 
 RATE, BURST, CONCURRENCY = 150, 5, 4
-"""What each host is asked to bear."""
+"""The limits of each host."""
 
 TIMEOUT, LEASE = 2.0, 5
 """
-A request is given up well before its lease ends: while we wait for a host nobody else asks it for
-the same page.
+Seconds. A request times out well before its lease ends, so that no other crawler fetches the same
+page meanwhile.
 """
 
 AGENT = "laneway-crawler/{pid}"
@@ -48,7 +48,7 @@ def make_app(url: str) -> Laneway:
 
 
 def page(url: str, depth: int) -> Message:
-    """The message that asks for a page: its id is its URL, its topic its host."""
+    """The message for a page: its id is the URL, its topic the host."""
     url = urldefrag(url).url
     return Message(
         f"host.{urlsplit(url).netloc}",
@@ -71,7 +71,7 @@ class Links(HTMLParser):
 
 
 def fetch(url: str) -> tuple[int, list[str]]:
-    """The status, and the pages that it leads to."""
+    """The status of a page, and the URLs that it links to."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT)
     try:
@@ -97,7 +97,7 @@ def fetch(url: str) -> tuple[int, list[str]]:
 
 
 def handle(delivery: Delivery, allowed: frozenset[str]) -> None:
-    """Fetch one page; finish it together with what it leads to."""
+    """Fetch one page; publish its links together with the ack."""
     url, depth = delivery.body["url"], delivery.body["depth"]
     try:
         status, links = fetch(url)
@@ -125,12 +125,12 @@ def crawl(app: Laneway, allowed: frozenset[str], stop: threading.Event) -> None:
             try:
                 handle(delivery, allowed)
             except LeaseLost:
-                # we were too slow: somebody else has it, and its links were not published twice
+                # too slow: another crawler has the page; no link was published twice
                 pass
 
 
 def main() -> None:
-    """`python -m examples.crawler.crawler STORE HOST …`: until killed."""
+    """`python -m examples.crawler.crawler STORE HOST …`: crawl until killed."""
     app = make_app(sys.argv[1])
     stop = threading.Event()
     threads = [

@@ -2,8 +2,7 @@
 `python -m examples.crawler.run`: crawl a real documentation set, kill a crawler in the middle, and
 check everything.
 
-The set is Debian's `python3.11-doc` (some 500 pages), fetched with apt-get if it is not given with
---folder.
+The set is Debian's `python3.11-doc` (about 500 pages), fetched with apt-get, or that of --folder.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ PACKAGE, PLACE = "python3.11-doc", "usr/share/doc/python3.11/html"
 HOSTS, CRAWLERS = 4, 3
 JITTER = 0.15
 """
-Seconds by which the way from the hand-out of a page to its host may vary on a busy machine:
-requests come that much closer together.
+Seconds by which the time from the delivery of a page to its request may vary on a busy machine:
+requests may be that much closer together.
 """
 
 DEADLINE = 300.0
-"""Seconds after which a crawl is given up as failed."""
+"""Seconds after which a crawl has failed."""
 
 
 def main() -> None:
@@ -61,7 +60,7 @@ def documentation(work: Path) -> Path:
 
 
 def run(folder: Path, start: str, work: Path) -> dict[str, object]:
-    """Both crawls, and what came of them."""
+    """Run both crawls and compare them."""
     expected_site = Site(folder, HOSTS).start()
     expected = independent_crawl(expected_site, start)
     expected_site.stop()
@@ -83,8 +82,8 @@ def _fields(message: object) -> dict[str, object]:
 
 def independent_crawl(site: Site, start: str) -> set[str]:
     """
-    What there is: a plain breadth-first search, one request after the other, without Laneway. Paths
-    of pages that answered 200.
+    The expected paths: those that answer 200 to a breadth-first search without Laneway, one request
+    after the other.
     """
     waiting, seen, pages = (
         deque([f"http://{site.hosts[0]}{start}"]),
@@ -115,8 +114,8 @@ class Killed(NamedTuple):
 
 def crawl_with_a_kill(app: Laneway, store: str, site: Site, pages: int) -> Killed | None:
     """
-    Three crawlers; one is killed when a third is done, and another takes its place. None: it was
-    over before.
+    Run three crawlers; kill one after a third of the pages and start another. Returns None if the
+    crawl ended first.
     """
     deadline = time.monotonic() + DEADLINE
     crawlers = [start_crawler(store, site) for _ in range(CRAWLERS)]
@@ -125,10 +124,10 @@ def crawl_with_a_kill(app: Laneway, store: str, site: Site, pages: int) -> Kille
         while not is_finished(app, site):
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"the crawl was not over after {DEADLINE:.0f} s: {app.engine.overview()}"
+                    f"the crawl did not end within {DEADLINE:.0f} s: {app.engine.overview()}"
                 )
             if any(crawler.poll() is not None for crawler in crawlers):
-                raise RuntimeError("a crawler ended by itself; what it said stands above")
+                raise RuntimeError("a crawler ended by itself; its output is above")
             if killed is None and pages // 3 < len(site.pages()) < pages:
                 victim = crawlers.pop(0)
                 victim.send_signal(signal.SIGKILL)
@@ -144,7 +143,7 @@ def crawl_with_a_kill(app: Laneway, store: str, site: Site, pages: int) -> Kille
 
 def is_finished(app: Laneway, site: Site) -> bool:
     """
-    Every host's done cursor has passed all that was published, and nothing new has come meanwhile.
+    Whether every host's done cursor has passed all published pages, and no new page was published.
     """
     for host in site.hosts:
         if not app.topic(f"host.{host}").wait_done(timeout=0.05):
@@ -163,7 +162,7 @@ def start_crawler(store: str, site: Site) -> subprocess.Popen[bytes]:
 
 
 def check(app: Laneway, site: Site, expected: set[str], killed: Killed | None) -> dict[str, object]:
-    """The server's own log against what was promised."""
+    """Compare the web server's log with what was promised."""
     pages = site.pages()
     fetched = {request.path.lstrip("/") for request in pages}
     cut_off, again = repeats(pages, killed.agent if killed is not None else "")
@@ -201,8 +200,7 @@ def check(app: Laneway, site: Site, expected: set[str], killed: Killed | None) -
 
 def repeats(pages: list[Request], killed: str) -> tuple[int, int]:
     """
-    Pages fetched twice: (because the killed crawler did not live to finish them, for any other
-    reason).
+    Pages fetched twice: (because the crawler was killed before its ack, for any other reason).
     """
     by_others = Counter(request.path for request in pages if request.agent != killed)
     by_killed = Counter(request.path for request in pages if request.agent == killed)
@@ -212,8 +210,7 @@ def repeats(pages: list[Request], killed: str) -> tuple[int, int]:
 
 def closeness(moments: list[float]) -> float:
     """
-    By how many requests the worst of all windows, of whatever length, exceeds what the rate and the
-    burst allow in it.
+    How many requests the worst window, of any length, has beyond its rate and burst.
     """
     moments.sort()
     worst = earliest = float("-inf")

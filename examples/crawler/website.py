@@ -1,6 +1,6 @@
 """
-A folder of HTML served on several loopback hosts. Each page lives on one of them; the others
-redirect to it. Some pages fail the first time, some are slow. Every request is logged.
+A folder of HTML served on several loopback hosts. Each page is on one host; the others redirect to
+it. Some pages fail the first time, some are slow. Every request is logged.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 FAILS_FIRST, SLOW = 20, 25
-"""One page in so many fails the first time it is asked for; one in so many takes 0.1 s."""
+"""One page of this many fails at its first request; one of this many takes 0.1 s."""
 
 
 class Request(NamedTuple):
     """
-    What a host saw. `ended`: when its answer was ready, which is before the client could have it.
+    A request as the host saw it. `ended`: when the answer was ready, before the client received it.
     """
 
     began: float
@@ -31,7 +31,7 @@ class Request(NamedTuple):
 
 
 class Site:
-    """The hosts, and what they were asked."""
+    """The hosts and the log of their requests."""
 
     def __init__(self, folder: Path, hosts: int, port: int = 0) -> None:
         self.folder = folder

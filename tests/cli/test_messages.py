@@ -74,7 +74,7 @@ def test_the_same_id_is_a_duplicate(laneway: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("publish", "a", "not json"), "not JSON"),
         (("publish", "a\nb", "1"), "control"),
@@ -91,12 +91,14 @@ def test_the_same_id_is_a_duplicate(laneway: Command) -> None:
         (("purge", "push.*", "--yes"), "pattern"),
     ],
 )
-def test_a_wrong_call_is_one_line(laneway: Command, arguments: tuple[str, ...], told: str) -> None:
+def test_a_wrong_call_is_one_line(
+    laneway: Command, arguments: tuple[str, ...], expected: str
+) -> None:
     """What is wrong is named in one line on stderr, and the exit code is 2."""
     laneway("publish", "there", "1")
     result = laneway(*arguments, code=2)
     assert result.stderr.startswith("laneway: ")
-    assert told in result.stderr
+    assert expected in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -145,11 +147,11 @@ def test_purge_asks(laneway: Command) -> None:
 
 
 def test_explain(laneway: Command) -> None:
-    """The binding reason is told; an unknown id has exit code 1."""
+    """The binding reason is shown; an unknown id has exit code 1."""
     receipt = laneway.json("publish", "a", "1")
     laneway("pause", "a")
-    told = laneway.json("explain", receipt["id"])
-    assert "pause" in told["reasons"][0]
+    explanation = laneway.json("explain", receipt["id"])
+    assert "pause" in explanation["reasons"][0]
     assert laneway.json("explain", "nobody", "--topic", "a", code=1)["state"] == "unknown"
 
 

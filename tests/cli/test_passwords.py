@@ -63,12 +63,12 @@ def run(
     monkeypatch.setattr(sys, "argv", ["laneway", *arguments])
     result = CliRunner().invoke(main, arguments)
     raised = result.exc_info[1] if result.exc_info else None
-    told = (
+    expected = (
         "".join(traceback.format_exception(raised))
         if raised is not None and not isinstance(raised, SystemExit)
         else ""
     )
-    return result.output + (result.stderr if result.stderr_bytes else "") + told
+    return result.output + (result.stderr if result.stderr_bytes else "") + expected
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def test_add_list_pause_resume_remove(laneway: Command) -> None:
-    told = laneway(
+    output = laneway(
         "schedules",
         "add",
         "report",
@@ -28,7 +28,7 @@ def test_add_list_pause_resume_remove(laneway: Command) -> None:
         "--args",
         '["week"]',
     ).stdout
-    assert told.startswith("report is scheduled: cron 0 9 * * MON (Europe/Berlin), next at 20")
+    assert output.startswith("report is scheduled: cron 0 9 * * MON (Europe/Berlin), next at 20")
     again = laneway(
         "schedules",
         "add",
@@ -104,7 +104,7 @@ def test_what_was_added_is_called_by_any_worker(laneway: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("--every", "10m"), "nothing to publish; give --task NAME, or --topic TOPIC"),
         (("--task", "x"), "by one of every, cron, sun and at; 0 are given"),
@@ -126,9 +126,9 @@ def test_what_was_added_is_called_by_any_worker(laneway: Command) -> None:
         ),
     ],
 )
-def test_what_cannot_be(laneway: Command, arguments: tuple[str, ...], told: str) -> None:
+def test_what_cannot_be(laneway: Command, arguments: tuple[str, ...], expected: str) -> None:
     result = laneway("schedules", "add", "x", *arguments, code=2)
-    assert told in result.stderr
+    assert expected in result.stderr
     assert result.stderr.count("\n") == 1
 
 

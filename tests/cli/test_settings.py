@@ -1,4 +1,4 @@
-"""Policies, gates, pause, doctor: the commands of whoever operates."""
+"""Policies, gates, pause, doctor: the operator's commands."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_policies_name_their_owners(laneway: Command) -> None:
     "arguments", [("--rate", "-1"), ("--partitions", "3"), ("--concurrency", "many"), ()]
 )
 def test_an_impossible_policy(laneway: Command, arguments: tuple[str, ...]) -> None:
-    """A policy that cannot be is a wrong call, told in one line."""
+    """An impossible policy is a usage error of one line."""
     result = laneway("policy", "set", "push.*", *arguments, code=2)
     assert result.stderr.startswith("laneway: ")
     assert result.stderr.count("\n") == 1
@@ -205,8 +205,8 @@ def test_set_knows_the_choices(name: str) -> None:
             read(object())
 
 
-def test_a_wrong_choice_is_told(laneway: Command) -> None:
-    """Before anything is asked of the store, with the choices."""
+def test_a_wrong_choice_is_refused(laneway: Command) -> None:
+    """The error lists the choices, before the store is opened."""
     assert (
         "'first', 'last', 'all'" in laneway("policy", "set", "a", "--merge", "lst", code=2).stderr
     )
@@ -296,7 +296,7 @@ def test_bench_measures(laneway: Command) -> None:
 def test_bench_of_the_repository(laneway: Command) -> None:
     """
     In the repository a benchmark can be named; what is not there, or belongs to the small one, is
-    told.
+    expected.
     """
     assert "there are: " in laneway("bench", "nothing", code=2).stderr
     assert "rates" in laneway("bench", "nothing", code=2).stderr

@@ -58,8 +58,7 @@ print("the end")
 @pytest.fixture
 def hostile(tmp_path: Path) -> tuple[str, str]:
     """
-    A store that a stranger has filled, past all checks of what he may publish; and the id of a
-    message that waits.
+    A store that a stranger has filled, past all checks at publish, and the id of a waiting message.
     """
     url = f"sqlite:///{tmp_path}/laneway.db"
     with contextlib.closing(open_engine(url, Settings())) as engine:

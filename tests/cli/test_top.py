@@ -67,7 +67,7 @@ def test_q_ends_it_at_once_and_the_terminal_is_as_before(filled: Command, ending
 
 def test_a_new_size_is_drawn_at_once(filled: Command) -> None:
     """
-    A resized terminal is drawn anew without waiting for the next look, also when it becomes tiny.
+    A resized terminal is drawn at once, without waiting for the next update, also when it is tiny.
     """
     with InTerminal("--url", filled.url, "top", "--every", "600") as terminal:
         terminal.read_until("push.acme")

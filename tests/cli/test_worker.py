@@ -56,7 +56,7 @@ def test_a_burst(tmp_path: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "told"),
+    ("target", "expected"),
     [
         ("nothing:app", 'no module "nothing"'),
         ("shop:nothing", "shop:app"),
@@ -67,7 +67,7 @@ def test_a_burst(tmp_path: Path, target: str) -> None:
         ("policy:app", "rate"),
     ],
 )
-def test_what_was_not_found(tmp_path: Path, target: str, told: str) -> None:
+def test_what_was_not_found(tmp_path: Path, target: str, expected: str) -> None:
     """An application that cannot be found is one line that names it, and exit code 2."""
     (tmp_path / "shop.py").write_text(APP)
     (tmp_path / "broken.py").write_text("import absent_library\n")
@@ -76,36 +76,36 @@ def test_what_was_not_found(tmp_path: Path, target: str, told: str) -> None:
     )
     result = run(tmp_path, "worker", target)
     assert result.returncode == 2
-    assert told in result.stderr
+    assert expected in result.stderr
     assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "expected"),
     [("def x(:\n", "SyntaxError"), ("import helper\n", "ZeroDivisionError: division by zero")],
 )
-def test_a_module_that_fails_shows_where(tmp_path: Path, source: str, told: str) -> None:
+def test_a_module_that_fails_shows_where(tmp_path: Path, source: str, expected: str) -> None:
     """The user's own lines and nothing of ours, then one line, and exit code 2."""
     (tmp_path / "shop.py").write_text(source)
     (tmp_path / "helper.py").write_text("1 / 0\n")
     result = run(tmp_path, "worker", "shop:app")
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith(
-        f"laneway: shop:app: importing shop failed: {told}"
+        f"laneway: shop:app: importing shop failed: {expected}"
     )
     assert "shop.py" in result.stderr
-    assert ("helper.py" in result.stderr) == (told != "SyntaxError")
+    assert ("helper.py" in result.stderr) == (expected != "SyntaxError")
     assert "click" not in result.stderr
     assert "importlib" not in result.stderr
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
 @pytest.mark.parametrize(
-    ("source", "told", "code"),
+    ("source", "expected", "code"),
     [("", "no handlers", 2), ('app.handler("*")(print)\n', "no/such does not exist", 3)],
 )
-def test_what_cannot_be_served_is_told_once(
-    tmp_path: Path, processes: str, source: str, told: str, code: int
+def test_an_impossible_worker_is_refused_once(
+    tmp_path: Path, processes: str, source: str, expected: str, code: int
 ) -> None:
     """One line and its exit code, however many processes were asked for."""
     (tmp_path / "shop.py").write_text(
@@ -113,12 +113,12 @@ def test_what_cannot_be_served_is_told_once(
     )
     result = run(tmp_path, "worker", "shop:app", "--processes", processes)
     assert result.returncode == code, result.stderr
-    assert told in result.stderr
+    assert expected in result.stderr
     assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         (("worker", "shop:app", "--topics", ""), "topics"),
         (("worker", "shop:app", "--topics", "push.*"), "pattern"),
@@ -126,12 +126,14 @@ def test_what_cannot_be_served_is_told_once(
         (("worker", "shop:app", "--processes", "0"), "--processes"),
     ],
 )
-def test_wrong_options_are_one_line(tmp_path: Path, arguments: tuple[str, ...], told: str) -> None:
-    """What cannot be, or would silently serve something else, is told before anything is served."""
+def test_wrong_options_are_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], expected: str
+) -> None:
+    """Impossible options, and those that would serve something else, are refused at the start."""
     (tmp_path / "shop.py").write_text(APP)
     result = run(tmp_path, *arguments, "--burst")
     assert result.returncode == 2
-    assert told in result.stderr
+    assert expected in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -195,8 +197,8 @@ def test_a_log_for_machines(tmp_path: Path, processes: str) -> None:
         json.loads(line)
         for line in worked(tmp_path, "--log-json", "--log-level", "debug", "--processes", processes)
     ]
-    told = {line["event"].partition(": ")[2]: line for line in lines if "message" in line}
-    assert sorted(text.split()[0] for text in told) == ["attempt", "rejected:", "succeeded"]
+    expected = {line["event"].partition(": ")[2]: line for line in lines if "message" in line}
+    assert sorted(text.split()[0] for text in expected) == ["attempt", "rejected:", "succeeded"]
     (failed,) = (line for line in lines if line.get("error") == "LookupError")
     assert (failed["level"], failed["topic"], failed["attempt"], failed["logger"]) == (
         "error",

@@ -88,17 +88,13 @@ ALLOWED = {
 # (word, the beginning of the path where it may still be); "*": any word.
 # Remove a line when its folder is done.
 UNFINISHED = {
-    ("*", "CHANGELOG.md"),
-    ("*", "CONTRIBUTING.md"),
-    ("*", "bench/"),
     ("*", "docs/"),
     ("*", "src/laneway/admin/"),
     ("*", "src/laneway/app.py"),
     ("*", "src/laneway/awaitable.py"),
-    ("*", "src/laneway/cli/"),
+    ("*", "src/laneway/cli/schedules.py"),  # schedules.store.made
     ("*", "src/laneway/codec.py"),
     ("*", "src/laneway/config.py"),
-    ("*", "src/laneway/demo/"),
     ("*", "src/laneway/engines/"),
     ("*", "src/laneway/errors.py"),
     ("*", "src/laneway/headers.py"),
@@ -114,7 +110,6 @@ UNFINISHED = {
     ("*", "src/laneway/tracing.py"),
     ("*", "src/laneway/working/"),
     ("*", "tests/app/"),
-    ("*", "tests/cli/"),
     ("*", "tests/conformance/"),
     ("*", "tests/kill/"),
     ("*", "tests/poison/"),
@@ -127,7 +122,7 @@ UNFINISHED = {
     ("*", "tests/working/"),
 }
 # The beginnings of the paths where lines of prose may still be too long or filled.
-UNFINISHED_LINES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "docs/", "examples/")
+UNFINISHED_LINES = ("docs/",)
 
 
 def _pattern(alternatives: str) -> re.Pattern[str]:

@@ -1,3 +1,3 @@
 """
-The half-minute demonstration: `laneway demo`. Every figure that it prints was measured in that run.
+`laneway demo`: a demonstration of half a minute. It prints only figures of its own run.
 """

@@ -1,4 +1,4 @@
-"""What the demo's other processes write down, read as it grows."""
+"""Reads the log files of the demo's other processes while they grow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Handled(msgspec.Struct):
-    """One line of a worker's log; seconds since 1970."""
+    """One line of a worker's log; times are seconds since 1970."""
 
     topic: str
     published: float
@@ -25,12 +25,12 @@ class Handled(msgspec.Struct):
 
     @property
     def wait(self) -> float:
-        """From publish to the handler's start."""
+        """Seconds from publish to the handler's start."""
         return self.started - self.published
 
 
 class Growing:
-    """The lines that have come to the files of a pattern since they were last read."""
+    """The new lines of the files that match a pattern."""
 
     def __init__(self, folder: Path, pattern: str) -> None:
         self._folder = folder
@@ -38,7 +38,7 @@ class Growing:
         self._read: dict[Path, int] = {}
 
     def lines(self) -> list[str]:
-        """Whole lines only; the beginning of one waits for its end."""
+        """The complete lines since the last call."""
         found: list[str] = []
         for path in sorted(self._folder.glob(self._pattern)):
             with path.open("rb") as file:

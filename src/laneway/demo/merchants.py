@@ -1,8 +1,7 @@
 """
-The demo's application: merchants that are told of their orders, by a worker in a process of its
-own.
+The demo's application: a worker in its own process notifies merchants of their orders.
 
-Each handler writes down what it did; the log is what the report is made of.
+Each handler logs its runs; the report is computed from that log.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ FLOOD, BROKEN, BEST_SELLER, SLOW = (
     "push.low.slow",
 )
 LATENCY, SHARE_LATENCY, SLOW_LATENCY = 0.004, 0.012, 0.2
-"""Seconds that a merchant's endpoint takes to answer."""
+"""Seconds until a merchant's endpoint answers."""
 
 WORKERS = 100
-"""Handlers that the one worker runs at once."""
+"""How many handlers the worker runs at once."""
 
 FLUSH_EVERY = 0.25
 
@@ -42,25 +41,25 @@ FOLDER_VARIABLE, URL_VARIABLE, DURABILITY_VARIABLE = (
 
 
 def make_app(folder: Path) -> Laneway:
-    """The application on a file in that folder, or the server that was named, with its policies."""
-    made = Laneway(
+    """The application with its policies, on a file in this folder or on the server of the URL."""
+    app = Laneway(
         os.environ.get(URL_VARIABLE, f"sqlite:///{folder}/demo.db"),
         tiers=TIERS,
         durability=os.environ.get(DURABILITY_VARIABLE, "fsync"),  # type: ignore[arg-type]
     )  # one of the choices
     for tier in TIERS:
-        made.policy(
+        app.policy(
             f"push.{tier}.*", tier=tier, rate=RATE, concurrency=CONCURRENCY, retries=2, backoff=0.5
         )
-        made.policy(f"share.{tier}.*", tier=tier)
-    made.policy(FLOOD, tier="mid")  # no limits of its own: only fairness holds it back
-    return made
+        app.policy(f"share.{tier}.*", tier=tier)
+    app.policy(FLOOD, tier="mid")  # without limits: only fairness limits it
+    return app
 
 
 class Log:
     """
-    What the handlers did: topic, published, started, ended (seconds); written to the disk four
-    times a second.
+    The runs of the handlers: topic, published, started, ended (seconds since 1970); written to
+    disk four times a second.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +80,7 @@ class Log:
 
 
 def register(app: Laneway, folder: Path) -> None:
-    """The handlers, with a log of this process."""
+    """Register the handlers, which log to a file of this process."""
     log = Log(folder / f"handled.{os.getpid()}.log")
     draw = random.Random(os.getpid())
 

@@ -1,9 +1,8 @@
 """
-A process that only sleeps: how late it is woken says how busy the machine is, whatever Laneway
+A process that only sleeps: how late it wakes up shows how busy the machine is, whatever Laneway
 does.
 
-`python -m laneway.demo.probe FILE` writes a line for each sleep: when it ended, and by how much too
-late (seconds).
+`python -m laneway.demo.probe FILE` writes a line for each sleep: its end, and its delay in seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ SLEEP = 0.01
 
 
 def main(path: Path) -> None:
-    """Until the parent is gone."""
+    """Run until the parent process is gone."""
     parent = os.getppid()
     with path.open("a", encoding="utf-8", buffering=1) as file:
         while os.getppid() == parent:

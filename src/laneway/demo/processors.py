@@ -1,4 +1,4 @@
-"""How much of the machine's processors other programs use, where the system says so (Linux)."""
+"""The share of the machine's processors that other programs use (Linux only)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 class Used(msgspec.Struct, frozen=True):
     """
-    Ticks of all processors since the machine began: in all, busy, and busy with some processes.
+    Ticks of all processors since the machine started: total, busy, and busy with our processes.
     """
 
     total: int
@@ -20,7 +20,7 @@ class Used(msgspec.Struct, frozen=True):
     own: int
 
     def others_since(self, before: Used) -> float:
-        """The part of all processors that other programs used between two looks."""
+        """The share of all processors that other programs used between two samples."""
         total = self.total - before.total
         return (
             max(0.0, min(1.0, (self.busy - before.busy - (self.own - before.own)) / total))
@@ -30,7 +30,7 @@ class Used(msgspec.Struct, frozen=True):
 
 
 def used(processes: Iterable[int]) -> Used | None:
-    """A look at the machine and these processes; None where the system does not say."""
+    """A sample of the machine and these processes; None where /proc is missing."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
             ticks = [int(word) for word in file.readline().split()[1:9]]

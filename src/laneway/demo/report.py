@@ -1,4 +1,4 @@
-"""What the demo measured, and which promises held."""
+"""The figures of the demo, and which promises were kept."""
 
 from __future__ import annotations
 
@@ -25,32 +25,31 @@ SHARING = "while all tiers had work"
 
 START_SLACK = 2
 """
-Starts may lie closer together than their permits: a permit is taken at delivery, the handler starts
-a moment later, and that moment varies.
+Extra starts that are tolerated: a permit is taken at delivery, and the time until the handler
+starts varies.
 """
 
 QUIET_FACTOR = 2.0
-"""The quiet merchants' p99 may grow by so much while one merchant floods."""
+"""The largest allowed growth of the quiet merchants' p99 during the flood."""
 
 QUIET_FLOOR = 0.01
 """
-Seconds of p99 up to which nobody is said to wait: a timer and two processes that take turns are not
-more exact.
+A p99 up to this many seconds counts as no wait: timers and two processes that share a processor
+are not more exact.
 """
 
 QUIET_MOST = 0.25
 """
-Seconds of p99 without any flood beyond which a comparison says nothing, where the machine is too
-busy.
+A p99 above this many seconds before the flood means that the machine is too busy to compare.
 """
 
 OTHERS = 0.2
 """
-Where other programs use so much of the processors, or more, the machine is too busy to measure on.
+If other programs use this share of the processors or more, the machine is too busy to measure.
 """
 
 LATE = 0.02
-"""The same where an idle process is woken so much too late (p99, seconds)."""
+"""The same if an idle process wakes up this many seconds late (p99)."""
 
 SHARE_SLACK = 0.01
 
@@ -58,13 +57,13 @@ State = Literal["pending", "held", "broken", "not judged"]
 
 
 class Phase(msgspec.Struct):
-    """A part of the demo: from when to when (seconds since 1970), and the store's counters then."""
+    """A part of the demo: its start and end (seconds since 1970), with the store's counters."""
 
     began: float
     ended: float
     before: Overview
     after: Overview
-    others: float | None = None  # what part of the processors other programs used
+    others: float | None = None  # the share of the processors that other programs used
 
     @property
     def seconds(self) -> float:
@@ -72,7 +71,7 @@ class Phase(msgspec.Struct):
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """What is promised, whether it was kept, and by which figures."""
+    """A promise, whether it was kept, and the figures."""
 
     name: str
     state: State = "pending"
@@ -81,8 +80,7 @@ class Promise(msgspec.Struct, frozen=True):
 
 class Seen(msgspec.Struct):
     """
-    All that the demo has seen so far; `lags` are (when, by how much too late an idle process was
-    woken).
+    All that was measured so far. `lags`: (time, seconds by which an idle process woke up late).
     """
 
     phases: dict[str, Phase] = {}
@@ -91,10 +89,10 @@ class Seen(msgspec.Struct):
 
 
 def report(engine: FullEngine, seen: Seen, took: float) -> dict[str, Any]:
-    """All figures of the run, and whether the promises held."""
+    """All figures of the run, and whether the promises were kept."""
     end, phases, handled = engine.overview(), seen.phases, seen.handled
     quiet = quiet_only(handled)
-    told = promises(engine, seen, is_over=True)
+    judged = promises(engine, seen, is_over=True)
     return {
         "throughput": {
             "in all": f"{end.done:,} messages handled in {took:.1f} s",
@@ -136,15 +134,15 @@ def report(engine: FullEngine, seen: Seen, took: float) -> dict[str, Any]:
                 f"{end.done:,} + {end.waiting:,} + {end.leased:,} + {end.dead:,}"
             ),
         },
-        "promises": {each.name: f"{each.state}: {each.detail}" for each in told},
+        "promises": {each.name: f"{each.state}: {each.detail}" for each in judged},
         "in one sentence": sentence(seen),
-        "promises held": all(each.state in ("held", "not judged") for each in told),
-        "all judged": all(each.state != "not judged" for each in told),
+        "promises held": all(each.state in ("held", "not judged") for each in judged),
+        "all judged": all(each.state != "not judged" for each in judged),
     }
 
 
 def promises(engine: FullEngine, seen: Seen, *, is_over: bool = False) -> list[Promise]:
-    """Each promise as far as it can be judged by now."""
+    """Every promise; those that cannot be judged yet are pending."""
     return [
         _quiet(seen),
         *_limits(seen),
@@ -175,13 +173,13 @@ def sentence(seen: Seen) -> str:
 
 
 def quiet_only(handled: Sequence[Handled]) -> list[Handled]:
-    """What the merchants without a part of their own did."""
+    """The runs of ordinary merchants."""
     special = {FLOOD, BROKEN, BEST_SELLER, SLOW}
     return [each for each in handled if each.topic not in special]
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """Of values in order, of which there is at least one."""
+    """A percentile (`part`: 0 to 1) of sorted values, at least one."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
 
 
@@ -189,7 +187,7 @@ def percentile(ordered: Sequence[float], part: float) -> float:
 
 
 def _quiet(seen: Seen) -> Promise:
-    name = f"the others do not notice the flood that waits: p99 at most {QUIET_FACTOR:g} times"
+    name = f"the others do not notice the flood: p99 at most {QUIET_FACTOR:g} times as high"
     if DURING not in seen.phases:
         return Promise(name)
     quiet = quiet_only(seen.handled)
@@ -222,10 +220,10 @@ def _limits(seen: Seen) -> list[Promise]:
     at_once = f"{CONCURRENCY} at once at most for each merchant"
     if BEFORE not in seen.phases:
         return [Promise(rate), Promise(at_once)]
-    starts, told = _starts(seen.handled)
+    starts, starts_text = _starts(seen.handled)
     together = _together(seen.handled)
     return [
-        Promise(rate, "held" if starts <= RATE + _burst() + START_SLACK else "broken", f"{told}"),
+        Promise(rate, "held" if starts <= RATE + _burst() + START_SLACK else "broken", starts_text),
         Promise(
             at_once, "held" if together <= CONCURRENCY else "broken", f"most at once: {together}"
         ),
@@ -344,12 +342,12 @@ def _shares(phase: Phase) -> tuple[dict[str, str], dict[str, float], bool]:
     """Each tier's part of the deliveries against its target, while all three had work."""
     parts = shares_between(phase.before, phase.after)
     total, targets = _all_given(phase), target_shares()
-    told = {
+    texts = {
         tier: f"{part:.1%} of {total:,} (target {targets[tier]:.0%})"
         for tier, part in parts.items()
     }
     return (
-        told,
+        texts,
         parts,
         bool(total) and all(abs(parts[tier] - targets[tier]) <= SHARE_SLACK for tier in TIERS),
     )

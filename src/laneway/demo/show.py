@@ -68,8 +68,8 @@ QUIET_RATE = 500.0
 
 GATHER = 0.01
 """
-What the ordinary merchants publish within so many seconds shares a transaction, as the threads of a
-web server would.
+Messages that the ordinary merchants publish within this many seconds share a transaction, as those
+of a web server's threads would.
 """
 
 SHARE_TOPICS = 20
@@ -77,17 +77,17 @@ SHARE_TOPICS = 20
 
 SPECIAL = 4
 """
-Merchants with a part of their own: the one that floods, the failing, the slow, the best seller.
+The merchants with a special role: the flood, the failing one, the slow one, the best seller.
 """
 
 LOOK_EVERY = 0.5
 
 START_SECONDS = 20.0
-"""How long the worker may take to start."""
+"""The longest time until the worker starts."""
 
 
 class DemoFailed(LanewayError):
-    """The demo could not be played."""
+    """The demo could not run."""
 
 
 class Trickle(threading.Thread):
@@ -119,7 +119,7 @@ class Trickle(threading.Thread):
 
 @contextmanager
 def _server(engine: str, durability: str) -> Iterator[Server | None]:
-    """A server for the demo alone, where it is not played on a file."""
+    """Start a server for the demo, unless it runs on a file."""
     os.environ[DURABILITY_VARIABLE] = durability
     if engine == "sqlite":
         yield None
@@ -150,8 +150,8 @@ def run(
     svg: Path | None = None,
 ) -> int:
     """
-    The whole demo; returns the exit code: 0 if all that was promised held. `svg`: a file for a
-    picture of the last screen.
+    Run the demo. Returns the exit code: 0 if every promise was kept. `svg`: a file for a picture of
+    the last screen.
     """
     with (
         _server(engine, durability) as server,
@@ -160,7 +160,7 @@ def run(
         app = make_app(Path(folder))
         with open(
             f"{folder}/worker.log", "w", encoding="utf-8"
-        ) as log:  # not on our screen: one merchant fails all the time
+        ) as log:  # not on the screen: one merchant always fails
             worker = subprocess.Popen(  # noqa: S603  # our own interpreter and module
                 [
                     sys.executable,
@@ -208,7 +208,7 @@ def run(
 
 
 def save_picture(scene: Scene, path: Path) -> None:
-    """The last screen as an SVG file, without fonts from elsewhere."""
+    """Save the last screen as an SVG file without web fonts."""
     console = Console(
         record=True, width=110, file=io.StringIO(), force_terminal=True, color_system="truecolor"
     )
@@ -221,7 +221,7 @@ def save_picture(scene: Scene, path: Path) -> None:
 
 
 class _Play:
-    """The acts of the demo, one after the other."""
+    """The phases of the demo, one after the other."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class _Play:
         )
 
     def _get_ready(self) -> None:
-        """What the special merchants have from the beginning, and a worker that works."""
+        """Publish for the special merchants, and wait until the worker handles messages."""
 
         def act() -> None:
             _publish(self._app, (Message(BROKEN, {"order": n}) for n in range(100)))
@@ -302,8 +302,8 @@ class _Play:
 
     def _stop_flood(self) -> str:
         """
-        Half a minute may be too short for all of it: what is left waits, paused. Returns what
-        happened.
+        Pause the flood if messages of it are left: half a minute may be too short for it. Returns a
+        title for the next phase.
         """
         left = self._app.topic(FLOOD).stats().waiting
         if not left:
@@ -312,7 +312,7 @@ class _Play:
         return f"after the flood: it is paused, {left:,} messages of it wait"
 
     def _publish_shares(self) -> None:
-        """For each tier more than its share of what the worker can do, were it alone."""
+        """Publish more for each tier than its share of what the worker can handle."""
         each = {
             tier: int(share / sum(TIERS.values()) * WORKERS / SHARE_LATENCY * self._seconds * 0.25)
             for tier, share in TIERS.items()
@@ -333,8 +333,7 @@ def _publish(app: Laneway, messages: Iterable[Message]) -> None:
 
 class _Stage:
     """
-    What is seen and shown: the live view; plain lines where there is no terminal, nothing with
-    --json.
+    The display: a live view; plain lines if the output is not a terminal, nothing with --json.
     """
 
     def __init__(
@@ -368,14 +367,14 @@ class _Stage:
             self._live.stop()
 
     def close(self, found: dict[str, Any]) -> None:
-        """Show how it ended: all promises are judged now."""
+        """Show the end, with all promises judged."""
         self.scene.title, self.scene.left = (
-            "the demo is over; the waits are those before, during and after the flood",
+            "the demo is over; waits before, during and after the flood",
             0.0,
         )
         self.scene.promises = promises(self._app.engine, self.seen, is_over=True)
         parts = [self.seen.phases[name] for name in (BEFORE, AFTER) if name in self.seen.phases]
-        if len(parts) == 2:  # after that the worker is overloaded on purpose
+        if len(parts) == 2:  # later phases overload the worker on purpose
             began, ended = parts[0].began, parts[1].ended
             self.scene.phase_waits = [
                 each.wait
@@ -391,8 +390,8 @@ class _Stage:
 
     def watch(self, what: str, seconds: float, act: Callable[[], object] | None = None) -> None:
         """
-        Show what happens for a while, and until the act, which is done meanwhile, is over. Raises
-        what it raises.
+        Update the display for so many seconds, and until `act`, which runs meanwhile, has returned.
+        Raises the errors of `act`.
         """
         self.scene.begin(what)
         if self._live is None and not self._quiet:
@@ -407,7 +406,7 @@ class _Stage:
             acting.result()
 
     def ended(self, name: str, phase: Phase) -> None:
-        """A part is over: what it proves is proven."""
+        """A phase is over: judge the promises that it decides."""
         self.seen.phases[name] = phase
         self.read()
         if name == AFTER:
@@ -416,7 +415,7 @@ class _Stage:
 
     def read(self) -> list[float]:
         """
-        Take in what the other processes wrote down; the waits of the quiet merchants that are new.
+        Read the logs of the other processes. Returns the new waits of the quiet merchants.
         """
         new = [Handled.read(line) for line in self._handled.lines()]
         self.seen.handled += new

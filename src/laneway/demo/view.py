@@ -1,6 +1,6 @@
 """
-The demo's screen: what the quiet merchants wait beside the flood's backlog, the tiers, and the
-promises as they are proven.
+The demo's screen: the quiet merchants' waiting time beside the flood's backlog, the tiers, and the
+promises.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDE = 100
-"""Columns from which the promises' figures stand beside them."""
+"""Terminal width from which the promises' figures are shown."""
 
 MARKS = {
     "pending": ("…", "dim"),
@@ -30,7 +30,7 @@ MARKS = {
 
 
 class Scene(msgspec.Struct):
-    """What is shown. The series have one value for each look; waits are seconds."""
+    """The content of the screen. The series have one value for each update; waits are seconds."""
 
     merchants: int
     title: str = "getting ready"
@@ -48,7 +48,7 @@ class Scene(msgspec.Struct):
     sentence: str = ""
 
     def look(self, waits: Sequence[float], backlog: int) -> None:
-        """The next value of each series; without a wait the last ones stay."""
+        """Add a value to each series; without new waits the last values are repeated."""
         ordered = sorted(waits)
         self.p50s.append(percentile(ordered, 0.5) if ordered else (self.p50s or [0.0])[-1])
         self.p99s.append(percentile(ordered, 0.99) if ordered else (self.p99s or [0.0])[-1])
@@ -56,18 +56,18 @@ class Scene(msgspec.Struct):
         self.phase_waits += ordered
 
     def keep_looks(self, first: int) -> None:
-        """Show only so many, the first."""
+        """Keep only the first values of the series."""
         for series in (self.p50s, self.p99s, self.backlogs):
             del series[first:]
 
     def begin(self, title: str) -> None:
-        """A new part: its waits are counted by themselves."""
+        """Start a new part, with waits of its own."""
         self.title = title
         self.phase_waits = []
 
 
 def picture(scene: Scene, width: int) -> Any:
-    """The scene on so many columns; 21 lines."""
+    """Render the scene for a terminal of this width; 21 lines."""
     left = f"  {scene.left:.0f} s" if scene.left >= 1 else ""
     head = Text(scene.title, style="bold", no_wrap=True, overflow="ellipsis")
     head.append(left, style="dim")
@@ -83,7 +83,7 @@ def picture(scene: Scene, width: int) -> Any:
 
 
 def sparkline(values: Sequence[float], top: float, width: int) -> str:
-    """The last values as blocks, `top` being the highest."""
+    """The last values as blocks; `top` is the value of the highest block."""
     shown = values[-width:]
     highest = len(BLOCKS) - 1
     return "".join(
@@ -92,14 +92,14 @@ def sparkline(values: Sequence[float], top: float, width: int) -> str:
 
 
 def bar(part: float, target: float, width: int) -> tuple[str, str, str]:
-    """A part of a whole: before, at and behind the mark of its target."""
+    """A bar for a share: the text before, at and after the mark of its target."""
     filled, mark = round(part * width), min(width - 1, round(target * width))
     cells = "".join("█" if n < filled else "·" for n in range(width))
     return cells[:mark], "┃", cells[mark + 1 :]
 
 
 def _series(scene: Scene, width: int) -> Table:
-    """Waits on one scale for both lines, so that flat looks flat; the backlog on its own."""
+    """The waits on one scale, so that flat looks flat; the backlog on its own scale."""
     room = max(10, width - 42)
     waits = sorted(scene.phase_waits)
     p50, p99 = (percentile(waits, 0.5), percentile(waits, 0.99)) if waits else (0.0, 0.0)
