@@ -425,6 +425,8 @@ def metrics_page() -> str:
         for each in StoreCollector(app).collect()
     ]
     app.close()
+    if len(store) == 1:  # the store was not read
+        raise SystemExit("docs/generate.py: metrics: no store can be opened; run `make setup`")
     head = ("series", "type", "labels", "meaning")
     return f"""# Metrics
 
