@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import re
 import sys
 import textwrap
@@ -634,7 +635,42 @@ Durations are seconds, a `timedelta`, or text such as `"10m"`.
 {chr(10).join(parts)}"""
 
 
+# The modules
+
+
+def purpose(path: Path) -> str:
+    """The first sentence of a file's head."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        head = inspect.cleandoc(ast.get_docstring(ast.parse(text)) or "")
+    else:
+        lines = itertools.takewhile(lambda line: line.startswith("--"), text.splitlines())
+        head = "\n".join(line.removeprefix("--").strip() for line in lines)
+    first = re.sub(r"\s+", " ", head.split("\n\n")[0])
+    return sentence(re.split(r"(?<=[.!?:]) (?=[A-Z`])", first)[0].rstrip(":"))
+
+
+def modules_page() -> str:
+    folders: dict[str, list[Row]] = {}
+    for path in sorted([*SOURCES.rglob("*.py"), *SOURCES.rglob("*.lua"), *SOURCES.rglob("*.sql")]):
+        what = purpose(path)
+        if what:
+            folder = str(path.parent.relative_to(SOURCES.parent))
+            folders.setdefault(folder, []).append((f"`{path.name}`", what))
+    parts = [
+        f"## {folder}\n\n{table(('file', 'purpose'), rows)}" for folder, rows in folders.items()
+    ]
+    return f"""# Modules
+
+{NOTE}
+Every source file with the first sentence of its head.
+[Architecture](../architecture.md) says how the parts work together.
+
+{chr(10).join(parts)}"""
+
+
 GENERATED = {
+    "modules.md": modules_page,
     "api.md": api_page,
     "cli.md": cli_page,
     "settings.md": settings_page,
