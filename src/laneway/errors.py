@@ -3,27 +3,37 @@ Every error that Laneway raises, grouped by what the caller should do about it.
 
 ```
 LanewayError
-├── UsageError            fix the program
-│   ├── BadPolicy         a setting that cannot be
-│   ├── BadMessage        a body, topic, key or option that cannot be published
+├── UsageError            correct the program
+│   ├── BadPolicy         a policy, gate or tier setting is not valid
+│   ├── BadMessage        a body, topic, key or option cannot be published
 │   └── UnknownHandler    nothing is registered under that name
-├── Refused               the state of the system says no
+├── Refused               the state of the system does not allow it now
 │   ├── BacklogFull       wait, or raise `max_backlog`
-│   └── TopicInUse        drain the topic first
-├── LeaseLost             somebody else has the message now
-├── EngineUnavailable     try again (says whether the change may have happened)
+│   └── TopicInUse        empty the topic first
+├── LeaseLost             the lease has ended; another worker may have the message
+├── EngineUnavailable     try again (`applied` says whether the change may have happened)
 │   ├── NoNamespace       nobody has published there yet
-│   └── EngineCorrupt     the store is damaged: `laneway doctor`
-├── SchemaMismatch        this file belongs to another version of Laneway
-└── HandlerSignal         what handlers raise, not a failure: Retry, Reject, DestinationUnavailable
+│   └── EngineCorrupt     the store is damaged: run `laneway doctor`
+├── SchemaMismatch        the store belongs to another version of Laneway
+├── HandlerSignal         handlers raise these; they are not failures
+│   ├── Retry             try the message again
+│   ├── Reject            make it a dead letter
+│   └── DestinationUnavailable  the topic backs off
+├── JobFailed             a job ended without a result
+│   ├── JobCancelled      it was cancelled
+│   ├── JobExpired        it waited longer than its ttl
+│   └── JobDead           no handler reported its end
+└── DependencyFailed      a job that this one depends on failed
 ```
 
-Each message has one line in four parts: what, which, the values, and what to do now.
+The text of each error is one line in four parts: what, which, the values, and what to do now.
+Each class has a `kind`, a name in snake case that does not change: the type of an HTTP problem, a
+field of log records, and the type in the CLI's JSON.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from laneway.units import Duration
@@ -32,35 +42,49 @@ if TYPE_CHECKING:
 class LanewayError(Exception):
     """The base of all errors that Laneway raises."""
 
+    kind: ClassVar[str] = "laneway_error"
+    """A stable name of this class of errors, in snake case."""
+
 
 class UsageError(LanewayError, ValueError):
-    """The program asks for something that cannot be; it has to be changed."""
+    """The call or setting is not valid; correct the program."""
+
+    kind = "usage_error"
 
 
 class BadPolicy(UsageError):
-    """A policy, gate or tier setting that is unknown, out of range or impossible together."""
+    """A policy, gate or tier setting is unknown, out of range, or contradicts another."""
+
+    kind = "bad_policy"
 
 
 class BadMessage(UsageError):
-    """
-    A message that cannot be published: its body, topic, key, priority or an option is at fault.
-    """
+    """A message cannot be published: its body, topic, key, priority or an option is not valid."""
+
+    kind = "bad_message"
 
 
 class UnknownHandler(UsageError):
     """No handler or task is registered under that name."""
 
+    kind = "unknown_handler"
+
 
 class Refused(LanewayError):
-    """The request was fine, the state of the system does not allow it now."""
+    """The request is valid, but the state of the system does not allow it now."""
+
+    kind = "refused"
 
 
 class BacklogFull(Refused):
     """
     A topic or the namespace holds as much as its `max_backlog` allows.
 
-    `receipts` tells, for a `publish_many`, what became of each message.
+    `receipts`: of `publish_many`, one `Receipt` for each message; those that were refused have the
+    outcome `"refused"`.
     """
+
+    kind = "backlog_full"
 
     def __init__(self, text: str, receipts: list[object] | None = None) -> None:
         super().__init__(text)
@@ -68,11 +92,19 @@ class BacklogFull(Refused):
 
 
 class TopicInUse(Refused):
-    """A change that is only possible while the topic is empty."""
+    """The change is possible only while the topic is empty."""
+
+    kind = "topic_in_use"
 
 
 class LeaseLost(LanewayError):
-    """The lease had ended before it was settled or extended; nothing was changed."""
+    """
+    The lease had ended before it was settled or extended. Nothing was changed.
+
+    `message_id`, `fence`: of the lease.
+    """
+
+    kind = "lease_lost"
 
     def __init__(self, text: str, message_id: str = "", fence: int = 0) -> None:
         super().__init__(text)
@@ -84,9 +116,11 @@ class EngineUnavailable(LanewayError, ConnectionError):
     """
     The store does not answer, is full, or cannot be written.
 
-    `applied` is False where nothing was changed, None where that is not known: publishing the
-    same ids again is then safe.
+    `applied`: False: nothing was changed. None: that is not known; publishing again with the same
+    ids is safe.
     """
+
+    kind = "engine_unavailable"
 
     def __init__(self, text: str, *, applied: bool | None = False) -> None:
         super().__init__(text)
@@ -94,28 +128,39 @@ class EngineUnavailable(LanewayError, ConnectionError):
 
 
 class NoNamespace(EngineUnavailable):
-    """The server answers, and nobody has published to that namespace there yet."""
+    """The server answers, but nobody has published to that namespace yet."""
+
+    kind = "no_namespace"
 
 
 class EngineCorrupt(EngineUnavailable):
     """The store is damaged, or is not one of Laneway's."""
 
+    kind = "engine_corrupt"
+
 
 class SchemaMismatch(LanewayError):
-    """The store was written by another version of Laneway, which this one cannot read."""
+    """Another version of Laneway wrote the store, and this one cannot read it."""
+
+    kind = "schema_mismatch"
 
 
 class HandlerSignal(LanewayError):
-    """What a handler raises to say how its message is to go on."""
+    """The base of what a handler raises to say how its message continues."""
+
+    kind = "handler_signal"
 
 
 class Retry(HandlerSignal):
     """
-    Try this message again, after `delay` (seconds, `timedelta` or `"10m"`; default: the policy's
-    backoff).
+    Try this message again. Counts as an attempt; when the policy's retries are used up, the message
+    becomes a dead letter.
 
-    Counts as an attempt. When the policy's retries are used up, the message becomes a dead letter.
+    `reason`: for the message's history. `delay`: until the next attempt (seconds, `timedelta` or
+    `"10m"`); default: the policy's backoff.
     """
+
+    kind = "retry"
 
     def __init__(self, reason: str = "", *, delay: Duration | None = None) -> None:
         super().__init__(reason or "the handler asked for a retry")
@@ -125,9 +170,12 @@ class Retry(HandlerSignal):
 
 class Reject(HandlerSignal):
     """
-    Never try this message again: it becomes a dead letter with this reason. `error`: what lies
-    behind it, kept with the letter.
+    Never try this message again: it becomes a dead letter.
+
+    `reason`: of the dead letter. `error`: a longer text, stored with it; default: none.
     """
+
+    kind = "reject"
 
     def __init__(
         self, reason: str = "rejected by the handler", *, error: str | None = None
@@ -139,46 +187,59 @@ class Reject(HandlerSignal):
 
 class DestinationUnavailable(HandlerSignal):
     """
-    Not this message is at fault but where it goes: the whole topic rests, then probes again.
+    The message's destination is unavailable, so the whole topic backs off: it delivers nothing for
+    a time, then one message at a time as a probe. No message's retries are used.
 
-    `retry_after` (seconds, `timedelta` or `"10m"`) is what the destination asked for; without it
-    the rest is one second, doubled at each failing probe up to five minutes. No message's retries
-    are used.
+    `retry_after`: how long to back off, if the destination said so (seconds, `timedelta` or
+    `"10m"`); default: one second, doubled by each failing probe up to five minutes.
     """
 
+    kind = "destination_unavailable"
+
     def __init__(self, reason: str = "", *, retry_after: Duration | None = None) -> None:
-        super().__init__(reason or "the destination is unwell")
+        super().__init__(reason or "the destination is unavailable")
         self.reason = reason
         self.retry_after = retry_after
 
 
 class JobFailed(LanewayError):
     """
-    A task ended without a result, and its own error cannot be raised here; its class and text are
-    in the message.
+    A job ended without a result, and its own error cannot be raised here. The text has the class
+    and the text of that error.
     """
+
+    kind = "job_failed"
 
 
 class JobCancelled(JobFailed):
-    """The task was cancelled, or stopped while it ran."""
+    """The job was cancelled before or while it ran."""
+
+    kind = "job_cancelled"
 
 
 class JobExpired(JobFailed):
-    """The task waited longer than its ttl allows."""
+    """The job waited longer than its ttl allows."""
+
+    kind = "job_expired"
 
 
 class JobDead(JobFailed):
     """
-    The task became a dead letter without an end of its own: nothing handled it, or the workers that
-    ran it died.
+    The job became a dead letter and no handler reported an end: there was no handler for it, or the
+    workers that ran it died.
     """
+
+    kind = "job_dead"
 
 
 class DependencyFailed(LanewayError):
     """
-    A job that this one depends on failed, so this one never began. `details`: what is told of the
-    error of the other.
+    A job that this one depends on failed, so this one did not start.
+
+    `details`: the stored details of the other job's error.
     """
+
+    kind = "dependency_failed"
 
     def __init__(self, message: str, details: object = None) -> None:
         super().__init__(message)

@@ -1,10 +1,10 @@
 """
-Policies: the only definition of each setting, how it is checked, and which pattern wins.
+Policies: which fields there are, how they are checked, and which pattern decides.
 
-A policy is kept as the fields that somebody set (`dict`, plain JSON values) by layer and pattern;
-`PolicyBook` resolves them for one topic, field by field: an operator's setting goes before the
-code's, and inside a layer the most specific pattern wins. `Resolved` is what engines work with:
-every field present, in the engines' units.
+A policy is stored as the fields that were set (a `dict` of JSON values), by layer and pattern.
+`PolicyBook` resolves them for one topic, field by field: the operator's layer precedes the code's,
+and in a layer the most specific pattern decides. `Resolved` is what engines use: it has every
+field, with times in microseconds.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ import msgspec
 from laneway import units
 from laneway.errors import BadMessage, BadPolicy
 from laneway.tiers import USUAL, Tiers
-from laneway.tiers import Tier as Tier  # noqa: PLC0414  # where it is known from
+from laneway.tiers import Tier as Tier  # noqa: PLC0414  # users import it from here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Layer = Literal["code", "operator"]
-"""Who set a policy. The operator's layer stands above the code's."""
+"""Who set a policy. The operator's layer precedes the code's."""
 
 OnFull = Literal["refuse", "block", "drop_oldest"]
 """What happens to a publish above a backlog limit."""
 
 MAX_STEMS = 20_000
+"""Most topic prefixes for which a `PolicyBook` caches the patterns that cover them."""
+
 MAX_TOPIC_BYTES = 255
 MAX_KEY_BYTES = 512
 MAX_PARTITIONS = 1024
@@ -37,19 +39,19 @@ MAX_BUCKETS = 65_536
 MAX_FACTOR = 1000
 WEIGHTS = (0.01, 1000.0)
 FOREVER = -1
-"""How `dedupe` is kept when it is for ever."""
+"""The value of `Resolved.dedupe` if ids stay known for ever."""
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Control characters, those of 8 bits (C1) too: a terminal obeys both."""
+"""Control characters, 8-bit ones (C1) included: terminals obey both."""
 
 
 class Backoff(msgspec.Struct, frozen=True):
     """
-    How long a message waits before its next attempt: `base` · `factor`^(attempt-1), at most `cap`
-    (all seconds).
+    The delay before a message's next attempt: `base` · `factor`^(attempt - 1), at most `cap`.
 
-    With `jitter` the delay is drawn evenly between 0 and that ("full jitter"), so that failures
-    spread out.
+    - `base`, `cap`: seconds, 0 … 100 years. `factor`: 1 … 1,000.
+    - `jitter`: draw the delay evenly between 0 and that ("full jitter"), so that messages that
+      failed together are not tried again together.
     """
 
     base: float = 1.0
@@ -59,8 +61,9 @@ class Backoff(msgspec.Struct, frozen=True):
 
     def delay_us(self, attempt: int, random: float) -> int:
         """
-        The delay after failure number `attempt` (from 1); `random` in 0 … 1 is used where there is
-        jitter.
+        Return the delay after failure number `attempt` (from 1), in microseconds.
+
+        `random`: a number in 0 … 1, for the jitter.
         """
         exponent = min(attempt - 1, 200)
         try:
@@ -72,17 +75,17 @@ class Backoff(msgspec.Struct, frozen=True):
 
 def default_burst(rate: float) -> float:
     """
-    The burst where none is set: one permit, and those of 50 ms, fractions included.
+    Return the burst of a rate (per second) if none is set: one permit, and those of 50 ms.
 
-    So a delivery that is up to 50 ms late does not make the rate fall short.
+    So deliveries that are up to 50 ms late do not lower the rate.
     """
     return 1 + rate / 20
 
 
 class Resolved(msgspec.Struct, frozen=True, gc=False):
     """
-    Everything that holds for one topic, in the engines' units. `rate` is per second, times are
-    microseconds.
+    The policy that holds for one topic, with all fields. Times are microseconds, `rate` is per
+    second. `FIELDS` says what each field means.
     """
 
     rate: float | None = None
@@ -118,27 +121,27 @@ class Resolved(msgspec.Struct, frozen=True, gc=False):
     paused: bool = False
 
     names_tier: bool = False
-    """Whether a policy names the tier; else it is the default one, which may change."""
+    """Whether a policy names the tier. Otherwise it is the default tier, which may change."""
 
-    # What follows from these, looked at at every visit
+    # Derived once, because each visit of a lane needs them
 
     limited: bool = False
-    """Whether a rate, a concurrency or a gate holds the topic back."""
+    """Whether the topic has a rate, a concurrency or a gate."""
     lane_rate: float = 0.0
-    """The part of the rate that each lane has."""
+    """Each lane's part of the rate."""
     lane_burst: float = 1.0
-    """The burst of each lane, at least 1; by default `default_burst` of the lane's rate."""
+    """Each lane's burst, at least 1; by default the `default_burst` of its rate."""
     lane_concurrency: int | None = None
-    """The part of the concurrency that each lane has."""
+    """Each lane's part of the concurrency."""
     accepts_plainly: bool = False
     """
-    Whether a message without options only has to be appended to its topic's lane: nothing merges,
-    expires, is spread or refused.
+    Whether a message without options is only appended to its topic's one lane: nothing merges,
+    expires or is refused.
     """
 
     @property
     def limits_backlog(self) -> bool:
-        """Whether a message may be refused because too many wait."""
+        """Whether a publish may be refused because too much waits."""
         return self.max_backlog is not None or self.max_backlog_bytes is not None
 
     def __post_init__(self) -> None:
@@ -204,7 +207,7 @@ def _word(value: Any) -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether the text can be encoded: lone surrogates cannot."""
+    """Return whether the text can be encoded; text with lone surrogates cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -281,13 +284,16 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "rate": (units.rate, 'deliveries per second: 50, "50/s", "600/m"'),
     "burst": (
         _integer(1, 1_000_000),
-        "deliveries at once after a pause; default: 1 + a twentieth of the rate",
+        "most deliveries at once after a pause; default: 1 + a twentieth of the rate",
     ),
     "concurrency": (_integer(1, 1_000_000), "most leases at once"),
-    "weight": (_weight, "share inside the tier; default 1"),
+    "weight": (_weight, "share of the deliveries in its tier; default 1"),
     "tier": (_word, "service class; default: the default tier"),
-    "pool": (_word, "which workers serve the topic; default default"),
-    "lease": (_duration(), "time to settle a delivery before it goes back; default 60 s"),
+    "pool": (_word, "pool of workers that serves the topic; default default"),
+    "lease": (
+        _duration(),
+        "time to settle a lease before the message is delivered again; default 60 s",
+    ),
     "retries": (_integer(0, 1_000_000), "attempts after the first; default 16"),
     "backoff": (
         _backoff,
@@ -296,63 +302,75 @@ FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
             " jitter"
         ),
     ),
-    "ttl": (_duration(), "how long a message may wait; default for ever"),
-    "on_expiry": (_choice("dead", "drop"), "what becomes of an expired message; default dead"),
+    "ttl": (_duration(), "how long a message may wait before it expires; default for ever"),
+    "on_expiry": (
+        _choice("dead", "drop"),
+        "make an expired message a dead letter (dead) or delete it (drop); default dead",
+    ),
     "on_unhandled": (
         _duration(),
-        "how long a message may wait for a handler before it is a dead letter; default: it waits",
+        "how long a message waits for a handler before it is a dead letter; default: it waits",
     ),
     "dead_ttl": (_duration(), "how long dead letters are kept; default 14 days"),
-    "serial": (_serial, 'one at a time per key, in order: "hold" (also true) or "yield"'),
-    "gate": (_word, "the name of a limit that many topics share"),
+    "serial": (
+        _serial,
+        (
+            'one message of a key at a time, in order: "hold" (or true): a retry keeps its place;'
+            ' "yield": the next message of the key may pass it'
+        ),
+    ),
+    "gate": (_word, "name of a limit that several topics share"),
     "merge": (
         _choice("first", "last", "all"),
-        "whose body survives when a message joins a waiting one of its key",
+        "a message joins a waiting one of its key; the first, the last, or all bodies are kept",
     ),
     "merge_limit": (_integer(2, 100_000), 'most bodies that merge="all" collects; default 1,000'),
-    "window": (_duration(), "merged messages are due so long after the first of their key"),
-    "debounce": (_flag, "the window runs anew from the last of a key"),
+    "window": (_duration(), "a merged message is due this long after the first of its key"),
+    "debounce": (_flag, "start the window again with each message of the key"),
     "max_wait": (
         _duration(),
-        "with debounce: at most so long after the first; default ten windows",
+        "with debounce: a message is due at most this long after the first; default ten windows",
     ),
     "edge": (
         _choice("trailing", "leading"),
-        "leading: the first at once, then at most one per window",
+        "trailing: due at the window's end; leading: the first at once, then at most one a window",
     ),
     "max_body": (units.size, "largest body; default 1 MiB"),
     "dedupe": (
         _dedupe,
-        'how long the ids of finished messages are refused as duplicates; "forever"',
+        'how long the id of a finished message is known, and publishing it a duplicate; "forever"',
     ),
     "max_backlog": (_backlog, 'most that may wait: a count, or a size like "10GB"'),
     "on_full": (
         _choice("refuse", "block", "drop_oldest"),
-        "what happens at max_backlog; default refuse",
+        "what a publish above max_backlog does; default refuse",
     ),
     "partitions": (
         _partitions,
-        "lanes the topic is spread over by CRC32 of the key; a power of two; default 1",
+        "lanes that a topic is spread over by the CRC32 of the key; a power of two; default 1",
     ),
     "buckets": (
         _integer(1, MAX_BUCKETS),
-        "lanes that the topics of the pattern are folded into, by CRC32 of their name",
+        "lanes that all topics of the pattern share, by the CRC32 of their names",
     ),
     "delivery": (
         _choice("at_least_once", "at_most_once"),
-        "at_most_once: acked when it is delivered, never tried again; default at_least_once",
+        "at_most_once: acked at delivery and never retried; default at_least_once",
     ),
-    "paused": (_flag, "accepts, and delivers nothing"),
+    "paused": (_flag, "accept messages and deliver none"),
 }
-"""Every setting: how it is read, and what it means."""
+"""
+Every policy field: the function that checks its value, and its meaning.
+
+The only definition of the fields: validation, the CLI's help and docs/reference/policy.md derive
+from it. A text may end with "; default X".
+"""
 
 
 class PolicyOptions(TypedDict, total=False):
     """
-    The settings as keyword arguments of `policy` and `@task`, for type checkers; the same as
-    `FIELDS`, which explains them.
-
-    None removes a setting.
+    The fields as keyword arguments of `app.policy` and `@app.task`, for type checkers. `FIELDS`
+    says what each means; None removes a field.
     """
 
     rate: float | str | None
@@ -390,7 +408,7 @@ _TO_MICROSECONDS = ("lease", "ttl", "dead_ttl", "on_unhandled", "window", "max_w
 
 
 def check_topic(name: str) -> str:
-    """Return the topic's name if it can be one; raises BadMessage."""
+    """Return `name` if it is valid as a topic's name. Raises BadMessage."""
     if not isinstance(name, str) or not name:
         raise BadMessage(f"topic: expected a name, got {name!r}")
     if CONTROL.search(name):
@@ -419,8 +437,9 @@ def check_topic(name: str) -> str:
 
 def check_pattern(pattern: str) -> str:
     """
-    Return the pattern if it can be one: a topic's name, a dotted prefix with `*` at its end, or
-    `*`.
+    Return `pattern` if it is valid: a topic's name, a dotted prefix with `*` at its end, or `*`.
+
+    Raises BadPolicy.
     """
     if pattern == "*":
         return pattern
@@ -439,8 +458,7 @@ def check_pattern(pattern: str) -> str:
 
 def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Check a policy's fields and return them as plain JSON values; None is kept and means: no longer
-    set.
+    Check a policy's fields and return them as JSON values; a None stays, it removes the field.
 
     Raises BadPolicy, which names the pattern, the field and what was expected.
     """
@@ -469,7 +487,7 @@ def check_fields(pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 def check_changes(
     changes: Iterable[tuple[str, Mapping[str, Any]]],
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Check many policies' fields, equal ones once. Raises BadPolicy, as `check_fields` does."""
+    """Check (pattern, fields) pairs as `check_fields` does; equal fields are checked once."""
     checked: dict[Any, dict[str, Any]] = {}
     found = []
     for pattern, fields in changes:
@@ -491,7 +509,7 @@ def check_changes(
 
 
 def prefixes(topic: str) -> list[str]:
-    """The patterns that match a topic, the most specific first."""
+    """Return the topic and the patterns that match it, the most specific first."""
     found = [topic]
     end = len(topic)
     while (end := topic.rfind(".", 0, end)) >= 0:
@@ -501,40 +519,39 @@ def prefixes(topic: str) -> list[str]:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Whether the pattern covers the topic."""
+    """Return whether the pattern covers the topic."""
     return pattern in ("*", topic) or (pattern.endswith(".*") and topic.startswith(pattern[:-1]))
 
 
 Layers = dict[str, dict[str, Any]]
 """
-What is set for one pattern or topic: fields by layer.
+The fields that are set for one pattern or topic, by layer.
 
-"operator" and "code" are what counts. Where programs have declared policies, each has a layer of
-its own, `program:NAME`, and what was set at run time is in "run": "code" is then all of these
-together, and what was set at run time goes before what was declared.
+`"operator"` and `"code"` decide. If programs have declared policies, each has a layer
+`program:NAME`, and `"run"` has what was set at run time. `"code"` is then the union of these, in
+which `"run"` precedes the declarations.
 """
 
 PROGRAM = "program:"
 """
-What the layers of programs begin with; `program:` itself has what code set before programs had
-names.
+The prefix of the layers of programs. `program:` itself is the layer of code that declares policies
+without a program's name.
 """
 
 RUN = "run"
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a policy of this name covers many topics; else the name is that of one topic."""
+    """Return whether the name is a pattern that covers many topics, and not one topic's name."""
     return name == "*" or (isinstance(name, str) and name.endswith(".*"))
 
 
 def change_layers(name: str, layers: Layers, layer: str, fields: Mapping[str, Any]) -> Layers:
     """
-    The layers of a pattern or topic after these checked fields were set in one of them; None
-    removes a field.
+    Return the layers of a pattern or topic after a change of one layer.
 
-    `layer`: "operator", "code" (at run time) or `program:NAME`. Raises BadPolicy where another
-    program declares another value.
+    `layer`: `"operator"`, `"code"` (set at run time) or `program:NAME`. `fields`: checked; None
+    removes a field. Raises BadPolicy if another program declares another value.
     """
     stood = sources(layers)
     if layer.startswith(PROGRAM):
@@ -566,7 +583,7 @@ def _refuse_another_program(
 
 
 def sources(layers: Layers) -> Layers:
-    """What was set by whom: "code" is what was set at run time."""
+    """Return the layers as they were set: "code" is only what was set at run time."""
     if not any(layer.startswith(PROGRAM) for layer in layers):
         return dict(layers)
     found = {layer: fields for layer, fields in layers.items() if layer not in ("code", RUN)}
@@ -574,7 +591,7 @@ def sources(layers: Layers) -> Layers:
 
 
 def with_code(found: Layers) -> Layers:
-    """The layers as they are kept, of what `sources` tells."""
+    """Return the layers as they are stored; the opposite of `sources`."""
     programs = sorted(layer for layer in found if layer.startswith(PROGRAM))
     if not programs:
         return found
@@ -585,7 +602,7 @@ def with_code(found: Layers) -> Layers:
 
 
 def owner(layers: Layers, field: str) -> str | None:
-    """The program that declares a field of the code's; None: nobody, it was set at run time."""
+    """Return the program that declares a field; None: it was set at run time, or by nobody."""
     if field in layers.get(RUN, {}):
         return None
     declaring = [layer for layer in layers if layer.startswith(PROGRAM) and field in layers[layer]]
@@ -593,14 +610,14 @@ def owner(layers: Layers, field: str) -> str | None:
 
 
 def own_rows(page: Iterable[tuple[str, Layers]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(layer, topic, fields) of topics with what they set."""
+    """Yield (layer, topic, fields) for each layer of each topic."""
     for topic, layers in page:
         for layer in sorted(layers):
             yield layer, topic, layers[layer]
 
 
 def engine_values(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Checked fields in the engines' units, as `Resolved` takes them."""
+    """Convert checked fields to the units of `Resolved`: microseconds, bytes."""
     values = dict(fields)
     for name in _TO_MICROSECONDS:
         if name in values:
@@ -617,11 +634,11 @@ def engine_values(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 class PolicyBook:
     """
-    The policies of a namespace's patterns, and what they come to for a topic.
+    The policies of a namespace's patterns; resolves the policy of a topic.
 
     Topics that are covered by the same patterns share one `Resolved`, so a million topics cost a
-    few look-ups each and no memory. The policy of one exact topic is kept elsewhere, by the engine:
-    `own_of` looks it up. A book may hold policies of exact topics too; it treats them alike.
+    few look-ups each and no memory. Engines store the policies of single topics themselves;
+    `own_of` reads one. A book may also contain policies of single topics, as any pattern.
     """
 
     def __init__(
@@ -632,10 +649,10 @@ class PolicyBook:
         self._own_of = own_of
         self._resolved: dict[tuple[str, ...], Resolved] = {}
         self._stems: dict[str, tuple[str, ...]] = {}
-        """The patterns that cover the topics under a stem."""
+        """A cache: the patterns that cover the topics with a dotted prefix."""
 
     def load(self, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
-        """Replace everything by (layer, pattern, fields) rows, as they were checked before."""
+        """Replace all policies by (layer, pattern, fields) rows of checked fields."""
         self._layers = {}
         for layer, pattern, fields in rows:
             self._layers.setdefault(pattern, {})[layer] = fields
@@ -644,7 +661,7 @@ class PolicyBook:
 
     def put(self, layer: str, pattern: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """
-        Set checked fields (None removes one); returns what the pattern now sets in that layer.
+        Set checked fields (None removes one). Returns what the pattern now sets in that layer.
         """
         layers = change_layers(pattern, self._layers.get(pattern, {}), layer, fields)
         if layers:
@@ -656,7 +673,7 @@ class PolicyBook:
         return sources(layers).get(layer, {})
 
     def add(self, name: str, layers: Layers) -> None:
-        """All that is set for a pattern or topic; nothing: it leaves the book."""
+        """Replace all layers of a pattern or topic; empty layers remove it."""
         if layers:
             self._layers[name] = layers
         else:
@@ -665,15 +682,15 @@ class PolicyBook:
         self._stems.clear()
 
     def forget_resolved(self) -> None:
-        """The tiers were changed: what was resolved before no longer holds."""
+        """Clear the cache of resolved policies, after the tiers changed."""
         self._resolved.clear()
 
     def rows(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """Every ("operator" or "code", pattern, fields) that the book holds, sorted."""
+        """Return (layer, pattern, fields) of the layers "operator" and "code", sorted."""
         return [row for row in self.stored_rows() if row[0] in ("operator", "code")]
 
     def stored_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
-        """The same with all layers, as stores keep them and `load` reads them."""
+        """Return (layer, pattern, fields) of all layers, as stores keep them, sorted."""
         found = [
             (layer, pattern, dict(fields))
             for pattern, layers in self._layers.items()
@@ -683,8 +700,8 @@ class PolicyBook:
 
     def source_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
         """
-        The same as they were set: (layer, pattern, fields) with the programs' own layers, and
-        "code" for what was set at run time.
+        Return (layer, pattern, fields) as they were set: with the layers of programs, and "code"
+        for what was set at run time.
         """
         found = [
             (layer, pattern, fields)
@@ -694,15 +711,15 @@ class PolicyBook:
         return sorted(found, key=lambda row: row[:2])
 
     def layers(self, pattern: str) -> Layers:
-        """What the book holds for exactly this pattern or topic."""
+        """Return what is set for exactly this pattern or topic."""
         return self._layers.get(pattern, {})
 
     def names_under(self, pattern: str) -> list[str]:
-        """The patterns and topics in the book that this pattern covers, itself included."""
+        """Return the pattern, and the patterns and topics in the book that it covers."""
         return sorted({pattern, *(name for name in self._layers if matches(pattern, name))})
 
     def covering(self, topic: str) -> tuple[str, ...]:
-        """The patterns with a policy that cover the topic, the most specific first."""
+        """Return the patterns with a policy that cover the topic, the most specific first."""
         if not self._layers:
             return ()
         stem = topic.rpartition(".")[0]
@@ -717,11 +734,10 @@ class PolicyBook:
 
     def resolve(self, topic: str) -> Resolved:
         """
-        What holds for a topic.
+        Return the policy that holds for a topic.
 
-        Where a pattern's change left fields of an exact topic without what they need, these have no
-        effect (see `docs/specification.md`, "Changes"); a tier that does not exist is the default
-        one.
+        If a change of a pattern left fields of one topic without those that they need, they have no
+        effect (docs/specification.md, "Changes"). A tier that does not exist becomes the default.
         """
         own = self._own_of(topic) if self._own_of is not None else None
         if own:
@@ -729,7 +745,7 @@ class PolicyBook:
         return self._of(self.covering(topic))
 
     def resolve_patterns(self, topic: str) -> Resolved:
-        """What would hold for a topic without a policy of its own."""
+        """Return the policy that a topic would have without a policy of its own."""
         return self._of(tuple(pattern for pattern in self.covering(topic) if is_pattern(pattern)))
 
     def _of(self, covering: tuple[str, ...]) -> Resolved:
@@ -743,14 +759,15 @@ class PolicyBook:
 
     def resolve_own(self, topic: str, own: Layers) -> Resolved:
         """
-        What holds for a topic that has these settings of its own; the caller keeps the answer.
+        Return the policy of a topic with these layers of its own. The answer is not cached.
         """
         return self._build(self._merge(self._sets_with(topic, own)), own_name=True)
 
     def check(self, name: str, own: Layers | None = None) -> Resolved:
         """
-        What holds for a pattern, or for a topic with these settings. Raises BadPolicy where its
-        fields are impossible together.
+        Return the policy of a pattern, or of a topic with these layers of its own.
+
+        Raises BadPolicy if its fields contradict each other.
         """
         sets = self._sets_with(name, own) if own else self._sets(self.covering(name))
         merged = self._merge(sets)
@@ -760,12 +777,12 @@ class PolicyBook:
         return policy
 
     def why(self, topic: str) -> dict[str, tuple[Any, str, str]]:
-        """For each field that somebody set: its value, layer and pattern."""
+        """Return (value, layer, pattern) for each field that is set, by field."""
         own = self._own_of(topic) if self._own_of is not None else None
         return self._merge(self._sets_with(topic, own) if own else self._sets(self.covering(topic)))
 
     def owner(self, pattern: str, field: str) -> str | None:
-        """The program whose code declares the field of the pattern or topic; None: nobody's."""
+        """Return the program that declares a field of the pattern or topic; None: none does."""
         layers = self._layers.get(pattern) or (
             self._own_of(pattern) if self._own_of is not None and not is_pattern(pattern) else {}
         )
@@ -791,7 +808,7 @@ class PolicyBook:
 
     def _build(self, merged: dict[str, tuple[Any, str, str]], *, own_name: bool) -> Resolved:
         values: dict[str, Any] = {name: value for name, (value, _, _) in merged.items()}
-        _drop_what_has_no_effect(values)
+        _drop_ineffective(values)
         values = engine_values(values)
         if "buckets" in values:
             if own_name:
@@ -852,13 +869,13 @@ _NEEDS = {
     "merge_limit": "merge",
     "burst": "rate",
 }
-"""Fields that mean nothing without another."""
+"""Fields that have no meaning without another field."""
 
 
-def _drop_what_has_no_effect(values: dict[str, Any]) -> None:
+def _drop_ineffective(values: dict[str, Any]) -> None:
     """
-    Make fields fit together that were set one after the other: each such set was possible when it
-    was made.
+    Remove or adapt fields that contradict each other. Each was valid when it was set; a later
+    change of another pattern made the combination invalid.
     """
     for field, needed in _NEEDS.items():
         if field in values and not values.get(needed):
@@ -872,7 +889,12 @@ def _drop_what_has_no_effect(values: dict[str, Any]) -> None:
 
 
 class Gate(msgspec.Struct, frozen=True):
-    """A limit that many topics share: deliveries per second, and most leases at once."""
+    """
+    A limit that several topics share.
+
+    `rate`: deliveries per second. `burst`: permits at once after a pause. `concurrency`: most
+    leases at once. None: no limit; for the burst `default_burst`.
+    """
 
     rate: float | None = None
     burst: float | None = None
@@ -880,7 +902,7 @@ class Gate(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(name: str, rate: float | str | None, burst: int | None, concurrency: int | None) -> Gate:
-        """Read a gate as the application writes it; raises BadPolicy."""
+        """Create a gate from checked arguments of `app.gate`. Raises BadPolicy."""
         try:
             _word(name)
             return Gate(
@@ -893,5 +915,5 @@ class Gate(msgspec.Struct, frozen=True):
 
     @property
     def effective_burst(self) -> float:
-        """The burst that holds, see `default_burst`."""
+        """The burst that is set, or `default_burst`."""
         return self.burst if self.burst is not None else default_burst(self.rate or 0.0)
