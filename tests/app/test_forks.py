@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from laneway import Laneway, Message
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 from tests.working.support import Running
 
 if TYPE_CHECKING:

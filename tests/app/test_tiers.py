@@ -17,7 +17,7 @@ from laneway.engines.base import Settings
 from laneway.errors import BadPolicy
 from laneway.message import Draft
 from laneway.tiers import TierLayers
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 
 OTHER = """
 import sys

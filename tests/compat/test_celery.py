@@ -32,7 +32,7 @@ from laneway.compat.celery import (
 )
 from laneway.testing import virtual
 from tests.compat import celery_tasks as tasks
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 from tests.tasks.conftest import working
 
 SOON = 20.0

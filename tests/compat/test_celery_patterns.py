@@ -30,7 +30,7 @@ from laneway.compat.celery import (
     shared_task,
     states,
 )
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 from tests.tasks.conftest import working
 
 SOON = 20.0

@@ -30,7 +30,7 @@ from laneway.compat.rq import (
 )
 from laneway.testing.servers import Server
 from tests.compat import rq_functions as functions
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ import pytest
 from laneway import BadMessage, Laneway, UsageError
 from laneway.compat.rq import Queue, Result, SimpleWorker
 from tests.compat import rq_functions as functions
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 from tests.working.support import until
 
 

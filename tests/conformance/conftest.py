@@ -1,4 +1,4 @@
-"""The engines that the suite runs on."""
+"""The engines on which the suite and the histories run."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from laneway.engines import open_engine
 from laneway.engines.base import FullEngine, Settings
 from laneway.testing.conformance.conftest import driver
-from tests.conformance.forms import URLS, open_form
+from tests.conformance.valkey_setups import URLS, open_setup
 
 __all__ = ["driver"]
 
 ENGINES: dict[str, Callable[[Path, Settings], FullEngine]] = {
     "sqlite file": lambda folder, settings: open_engine(f"sqlite:///{folder}/q.db", settings),
     "sqlite memory": lambda folder, settings: open_engine("sqlite://", settings),
-    **{name: partial(open_form, name) for name in URLS},
+    **{name: partial(open_setup, name) for name in URLS},
 }
-"""The next engine joins with one line."""
+"""Add a line for another engine."""
 
 
 @pytest.fixture(params=list(ENGINES))

@@ -1,3 +1,3 @@
-"""What every engine does: the suite that ships for engines of other people, on our own."""
+"""The public conformance suite, on all our engines."""
 
-from laneway.testing.conformance.suite import *  # noqa: F403  # that is how it is used
+from laneway.testing.conformance.suite import *  # noqa: F403  # as third parties do

@@ -13,7 +13,7 @@ import pytest
 
 from laneway import Laneway
 from laneway.working import log_format
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 
 ENGINES = ["sqlite", "valkey"]
 

@@ -17,7 +17,7 @@ import pytest
 
 from laneway import BadMessage, Laneway, Message, UsageError
 from laneway.testing import World, virtual
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 from tests.working.support import Running, until
 
 START = datetime(2030, 1, 1, tzinfo=UTC)

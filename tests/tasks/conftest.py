@@ -13,7 +13,7 @@ import pytest
 from laneway import Laneway
 from laneway.working.options import Options
 from laneway.working.worker import Worker
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 
 MakeApp = Callable[..., Laneway]
 

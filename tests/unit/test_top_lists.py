@@ -18,7 +18,7 @@ from laneway.engines.sqlite.statements import SQL
 from laneway.engines.valkey import listing as valkey_listing
 from laneway.engines.valkey.connection import Connections
 from laneway.message import Draft
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 
 ALLOWED = ("SCAN first", "SCAN found", "SCAN CONSTANT ROW", "SCAN (subquery", "VIRTUAL TABLE")
 """What is scanned without harm: what was cut before, and lists that the call brings along."""

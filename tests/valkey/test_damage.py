@@ -11,7 +11,7 @@ import pytest
 
 from laneway.engines.base import FullEngine
 from laneway.message import Draft, Settlement
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 
 Opened = Callable[..., FullEngine]
 FORTY = 40

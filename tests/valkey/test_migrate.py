@@ -16,7 +16,7 @@ from laneway.cli.migrate import move
 from laneway.engines.base import ExportedMessage, FullEngine, ImportAnswer, MessageView
 from laneway.message import Draft, Settlement
 from laneway.policy import Gate
-from tests.conformance.forms import cluster, server
+from tests.conformance.valkey_setups import cluster, server
 
 Opened = Callable[..., FullEngine]
 CHANGES = ("seq", "state", "fence", "deadline_us")

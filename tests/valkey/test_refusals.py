@@ -29,7 +29,7 @@ from laneway.errors import (
 from laneway.message import Draft
 from laneway.testing.servers import Cluster, Replicated, Server, free_port
 from laneway.tiers import Tier
-from tests.conformance.forms import sentinels, server
+from tests.conformance.valkey_setups import sentinels, server
 from tests.valkey.conftest import drain, some
 
 Opened = Callable[..., FullEngine]

@@ -15,7 +15,7 @@ from laneway.engines.valkey import records
 from laneway.errors import BadMessage
 from laneway.message import Action, Draft, Lease, Settlement, SettlementAnswer
 from laneway.policy import Gate
-from tests.conformance.forms import cluster, server
+from tests.conformance.valkey_setups import cluster, server
 from tests.valkey.conftest import drain, some
 
 Opened = Callable[..., FullEngine]

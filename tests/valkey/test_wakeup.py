@@ -16,7 +16,7 @@ import pytest
 from laneway.engines.base import FullEngine
 from laneway.message import Draft, Settlement
 from laneway.testing.servers import Server, until
-from tests.conformance.forms import cluster, server
+from tests.conformance.valkey_setups import cluster, server
 
 Opened = Callable[..., FullEngine]
 

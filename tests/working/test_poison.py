@@ -16,7 +16,7 @@ from uuid import uuid4
 import pytest
 
 from laneway import Laneway
-from tests.conformance.forms import server
+from tests.conformance.valkey_setups import server
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,33 +1,35 @@
 """
-What every engine does, by example: `docs/specification.md` as tests under a clock that is moved by
-hand.
+The conformance suite: docs/specification.md as tests for every engine.
 
-Whoever writes an engine runs them on it. Either name it, each test then has a namespace of its own
-there:
+The clock moves only when a test moves it. Run the suite on an engine by its URL; each test uses a
+new namespace:
 
     LANEWAY_ENGINE=mine://localhost pytest --pyargs laneway.testing.conformance
 
-or put them into a test module of your own, beside a fixture `make_engine` that returns what opens
-an empty engine (a function of `laneway.engines.base.Settings`):
+Or import the tests into a module, with a fixture `make_engine` that returns a function from
+`laneway.engines.base.Settings` to an empty engine:
 
-    from laneway.testing.conformance.conftest import bench
+    from laneway.testing.conformance.conftest import driver
     from laneway.testing.conformance.suite import *
 """
 
 import pytest
 
 PARTS = (
-    "test_changes",
-    "test_figures",
-    "test_results",
+    "test_clock",
+    "test_dead_letters",
+    "test_fairness",
+    "test_lease",
     "test_limits",
-    "test_dedupe_and_merge",
-    "test_numbers",
-    "test_order_and_time",
-    "test_own_policies",
-    "test_concurrent_use",
+    "test_merge",
+    "test_policy_changes",
+    "test_put",
+    "test_results",
+    "test_settle",
     "test_tiers",
-    "test_top_lists",
+    "test_topic_list",
+    "test_topic_policies",
+    "test_topics",
     "test_wakeup",
 )
 

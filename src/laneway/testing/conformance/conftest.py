@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def make_engine() -> Callable[[Settings], FullEngine]:
-    """
-    Opens engines that hold nothing: at the URL in LANEWAY_ENGINE, in a new namespace each time.
-    """
+    """Opens empty engines: at the URL in LANEWAY_ENGINE, in a new namespace each time."""
     url = os.environ.get("LANEWAY_ENGINE")
     if url is None:
-        pytest.fail("which engine? set LANEWAY_ENGINE=URL, or define a fixture make_engine")
+        pytest.fail("no engine to test: set LANEWAY_ENGINE=URL, or define a fixture make_engine")
     return lambda settings: open_engine(
         url, msgspec.structs.replace(settings, namespace=f"conformance-{uuid.uuid4().hex}")
     )
@@ -33,8 +31,8 @@ def make_engine() -> Callable[[Settings], FullEngine]:
 
 @pytest.fixture
 def driver(make_engine: Callable[[Settings], FullEngine]) -> Iterator[EngineDriver]:
-    """An empty engine and its clock. At the end the engine's doctor must find nothing."""
-    made = EngineDriver(make_engine)
-    yield made
-    assert [check for check in made.engine.doctor() if not check.ok] == []
-    made.engine.close()
+    """An empty engine and its clock. At the end the engine's doctor must find no fault."""
+    driver = EngineDriver(make_engine)
+    yield driver
+    assert [check for check in driver.engine.doctor() if not check.ok] == []
+    driver.engine.close()

@@ -1,4 +1,4 @@
-"""All tests of the suite, for a star import into a module of one's own."""
+"""All tests of the suite, for a star import into a test module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ for _part in PARTS:
         for name, value in vars(import_module(f"laneway.testing.conformance.{_part}")).items()
         if name.startswith("test_")
     }
-    if _twice := _tests.keys() & globals().keys():
-        raise AssertionError(f"tests of the same name would hide each other: {_twice}")
+    if _duplicates := _tests.keys() & globals().keys():
+        raise AssertionError(f"tests with the same name: {_duplicates}")
     globals().update(_tests)
     __all__ += list(_tests)

@@ -1,4 +1,4 @@
-"""What is kept under a message's id, cancelling, and messages that wait for signals."""
+"""Results, progress, cancelling, and messages that wait for signals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from laneway.testing.engine_driver import EngineDriver
 from laneway.units import SECOND
 
 RESULT_TTL = {RESULT_TTL_HEADER: "600,86400"}
+
 HOUR = 3600 * SECOND
+
 SOON = 10.0
 
 
@@ -41,11 +43,8 @@ def signals(driver: EngineDriver, *numbers: int, to: str = "x") -> list[str]:
     return [receipt.outcome for receipt in driver.engine.put(drafts, now_us=driver.now)]
 
 
-def test_an_outcome_is_kept_with_the_end(driver: EngineDriver) -> None:
-    """
-    In the same step as the ack or the death; not of a lease that is lost, nor of a message that
-    comes again.
-    """
+def test_outcome_is_stored_with_the_settle(driver: EngineDriver) -> None:
+    """A settle stores the outcome if it ends the message; not for a lost lease or a retry."""
     driver.put("a", "1", "2", "3", "4")
     leases = driver.lease()
     actions: list[Action] = ["ack", "ack", "dead", "retry"]
@@ -61,15 +60,15 @@ def test_an_outcome_is_kept_with_the_end(driver: EngineDriver) -> None:
         )
     ]
     assert driver.engine.settle(ends, now_us=driver.now) == ["lost", "acked", "died", "retried"]
-    told = driver.engine.results([(lease.id, "a") for lease in leases], now_us=driver.now)
-    assert [each.outcome for each in told] == [None, b"ack", b"dead", None]
+    results = driver.engine.results([(lease.id, "a") for lease in leases], now_us=driver.now)
+    assert [each.outcome for each in results] == [None, b"ack", b"dead", None]
     assert kept(driver, leases[1].id, None).outcome == b"ack", "found without its topic too"
     driver.engine.delete_result(leases[1].id, "a")
     assert kept(driver, leases[1].id).outcome is None
 
 
-def test_a_note_needs_the_lease(driver: EngineDriver) -> None:
-    """Whoever lost it says nothing any more; from outside one may note without any."""
+def test_progress_needs_the_lease(driver: EngineDriver) -> None:
+    """Progress is stored while the lease is held, or without naming a lease."""
     (receipt,) = driver.put("a", "1")
     (lease,) = driver.lease()
     note = ProgressReport(receipt.id, "a", b"half", HOUR, lease.handle, lease.fence)
@@ -87,12 +86,11 @@ def test_a_note_needs_the_lease(driver: EngineDriver) -> None:
 
 
 @pytest.mark.parametrize("on_expiry", ["drop", "dead"])
-def test_ends_that_no_handler_told_are_kept_where_it_is_wanted(
-    driver: EngineDriver, on_expiry: str
-) -> None:
+def test_outcomes_of_other_ends(driver: EngineDriver, on_expiry: str) -> None:
+    """Expiry, purge and death are stored as outcomes of messages whose results are kept."""
     driver.policy("a", on_expiry=on_expiry, retries=0)
     driver.put("a", "1", id="expired", ttl_us=SECOND, headers=RESULT_TTL)
-    driver.put("a", "2", id="nobody asks", ttl_us=SECOND)
+    driver.put("a", "2", id="not kept", ttl_us=SECOND)
     driver.later(2)
     driver.engine.tick(now_us=driver.now)
     driver.put("a", "3", id="purged", headers=RESULT_TTL)
@@ -101,21 +99,21 @@ def test_ends_that_no_handler_told_are_kept_where_it_is_wanted(
     driver.settle(driver.lease(), "retry")
     ends = {
         name: kept(driver, name).outcome or b""
-        for name in ("expired", "nobody asks", "purged", "dead")
+        for name in ("expired", "not kept", "purged", "dead")
     }
     assert b'"expired"' in ends["expired"]
-    assert ends["nobody asks"] == b""
+    assert ends["not kept"] == b""
     cancelled = msgspec.json.decode(ends["purged"])
     assert (cancelled["status"], cancelled["topic"]) == ("cancelled", "a")
     assert cancelled["published_us"] == driver.now
     assert b'"dead"' in ends["dead"]
     assert b"retries used up" in ends["dead"]
     driver.engine.dead_redrive("a", ["dead"], now_us=driver.now)
-    assert kept(driver, "dead").outcome is None, "it has not ended after all"
+    assert kept(driver, "dead").outcome is None, "the outcome is deleted: it waits again"
 
 
-def test_what_waits_is_cancelled(driver: EngineDriver) -> None:
-    """Ready, delayed, parked behind its key; once."""
+def test_cancel_waiting(driver: EngineDriver) -> None:
+    """A ready, delayed or parked message is cancelled once."""
     driver.policy("a", serial="hold")
     driver.put("a", "1", id="ready", key="k", headers=RESULT_TTL)
     driver.put("a", "2", id="parked", key="k", headers=RESULT_TTL)
@@ -131,12 +129,12 @@ def test_what_waits_is_cancelled(driver: EngineDriver) -> None:
             "topic": "a",
             "published_us": driver.now,
         }
-    assert driver.run() == ["4"], "the next of its key comes forward"
+    assert driver.run() == ["4"], "the next message of the key is ready"
     assert [check for check in driver.engine.doctor() if not check.ok] == []
 
 
-def test_what_is_leased_is_aborted(driver: EngineDriver) -> None:
-    """Its lease ends, its slot is free, and whoever listens hears of it."""
+def test_cancel_leased(driver: EngineDriver) -> None:
+    """Cancelling a leased message ends its lease, frees its slot and notifies listeners."""
     driver.policy("a", concurrency=1)
     driver.put("a", "1", "2", id=None, headers=RESULT_TTL)
     (lease,) = driver.lease()
@@ -145,9 +143,9 @@ def test_what_is_leased_is_aborted(driver: EngineDriver) -> None:
     assert driver.engine.cancel(lease.id, "a", now_us=driver.now) == "aborted"
     notified: list[str] = []
     while ABORT + lease.id not in notified:
-        told = listener.poll(SOON)
-        assert told, "it is heard"
-        notified += told
+        names = listener.poll(SOON)
+        assert names
+        notified += names
     listener.close()
     assert driver.engine.extend([(lease.handle, lease.fence)], HOUR, now_us=driver.now) == [False]
     assert driver.settle([lease]) == ["lost"]
@@ -157,8 +155,8 @@ def test_what_is_leased_is_aborted(driver: EngineDriver) -> None:
     assert driver.engine.cancel("x", "a", now_us=driver.now) == "dead", "a dead letter stays"
 
 
-def test_who_listens_hears_of_each_end(driver: EngineDriver) -> None:
-    """From another thread, without polling; first that it is listened for."""
+def test_result_listener(driver: EngineDriver) -> None:
+    """A listener is notified when its subscription is active, and of each end."""
     listener = driver.engine.result_listener()
     first, second = driver.put("a", "1", "2", headers=RESULT_TTL)
     listener.subscribe(first.id)
@@ -176,7 +174,7 @@ def test_who_listens_hears_of_each_end(driver: EngineDriver) -> None:
     while not notified:
         notified = listener.poll(SOON)
     settling.join()
-    assert notified == [first.id], "of the others it was not to hear"
+    assert notified == [first.id], "only of the subscribed message"
     assert kept(driver, second.id).outcome == b"so"
     listener.unsubscribe(first.id)
     listener.wake()
@@ -184,10 +182,10 @@ def test_who_listens_hears_of_each_end(driver: EngineDriver) -> None:
     listener.close()
 
 
-def test_a_message_waits_for_its_signals(driver: EngineDriver) -> None:
+def test_signals(driver: EngineDriver) -> None:
     """
-    Each counts once, however often it is told; their bodies come behind its own, and its ttl begins
-    then.
+    A message waits for its signals. Each counts once, adds its body, and the last starts the
+    ttl.
     """
     driver.policy("a", ttl=5)
     driver.put("a", "own", id="x", headers=waits_for(3), delay_us=HOUR)
@@ -200,21 +198,19 @@ def test_a_message_waits_for_its_signals(driver: EngineDriver) -> None:
     (lease,) = driver.lease()
     assert lease.bodies == [b"own", b"s2", b"s3", b"s1"]
     driver.settle([lease])
-    assert signals(driver, 4) == ["duplicate"], "nothing waits any more"
+    assert signals(driver, 4) == ["duplicate"], "it no longer waits for signals"
     assert [check for check in driver.engine.doctor() if not check.ok] == []
 
 
-def test_signal_0_ends_the_waiting(driver: EngineDriver) -> None:
+def test_signal_0(driver: EngineDriver) -> None:
+    """Signal 0 ends the wait at once."""
     driver.put("a", "own", id="x", headers=waits_for(10))
     assert signals(driver, 5, 0, 6) == ["accepted", "accepted", "duplicate"]
     assert driver.lease()[0].bodies == [b"own", b"s5", b"s0"]
 
 
-def test_the_signal_that_ends_the_waiting_says_when_and_for_how_long(driver: EngineDriver) -> None:
-    """
-    Its delay or time, and the ttl, which counts from the message's publish; without them those of
-    the policy.
-    """
+def test_delay_and_ttl_of_the_last_signal(driver: EngineDriver) -> None:
+    """The last signal may set the message's delay and ttl, counted from its publish."""
     driver.policy("a", ttl=50)
     for name in ("later", "at", "expired", "plain"):
         driver.put("a", name, id=name, headers={SIGNALS_HEADER: "1"})
@@ -237,11 +233,8 @@ def test_the_signal_that_ends_the_waiting_says_when_and_for_how_long(driver: Eng
     assert {view.id for _, view in driver.engine.dead_list(limit=9)} == {"at", "expired"}
 
 
-def test_signals_come_with_the_end_of_another(driver: EngineDriver) -> None:
-    """
-    With an ack, and with a refusal; not with a lease that is lost, and not over a full backlog's
-    limit.
-    """
+def test_signals_with_a_settle(driver: EngineDriver) -> None:
+    """An ack or a reject publishes signals, also over a full backlog; a lost lease does not."""
     driver.policy("a", max_backlog=1)
     driver.put("a", "own", id="x", headers=waits_for(2))
     driver.put("b", "1", "2", "3")
@@ -251,11 +244,11 @@ def test_signals_come_with_the_end_of_another(driver: EngineDriver) -> None:
         Settlement(lease.handle, lease.fence, action)
         for lease, action in zip(leases, actions, strict=True)
     ]
-    told = {n: [Draft("a", b"%d" % n, id="x", signal=n + 1)] for n in range(3)}
+    drafts = {n: [Draft("a", b"%d" % n, id="x", signal=n + 1)] for n in range(3)}
     assert driver.engine.settle(
-        [Settlement(leases[0].handle, 0)], publish={0: told[2]}, now_us=driver.now
+        [Settlement(leases[0].handle, 0)], publish={0: drafts[2]}, now_us=driver.now
     ) == ["lost"]
-    assert driver.engine.settle(ends, publish=told, now_us=driver.now) == [
+    assert driver.engine.settle(ends, publish=drafts, now_us=driver.now) == [
         "acked",
         "died",
         "retried",
@@ -264,8 +257,8 @@ def test_signals_come_with_the_end_of_another(driver: EngineDriver) -> None:
     assert lease.bodies == [b"own", b"0", b"1"]
 
 
-def test_a_message_that_waits_for_signals_can_go(driver: EngineDriver) -> None:
-    """Cancelled or purged, it leaves nothing; one that is put anew begins from nothing."""
+def test_cancel_while_waiting_for_signals(driver: EngineDriver) -> None:
+    """A cancelled or purged message leaves no signals behind."""
     for go in (
         lambda: driver.engine.cancel("x", "a", now_us=driver.now),
         lambda: driver.engine.topic_purge("a", now_us=driver.now),
@@ -281,14 +274,15 @@ def test_a_message_that_waits_for_signals_can_go(driver: EngineDriver) -> None:
 
 
 @pytest.mark.parametrize("count", ["0", "many", "1000000", ""])
-def test_a_wrong_number_of_signals_is_refused(driver: EngineDriver, count: str) -> None:
+def test_invalid_signal_count(driver: EngineDriver, count: str) -> None:
+    """The number of signals must be from 1 to 100,000."""
     with pytest.raises(BadMessage, match=f"{SIGNALS_HEADER} to be a number from 1 to 100,000"):
         driver.put("a", "1", headers={SIGNALS_HEADER: count})
 
 
-def test_what_follows_a_message_is_told_of_its_end(driver: EngineDriver) -> None:
+def test_on_end(driver: EngineDriver) -> None:
     """
-    By a message in its topic, whatever the end; of one that has ended the outcome is there at once.
+    `on_end` publishes an end notice with all followers, or returns the outcome of an ended one.
     """
     driver.policy("a", max_backlog=1, merge="first", ttl=5)
     (receipt,) = driver.put("a", "1", id="x", headers=RESULT_TTL)
@@ -306,19 +300,20 @@ def test_what_follows_a_message_is_told_of_its_end(driver: EngineDriver) -> None
     driver.engine.settle([end], now_us=driver.now)
     assert driver.engine.on_end("x", "a", b'["three"]') == b'{"status":"success"}'
     driver.later(10)
-    (told,) = driver.lease()
-    assert told.headers == {TASK_HEADER: ENDED}
-    assert msgspec.json.decode(told.body) == {
+    (notice,) = driver.lease()
+    assert notice.headers == {TASK_HEADER: ENDED}
+    assert msgspec.json.decode(notice.body) == {
         "id": "x",
         "outcome": {"status": "success"},
         "followers": [["one"], ["two"]],
     }
-    driver.settle([told])
+    driver.settle([notice])
     assert driver.lease() == [], "once"
 
 
 @pytest.mark.parametrize("how", ["purged", "cancelled", "expired", "dead", "deleted"])
-def test_an_end_that_no_handler_told_is_told_to_its_flow(driver: EngineDriver, how: str) -> None:
+def test_end_notice_of_a_flow(driver: EngineDriver, how: str) -> None:
+    """A flow's message that ends without a handler publishes an end notice with its body."""
     driver.policy("a", retries=0)
     driver.put("a", '{"n":1}', id="x", headers={**RESULT_TTL, FLOW_HEADER: "1"}, ttl_us=HOUR)
     status = "cancelled"
@@ -336,13 +331,14 @@ def test_an_end_that_no_handler_told_is_told_to_its_flow(driver: EngineDriver, h
         driver.lease()
         driver.engine.topic_delete("a", now_us=driver.now)
     driver.engine.tick(now_us=driver.now)
-    (told,) = driver.lease()
-    said = msgspec.json.decode(told.body)
-    assert (said["id"], said["outcome"]["status"], said["body"]) == ("x", status, {"n": 1})
+    (lease,) = driver.lease()
+    notice = msgspec.json.decode(lease.body)
+    assert (notice["id"], notice["outcome"]["status"], notice["body"]) == ("x", status, {"n": 1})
     assert [check for check in driver.engine.doctor() if not check.ok] == []
 
 
-def test_nobody_follows_what_nobody_keeps(driver: EngineDriver) -> None:
+def test_on_end_of_an_unknown_message(driver: EngineDriver) -> None:
+    """`on_end` of an unknown message, or of one without results, is an error."""
     driver.put("a", "1", id="x")
     for name in ("x", "nobody"):
         with pytest.raises(
@@ -351,8 +347,8 @@ def test_nobody_follows_what_nobody_keeps(driver: EngineDriver) -> None:
             driver.engine.on_end(name, "a", b"[]")
 
 
-def test_messages_with_an_end_wake_who_waits(driver: EngineDriver) -> None:
-    """What is published in the same step as an ack rings like any other."""
+def test_publish_with_ack_wakes_workers(driver: EngineDriver) -> None:
+    """A message published with an ack wakes a waiting worker."""
     driver.put("a", "1")
     leases = driver.lease()
     with ThreadPoolExecutor(1) as threads:
@@ -369,17 +365,14 @@ def test_messages_with_an_end_wake_who_waits(driver: EngineDriver) -> None:
         assert waiting.result(SOON)
 
 
-# Watching a topic
-
-
 @pytest.mark.parametrize(
     "fields", [{}, {"partitions": 4}, {"buckets": 2}, {"serial": "hold"}], ids=str
 )
 @pytest.mark.parametrize("action", ["ack", "dead", "purge", "delete"])
-def test_changes_of_a_watched_topic_are_notified(
+def test_watch_topic(
     driver: EngineDriver, fields: dict[str, Any], action: Literal["ack", "dead", "purge", "delete"]
 ) -> None:
-    """Each settlement or removal; an idle topic has nothing to watch."""
+    """Each settle or removal of a watched topic is notified; an idle topic has nothing to watch."""
     driver.policy("t.*", **fields)
     assert driver.engine.watch_topic("t.a", 60, now_us=driver.now) == []
     driver.put("t.a", "1", key="k")
@@ -405,8 +398,8 @@ def test_changes_of_a_watched_topic_are_notified(
     listener.close()
 
 
-def test_a_watch_ends(driver: EngineDriver) -> None:
-    """What happens after its seconds is notified at most once."""
+def test_watch_ends(driver: EngineDriver) -> None:
+    """After the seconds of a watch, at most one change is notified."""
     driver.put("a", "1", "2", "3")
     (name,) = driver.engine.watch_topic("a", 5, now_us=driver.now)
     driver.later(6)
@@ -420,7 +413,7 @@ def test_a_watch_ends(driver: EngineDriver) -> None:
     listener.close()
 
 
-IMPOSSIBLE_TIMES = (
+INVALID_TTLS = (
     "9999999999999",
     "9" * 19,
     "9" * 30,
@@ -435,13 +428,10 @@ IMPOSSIBLE_TIMES = (
 )
 
 
-def test_a_time_to_keep_that_cannot_be_harms_nobody(driver: EngineDriver) -> None:
-    """
-    Another program may have written anything there: it counts as a hundred years, or as nothing.
-    Death, expiry, cancelling and redrive go on.
-    """
-    for n, said in enumerate(IMPOSSIBLE_TIMES):
-        headers = {RESULT_TTL_HEADER: said, FLOW_HEADER: "1"}
+def test_invalid_result_ttl(driver: EngineDriver) -> None:
+    """An invalid result ttl in a header does not disturb death, expiry, cancel or redrive."""
+    for n, value in enumerate(INVALID_TTLS):
+        headers = {RESULT_TTL_HEADER: value, FLOW_HEADER: "1"}
         drafts = [
             Draft("a", b"1", id=f"{name} {n}", headers=headers)
             for name in ("dead", "cancelled", "acked")
@@ -463,18 +453,18 @@ def test_a_time_to_keep_that_cannot_be_harms_nobody(driver: EngineDriver) -> Non
         for lease in leases
     ]
     assert set(driver.engine.settle(ends, now_us=driver.now)) == {"died", "acked"}
-    dead = [f"dead {n}" for n in range(len(IMPOSSIBLE_TIMES))]
+    dead = [f"dead {n}" for n in range(len(INVALID_TTLS))]
     assert driver.engine.dead_redrive("a", dead, now_us=driver.now) == len(dead)
     driver.engine.tick(now_us=driver.now)
     assert driver.engine.topic_stats("a", now_us=driver.now).leased == 0
 
 
-def test_a_number_of_signals_that_cannot_be_is_refused(driver: EngineDriver) -> None:
-    """Nothing is changed, and what comes with it is refused as well, as every batch is."""
-    for said in ("9" * 5000, "100001", "-1", "x", "", "0", "1.5", "\u00b2"):
+def test_invalid_signal_counts_change_nothing(driver: EngineDriver) -> None:
+    """An invalid number of signals refuses the whole batch."""
+    for count in ("9" * 5000, "100001", "-1", "x", "", "0", "1.5", "\u00b2"):
         with pytest.raises(BadMessage, match=SIGNALS_HEADER):
             driver.engine.put(
-                [Draft("a", b"1"), Draft("a", b"1", headers={SIGNALS_HEADER: said})],
+                [Draft("a", b"1"), Draft("a", b"1", headers={SIGNALS_HEADER: count})],
                 now_us=driver.now,
             )
     assert driver.engine.topic_stats("a", now_us=driver.now).waiting == 0

@@ -1,4 +1,4 @@
-"""Tiers: any names, a default, and shares that change while the backlog waits."""
+"""Tiers: any names, a default, and shares that change while messages wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fill(driver: EngineDriver, *tiers: str) -> None:
 
 
 def test_tiers_of_any_names(driver: EngineDriver) -> None:
-    """A topic without a tier belongs to the last declared, where none is called mid."""
+    """A topic without a tier belongs to mid, or without a mid to the last tier."""
     driver.open(tiers={"vip": Tier(6), "the rest!": Tier(1)})
     driver.put("x", "1")
     driver.policy("vip.*", tier="vip")
@@ -47,7 +47,8 @@ def test_tiers_of_any_names(driver: EngineDriver) -> None:
         driver.policy("y", tier="mid")
 
 
-def test_a_stated_default(driver: EngineDriver) -> None:
+def test_default_tier(driver: EngineDriver) -> None:
+    """`default_tier` is the tier of topics without one."""
     driver.open(tiers={"vip": Tier(6), "mid": Tier(1)}, default_tier="vip")
     driver.put("x", "1")
     assert driver.engine.topic_stats("x", now_us=driver.now).tier == "vip"
@@ -55,7 +56,7 @@ def test_a_stated_default(driver: EngineDriver) -> None:
 
 @pytest.mark.parametrize("layer", ["code", "operator"])
 def test_shares_change_at_the_next_lease(driver: EngineDriver, layer: str) -> None:
-    """Acting on what waits already; what is shown follows."""
+    """Changed shares act on waiting messages from the next lease, and are shown."""
     fill(driver, "high", "mid", "low")
     assert shares(driver) == {"high": 60, "mid": 30, "low": 10}
     driver.engine.tier_set(layer, {"high": Tier(1), "low": Tier(6)}, now_us=driver.now)  # type: ignore[arg-type]
@@ -68,7 +69,8 @@ def test_shares_change_at_the_next_lease(driver: EngineDriver, layer: str) -> No
     assert "share 6 of 10" in reasons
 
 
-def test_a_tier_becomes_strict_and_fair_by_time(driver: EngineDriver) -> None:
+def test_tier_becomes_strict(driver: EngineDriver) -> None:
+    """A tier can become strict, or fair by time."""
     fill(driver, "high", "low")
     driver.engine.tier_set(
         "code", {"low": Tier("strict"), "high": Tier(6, "time")}, now_us=driver.now
@@ -76,7 +78,8 @@ def test_a_tier_becomes_strict_and_fair_by_time(driver: EngineDriver) -> None:
     assert shares(driver, 50) == {"low": 50}
 
 
-def test_tiers_are_added_and_removed_while_others_work(driver: EngineDriver) -> None:
+def test_add_and_remove_tiers(driver: EngineDriver) -> None:
+    """Tiers are added and removed at run time, unless a policy names them."""
     fill(driver, "high", "low")
     driver.engine.tier_set("code", {"gold": Tier(3)}, now_us=driver.now)
     fill(driver, "gold")
@@ -94,7 +97,8 @@ def test_tiers_are_added_and_removed_while_others_work(driver: EngineDriver) -> 
     }  # the default tier has the share of gold
 
 
-def test_a_tier_is_refused_to_go_while_one_topics_own_policy_names_it(driver: EngineDriver) -> None:
+def test_tier_of_a_topic_policy_stays(driver: EngineDriver) -> None:
+    """A tier that a topic's policy names cannot be removed."""
     driver.policy("push.acme", tier="low", layer="operator")
     with pytest.raises(BadPolicy, match=r"push\.acme"):
         driver.engine.tier_set("code", {"low": None}, now_us=driver.now)
@@ -104,7 +108,8 @@ def test_a_tier_is_refused_to_go_while_one_topics_own_policy_names_it(driver: En
         driver.policy("push.acme", tier="low")
 
 
-def test_the_operators_tiers_precede_the_codes_until_they_are_reset(driver: EngineDriver) -> None:
+def test_layers_of_tiers(driver: EngineDriver) -> None:
+    """The operator's tiers precede the code's until they are reset."""
     driver.engine.tier_set("operator", {"high": Tier(9), "low": None}, now_us=driver.now)
     driver.engine.tier_set("code", {"high": Tier(7)}, now_us=driver.now)
     assert driver.engine.tier_layers().in_force() == {"high": Tier(9), "mid": Tier(3)}

@@ -1,4 +1,4 @@
-"""Who is told that something came."""
+"""Wakeup: which listeners are notified of new messages."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from laneway.testing.engine_driver import EngineDriver
 SOON, NOT_YET = 10.0, 0.2
 
 
-def test_who_is_busy_hears_of_what_comes_to_a_quiet_topic(driver: EngineDriver) -> None:
-    """Not of more that comes to a lane which could deliver already: he has that in hand."""
+def test_arrival_listener(driver: EngineDriver) -> None:
+    """A listener is notified of messages in idle topics, not of more for a runnable lane."""
     listener = driver.engine.arrival_listener()
     try:
-        assert not listener.poll(NOT_YET), "nothing came yet"
+        assert not listener.poll(NOT_YET), "nothing has arrived"
         driver.put("busy", "1")
         assert listener.poll(SOON)
         driver.put("busy", "2", "3")
         assert not listener.poll(NOT_YET)
         for topic in ("quiet", "other"):
             driver.put(topic, "1")
-            assert listener.poll(SOON), "each time anew"
+            assert listener.poll(SOON), "each time again"
     finally:
         listener.close()
-    driver.put("later", "1")  # nobody listens any more
+    driver.put("later", "1")  # the listener is closed
 
 
-def test_another_pool_is_not_told_of(driver: EngineDriver) -> None:
+def test_arrivals_of_another_pool(driver: EngineDriver) -> None:
+    """A listener is notified of arrivals in its own pool only."""
     driver.policy("gpu.*", pool="gpu")
     listener = driver.engine.arrival_listener("gpu")
     try:
@@ -39,12 +40,13 @@ def test_another_pool_is_not_told_of(driver: EngineDriver) -> None:
         listener.close()
 
 
-def test_listening_is_ended_from_outside(driver: EngineDriver) -> None:
+def test_wake(driver: EngineDriver) -> None:
+    """`wake` ends a `poll` in another thread."""
     listener = driver.engine.arrival_listener()
-    told: list[bool] = []
-    waiter = threading.Thread(target=lambda: told.append(listener.poll(SOON)))
+    answers: list[bool] = []
+    waiter = threading.Thread(target=lambda: answers.append(listener.poll(SOON)))
     waiter.start()
     listener.wake()
     waiter.join(SOON / 2)
-    assert told == [False]
+    assert answers == [False]
     listener.close()

@@ -1,7 +1,4 @@
-"""
-Policies of exact topics: one acts at once on its topic's lanes, and on nothing else, however many
-there are.
-"""
+"""Policies of single topics: each acts at once, on its topic's lanes only."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ def own_of_all(driver: EngineDriver, page: int = 1000) -> dict[str, object]:
     after: str | None = ""
     while after is not None:
         rows, after = driver.engine.policy_own_list(after, page)
-        assert not found.keys() & dict(rows).keys(), "each topic comes once"
+        assert not found.keys() & dict(rows).keys(), "each topic is listed once"
         found |= dict(rows)
     return found
 
 
-def test_an_exact_policy_acts_on_what_waits_and_on_its_topic_only(driver: EngineDriver) -> None:
-    """In the call that sets it."""
+def test_acts_on_its_topic_only(driver: EngineDriver) -> None:
+    """A topic's policy acts on its waiting messages at once, and on no other topic."""
     driver.put("a", "1", "2")
     driver.put("b", "1", "2")
     driver.policy("a", paused=True)
@@ -34,15 +31,16 @@ def test_an_exact_policy_acts_on_what_waits_and_on_its_topic_only(driver: Engine
     assert driver.run() == ["1", "2"]
 
 
-def test_an_exact_policy_set_before_its_topic_has_a_lane_holds_for_it(driver: EngineDriver) -> None:
+def test_set_before_the_first_message(driver: EngineDriver) -> None:
+    """A topic's policy may be set before its first message."""
     driver.policy("a", concurrency=1)
     driver.put("a", "1", "2")
     driver.put("b", "1", "2")
     assert sorted(lease.topic for lease in driver.lease()) == ["a", "b", "b"]
 
 
-def test_an_exact_policy_outlives_its_lane(driver: EngineDriver) -> None:
-    """Also one that was set, changed or removed while the lane was remembered."""
+def test_policy_outlives_its_lane(driver: EngineDriver) -> None:
+    """A topic's policy outlives its lane, also if changed while the lane was idle."""
     driver.put("a", "1")
     driver.policy("a", concurrency=1)
     driver.run()
@@ -60,8 +58,8 @@ def test_an_exact_policy_outlives_its_lane(driver: EngineDriver) -> None:
     assert len(driver.lease()) == 2
 
 
-def test_the_table_in_memory_has_patterns_only(driver: EngineDriver) -> None:
-    """Topics are listed page by page, and looked up one by one."""
+def test_policies_of_topics_are_paged(driver: EngineDriver) -> None:
+    """The policy table holds patterns only; policies of topics are listed in pages."""
     driver.policy("t.*", retries=3)
     topics = [f"t.{n}" for n in range(25)]
     driver.engine.policy_set_many(
@@ -87,10 +85,8 @@ def test_the_table_in_memory_has_patterns_only(driver: EngineDriver) -> None:
     assert own_of_all(driver, 10) == own_of_all(driver) == expected
 
 
-def test_patterns_and_layers_stand_between_as_they_do_for_patterns(driver: EngineDriver) -> None:
-    """
-    An operator's pattern goes before the code's exact policy, field by field; a later pattern too.
-    """
+def test_precedence(driver: EngineDriver) -> None:
+    """An operator's pattern precedes the code's topic policy, field by field."""
     driver.policy("a.*", layer="operator", retries=0)
     driver.policy("a.1", retries=5, weight=2)
     found = driver.engine.policy_of("a.1")
@@ -106,11 +102,9 @@ def test_patterns_and_layers_stand_between_as_they_do_for_patterns(driver: Engin
     assert driver.engine.topic_stats("a.1", now_us=driver.now).dead == 1
 
 
-def test_many_are_set_together(driver: EngineDriver) -> None:
-    """
-    Topics and patterns mixed, the same topic twice, removed ones; the answer is what each sets now.
-    """
-    told = driver.engine.policy_set_many(
+def test_set_many(driver: EngineDriver) -> None:
+    """`policy_set_many` takes topics and patterns, and returns what each sets now."""
+    answers = driver.engine.policy_set_many(
         "code",
         [
             ("a", {"rate": 5}),
@@ -121,7 +115,7 @@ def test_many_are_set_together(driver: EngineDriver) -> None:
         ],
         now_us=driver.now,
     )
-    assert told == [
+    assert answers == [
         {"rate": 5.0},
         {"retries": 1},
         {"rate": 5.0, "weight": 2.0},
@@ -139,10 +133,8 @@ def test_many_are_set_together(driver: EngineDriver) -> None:
 @pytest.mark.parametrize(
     "fields", [{"rate": "fast"}, {"gate": "nowhere"}, {"window": 5}, {"tier": "nowhere"}]
 )
-def test_a_batch_with_a_bad_one_changes_nothing(
-    driver: EngineDriver, fields: dict[str, object]
-) -> None:
-    """The error names its topic."""
+def test_set_many_is_atomic(driver: EngineDriver, fields: dict[str, object]) -> None:
+    """A batch with an invalid policy changes nothing; the error names its topic."""
     with pytest.raises(BadPolicy, match=r"policy b"):
         driver.engine.policy_set_many(
             "code", [("a", {"rate": 5}), ("b", fields)], now_us=driver.now
@@ -150,10 +142,8 @@ def test_a_batch_with_a_bad_one_changes_nothing(
     assert own_of_all(driver) == {}
 
 
-def test_a_pattern_that_takes_away_what_an_exact_policy_needs(driver: EngineDriver) -> None:
-    """
-    The exact policy stays as it is; the field that needs it has no effect until it is there again.
-    """
+def test_field_without_what_it_needs(driver: EngineDriver) -> None:
+    """A field whose requirement a pattern removes has no effect until it is set again."""
     driver.policy("a.*", merge="last")
     driver.policy("a.1", window=5)
     driver.policy("a.*", merge=None)
@@ -167,7 +157,8 @@ def test_a_pattern_that_takes_away_what_an_exact_policy_needs(driver: EngineDriv
     assert driver.run() == ["2"]
 
 
-def test_contradictions_that_come_from_a_pattern_are_settled(driver: EngineDriver) -> None:
+def test_contradictions_with_a_pattern(driver: EngineDriver) -> None:
+    """A pattern that contradicts a topic's field changes its effective value."""
     driver.policy("a", serial="yield", concurrency=1)
     driver.policy("*", delivery="at_most_once")
     assert driver.engine.policy_of("a").serial == "hold"
@@ -176,7 +167,8 @@ def test_contradictions_that_come_from_a_pattern_are_settled(driver: EngineDrive
     assert driver.engine.policy_of("m").edge == "leading"
 
 
-def test_the_body_limit_of_an_exact_policy_holds_for_every_publisher(driver: EngineDriver) -> None:
+def test_body_limit_of_a_topic(driver: EngineDriver) -> None:
+    """A topic's `max_body` holds for every publisher at once."""
     driver.put("a", "123456")
     driver.policy("a", max_body=5)
     with pytest.raises(BadMessage, match="max_body"):
@@ -187,10 +179,8 @@ def test_the_body_limit_of_an_exact_policy_holds_for_every_publisher(driver: Eng
     driver.put("a", "123456")
 
 
-def test_what_is_decided_at_publish_follows_an_exact_policy_at_once(driver: EngineDriver) -> None:
-    """
-    Serial, merge, ttl and backlog: set, changed and removed after messages were published without.
-    """
+def test_fields_that_act_at_publish(driver: EngineDriver) -> None:
+    """Serial, merge, ttl and backlog limits act on the next publish."""
     driver.put("a", "0", key="k")
     driver.policy("a", serial=True)
     driver.put("a", "1", "2", key="k")
@@ -210,8 +200,8 @@ def test_what_is_decided_at_publish_follows_an_exact_policy_at_once(driver: Engi
     assert [receipt.outcome for receipt in driver.put("d", "3")] == ["accepted"]
 
 
-def test_an_exact_policy_takes_its_topic_out_of_the_bucket(driver: EngineDriver) -> None:
-    """And removed, it folds again; only while the topic is empty."""
+def test_topic_policy_leaves_the_bucket(driver: EngineDriver) -> None:
+    """A topic with a policy leaves its bucket, and folds again without one, only while empty."""
     driver.policy("b.*", buckets=1, concurrency=1)
     driver.policy("b.1", weight=2)
     driver.put("b.1", "1")
@@ -234,10 +224,10 @@ def test_an_exact_policy_takes_its_topic_out_of_the_bucket(driver: EngineDriver)
 
 @pytest.mark.parametrize("own", [{}, {"weight": 2}], ids=str)
 @pytest.mark.parametrize("shape", [{}, {"buckets": 1}, {"partitions": 2}], ids=str)
-def test_an_exact_policy_that_changes_nothing_places_no_lane(
+def test_unchanged_policy_moves_no_lane(
     driver: EngineDriver, shape: dict[str, Any], own: dict[str, Any]
 ) -> None:
-    """Here one whose rest is over: it wakes with the next tick or lease."""
+    """Setting the same policy again does not wake a lane whose back-off is over."""
     driver.policy("b.*", **shape)
     driver.policy("b.1", **own)
     driver.put("b.1", "1", "2", key="k")
@@ -248,8 +238,8 @@ def test_an_exact_policy_that_changes_nothing_places_no_lane(
     assert driver.bodies() == ["1"]
 
 
-def test_exact_policies_under_a_bucket_that_comes_later(driver: EngineDriver) -> None:
-    """Their topics keep lanes of their own."""
+def test_topic_policies_before_a_bucket(driver: EngineDriver) -> None:
+    """Topics with policies keep their lanes when a bucket is set later."""
     driver.engine.policy_set_many(
         "code", [(f"b.{n}", {"weight": 2}) for n in range(5)], now_us=driver.now
     )
@@ -260,10 +250,10 @@ def test_exact_policies_under_a_bucket_that_comes_later(driver: EngineDriver) ->
     assert len(own_of_all(driver)) == 5
 
 
-def test_exact_policies_of_partitioned_topics_hold_for_all_their_lanes(
+def test_partitioned_topics(
     driver: EngineDriver,
 ) -> None:
-    """Whether the partitions are the topic's own or a pattern's, and whichever came first."""
+    """A topic's policy holds for all its partitions, whichever was set first."""
     driver.policy("p.1", partitions=4)
     driver.policy("p.2", paused=True)
     driver.policy("p.2", partitions=4, paused=None)
@@ -285,7 +275,8 @@ def test_exact_policies_of_partitioned_topics_hold_for_all_their_lanes(
     assert driver.run() == ["x", "y"]
 
 
-def test_a_partitioned_topic_that_is_in_use_is_left_alone(driver: EngineDriver) -> None:
+def test_partitions_of_a_topic_in_use(driver: EngineDriver) -> None:
+    """Partitions of a topic in use cannot change."""
     driver.policy("p", partitions=2)
     driver.put("p", "1", key="k")
     with pytest.raises(TopicInUse, match="drain"):
@@ -294,11 +285,8 @@ def test_a_partitioned_topic_that_is_in_use_is_left_alone(driver: EngineDriver) 
     driver.policy("p", partitions=4)
 
 
-def test_programs_have_layers_of_their_own(driver: EngineDriver) -> None:
-    """
-    Together they are the code's; what was set at run time goes before, and what goes before comes
-    back when it is reset.
-    """
+def test_layers_of_programs(driver: EngineDriver) -> None:
+    """Programs have layers; run-time settings precede them and give way when reset."""
     for name in ("a.*", "a.1"):
         driver.policy(name, layer="program:shop", retries=1, weight=2)
         driver.policy(name, layer="program:billing", retries=1, concurrency=3)
@@ -328,8 +316,8 @@ def test_programs_have_layers_of_their_own(driver: EngineDriver) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.*", "a"])
-def test_a_program_declares_no_other_value_than_another(driver: EngineDriver, name: str) -> None:
-    """The error names the other; without it the field is free again."""
+def test_programs_that_disagree(driver: EngineDriver, name: str) -> None:
+    """Programs cannot declare different values; the error names the other program."""
     driver.policy(name, layer="program:shop", rate=5)
     with pytest.raises(BadPolicy, match=r'"shop" declares 5\.0'):
         driver.policy(name, layer="program:billing", rate=6)
@@ -340,9 +328,10 @@ def test_a_program_declares_no_other_value_than_another(driver: EngineDriver, na
     assert driver.engine.policy_of("a.1" if name == "a.*" else "a").rate == 6.0
 
 
-def test_what_code_set_before_programs_had_names_goes_when_a_program_declares_it(
+def test_layer_of_unnamed_programs(
     driver: EngineDriver,
 ) -> None:
+    """A program's declaration replaces what an unnamed program set."""
     driver.policy("a", layer="program:", rate=5, weight=2)
     driver.policy("a", layer="program:shop", rate=6)
     assert driver.engine.policy_of("a").rate == 6.0
@@ -350,8 +339,8 @@ def test_what_code_set_before_programs_had_names_goes_when_a_program_declares_it
     assert driver.engine.policy_own("a") == {"code": {"weight": 2.0}, "program:": {"weight": 2.0}}
 
 
-def test_patterns_that_are_set_together_are_checked_together(driver: EngineDriver) -> None:
-    """Their order does not matter, and one that contradicts another changes nothing."""
+def test_set_many_checks_together(driver: EngineDriver) -> None:
+    """Patterns in a batch are checked together, in any order."""
     driver.engine.policy_set_many(
         "code", [("a.b.*", {"window": 5}), ("a.*", {"merge": "last"})], now_us=driver.now
     )
@@ -366,8 +355,8 @@ def test_patterns_that_are_set_together_are_checked_together(driver: EngineDrive
     assert driver.engine.policies().rows() == []
 
 
-def test_what_is_kept_of_a_program_is_swapped(driver: EngineDriver) -> None:
-    """By whoever knows what is there."""
+def test_program_swap(driver: EngineDriver) -> None:
+    """`program_swap` replaces a program's record only if the caller knows the present one."""
     engine = driver.engine
     assert engine.programs() == {}
     assert engine.program_swap("shop", None, b'{"version":"1"}')
@@ -379,10 +368,10 @@ def test_what_is_kept_of_a_program_is_swapped(driver: EngineDriver) -> None:
     assert engine.programs() == {}
 
 
-def test_an_exact_policy_holds_for_lanes_that_are_left_from_other_partitions(
+def test_lanes_of_former_partitions(
     driver: EngineDriver,
 ) -> None:
-    """They are remembered for a moment after they are empty, and may come back."""
+    """A topic's policy holds for idle lanes of former partitions that return."""
     driver.policy("q.*", partitions=4)
     for n in range(16):
         driver.put("q.1", str(n), key=str(n))
@@ -397,8 +386,8 @@ def test_an_exact_policy_holds_for_lanes_that_are_left_from_other_partitions(
     assert len(driver.run()) == 16
 
 
-def test_a_change_of_nothing_is_not_refused(driver: EngineDriver) -> None:
-    """Not even where a pattern's change has made the topic's own fields impossible together."""
+def test_empty_change(driver: EngineDriver) -> None:
+    """An empty change is accepted even if a pattern has made the topic's fields invalid."""
     driver.policy("a.1", serial="yield")
     driver.policy("a.*", delivery="at_most_once")
     assert driver.engine.policy_set("code", "a.1", {}, now_us=driver.now) == {"serial": "yield"}

@@ -1,6 +1,7 @@
 """
-The forms in which a Valkey is used, each started once by each process of the tests; every test has
-a namespace of its own there.
+Setups of Valkey: one server, restricted rights, sentinels, a cluster, and Redis.
+
+Each process of the tests starts a setup once; every test uses a new namespace in it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ REDIS = shutil.which("redis-server")
 
 @cache
 def server() -> Server:
-    """One server and nothing more."""
+    """A single server."""
     started = Server()
     started.start()
     atexit.register(started.close)
@@ -35,7 +36,7 @@ def server() -> Server:
 
 @cache
 def guarded() -> str:
-    """A server where our user may do what the docs list, and nothing else."""
+    """A server whose user has only the rights that docs list."""
     started = Server(requirepass="for the others")
     started.start()
     atexit.register(started.close)
@@ -45,9 +46,7 @@ def guarded() -> str:
 
 @cache
 def sentinels() -> str:
-    """
-    A master and a replica, which three sentinels watch; every write is confirmed by the replica.
-    """
+    """A master and a replica watched by three sentinels; the replica confirms every write."""
     started = Sentinels().__enter__()
     atexit.register(started.close)
     return started.url
@@ -63,7 +62,7 @@ def cluster() -> str:
 
 @cache
 def redis() -> Server:
-    """The Redis of this machine."""
+    """The redis-server of this machine."""
     with mock.patch.dict(os.environ, LANEWAY_SERVER_BINARY=str(REDIS)):
         started = Server()
         started.start()
@@ -81,8 +80,8 @@ if REDIS is not None:
     URLS["redis"] = lambda: redis().url.replace("valkey", "redis")
 
 
-def open_form(name: str, folder: Path, settings: Settings) -> FullEngine:
-    """The namespace that goes with the folder."""
+def open_setup(name: str, folder: Path, settings: Settings) -> FullEngine:
+    """Open an engine whose namespace is derived from the folder."""
     namespace = hashlib.sha256(str(folder).encode()).hexdigest()[:20]
     durability = "replicated" if "sentinels" in name else settings.durability
     return open_engine(

@@ -1,4 +1,4 @@
-"""Top lists among more lanes than an engine looks at one by one."""
+"""`topic_list` among more lanes than an engine reads one by one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from laneway.engines.base import TopicOrder
 
 LARGE = {"push.a": 900, "push.b": 700, "push.c": 500, "mail.d": 350, "mail.e": 250}
+
 """Backlogs that no two size classes confuse."""
 
 
@@ -31,7 +32,8 @@ def top(driver: EngineDriver, order: TopicOrder, pattern: str = "*", limit: int 
     return [stats.topic for stats in found]
 
 
-def test_the_largest_backlogs_are_found_among_many(driver: EngineDriver) -> None:
+def test_largest_backlogs(driver: EngineDriver) -> None:
+    """The largest backlogs are found among many topics, by pattern too."""
     crowd(driver)
     assert top(driver, "backlog") == list(LARGE)
     assert top(driver, "backlog", limit=2) == ["push.a", "push.b"]
@@ -40,8 +42,8 @@ def test_the_largest_backlogs_are_found_among_many(driver: EngineDriver) -> None
     assert top(driver, "backlog", "none.*") == []
 
 
-def test_a_top_list_is_as_long_as_asked_for_where_few_are_large(driver: EngineDriver) -> None:
-    """Small topics follow the large ones: as many as there is room for."""
+def test_small_topics_fill_the_list(driver: EngineDriver) -> None:
+    """Small topics follow the large ones up to the limit."""
     crowd(driver)
     found = driver.engine.topic_list(order="backlog", limit=20, now_us=driver.now)
     assert [stats.waiting for stats in found] == [*LARGE.values(), *[1] * 15]
@@ -49,14 +51,16 @@ def test_a_top_list_is_as_long_as_asked_for_where_few_are_large(driver: EngineDr
     assert len(top(driver, "age", "small.*", limit=20)) == 20
 
 
-def test_paused_topics_are_in_the_lists(driver: EngineDriver) -> None:
+def test_paused_topics_are_listed(driver: EngineDriver) -> None:
+    """Paused topics are listed."""
     driver.policy("*", paused=True)
     crowd(driver)
     assert top(driver, "backlog") == list(LARGE)
     assert len(top(driver, "backlog", "small.*")) == 5
 
 
-def test_the_oldest_are_found_among_many(driver: EngineDriver) -> None:
+def test_oldest_topics(driver: EngineDriver) -> None:
+    """The oldest topics are found among many, by pattern too."""
     for topic in ("push.c", "push.a", "push.b"):
         driver.engine.put([Draft(topic, b"x") for _ in range(50)], now_us=driver.now)
         driver.later(20)
@@ -65,8 +69,8 @@ def test_the_oldest_are_found_among_many(driver: EngineDriver) -> None:
     assert top(driver, "age", "push.*", limit=2) == ["push.c", "push.a"]
 
 
-def test_what_runs_and_what_is_held_back_is_found_among_many(driver: EngineDriver) -> None:
-    """The busiest first, and the topics that their rates held back longest."""
+def test_busiest_and_throttled_topics(driver: EngineDriver) -> None:
+    """The busiest topics are listed first, and those that rates throttled longest."""
     driver.policy("mail.d", rate=10, burst=1)
     crowd(driver)
     for _ in range(4):
@@ -80,10 +84,8 @@ def test_what_runs_and_what_is_held_back_is_found_among_many(driver: EngineDrive
     assert top(driver, "throttled") in (["mail.d"], [])
 
 
-def test_a_topic_counts_whole_whose_lanes_are_many(driver: EngineDriver) -> None:
-    """
-    Partitioned topics are compared by the sum of their lanes, topics in buckets by what is theirs.
-    """
+def test_partitioned_and_folded_topics(driver: EngineDriver) -> None:
+    """A partitioned topic counts with the sum of its lanes, a folded one with its own messages."""
     driver.policy("push.a", partitions=8)
     driver.policy("mail.*", buckets=4)
     crowd(driver)
@@ -93,11 +95,8 @@ def test_a_topic_counts_whole_whose_lanes_are_many(driver: EngineDriver) -> None
 
 
 @pytest.mark.parametrize("order", MEASURES)
-def test_many_topics_in_few_buckets(driver: EngineDriver, order: TopicOrder) -> None:
-    """
-    Among the topics of buckets, so many are looked at that the cost does not grow with their
-    number.
-    """
+def test_many_topics_in_buckets(driver: EngineDriver, order: TopicOrder) -> None:
+    """Of the topics in buckets a bounded number is read, whatever their number."""
     driver.policy("small.*", buckets=4)
     crowd(driver, topics=["push.a"])
     found = top(driver, order, limit=3)

@@ -1,6 +1,5 @@
 """
-Every field of a policy that is changed while messages wait under the old one: what waits obeys, or
-keeps what was decided at its publish.
+Every policy field, changed while messages wait: they obey it, or keep what their publish decided.
 """
 
 from __future__ import annotations
@@ -323,6 +322,6 @@ CHANGES: dict[str, Callable[[EngineDriver], None]] = {
 
 
 @pytest.mark.parametrize("field", list(FIELDS))
-def test_a_change_acts_on_what_waits(driver: EngineDriver, field: str) -> None:
-    """Each field, as its function above tells."""
+def test_changed_field(driver: EngineDriver, field: str) -> None:
+    """Each field acts on waiting messages as its function above shows."""
     CHANGES[field](driver)

@@ -1,0 +1,83 @@
+"""Dead letters: redrive and drop."""
+
+from __future__ import annotations
+
+from laneway.testing.engine_driver import EngineDriver
+from laneway.units import SECOND
+
+
+def test_redriven_ttl_starts_when_due(driver: EngineDriver) -> None:
+    """The ttl of a redriven message starts when it is due, so spacing cannot expire it."""
+    driver.policy("a", ttl=60)
+    driver.put("a", "1", "2")
+    driver.settle(driver.lease(), "dead")
+    assert driver.engine.dead_redrive("a", spacing_us=120 * SECOND, now_us=driver.now) == 2
+    assert driver.run() == ["1"]
+    driver.later(120)
+    assert driver.run() == ["2"]
+
+
+def test_redrive_drop_and_dead_ttl(
+    driver: EngineDriver,
+) -> None:
+    """A dead letter is redriven with its first attempt, dropped, or forgotten after `dead_ttl`."""
+    driver.policy("a", dead_ttl=100)
+    driver.put("a", "1", "2", "3")
+    driver.settle(driver.lease(), "dead", reason="no")
+    ids = [view.id for _, view in driver.engine.dead_list("a")]
+    assert driver.engine.dead_redrive("a", [ids[0]], now_us=driver.now) == 1
+    (again,) = driver.lease()
+    assert (again.id, again.attempt) == (ids[0], 1)
+    assert driver.engine.dead_drop("a", [ids[1]], now_us=driver.now) == 1
+    driver.later(100)
+    driver.engine.tick(now_us=driver.now)
+    assert driver.engine.dead_list() == []
+
+
+def test_redrive_spacing(driver: EngineDriver) -> None:
+    """With spacing, the n-th redriven message is due n spacings from now."""
+    driver.put("a", "1", "2", "3")
+    driver.settle(driver.lease(), "dead")
+    assert driver.engine.dead_redrive(spacing_us=SECOND, now_us=driver.now) == 3
+    assert driver.run() == ["1"]
+    driver.later(2)
+    assert driver.run() == ["2", "3"]
+
+
+def test_redrive_spacing_over_pages(driver: EngineDriver) -> None:
+    """`first_us` continues the spacing of an earlier call, so pages keep one rate."""
+    driver.put("a", "1", "2", "3", "4")
+    driver.settle(driver.lease(4), "dead")
+    assert [
+        driver.engine.dead_redrive(
+            limit=2, first_us=first * SECOND, spacing_us=SECOND, now_us=driver.now
+        )
+        for first in (0, 2)
+    ] == [2, 2]
+    assert driver.run() == ["1"]
+    driver.later(2)
+    assert driver.run() == ["2", "3"]
+    driver.later(1)
+    assert driver.run() == ["4"]
+
+
+def test_redrive_into_a_bucket(driver: EngineDriver) -> None:
+    """A redrive uses the topic's present lane; an id that is named twice is redriven once."""
+    (receipt,) = driver.put("b.1", "1")
+    driver.settle(driver.lease(), "dead")
+    driver.later(2)
+    driver.policy("b.*", buckets=2)
+    assert driver.engine.dead_redrive("b.1", [receipt.id, receipt.id], now_us=driver.now) == 1
+    assert driver.waiting("b.1") == 1
+    assert [(lease.topic, lease.body) for lease in driver.lease()] == [("b.1", b"1")]
+
+
+def test_redrive_restarts_on_unhandled(driver: EngineDriver) -> None:
+    """The `on_unhandled` time of a redriven message starts again."""
+    driver.policy("a", on_unhandled="1h")
+    driver.put("a", "1")
+    driver.settle(driver.lease(), "unhandled")
+    driver.later(3_700)
+    assert driver.settle(driver.lease(), "unhandled") == ["died"]
+    driver.engine.dead_redrive("a", now_us=driver.now)
+    assert driver.settle(driver.lease(), "unhandled") == ["released"]

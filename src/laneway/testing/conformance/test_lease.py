@@ -1,0 +1,295 @@
+"""`lease` and `extend`: order, delays, expiry, lanes, and leases that run out."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from laneway.engines.base import MAX_PASSED_OVER
+from laneway.errors import TopicInUse
+from laneway.message import Draft, Settlement
+from laneway.testing.engine_driver import EngineDriver
+from laneway.units import SECOND
+
+
+def test_priority_order(driver: EngineDriver) -> None:
+    """Higher priorities first, then `at_front` messages, the latest first, then publish order."""
+    driver.put("a", "1", "2")
+    driver.put("a", "high", priority=5)
+    driver.put("a", "front1", at_front=True)
+    driver.put("a", "front2", at_front=True)
+    driver.put("a", "low", priority=-5)
+    assert driver.run() == ["high", "front2", "front1", "1", "2", "low"]
+
+
+def test_delayed_messages(driver: EngineDriver) -> None:
+    """A delayed message is delivered at its time; overdue ones in the order of their due times."""
+    driver.put("a", "two", delay_us=2 * SECOND)
+    driver.put("a", "one", delay_us=1 * SECOND)
+    driver.put("a", "at", at_us=driver.now + 3 * SECOND)
+    batch = driver.batch()
+    assert batch.leases == []
+    assert batch.next_wake_us == driver.now + 1 * SECOND
+    driver.later(0.999999)
+    assert driver.run() == []
+    driver.later(10)
+    assert driver.run() == ["one", "two", "at"]
+
+
+def test_ttl(
+    driver: EngineDriver,
+) -> None:
+    """An expired message becomes a dead letter, or is dropped with `on_expiry="drop"`."""
+    driver.policy("drop", on_expiry="drop", ttl=5)
+    driver.put("a", "x", ttl_us=5 * SECOND)
+    driver.put("drop", "y")
+    driver.later(5)
+    assert driver.run() == []
+    assert [(view.body, view.state) for _, view in driver.engine.dead_list()] == [(b"x", "dead")]
+    assert driver.engine.overview(now_us=driver.now).expired == 2
+
+
+def test_expired_lease_is_lost(
+    driver: EngineDriver,
+) -> None:
+    """
+    A message whose lease ran out is delivered again with a higher fence; the old lease is lost.
+    """
+    driver.put("a", "x")
+    (old,) = driver.lease()
+    assert driver.lease() == []
+    driver.later(60)
+    (new,) = driver.lease()
+    assert new.fence > old.fence
+    assert (new.attempt, new.deliveries, new.suspect) == (1, 2, True)
+    assert driver.settle([old]) == ["lost"]
+    assert driver.engine.extend(
+        [(old.handle, old.fence), (new.handle, new.fence)], SECOND, now_us=driver.now
+    ) == [False, True]
+    assert driver.settle([new]) == ["acked"]
+    assert driver.settle([new]) == ["lost"]
+
+
+def test_extend(driver: EngineDriver) -> None:
+    """`extend` moves a deadline to at least now + by, and never shortens it."""
+    driver.put("a", "x", "y")
+    x, y = driver.lease()
+    driver.later(50)
+    assert driver.engine.extend([(x.handle, x.fence)], 60 * SECOND, now_us=driver.now) == [True]
+    assert driver.engine.extend([(x.handle, x.fence)], 1 * SECOND, now_us=driver.now) == [True]
+    driver.later(10)
+    assert driver.bodies() == ["y"]
+    driver.later(49)
+    assert driver.bodies() == []
+    driver.later(1)
+    assert driver.bodies() == ["x"]
+    assert y.fence
+
+
+def test_keys_of_topics_in_a_bucket(driver: EngineDriver) -> None:
+    """Topics in one bucket merge and serialize by their own keys."""
+    driver.policy("b.*", buckets=1, merge="first")
+    assert [driver.put(topic, "x", key="k")[0].outcome for topic in ("b.1", "b.2", "b.1")] == [
+        "accepted",
+        "accepted",
+        "merged",
+    ]
+    driver.policy("s.*", buckets=1, serial=True)
+    driver.put("s.1", "1", "2", key="k")
+    driver.put("s.2", "3", key="k")
+    assert sorted(lease.topic for lease in driver.lease()) == ["b.1", "b.2", "s.1", "s.2"]
+
+
+def test_named_topic_in_a_bucket(driver: EngineDriver) -> None:
+    """Naming a folded topic delivers only its messages, in its order."""
+    driver.policy("b.*", buckets=1)
+    for n in range(3):
+        driver.put(f"b.{n % 2}", f"{n}")
+    driver.put("b.1", "first", priority=5)
+    assert driver.bodies(topics=["b.2"]) == []
+    assert driver.bodies(1, topics=["b.1"]) == ["first"]
+    assert driver.bodies(2, topics=["b.1", "b.0", "b.1"]) == ["1", "0"]
+    assert driver.bodies() == ["2"]
+
+
+def test_lanes_change_only_while_empty(driver: EngineDriver) -> None:
+    """
+    Partitions and buckets of a topic change only while it is empty; other topics do not matter.
+    """
+    driver.put("a", "1")
+    with pytest.raises(TopicInUse):
+        driver.policy("a", partitions=2)
+    driver.policy("b.*", buckets=1)
+    driver.put("b.1", "1")
+    driver.put("b.2", "1")
+    with pytest.raises(TopicInUse):
+        driver.policy("b.1", weight=2)
+    driver.engine.topic_purge("b.1", now_us=driver.now)
+    driver.policy("b.1", weight=2)
+
+
+def test_extended_leases_end_in_order(driver: EngineDriver) -> None:
+    """An extended lease ends at its new deadline, in order with other events."""
+    driver.policy("*", lease=10, retries=0, ttl=20)
+    driver.put("a", "1", "2")
+    first, second = driver.lease()
+    driver.engine.start(
+        [(lease.handle, lease.fence) for lease in (first, second)], now_us=driver.now
+    )
+    driver.engine.extend([(first.handle, first.fence)], 30 * SECOND, now_us=driver.now)
+    driver.put("b", "3")
+    driver.later(60)
+    driver.engine.tick(now_us=driver.now)
+    assert [view.body for _, view in driver.engine.dead_list()] == [b"2", b"3", b"1"]
+
+
+def test_startable(driver: EngineDriver) -> None:
+    """Limited topics are leased only as far as they can start, and later lanes are withheld."""
+    driver.policy("limited", concurrency=10)
+    driver.put("limited", *map(str, range(10)))
+    driver.put("free", *map(str, range(100)))
+    first = Counter(lease.topic for lease in driver.lease(50, startable=0))
+    assert first["limited"] == 0
+    assert Counter(lease.topic for lease in driver.lease(50, startable=2))["limited"] == 2
+
+
+def test_serial_keys(driver: EngineDriver) -> None:
+    """A serial key runs one message at a time; `hold` keeps it for a retry, `yield` does not."""
+    for mode, after_retry in (("hold", ["k1"]), ("yield", ["k2"])):
+        topic = f"s.{mode}"
+        driver.policy(topic, serial=mode, backoff=1)
+        for body, key in (("k1", "k"), ("k2", "k"), ("o1", "o"), ("n1", None)):
+            driver.put(topic, body, key=key)
+        leases = driver.lease()
+        assert sorted(lease.body.decode() for lease in leases) == ["k1", "n1", "o1"]
+        assert driver.lease() == []
+        driver.settle([lease for lease in leases if lease.body == b"k1"], "retry")
+        driver.settle([lease for lease in leases if lease.body != b"k1"])
+        if mode == "yield":
+            assert driver.bodies() == after_retry
+        else:
+            assert driver.lease() == []
+            driver.later(1)
+            assert driver.bodies() == after_retry
+        driver.engine.topic_delete(topic, now_us=driver.now)
+
+
+def test_partitions(
+    driver: EngineDriver,
+) -> None:
+    """Each partition has its part of the concurrency. Partitions change only while empty."""
+    driver.policy("a", partitions=4, concurrency=8)
+    for n in range(40):
+        driver.put("a", str(n), key=f"k{n % 8}")
+    assert len(driver.lease()) <= 8
+    with pytest.raises(TopicInUse, match="drain"):
+        driver.policy("a", partitions=8)
+
+
+def test_buckets(driver: EngineDriver) -> None:
+    """Buckets fold topics into few lanes; counts and purges are still the topic's."""
+    driver.policy("b.*", buckets=2)
+    for n in range(10):
+        driver.put(f"b.{n}", "x", "y")
+    assert driver.engine.overview(now_us=driver.now).topics <= 2
+    assert driver.waiting("b.3") == 2
+    assert driver.engine.topic_purge("b.3", now_us=driver.now) == 2
+    assert len(driver.lease()) == 18
+
+
+def test_named_topics(driver: EngineDriver) -> None:
+    """Named topics are served strictly in the given order, and no others."""
+    driver.put("low", "3", "4")
+    driver.put("high", "1", "2")
+    driver.put("other", "5")
+    assert driver.run(topics=["high", "low"]) == ["1", "2", "3", "4"]
+
+
+def test_at_most_once(driver: EngineDriver) -> None:
+    """An at-most-once message is finished at delivery; its lease keeps the slot."""
+    driver.policy("a", delivery="at_most_once", concurrency=1)
+    driver.put("a", "1", "2")
+    assert driver.bodies() == ["1"]
+    assert driver.bodies() == []
+    driver.later(60)
+    (second,) = driver.lease()
+    assert second.body == b"2"
+    assert driver.settle([second], "retry") == ["released"], "there is nothing left to retry"
+    assert driver.engine.dead_list("a") == []
+    driver.later(3600)
+    assert driver.bodies() == []
+
+
+def test_only(driver: EngineDriver) -> None:
+    """
+    `only` delivers the topics of its patterns by weight, and reports that it passed over
+    others.
+    """
+    if not driver.engine.capabilities.only:
+        pytest.skip("the engine does not know it")
+    driver.policy("push.heavy", weight=3)
+    driver.put("mail.a", "m1", "m2")
+    for topic in ("push.a", "push.heavy", "single"):
+        driver.put(topic, *(f"{topic} {n}" for n in range(40)))
+    batch = driver.batch(40, only=["push.*", "single"])
+    assert batch.passed_over
+    counts = Counter(lease.topic for lease in batch.leases)
+    assert counts == {"push.heavy": 24, "push.a": 8, "single": 8}
+    assert {lease.topic for lease in driver.lease(200, only=["push.*"])} == {"push.a", "push.heavy"}
+    assert driver.lease(only=["nothing.*"]) == []
+    assert driver.bodies(2, only=["*"]) == ["m1", "m2"] or driver.waiting("mail.a") == 2
+    assert (
+        driver.waiting("mail.a") + driver.engine.topic_stats("mail.a", now_us=driver.now).leased
+        == 2
+    )
+
+
+def test_only_passes_over_a_bounded_number(driver: EngineDriver) -> None:
+    """`only` passes over a bounded number of lanes; the next call continues until all are found."""
+    if not driver.engine.capabilities.only:
+        pytest.skip("the engine does not know it")
+    others = 2 * MAX_PASSED_OVER + 500
+    driver.engine.put([Draft(f"mail.{n}", b"x") for n in range(others)], now_us=driver.now)
+    driver.engine.put([Draft(f"push.{n}", b"x") for n in range(50)], now_us=driver.now)
+    found: set[str] = set()
+    calls = 0
+    while True:
+        batch = driver.batch(100, only=["push.*"])
+        calls += 1
+        found |= {lease.topic for lease in batch.leases}
+        assert calls < 50
+        if not batch.goes_on:
+            break
+    assert found == {f"push.{n}" for n in range(50)}
+    assert calls >= 2
+    assert batch.passed_over
+    assert driver.engine.overview(now_us=driver.now).leased == 50
+
+
+def test_new_store_repeats_no_number(driver: EngineDriver) -> None:
+    """A new store repeats no id, handle or fence: leases of the old one are lost in it."""
+    drafts = [Draft("a", b"%d" % n) for n in range(20)]
+    driver.engine.put(drafts)
+    before = driver.engine.lease(20).leases
+    driver.open()
+    ids = {receipt.id for receipt in driver.engine.put(drafts)}
+    after = driver.engine.lease(20).leases
+    assert not ids & {lease.id for lease in before}
+    assert not {lease.handle for lease in before} & {lease.handle for lease in after}
+    assert min(lease.fence for lease in after) > max(lease.fence for lease in before)
+    assert (
+        driver.engine.extend([(lease.handle, lease.fence) for lease in before], 60_000_000)
+        == [False] * 20
+    )
+    assert (
+        driver.engine.settle([Settlement(lease.handle, lease.fence, "dead") for lease in before])
+        == ["lost"] * 20
+    )
+    assert (
+        driver.engine.settle([Settlement(lease.handle, lease.fence) for lease in after])
+        == ["acked"] * 20
+    )
+    assert all(lease.handle < 1 << 53 and lease.fence < 1 << 53 for lease in after), (
+        "numbers that JSON and Lua hold exactly"
+    )
