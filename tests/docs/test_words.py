@@ -88,7 +88,7 @@ ALLOWED = {
 # (word, the beginning of the path where it may still be); "*": any word.
 # Remove a line when its folder is done.
 UNFINISHED = {
-    ("*", "docs/"),
+    ("*", "docs/reference/"),  # generated from the code
     ("*", "src/laneway/admin/"),
     ("*", "src/laneway/app.py"),
     ("*", "src/laneway/awaitable.py"),
@@ -119,7 +119,7 @@ UNFINISHED = {
     ("*", "tests/working/"),
 }
 # The beginnings of the paths where lines of prose may still be too long or filled.
-UNFINISHED_LINES = ("docs/",)
+UNFINISHED_LINES = ("docs/benchmarks.md",)
 
 
 def _pattern(alternatives: str) -> re.Pattern[str]:
@@ -263,6 +263,7 @@ def test_width() -> None:
 
 NEW_SENTENCE = re.compile(r"[a-z0-9`*)\"][.!?][*`)\"]* (?=[A-Z`*\[\"(])")
 ENDS = re.compile(r"[.!?:;][*`)\"]*$")
+NUMBERED = re.compile(r"^\s*\d+\. ")
 BLOCK = re.compile(r"\s*([-*+#|>]|\d+\.|```|$)")
 
 
@@ -285,6 +286,8 @@ def test_sentences_begin_lines() -> None:
             for name in _files_of(".md")
             if not name.startswith(UNFINISHED_LINES)
             for number, line, following in _prose(_text(name))
-            if NEW_SENTENCE.search(line) and not ENDS.search(line) and not BLOCK.match(following)
+            if NEW_SENTENCE.search(NUMBERED.sub("", line))
+            and not ENDS.search(line)
+            and not BLOCK.match(following)
         ]
     )
