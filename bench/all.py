@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other; a summary beside the targets at the end."""
+"""Runs every benchmark, then compares the figures with the targets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BENCHES = (
     "tasks",
 )
 ON_SERVERS = ("waiting", "scale")
-"""What only servers have to show."""
+"""Benchmarks of servers only."""
 
 TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     # table, rows, column, target, whether more is better
@@ -77,7 +77,7 @@ SERVER_TARGETS: dict[tuple[str, str], float] = {
     ("top", "many"): 5.0,
     ("top", "many, one size class"): 5.0,
 }
-"""Where a server's differs: by table, and what the rows are picked by."""
+"""Targets of servers that differ: by table and by the value that selects the rows."""
 
 MORE_TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("waiting", {"idle workers": 1_000}, "server, % of a core", 5.0, False),
@@ -86,7 +86,7 @@ MORE_TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
 
 
 def targets(engine: str) -> Iterator[tuple[str, dict[str, object], str, float, bool]]:
-    """What this engine has to reach."""
+    """The targets of this engine."""
     if engine == "sqlite":
         yield from TARGETS
         return
@@ -107,7 +107,7 @@ def main() -> None:
     sized = [] if size(chosen) == "full" else [f"--{size(chosen)}"]
     results = RESULTS / place(chosen)
     for old in results.glob("*.json"):
-        old.unlink()  # the summary is of this run
+        old.unlink()  # the summary covers this run only
     benches = BENCHES if chosen.engine == "sqlite" else (*BENCHES, *ON_SERVERS)
     failed = [
         name
@@ -132,7 +132,10 @@ def main() -> None:
 
 
 def run(command: list[str]) -> int:
-    """Its exit code. Ended ourselves, we end it gently, so that it ends its workers."""
+    """
+    Run a command and return its exit code. If this process ends first, the command receives
+    SIGTERM, so that it ends its workers.
+    """
     with subprocess.Popen(command) as running:
         try:
             return running.wait()
@@ -142,7 +145,7 @@ def run(command: list[str]) -> int:
 
 def summary(results: Path, engine: str) -> None:
     """
-    The figures that have a target: the worst of those meant, and how far it is (1 or more:
+    Print the figures that have a target: the worst of each, and its ratio to the target (1 or more:
     reached).
     """
     beside_peers(results / "peers.json")
@@ -165,7 +168,7 @@ def summary(results: Path, engine: str) -> None:
 
 
 def beside_peers(path: Path) -> None:
-    """Laneway against the best of the peers in each column that both have."""
+    """Print Laneway's figures beside the best peer of each column."""
     rows = json.loads(path.read_text())["figures"] if path.exists() else []
     ours = next((row for row in rows if row[""].startswith("Laneway")), {})
     print("\nbeside the best peer of the same run")
@@ -182,7 +185,7 @@ def beside_peers(path: Path) -> None:
 
 
 def number(cell: object) -> float:
-    """Of a figure, also one marked ~; 0 where there is none."""
+    """The number in a cell, also in one marked ~; 0 where there is none."""
     try:
         return float(str(cell).lstrip("~").replace(",", ""))
     except ValueError:

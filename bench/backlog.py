@@ -1,4 +1,4 @@
-"""A deep backlog: publishing into it, the head of it, and looking at it."""
+"""A deep backlog: publishing into it, leasing from it, and listing it."""
 
 from __future__ import annotations
 

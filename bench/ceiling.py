@@ -1,14 +1,15 @@
 """
-The raw ceiling: the same storage operations straight on SQLite, with no policies, no fairness and
-no limits.
+The raw ceiling: the same storage operations directly on SQLite, without policies, fairness and
+limits.
 
-A message table, an order per topic, counts per topic, and a row for each lease with its deadline;
-batches of 500 in one transaction, `executemany`. It claims from the topic with the lowest number
-that has something: nobody is served fairly. It is as durable as Laneway is: with "fsync" what was
-put or acked is on the disk, leases (lost with their process anyway) follow with the next of them.
+A message table, an order for each topic, counts for each topic, and a row with a deadline for each
+lease; batches of 500 in one transaction, by `executemany`. It leases from the topics with the
+lowest names first and serves none fairly. It is as durable as Laneway: with "fsync", puts and acks
+are synced to disk; leases, which end with their process anyway, are synced with the next put or
+ack.
 
-`Plain` is what people write first: one table in publish order, a deadline in the row, no topics to
-speak of. It shows what topics cost.
+`Plain` is the first design that most people write: one table in publish order with a deadline in
+the row and no index of topics. It shows what topics cost.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CREATE INDEX waiting ON message (mid) WHERE deadline = 0;
 
 
 class Store:
-    """A file of its own, and transactions as durable as ours."""
+    """A file of its own, with transactions as durable as Laneway's."""
 
     def __init__(self, path: Path, durability: str, schema: str) -> None:
         self.connection = sqlite3.connect(path, isolation_level=None)
@@ -66,7 +67,7 @@ class Store:
 
 
 class Raw(Store):
-    """The ceiling."""
+    """The raw ceiling."""
 
     def __init__(self, path: Path, durability: str, topics: int) -> None:
         super().__init__(path, durability, SCHEMA)
@@ -76,7 +77,7 @@ class Raw(Store):
         self.run("COMMIT")
 
     def put(self, topics: list[int]) -> None:
-        """One batch, a message to each of these topics."""
+        """Store one batch, a message for each of these topics."""
         now = time.time_ns() // 1000
         first, self.next = self.next, self.next + len(topics)
         grown: dict[int, int] = {}
@@ -98,7 +99,7 @@ class Raw(Store):
         self.run("COMMIT")
 
     def lease(self) -> list[tuple[int, int, int, bytes]]:
-        """Up to a batch: (message, topic, place, body)."""
+        """Lease up to a batch: (message, topic, place, body)."""
         taken: list[tuple[int, int, int, bytes]] = []
         self.begin(durable=False)
         claimed: list[tuple[int, int]] = []
@@ -132,7 +133,7 @@ class Raw(Store):
         return taken
 
     def ack(self, taken: list[tuple[int, int, int, bytes]]) -> None:
-        """Finish them."""
+        """Ack these messages."""
         done: dict[int, int] = {}
         for _, topic, *_ in taken:
             done[topic] = done.get(topic, 0) + 1
@@ -153,7 +154,7 @@ class Plain(Store):
         super().__init__(path, durability, PLAIN_SCHEMA)
 
     def put(self, topics: list[int]) -> None:
-        """One batch, a message to each of these topics."""
+        """Store one batch, a message for each of these topics."""
         self.begin(durable=True)
         self.many(
             "INSERT INTO message (topic, deadline, body) VALUES (?, 0, ?)",
@@ -162,7 +163,7 @@ class Plain(Store):
         self.run("COMMIT")
 
     def lease(self) -> list[tuple[int, int, bytes]]:
-        """Up to a batch: (message, topic, body)."""
+        """Lease up to a batch: (message, topic, body)."""
         deadline = time.time_ns() // 1000 + 60_000_000
         self.begin(durable=False)
         taken = self.run(
@@ -174,7 +175,7 @@ class Plain(Store):
         return taken
 
     def ack(self, taken: list[tuple[int, int, bytes]]) -> None:
-        """Finish them."""
+        """Ack these messages."""
         self.begin(durable=True)
         self.many("DELETE FROM message WHERE mid = ?", [(mid,) for mid, *_ in taken])
         self.run("COMMIT")

@@ -1,13 +1,13 @@
 """
-The raw ceiling of a Valkey: the same storage operations in one script call for each batch, with no
-policies, no fairness and no limits.
+The raw ceiling of a Valkey: the same storage operations in one script call for each batch, without
+policies, fairness and limits.
 
-A record for each topic that has anything, read and written at each visit; an order of the topics,
-and of their names; a hash of messages and a list for each topic; a hash of leases, and when they
-end. It claims from whichever topics come first: nobody is served fairly.
+A record for each topic with messages, read and written at each visit; an order of the topics and of
+their names; a hash of messages and a list for each topic; a hash of leases and their deadlines. It
+leases from the first topics in its order and serves none fairly.
 
-`Plain` is what people write first: a list of bodies for each topic, a set of the topics that have
-something, a hash of what is leased.
+`Plain` is the first design that most people write: a list of bodies for each topic, a set of the
+topics with messages, a hash of leased messages.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ return redis.call('HDEL', 'l', unpack(ARGV))
 
 class _Scripts:
     """
-    A store that is three scripts. As durable as ours: what was put or acked is followed by WAITAOF
-    where that is asked for.
+    A store made of three scripts. As durable as Laneway: with "fsync", WAITAOF follows each put and
+    ack.
     """
 
     SCRIPTS: tuple[str, str, str]
@@ -167,17 +167,17 @@ class _Scripts:
         return answer
 
     def put(self, topics: list[int]) -> None:
-        """One batch, a message to each of these topics."""
+        """Store one batch, a message for each of these topics."""
         self._run(
             self._put, [each for topic in topics for each in (f"t.{topic}", BODY)], self._confirm
         )
 
     def lease(self) -> list[bytes]:
-        """Up to a batch, the numbers of its messages."""
+        """Lease up to a batch; returns the numbers of its messages."""
         return self._run(self._lease, [BATCH, time.time_ns() // 1000 + 60_000_000])[::2]
 
     def ack(self, taken: list[bytes]) -> None:
-        """Finish them."""
+        """Ack these messages."""
         self._run(self._ack, list(taken), self._confirm)
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class _Scripts:
 
 
 class Raw(_Scripts):
-    """The ceiling."""
+    """The raw ceiling."""
 
     SCRIPTS = RAW_PUT, RAW_LEASE, RAW_ACK
 

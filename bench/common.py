@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, timing, tables, and the JSON beside them."""
+"""Shared by the benchmarks: options, timing, tables, and their JSON files."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ def options(
 
 
 def size(chosen: argparse.Namespace) -> str:
-    """full, quick or smoke: each has its own results."""
+    """full, quick or smoke; each has its own results."""
     return "smoke" if chosen.smoke else "quick" if chosen.quick else "full"
 
 
 def place(chosen: argparse.Namespace) -> str:
-    """The folder of its results: those of SQLite are simply the size's."""
+    """The folder of the results; for SQLite it is named after the size only."""
     name = chosen.engine.partition("://")[0]
     return size(chosen) if name == "sqlite" else f"{size(chosen)}-{name}"
 
 
 def pick(chosen: argparse.Namespace, full: Any, quick: Any, smoke: Any) -> Any:
-    """The value for the size that was asked for."""
+    """The value for the chosen size."""
     return smoke if chosen.smoke else quick if chosen.quick else full
 
 
@@ -90,14 +90,14 @@ def folder() -> Iterator[Path]:
 
 
 class Store:
-    """Where a benchmark keeps its messages: its URL, and what it holds. This one is a file."""
+    """The store of a benchmark: its URL and its size. This one is a file."""
 
     def __init__(self, url: str, path: Path | None = None) -> None:
         self.url = url
         self._path = path
 
     def size(self) -> int:
-        """Bytes, what the next message will reuse included."""
+        """full, quick or smoke; each has its own results."""
         assert self._path is not None
         with sqlite3.connect(self._path) as raw:
             raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -105,7 +105,7 @@ class Store:
         return self._path.stat().st_size
 
     def left(self) -> int:
-        """Rows of what comes and goes."""
+        """The number of rows or entries that belong to messages and topics."""
         assert self._path is not None
         with sqlite3.connect(self._path) as raw:
             found = sum(
@@ -131,10 +131,7 @@ COMES_AND_GOES = (
 
 
 class ServerStore(Store):
-    """
-    A server that was started for the benchmark, and is empty; or several, of which the first is
-    looked at.
-    """
+    """One or more empty servers, started for the benchmark; the URL is that of the first."""
 
     STAYS = ("settings", "rules", "policies", "shard", "gates", "tiers")
 
@@ -147,7 +144,7 @@ class ServerStore(Store):
     def _used(self) -> int:
         self._longest = max(self._longest, self.longest())
         for server in self.servers:
-            server.run("SLOWLOG", "RESET")  # it would count
+            server.run("SLOWLOG", "RESET")  # reading it is a slow call itself
         return sum(int(server.info("used_memory")) for server in self.servers)
 
     def size(self) -> int:
@@ -165,7 +162,7 @@ class ServerStore(Store):
         return found
 
     def longest(self) -> float:
-        """Milliseconds of the longest call so far."""
+        """The duration of the longest call so far, in milliseconds."""
         noted = (
             int(entry[2]) / 1e3
             for server in self.servers
@@ -174,7 +171,7 @@ class ServerStore(Store):
         return max(self._longest, *noted, 0.0)
 
     def cpu(self) -> float:
-        """Seconds of processor time that the servers have used."""
+        """The processor time of the servers, in seconds."""
         return sum(
             float(server.info("used_cpu_user")) + float(server.info("used_cpu_sys"))
             for server in self.servers
@@ -182,13 +179,13 @@ class ServerStore(Store):
 
 
 def usual(chosen: argparse.Namespace) -> str:
-    """The durability that the engine has by default."""
+    """The default durability of the engine."""
     return "fsync" if chosen.engine == "sqlite" else "memory"
 
 
 @contextmanager
 def store(chosen: argparse.Namespace, durability: str = "memory") -> Iterator[Store]:
-    """An empty store of the engine that was asked for, fit for the durability; gone afterwards."""
+    """An empty store of the chosen engine with this durability, removed with the block."""
     if chosen.engine == "sqlite":
         with folder() as place:
             yield Store(f"sqlite:///{place}/q.db", place / "q.db")
@@ -210,7 +207,7 @@ def store(chosen: argparse.Namespace, durability: str = "memory") -> Iterator[St
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """How long it takes."""
+    """The seconds that a call takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
@@ -222,7 +219,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine and the versions that the figures were measured with."""
     return {
         "cpus": os.cpu_count(),
         "processor": platform.machine(),
@@ -236,12 +233,12 @@ def machine() -> dict[str, Any]:
 
 
 def command() -> str:
-    """What was typed."""
+    """The command line of this run."""
     return " ".join(["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]])
 
 
 def commit() -> str:
-    """What was measured; "" where this is no checkout."""
+    """The measured commit; "" outside a checkout."""
     git = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=SOURCE,
@@ -262,8 +259,8 @@ def publish_table(
     repeats: Any = None,
 ) -> None:
     """
-    Print the table and write it as JSON; there also min, median and max of what was measured
-    repeatedly.
+    Print the table and write it as JSON; `repeats`: minimum, median and maximum of repeated
+    measurements, for the JSON only.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [
@@ -326,8 +323,8 @@ def worker(
     command: Sequence[str], path: Path, environment: dict[str, str], program: str = sys.executable
 ) -> Iterator[subprocess.Popen[bytes]]:
     """
-    A worker of some library, run by this Python (or another program) in a folder, silent; ended
-    with the block.
+    Run a worker of some library in a folder, without output, by this Python or another program. It
+    ends with the block.
     """
     quiet = subprocess.DEVNULL
     running = subprocess.Popen(
@@ -347,8 +344,8 @@ def worker(
 @contextmanager
 def process(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """
-    Another process of this Python that runs a program text; ended with the block, however that
-    ends.
+    Run a program text in another process of this Python. It ends with the block, also after an
+    error.
     """
     started = subprocess.Popen(
         [sys.executable, "-c", program, *arguments],
@@ -366,7 +363,7 @@ def process(program: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def line(started: subprocess.Popen[str]) -> str:
-    """The next line that it prints. Raises RuntimeError where it ended."""
+    """The next line that the process prints. Raises RuntimeError if the process has ended."""
     assert started.stdout is not None
     text = started.stdout.readline()
     if not text:
@@ -375,7 +372,7 @@ def line(started: subprocess.Popen[str]) -> str:
 
 
 def go(started: subprocess.Popen[str]) -> None:
-    """Let a process that waits for a line begin."""
+    """Start the work of a process that waits for a line."""
     assert started.stdin is not None
     started.stdin.write("go\n")
     started.stdin.flush()

@@ -1,5 +1,5 @@
 """
-End to end through the public API: bulk publishing, then one worker (and two) with handlers that do
+End to end through the public API: bulk publishing, then one worker or two, with handlers that do
 nothing.
 """
 
@@ -95,8 +95,8 @@ def main() -> None:
 
 def publish_busy(chosen: Namespace, messages: int, repeats: int) -> None:
     """
-    What a second process brings where handlers work: a store of one file has one writer, handlers
-    have a core each.
+    What a second process adds when handlers use the processor: a store of one file has one writer,
+    and each process runs its handlers on a core of its own.
     """
     rows = []
     for work_us in (20, 100, 500):
@@ -129,7 +129,7 @@ def run(
     *,
     work_us: int = 0,
 ) -> tuple[float, float]:
-    """(published a second, drained a second)."""
+    """Measure one case: (messages published per second, drained per second)."""
     with store(chosen, durability) as place:
         url = place.url
         app = Laneway(url, durability=durability)  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ def run(
 def drain(
     url: str, durability: str, kind: str, workers: int, messages: int, *, work_us: int = 0
 ) -> float:
-    """Messages a second from the first worker's start to the last one's end."""
+    """Messages per second from the start of the first worker to the end of the last one."""
     with ExitStack() as stack:
         started = [
             stack.enter_context(process(WORKER, url, kind, durability, str(work_us)))

@@ -1,6 +1,6 @@
 """
-The engine alone, with all policies in force, against the raw ceiling in the same run, batch by
-batch in turn.
+The engine alone, with all policies in force, beside the raw ceiling in the same run, batch by batch
+in turn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OPERATIONS = ("put", "lease + settle")
 
 
 class Contender(Protocol):
-    """Whatever keeps messages in topics."""
+    """A store of messages in topics."""
 
     def put(self, topics: list[int]) -> None: ...
     def lease(self) -> Sequence[Any]: ...
@@ -55,7 +55,7 @@ class Contender(Protocol):
 
 
 class Ours:
-    """The engine, as an application calls it."""
+    """Laneway's engine, called as an application calls it."""
 
     def __init__(self, url: str, durability: str) -> None:
         self._engine = open_engine(url, Settings(durability=durability))  # type: ignore[arg-type]
@@ -79,8 +79,8 @@ def contenders(
     chosen: Namespace, durability: str, topics: int
 ) -> Iterator[tuple[Contender, Contender, Contender]]:
     """
-    Ours, the ceiling, a plain queue: each with a file or a server of its own, which those that wait
-    leave idle.
+    The engine, the ceiling and a plain queue, each with its own file or server, idle while another
+    is measured.
     """
     with ExitStack() as stack:
         if chosen.engine == "sqlite":
@@ -147,7 +147,7 @@ def main() -> None:
 def measure(
     chosen: Namespace, durability: str, topics: int, messages: int, seed: int
 ) -> list[tuple[float, float]]:
-    """Of each contender: messages put, and leased and settled, in a second."""
+    """For each contender: messages put per second, and messages leased and settled per second."""
     draw = random.Random(seed)
     batches = [[draw.randrange(topics) for _ in range(BATCH)] for _ in range(messages // BATCH)]
     wanted = len(batches) * BATCH

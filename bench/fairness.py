@@ -1,5 +1,5 @@
 """
-Fairness: what a flood of one topic does to 999 quiet ones, Jain's index, and the tiers' shares.
+Fairness: the effect of a flood of one topic on 999 quiet ones, Jain's index, and the tiers' shares.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def main() -> None:
 
 def waits(chosen: Namespace, flood: int, seconds: float, seed: int) -> tuple[float, float]:
     """
-    p50 and p99 of the quiet topics' waiting time, in milliseconds; what is not served in the end
-    counts too.
+    p50 and p99 of the quiet topics' waiting time, in milliseconds; messages that are not served by
+    the end count too.
     """
     draw = random.Random(seed)
     with store(chosen, usual(chosen)) as place:
@@ -127,9 +127,9 @@ def waits(chosen: Namespace, flood: int, seconds: float, seed: int) -> tuple[flo
 
 def lowest_jain(chosen: Namespace, topics: int, rounds: int) -> float:
     """
-    Over the windows of the hand-outs in which each of the equal, backlogged topics has at least 20:
-    the shortest that begins at each hand-out. Longer ones are evener. Raises RuntimeError where no
-    window is such: that is no fairness at all.
+    The lowest Jain's index of all windows in which each of the equal, backlogged topics has at
+    least 20 deliveries: for each delivery the shortest such window that starts there. Longer
+    windows are more even. Raises RuntimeError if there is no such window.
     """
     with store(chosen) as place:
         engine = open_engine(place.url, Settings(durability="memory"))
@@ -167,8 +167,8 @@ def lowest_jain(chosen: Namespace, topics: int, rounds: int) -> float:
 
 def tier_shares(chosen: Namespace, deliveries: int) -> list[tuple[str, float, float, float]]:
     """
-    (tier, its part, its target, its worst distance from it in any 2,000) while all have work, by
-    workers that lease different numbers.
+    (tier, its share, its target, its largest distance from it in any 2,000 deliveries) while all
+    tiers have messages, with workers that lease different numbers.
     """
     with store(chosen) as place:
         engine = open_engine(place.url, Settings(durability="memory"))
@@ -191,7 +191,9 @@ def tier_shares(chosen: Namespace, deliveries: int) -> list[tuple[str, float, fl
 
 
 def furthest_share(order: list[str], tier: str, target: float) -> float:
-    """How far its part of any 2,000 deliveries in a row is from its target, at worst."""
+    """
+    The largest distance between a tier's share and its target in any 2,000 consecutive deliveries.
+    """
     count = order[:SHARE_WINDOW].count(tier)
     worst = abs(count / SHARE_WINDOW - target)
     for gone, come in zip(order, order[SHARE_WINDOW:], strict=False):

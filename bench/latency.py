@@ -1,10 +1,10 @@
 """
-An idle system: publish to the start of the handler in another process, and what a waiting worker
-costs.
+An idle system: the time from publish to the start of the handler in another process, and the cost
+of a waiting worker.
 
-A machine that has slept for a while is slower to answer, whatever one asks of it: so each pause is
-a row of its own, and beside it stands, where there is a server, what the same machine needs for the
-least that can be done there: one LPUSH, and one BLPOP that waits for it in another process.
+A machine that has been idle for a while answers more slowly, whatever it is asked. So each pause is
+a row of its own; for a server, the row also has the time of the cheapest operation there: one
+LPUSH, and one BLPOP that waits for it in another process.
 """
 
 from __future__ import annotations

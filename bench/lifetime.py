@@ -1,5 +1,5 @@
 """
-Distinct topics over a lifetime leave nothing behind: waves of new topics, and what the store holds
+Distinct topics over a lifetime leave nothing behind: waves of new topics, and the size of the store
 after each.
 """
 

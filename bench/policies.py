@@ -1,9 +1,9 @@
 """
-Policies of exact topics: what setting one costs where 1, 1,000 and 1,000,000 topics have one, how
-many `policy_set_many` sets a second, and what each costs in the store and in this process.
+Policies of exact topics: the cost of setting one when 1, 1,000 and 1,000,000 topics have one, how
+many `policy_set_many` sets per second, and the size of each in the store and in this process.
 
-`set` is the time of the call with the engine's usual durability, `work` without waiting for the
-disk. Half of the topics that are set have messages waiting.
+`set` is the time of the call with the engine's default durability, `work` the time without the sync
+to disk. Half of the topics that are set have waiting messages.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def fill(engine: FullEngine, first: int, end: int) -> float:
-    """Seconds that setting the policies took; one topic in a hundred gets a message."""
+    """Set the policies and return the seconds; one topic in a hundred gets a message."""
     took = 0.0
     for start in range(first, end, BATCH):
         topics = range(start, min(end, start + BATCH))
@@ -100,7 +100,7 @@ def usual(place: Store, count: int, sets: int) -> dict[str, float]:
 
 
 def used() -> int:
-    """Bytes that this process has had at most."""
+    """The most bytes that this process has used."""
     gc.collect()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

@@ -1,6 +1,4 @@
-"""
-Publishing: one at a time, from many threads or coroutines at once (group commit), and in bulk.
-"""
+"""Publishing: one at a time, from many threads or coroutines (group commit), and in bulk."""
 
 from __future__ import annotations
 

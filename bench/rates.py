@@ -1,4 +1,4 @@
-"""How exactly rates hold with the default burst, from 1 to 10,000 a second, with two workers."""
+"""How exactly rates hold with the default burst, from 1 to 10,000 per second, with two workers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def measure(chosen: Namespace, rate: int, partitions: int, span: float) -> tuple
 
 
 def lateness(taken: list[tuple[float, int]], rate: int) -> float:
-    """Seconds in which the burst was full: what no worker took then is lost."""
+    """Seconds in which the burst was full: permits that no worker took then are lost."""
     full_at, lost = taken[0][0] if taken else 0.0, 0.0
     for at, count in taken:
         lost += max(0.0, at - full_at)
@@ -106,9 +106,7 @@ def lateness(taken: list[tuple[float, int]], rate: int) -> float:
 
 
 def excess(taken: list[tuple[float, int]], rate: int, burst: float) -> float:
-    """
-    By how much the worst of all windows goes beyond what rate and burst allow in it; 0: none does.
-    """
+    """How many deliveries the worst window has beyond its rate and burst; 0 if none has."""
     worst = best = float("-inf")
     before = 0
     for at, count in taken:

@@ -1,9 +1,9 @@
 """
-Several nodes against one: the same messages through one server, and through clusters of two and
+A cluster beside one server: the same messages through one server, and through clusters of two and
 three.
 
-Clients and servers share this machine's cores, so the wall clock says little; what a node can carry
-is told by the processor time that the busiest one needs.
+Clients and servers share this machine's cores, so elapsed time says little. The capacity of a node
+is computed from the processor time of the busiest one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(nodes: int, messages: int) -> tuple[float, float]:
-    """(messages a second, messages a second of processor time of the busiest node)."""
+    """(messages per second, messages per second of processor time of the busiest node)."""
     with ExitStack() as stack:
         if nodes == 1:
             server = stack.enter_context(Server())
@@ -81,7 +81,7 @@ def measure(nodes: int, messages: int) -> tuple[float, float]:
 
 
 def cpu(server: Server) -> float:
-    """Seconds of processor time that a server has used."""
+    """The processor time of a server, in seconds."""
     return float(server.info("used_cpu_user")) + float(server.info("used_cpu_sys"))
 
 

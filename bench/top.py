@@ -1,10 +1,10 @@
 """
-The top lists at 1,000,000 topics against 1,000: `topics(order=…, limit=20)`, each order, with and
-without a pattern.
+The top lists at 1,000,000 topics beside those at 1,000: `topics(order=…, limit=20)`, each order,
+with and without a pattern.
 
-Twice at the large number: as the topics were published, one message each, and with all of them in
-the same size class of every order, which is the worst that the indexes can meet. The engine is
-asked 50 times for each; the first time is not counted.
+The large number is measured twice: with one message in each topic, and with all topics in the same
+size class of every order, the worst case of the indexes. Each list is read 50 times; the first time
+is not counted.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def note(
 
 
 def measure(engine: FullEngine, order: str, pattern: str) -> dict[str, float]:
-    """Milliseconds of a list."""
+    """Milliseconds of one list."""
     took = []
     for _ in range(REPEATS + 1):
         began = time.perf_counter()
@@ -74,7 +74,7 @@ def measure(engine: FullEngine, order: str, pattern: str) -> dict[str, float]:
 
 
 def put_into_one_class(place: Store) -> None:
-    """As if every topic had as much in every order."""
+    """Put all topics into one size class of every order."""
     if not isinstance(place, ServerStore):
         with sqlite3.connect(place.url.removeprefix("sqlite:///")) as raw:
             raw.execute("UPDATE lane SET big = ?1, old = ?1, busy = ?1, slow = ?1", (CLASS,))

@@ -1,7 +1,4 @@
-"""
-The curve that others cannot hold: the same backlog spread over 1 to 1,000,000 topics, drained by
-one worker, end to end.
-"""
+"""The same backlog spread over 1 to 1,000,000 topics, drained by one worker, end to end."""
 
 from __future__ import annotations
 

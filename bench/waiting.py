@@ -1,4 +1,4 @@
-"""What waiting costs a server: 1,000 idle workers, and how soon one of them has a message."""
+"""The cost of 1,000 idle workers for a server, and the time until one of them has a message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> None:
         stop = threading.Event()
 
         def work() -> None:
-            """As a worker does: wait, lease, settle."""
+            """Wait, lease and settle, as a worker does."""
             while not stop.is_set():
                 if engine.wait(600.0) and not stop.is_set():
                     leases = engine.lease(10).leases
@@ -37,7 +37,7 @@ def main() -> None:
             thread.start()
         while sum(int(server.info("pubsub_clients") or 0) for server in place.servers) < workers:
             time.sleep(0.1)
-        time.sleep(min(5.0, seconds))  # those that came first have settled down
+        time.sleep(min(5.0, seconds))  # until all workers wait
         before, calls = place.cpu(), _calls(place)
         time.sleep(seconds)
         idle = (place.cpu() - before) / seconds * 100
