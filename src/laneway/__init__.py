@@ -1,6 +1,8 @@
 """
-Laneway: a message and task queue that holds millions of queues at once, and lets none of them
-starve another.
+Laneway: a message and task queue that serves millions of queues at once, none of which starves
+another.
+
+This module has everything that a program needs; `Laneway` is the object to begin with.
 """
 
 from laneway.admin.dead_letters import DeadLetter

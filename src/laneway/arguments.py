@@ -1,4 +1,9 @@
-"""What callers say, checked in the words of their call: `lease: expected wait to be …, got …`."""
+"""
+Check the arguments of public calls; errors name the call: `lease: expected wait to be …, got …`.
+
+Every function takes the call's and the argument's name for that text, returns the value, and raises
+UsageError if it is not valid.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def whole(call: str, option: str, value: object, *, least: int = 1, most: int = sys.maxsize) -> int:
-    """A whole number. Raises UsageError."""
+    """Check a whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         if most < sys.maxsize:
             span = f"from {least:,} to {most:,}"
@@ -28,7 +33,7 @@ def whole(call: str, option: str, value: object, *, least: int = 1, most: int = 
 
 
 def seconds(call: str, option: str, value: Duration) -> float:
-    """A span of time. Raises UsageError."""
+    """Read a duration of at least 0; returns seconds."""
     try:
         span = units.seconds(value)
     except ValueError as error:
@@ -39,13 +44,13 @@ def seconds(call: str, option: str, value: Duration) -> float:
 
 
 def seconds_or_none(call: str, option: str, value: Duration | None) -> float | None:
-    """A span of time, or none at all. Raises UsageError."""
+    """Read a duration of at least 0, or None; returns seconds."""
     return None if value is None else seconds(call, option, value)
 
 
 def texts(call: str, option: str, value: object) -> list[str]:
     """
-    Several texts; a single one is a mistake that would be read letter by letter. Raises UsageError.
+    Check a list of texts. A single text is refused, because it would be read letter by letter.
     """
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise UsageError(f"{call}: expected {option} to be a list of text, got {value!r:.80}")
@@ -65,7 +70,7 @@ def _check_unicode(call: str, what: str, value: str) -> None:
 
 
 def topics(call: str, value: object) -> list[str] | None:
-    """Topics by their names, at least one; None: all. Raises UsageError."""
+    """Check a list of at least one topic, without patterns. None means all topics."""
     if value is None:
         return None
     found = texts(call, "topics", value)
@@ -85,7 +90,7 @@ def topics(call: str, value: object) -> list[str] | None:
 
 
 def pool(call: str, value: object) -> str:
-    """A pool's name. Raises UsageError."""
+    """Check the name of a pool."""
     if not isinstance(value, str) or not value:
         raise UsageError(f"{call}: expected pool to be a name, got {value!r:.80}")
     _check_unicode(call, "pool", value)
@@ -93,7 +98,7 @@ def pool(call: str, value: object) -> str:
 
 
 def name(call: str, what: str, value: object) -> str:
-    """Some text. Raises UsageError."""
+    """Check a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise UsageError(f"{call}: expected {what} to be text, got {value!r:.80}")
     _check_unicode(call, what, value)

@@ -1,4 +1,4 @@
-"""Async faces of blocking methods: one implementation, another way of waiting for it."""
+"""Async variants of blocking methods: the same implementation, run in a thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class HasThreads(Protocol):
-    """What `twin` needs of the object whose method it is: threads to wait in."""
+    """What `async_variant` needs of the object that has the method: threads to wait in."""
 
     @property
     def threads(self) -> Executor:
-        """Where blocking calls of coroutines run."""
+        """The threads in which blocking calls of coroutines run."""
         ...
 
 
@@ -28,7 +28,11 @@ R = TypeVar("R")
 def async_variant(
     method: Callable[Concatenate[Self, P], R],
 ) -> Callable[Concatenate[Self, P], Coroutine[Any, Any, R]]:
-    """The method as a coroutine: it runs in a thread, its caller's event loop goes on."""
+    """
+    Return the method as a coroutine function, named with an `a` in front.
+
+    It runs in a thread of the object's `threads`, so the caller's event loop is not blocked.
+    """
 
     @functools.wraps(method)
     async def awaited(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -36,5 +40,5 @@ def async_variant(
         return await asyncio.get_running_loop().run_in_executor(self.threads, call)
 
     awaited.__name__ = "a" + method.__name__
-    awaited.__doc__ = f"As `{method.__name__}`, awaited."
+    awaited.__doc__ = f"The async variant of `{method.__name__}`."
     return awaited

@@ -1,8 +1,7 @@
 """
-Bodies on their way in and out: JSON by msgspec, bytes as they are; and the check of everything that
-is published.
+Encode and decode bodies (JSON, or bytes as they are), and check every message that is published.
 
-`draft` is the one place where a message of the user becomes one of the engine.
+`draft` is the one place where a user's `Message` becomes an engine's `Draft`.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 MAX_ID_CHARACTERS = 255
 MAX_PRIORITY = 100
 MAX_HEADERS_BYTES = 32 * 1024
-"""Of all headers of a message, names and values."""
+"""Most bytes of all headers of a message, names and values."""
 CONTENT_TYPE = "content-type"
 MAX_DELAY_US = units.MAX_SECONDS * units.SECOND
 
 
 def plain(value: Any) -> Any:
-    """Types that msgspec does not know: pydantic's models."""
+    """Convert values that msgspec does not know: pydantic's models."""
     dump = getattr(value, "model_dump", None)
     if dump is None or isinstance(value, type):
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
@@ -45,13 +44,16 @@ _decode = msgspec.json.Decoder().decode
 
 
 def encode(body: Any, topic: str) -> bytes:
-    """A body as JSON. Raises BadMessage, which names the part of the body that JSON cannot hold."""
+    """
+    Encode a body as JSON.
+
+    Raises BadMessage, which names the topic and the part of the body that JSON cannot hold.
+    """
     try:
         encoded = _encode(body)
-    except Exception as error:  # a model of the user's own runs its code here
+    except Exception as error:  # a user's model runs its code here
         raise BadMessage(f"message to {topic}: {_fault(body, error)}") from error
-    # msgspec writes NaN and infinity as null; only a body with a null in it has to be looked
-    # through for them.
+    # msgspec writes NaN and infinity as null, so only a body with a null in it may contain them.
     if b"null" in encoded:
         for path, value in _leaves(body, "body"):
             if isinstance(value, float) and not math.isfinite(value):
@@ -63,7 +65,7 @@ def encode(body: Any, topic: str) -> bytes:
 
 
 def _fault(body: Any, error: Exception) -> str:
-    """Which part of the body is at fault: the first leaf that cannot be encoded by itself."""
+    """Name the part of the body that cannot be encoded: the first leaf that fails by itself."""
     if not isinstance(error, RecursionError):
         for path, value in _leaves(body, "body"):
             try:
@@ -77,7 +79,7 @@ def _fault(body: Any, error: Exception) -> str:
 
 
 def _leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    if depth > 100:  # deeper bodies are only told as a whole
+    if depth > 100:  # deeper bodies are reported as a whole
         return
     if isinstance(value, dict):
         for key, item in value.items():
@@ -92,7 +94,7 @@ def _leaves(value: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def decode(body: bytes, headers: Mapping[str, str] | None) -> Any:
-    """A body as it was published. Raises BadMessage where it is neither raw nor JSON."""
+    """Decode a body as it was published. Raises BadMessage if it is neither raw nor JSON."""
     if headers is not None and headers.get(CONTENT_TYPE) == RAW:
         return body
     try:
@@ -104,14 +106,14 @@ def decode(body: bytes, headers: Mapping[str, str] | None) -> Any:
 
 
 def decode_lease(lease: Lease) -> Any:
-    """The body of a delivery: a list of bodies where the policy merges `"all"`."""
+    """Decode the body of a lease; a list of bodies if several were merged."""
     if lease.bodies is not None:
         return [decode(body, lease.headers) for body in lease.bodies]
     return decode(lease.body, lease.headers)
 
 
 def message_of(lease: Lease) -> Message:
-    """A delivery as its handler gets it."""
+    """Return the message that a handler receives for a lease. Raises BadMessage."""
     return Message(
         lease.topic,
         decode_lease(lease),
@@ -127,17 +129,18 @@ def message_of(lease: Lease) -> Message:
 
 def draft(message: Message) -> Draft:
     """
-    Check and encode a message. Raises BadMessage, which names the topic, the option and what was
-    expected.
+    Check and encode a message.
+
+    Raises BadMessage, which names the topic, the option and what was expected.
     """
     topic = message.topic
-    plain = (
+    is_plain = (
         isinstance(topic, str)
         and topic.isascii()
         and topic.isprintable()
         and 0 < len(topic) <= MAX_TOPIC_BYTES
     )
-    if not plain or "*" in topic:
+    if not is_plain or "*" in topic:
         check_topic(topic)
     body, headers = message.body, message.headers
     if headers is not None:
@@ -152,27 +155,27 @@ def draft(message: Message) -> Draft:
                 f"message to {topic}: the header {CONTENT_TYPE} says {RAW}, but the body is not"
                 " bytes; leave it out"
             )
-    made = Draft(topic, body, headers=headers)
+    encoded = Draft(topic, body, headers=headers)
     if message.key is not None:
-        made.key = _check_key(topic, message.key)
+        encoded.key = _check_key(topic, message.key)
     if message.priority != 0:
-        made.priority = _check_priority(topic, message.priority)
+        encoded.priority = _check_priority(topic, message.priority)
     if message.id is not None:
-        made.id = _check_id(topic, message.id)
+        encoded.id = _check_id(topic, message.id)
     if message.delay is not None or message.at is not None or message.ttl is not None:
-        _set_times(made, message)
+        _set_times(encoded, message)
     if message.at_front:
-        made.at_front = True
-    return made
+        encoded.at_front = True
+    return encoded
 
 
 def checked(settlement: Settlement) -> Settlement:
     """
-    The settlement, as an engine can store it: the one place where texts of handlers and callers
-    become storable.
+    Make a settlement storable and return it: the one place where texts of handlers and callers are
+    cleaned.
 
-    Lone surrogates are escaped, texts and delays are cut to their bounds; the texts say so
-    themselves.
+    Lone surrogates are escaped; texts and delays are cut to their bounds. A text that was changed
+    says so.
     """
     if settlement.reason is not None:
         settlement.reason = texts.clean(settlement.reason, texts.MAX_REASON)
@@ -258,7 +261,7 @@ def _utf8(topic: str, what: str, text: str) -> bytes:
         ) from error
 
 
-def _set_times(made: Draft, message: Message) -> None:
+def _set_times(encoded: Draft, message: Message) -> None:
     topic = message.topic
     if message.delay is not None and message.at is not None:
         raise BadMessage(
@@ -266,18 +269,18 @@ def _set_times(made: Draft, message: Message) -> None:
         )
     try:
         if message.delay is not None:
-            made.delay_us = units.microseconds(message.delay)
-            if made.delay_us < 0:
+            encoded.delay_us = units.microseconds(message.delay)
+            if encoded.delay_us < 0:
                 raise ValueError(f"expected a delay of at least 0, got {message.delay!r}")
         if message.at is not None:
-            made.at_us = units.moment(message.at)
-            if made.at_us > (time.time() + units.MAX_SECONDS) * units.SECOND:
+            encoded.at_us = units.moment(message.at)
+            if encoded.at_us > (time.time() + units.MAX_SECONDS) * units.SECOND:
                 raise ValueError(
                     f"expected at to be at most 100 years from now, got {message.at!r:.80}"
                 )
         if message.ttl is not None:
-            made.ttl_us = units.microseconds(message.ttl)
-            if made.ttl_us <= 0:
+            encoded.ttl_us = units.microseconds(message.ttl)
+            if encoded.ttl_us <= 0:
                 raise ValueError(f"expected a ttl above 0, got {message.ttl!r}")
     except (ValueError, OverflowError, OSError) as error:
         raise BadMessage(f"message to {topic}: {error}") from error

@@ -1,10 +1,10 @@
 """
-The headers by which Laneway controls a message: their names, and how their values are read.
+The control headers of messages: their names, and the functions that read them.
 
-Anybody who may publish can write them, by any program. So `check` refuses at publish what cannot be
-meant, and every reader goes through a function of this page: what cannot be read counts as absent,
-and numbers stay within their bounds. The scripts of the Valkey engine read `RESULT_TTL`, `SIGNALS`
-and `FLOW` too (`scripts/parts/keeping.lua`, `signals.lua`).
+Any program that may publish can write them. So `check` refuses invalid values at publish, and
+every reader uses the functions of this module: a value that cannot be read counts as absent,
+and numbers stay within their bounds. The Valkey engine's scripts read `RESULT_TTL`, `SIGNALS` and
+`FLOW` too (`scripts/parts/results.lua`, `signals.lua`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 OWN_PREFIX = "laneway-"
-"""What begins so belongs to Laneway."""
+"""Headers with this prefix belong to Laneway."""
 
 RESULT_TTL, SIGNALS, FLOW, TASK = (
     "laneway-result-ttl",
@@ -34,24 +34,26 @@ TIME_LIMIT, SOFT_TIME_LIMIT, RETRIES = (
     "laneway-retries",
 )
 RETRY_DELAY = "retry-delay"
-"""Of a call of a function by its name: seconds, separated by commas."""
+"""Seconds before each retry of a task that is called by name, separated by commas."""
 
 MAX_SIGNALS = 100_000
-"""Signals for which one message can wait."""
+"""Most signals that one message can wait for."""
 
 MAX_RETRIES = 1_000_000_000
+"""A larger number of retries counts as this one."""
+
 MAX_TEXT = 100
-"""Characters of the value of a header that is checked."""
+"""Most characters of the value of a header that is checked."""
 
 MAX_DIGITS = 19
 """
-Digits of a number in a header: longer ones are not even converted, which takes time in proportion
-to their square.
+Most digits of a number in a header. Longer ones are not converted, because that takes time in
+proportion to the square of their length.
 """
 
 
 def whole(text: str | None) -> int | None:
-    """A whole number of at least 0 as ASCII digits; None: there is none, or it cannot be read."""
+    """Read a whole number of at least 0 in ASCII digits; None if it is absent or not valid."""
     if (
         text is None
         or not 0 < len(text) <= MAX_DIGITS
@@ -64,8 +66,7 @@ def whole(text: str | None) -> int | None:
 
 def seconds(text: str | None) -> float | None:
     """
-    A duration above 0 and of at most 100 years, in seconds; None: there is none, or it cannot be
-    read.
+    Read a duration in seconds, above 0 and at most 100 years; None if it is absent or not valid.
     """
     if text is None or len(text) > 40:
         return None
@@ -78,13 +79,13 @@ def seconds(text: str | None) -> float | None:
 
 def result_ttls(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
     """
-    Seconds for which a message's outcome is kept, after an ack and after any other end; None: it is
-    not kept.
+    Return for how many seconds a message's outcome is stored, after an ack and after any other end;
+    None: it is not stored.
     """
-    said = headers.get(RESULT_TTL) if headers is not None else None
-    if said is None:
+    text = headers.get(RESULT_TTL) if headers is not None else None
+    if text is None:
         return None
-    done, _, otherwise = said.partition(",")
+    done, _, otherwise = text.partition(",")
     after_ack = whole(done)
     after_failure = whole(otherwise) if otherwise else after_ack
     if after_ack is None or after_failure is None:
@@ -93,25 +94,25 @@ def result_ttls(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
 
 
 def signals_needed(headers: Mapping[str, str] | None) -> int:
-    """Signals for which a message waits; 0: none, or the header cannot be read."""
-    said = whole(headers.get(SIGNALS)) if headers is not None else None
-    return said if said is not None and said <= MAX_SIGNALS else 0
+    """Return how many signals a message waits for; 0 if the header is absent or not valid."""
+    count = whole(headers.get(SIGNALS)) if headers is not None else None
+    return count if count is not None and count <= MAX_SIGNALS else 0
 
 
 def retries(headers: Mapping[str, str] | None) -> int | None:
-    """How often a call may be tried again; None: its policy decides."""
-    said = whole(headers.get(RETRIES)) if headers is not None else None
-    return min(said, MAX_RETRIES) if said is not None else None
+    """Return how often a call may be retried; None: its policy decides."""
+    count = whole(headers.get(RETRIES)) if headers is not None else None
+    return min(count, MAX_RETRIES) if count is not None else None
 
 
 def retry_delays(headers: Mapping[str, str]) -> list[float] | None:
-    """Seconds before each further attempt; None: the policy decides."""
-    said = headers.get(RETRY_DELAY)
-    if said is None:
+    """Return the seconds before each retry; None: the policy decides."""
+    delays = headers.get(RETRY_DELAY)
+    if delays is None:
         return None
-    found = [0.0 if text == "0" else seconds(text) for text in said.split(",")]
-    known = [each for each in found if each is not None]
-    return known if len(known) == len(found) else None
+    read = [0.0 if text == "0" else seconds(text) for text in delays.split(",")]
+    valid = [each for each in read if each is not None]
+    return valid if len(valid) == len(read) else None
 
 
 def _is_result_ttl(text: str) -> bool:
@@ -139,23 +140,24 @@ CHECKED = {
     SOFT_TIME_LIMIT: (_is_seconds, "seconds above 0, of at most 100 years"),
     RETRIES: (_is_whole, "a whole number of at least 0"),
 }
-"""Control headers whose values are checked at publish: how, and what is expected."""
+"""The control headers that are checked at publish: a function, and the form that it expects."""
 
 
 @functools.lru_cache(maxsize=1024)
-def is_meant(name: str, text: str) -> bool:
+def is_valid(name: str, text: str) -> bool:
     """
-    Whether one of the headers that are checked can be meant. A program's calls say the same again
-    and again.
+    Return whether the value of a checked header is valid.
+
+    Cached, because a program publishes the same few values again and again.
     """
     return CHECKED[name][0](text)
 
 
 def check(topic: str, name: str, text: str) -> None:
     """
-    Raises BadMessage for the value of one of the headers that are checked, if it cannot be meant.
+    Raise BadMessage if the value of a checked header is not valid.
     """
-    if len(text) > MAX_TEXT or not is_meant(name, text):  # nothing of any size is remembered
+    if len(text) > MAX_TEXT or not is_valid(name, text):  # long texts stay out of the cache
         raise BadMessage(
             f"message to {topic}: expected the header {name} to be {CHECKED[name][1]}, got"
             f" {text!r:.40}"

@@ -1,8 +1,8 @@
 """
 Metrics for Prometheus. Needs `pip install 'laneway[metrics]'`.
 
-`measure(app, port=9100)` counts what this process publishes and handles. What the store holds is
-the same for all processes: `laneway exporter` serves it once for a store, or one process does with
+`measure(app, port=9100)` counts what this process publishes and handles. The gauges of the store
+are the same for all processes, so one process serves them: `laneway exporter`, or one with
 `measure(app, store=True)`.
 """
 
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.worker")
 
 PORTS = 20
-"""
-So many ports are tried, from the one that was named: several workers on one machine take one each.
-"""
+"""How many ports `serve` tries, so that each of several workers on a machine finds a free one."""
 
 ADDRESS = "127.0.0.1"
-"""Only this machine reaches the figures, unless another address is named."""
+"""Loopback: only this machine can read the metrics unless another address is named."""
 
 BUCKETS = (
     0.001,
@@ -58,12 +56,12 @@ BUCKETS = (
 
 KINDS = 500
 """
-Most kinds of messages: producers choose names of tasks and topics, and each kind is a few series.
-The others are one kind.
+Most kinds of messages; all others count as one kind. Producers choose the names of tasks and
+topics, and each kind is several series.
 """
 
 FRESH = 1.0
-"""Seconds for which the figures of a store are not read again, however many ask."""
+"""For how many seconds the gauges of a store are cached."""
 
 
 def measure(
@@ -76,35 +74,39 @@ def measure(
     workers_only: bool = False,
 ) -> int | None:
     """
-    Count and time everything that the application publishes and handles in this process; with
-    `port`, serve it there. Returns the port.
+    Count and time what the application publishes and handles in this process, and serve it.
 
-    - `laneway_published_total{kind, outcome}`: messages, by what became of them.
-    - `laneway_handled_total{kind, outcome}`: runs that ended: success, retry, dead, back_off (the
+    - `laneway_published_total{kind, outcome}`: messages by the outcome of their publish.
+    - `laneway_handled_total{kind, outcome}`: runs by their end: success, retry, dead, back_off (the
       destination was unavailable).
     - `laneway_failures_total{kind, error}`: runs that raised, by the type of the error.
-    - `laneway_handler_seconds{kind}`: how long handlers take. `laneway_waited_seconds{kind}`: from
+    - `laneway_handler_seconds{kind}`: how long handlers run. `laneway_waited_seconds{kind}`: from
       publish to the start of the first run.
-    - `laneway_running{kind}`: handlers that run now.
+    - `laneway_running{kind}`: handlers that are running.
 
-    `kind` is the task, or the pattern one above the topic: a million topics are not a million
-    series. `address`: default is loopback; `"0.0.0.0"` is reached from everywhere. If the port is
-    taken, the next free one of the 20 behind it is used; the log says which. `workers_only`: the
-    port is opened when a worker starts in this process, and not in other programs that import the
-    application; returns None. `store`: serve the gauges of the store too, as `laneway exporter`
-    does; in one process only. `registry`: default is prometheus_client's. Raises UsageError where
-    that is not installed, or no port is free.
+    `kind` is the task, or the pattern one level above the topic, so that a million topics are not a
+    million series.
+
+    Arguments: `port`: where to serve; if it is taken, the next free one of 20; None: not served
+    here. `address`: default loopback; `"0.0.0.0"`: every network. `registry`: default
+    prometheus_client's. `store`: serve the gauges of the store too, as `laneway exporter` does; use
+    it in one process only. `workers_only`: open the port when a worker starts in this process, and
+    not in other programs that import the application.
+
+    Returns the port; None if nothing is served yet.
+
+    Raises UsageError if prometheus_client is not installed or no port is free.
     """
     prometheus = needed("measure")
     into = prometheus.REGISTRY if registry is None else registry
     published = prometheus.Counter(
         "laneway_published",
-        "Messages published, by what became of them",
+        "Messages published, by outcome",
         ("kind", "outcome"),
         registry=into,
     )
     handled = prometheus.Counter(
-        "laneway_handled", "Runs of handlers, by how they ended", ("kind", "outcome"), registry=into
+        "laneway_handled", "Runs of handlers, by their end", ("kind", "outcome"), registry=into
     )
     failures = prometheus.Counter(
         "laneway_failures",
@@ -114,7 +116,7 @@ def measure(
     )
     seconds = prometheus.Histogram(
         "laneway_handler_seconds",
-        "How long handlers take",
+        "How long handlers run",
         ("kind",),
         buckets=BUCKETS,
         registry=into,
@@ -126,7 +128,9 @@ def measure(
         buckets=BUCKETS,
         registry=into,
     )
-    running = prometheus.Gauge("laneway_running", "Handlers that run now", ("kind",), registry=into)
+    running = prometheus.Gauge(
+        "laneway_running", "Handlers that are running", ("kind",), registry=into
+    )
     kinds = _Kinds()
 
     @app.around_publish
@@ -198,7 +202,7 @@ def serve(port: int, address: str, registry: CollectorRegistry, *, ports: int = 
 
 
 def needed(call: str) -> Any:
-    """The client library. Raises UsageError where the extra is not installed."""
+    """Import prometheus_client. Raises UsageError if it is not installed."""
     try:
         import prometheus_client  # noqa: PLC0415  # an extra
     except ImportError as error:
@@ -209,7 +213,7 @@ def needed(call: str) -> Any:
 
 
 class _Kinds:
-    """The first so many kinds; all others count as one."""
+    """Limits the kinds to the first `KINDS`; all others count as one."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -226,24 +230,24 @@ class _Kinds:
 
 GAUGES = (
     ("waiting", "Messages that wait"),
-    ("leased", "Messages that are being handled"),
+    ("leased", "Messages that are leased"),
     ("dead", "Dead letters"),
     ("oldest_seconds", "Age of the oldest message that waits"),
     (
         "throttled_seconds",
-        "For how long rates have held ready messages back, of the topics that there are now",
+        "For how long rates have held ready messages back, summed over existing topics",
     ),
 )
-"""By namespace, pattern, tier and pool."""
+"""Gauges of the store by namespace, pattern, tier and pool."""
 
 TOTALS = ("published", "delivered", "done", "retried", "died", "merged", "expired", "removed")
-"""Counters of the namespace since it was made."""
+"""Counters of the namespace since it was created."""
 
 
 class StoreCollector:
     """
-    Reads the figures of a store when Prometheus asks. A store that is away is `laneway_store_up 0`,
-    and nothing else.
+    Reads the gauges of a store when Prometheus asks. If the store is unavailable, the only series
+    is `laneway_store_up 0`.
     """
 
     def __init__(self, app: Laneway) -> None:
@@ -254,11 +258,11 @@ class StoreCollector:
         self._read_at = float("-inf")
 
     def describe(self) -> list[Any]:
-        """Nothing is read when it is registered."""
+        """Return nothing, so that registering does not read the store."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """All series."""
+        """Yield all series."""
         from prometheus_client.core import (  # noqa: PLC0415
             CounterMetricFamily,
             GaugeMetricFamily,
@@ -277,14 +281,14 @@ class StoreCollector:
             (
                 "exact",
                 (
-                    "1: every topic was looked at; 0: the split between patterns is that of the"
-                    " last walk"
+                    "1: every topic was read; 0: the split between patterns is that of the last"
+                    " full read"
                 ),
                 float(figures.is_exact),
             ),
             (
                 "topics",
-                "Topics that have something waiting or leased, or limits not yet recovered",
+                "Topics with something waiting or leased, or a limit that has not recovered",
                 overview.topics,
             ),
             ("bytes", "Size of all bodies that wait", overview.bytes),

@@ -1,9 +1,9 @@
 """
-What people may see: URLs without their passwords, and text of strangers without control characters.
+Make texts safe to show: URLs without passwords, and foreign texts without control characters.
 
-Everything that prints, logs or raises goes through these functions: `redacted` for a URL,
-`without_passwords` for text in which a URL may stand, `escaped` for text that a stranger may have
-written (names, bodies, errors, headers).
+All that prints, logs or raises uses these functions: `redacted` for a URL, `without_passwords` for
+text that may contain URLs, `escaped` for text that anyone may have written (names, bodies, errors,
+headers).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 HIDDEN = "***"
-"""Stands where a user and a password were."""
+"""Replaces a user and password."""
 
 _OPTION = r"([?&;][\w.%+-]*(?:pass|pwd|secret|token|credential)[\w.%+-]*=)"
 _OPTION_OF_URL = re.compile(_OPTION + r"[^&]*", re.IGNORECASE)
@@ -19,12 +19,12 @@ _OPTION_IN_TEXT = re.compile(_OPTION + r"""[^&;#\s"'<>]*""", re.IGNORECASE)
 _USER_IN_TEXT = re.compile(
     r"""([A-Za-z][A-Za-z0-9+.-]*://)(?!:PASSWORD@HOST(?![^\s,;]))[^\s"'<>]*@"""
 )
-"""A user and a password, but in the advice how to write them."""
+"""A user and a password, except in the advice that shows how to write them."""
 _PORT = re.compile(r"\[[^\]]*\]|:(?!\d{1,5}(?:,|$))[^,\[\]]+")
 _PORT_OR_OPTIONS = re.compile(r"\[[^\]]*\]|:(?!\d{1,5}(?:,|$|\?[a-z_]+=))[^,\[\]]+")
 """
-An address in brackets, or what stands where a port belongs and is none; where a user was named,
-options may follow the port.
+An address in brackets, or a text that stands in a port's place and is none. If the URL names a
+user, options may follow the port.
 """
 
 _LINE_BREAKS = "\u2028\u2029"
@@ -36,22 +36,21 @@ _CONTROLS_IN_JSON = re.compile(rf"[\x7f-\x9f{_BIDI}{_LINE_BREAKS}{_SURROGATES}]"
 
 def redacted(url: str) -> str:
     """
-    A URL as it may be shown: without user and password, and without the passwords among its
-    options.
+    Return a URL that may be shown: without user, password, and the passwords in its options.
 
-    All that stands before the last `@` is hidden, so that a password with `/`, `?` or `@` in it,
-    one host after the other, and a URL without a scheme are safe too.
+    All before the last `@` is hidden, so passwords that contain `/`, `?` or `@`, lists of hosts,
+    and URLs without a scheme are safe too.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
         scheme, rest = "", url
     if scheme == "sqlite" and rest.startswith("/"):
         return url  # a path, which may have an @ in it
-    # An `@` behind the `?` may be a part of a password there: options are hidden first.
+    # An `@` after the `?` may be part of a password, so options are hidden first.
     rest = _OPTION_OF_URL.sub(rf"\1{HIDDEN}", rest)
     _, at, behind = rest.rpartition("@")
     hosts, slash, path = behind.partition("/")
-    if separator:  # `valkey://:PASSWORD`, where the host was forgotten
+    if separator:  # `valkey://:PASSWORD`, a URL without its host
         hosts = (_PORT_OR_OPTIONS if at else _PORT).sub(
             lambda found: found[0] if found[0][0] == "[" else f":{HIDDEN}", hosts
         )
@@ -59,7 +58,7 @@ def redacted(url: str) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """Text whose URLs are as `redacted` shows them, as far as they can be found in it."""
+    """Return the text with the passwords of all URLs that can be found in it hidden."""
     if "://" not in text:
         return text
     return _USER_IN_TEXT.sub(rf"\1{HIDDEN}@", _OPTION_IN_TEXT.sub(rf"\1{HIDDEN}", text))
@@ -67,11 +66,12 @@ def without_passwords(text: str) -> str:
 
 def escaped(text: str, *, lines: bool = False) -> str:
     r"""
-    Text that a terminal shows and does not obey: control characters as `\x1b` or `\u202e`.
+    Return text that a terminal shows and does not obey: control characters as `\x1b` or `\u202e`.
 
-    Those are C0, DEL, C1 (U+009B begins a control sequence as ESC [ does), what turns the
-    direction of writing, Unicode's line breaks, and lone surrogates. `lines`: the text has several
-    lines, and tabs.
+    These are C0, DEL, C1 (U+009B begins a control sequence as ESC [ does), characters that change
+    the direction of writing, Unicode's line breaks, and lone surrogates.
+
+    `lines`: the text has several lines and may contain tabs; they are kept.
     """
     if not lines:
         return _CONTROLS.sub(_escape, text)
@@ -81,7 +81,7 @@ def escaped(text: str, *, lines: bool = False) -> str:
 
 
 def escaped_json(document: str) -> str:
-    """A JSON document whose strings hold no control character; it means the same."""
+    """Escape the control characters in the strings of a JSON document; its meaning stays."""
     return _CONTROLS_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", document)
 
 

@@ -1,10 +1,9 @@
 """
-Text of unknown origin on its way into a store, a log or an answer: made encodable, and cut to a
-bound.
+Make texts from users' code storable: valid Unicode, and at most so long.
 
-Error texts, reasons and reprs come from code that other people wrote. They may hold lone surrogates
-(any file name that is not UTF-8 gives some), be of any length, or raise when they are asked for.
-Nothing here raises.
+Error texts, reasons and reprs come from code that other people wrote. They may contain lone
+surrogates (from any file name that is not UTF-8), have any length, or raise when they are read.
+Nothing in this module raises.
 """
 
 from __future__ import annotations
@@ -12,27 +11,28 @@ from __future__ import annotations
 from typing import cast
 
 MAX_REASON = 1_000
-"""Characters of the reason of a dead letter."""
+"""Most characters of a dead letter's reason."""
 
 MAX_ERROR = 4_000
-"""Characters of an error's text as it is kept with a message."""
+"""Most characters of an error's text that is stored with a message."""
 
 ESCAPED = " [escaped: it was not valid Unicode]"
 
-_name = type.__dict__["__name__"].__get__  # what no metaclass of the user's own can change
+_name = type.__dict__["__name__"].__get__  # a metaclass of the user's cannot change these
 _qualified_name = type.__dict__["__qualname__"].__get__
 _module = type.__dict__["__module__"].__get__
 
 
 def clean(text: object, most: int = MAX_ERROR) -> str:
     """
-    The text, of at most `most` characters and with lone surrogates escaped; its end says what was
-    changed.
+    Return the text with at most `most` characters and with lone surrogates escaped.
+
+    If it was changed, a note at its end says so.
     """
     if not issubclass(type(text), str):
         return of(text, most)
     own = cast("str", text)
-    length = str.__len__(own)  # not `len`: a subclass may say anything
+    length = str.__len__(own)  # not `len`: a subclass may return anything
     found = str.__getitem__(own, slice(0, most + 1))
     try:
         found.encode()
@@ -48,16 +48,16 @@ def clean(text: object, most: int = MAX_ERROR) -> str:
 
 
 def of(thing: object, most: int = MAX_ERROR) -> str:
-    """What `str` says of something, cleaned; where that raises, its type."""
+    """Return `str(thing)`, cleaned; if that raises, a text with its type."""
     try:
         text = str(thing)
-    except BaseException:  # noqa: BLE001  # code of the user's own, also one that raises SystemExit
+    except BaseException:  # noqa: BLE001  # the user's code, which may raise SystemExit
         text = f"<{type_name(type(thing))}, whose text cannot be read>"
     return clean(text, most)
 
 
 def shown(thing: object, most: int = 200) -> str:
-    """What `repr` says of something, cleaned; where that raises, its type."""
+    """Return `repr(thing)`, cleaned; if that raises, a text with its type."""
     try:
         text = repr(thing)
     except BaseException:  # noqa: BLE001  # as in `of`
@@ -66,14 +66,14 @@ def shown(thing: object, most: int = 200) -> str:
 
 
 def type_name(kind: type) -> str:
-    """A class's name."""
+    """Return a class's name, cleaned."""
     return clean(_name(kind), 200)
 
 
 def qualified_name(kind: type) -> str:
-    """`module:Class` of a class, as it says itself."""
+    """Return `module:Class` of a class, cleaned."""
     try:
         module = _module(kind)
-    except AttributeError:  # somebody has deleted it
+    except AttributeError:  # the attribute was deleted
         module = "builtins"
     return f"{clean(module, 200)}:{clean(_qualified_name(kind), 200)}"

@@ -1,9 +1,9 @@
 """
 Tiers: service classes of topics, each with a share of the deliveries.
 
-A namespace keeps them in two layers, as it keeps policies: what programs say, and what an operator
-set, which precedes it and can be reset. `TierLayers` is that record, and the rules of how it
-changes; every engine stores it and calls these functions. `Tiers` is what is in force.
+A namespace stores them in two layers, as it stores policies: what programs declare, and what an
+operator sets, which precedes it and can be reset. `TierLayers` is that record and its rules; every
+engine stores it. `Tiers` are the tiers in force.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("laneway.engine")
 
 DEFAULT_TIERS: dict[str, float | str] = {"high": 6, "mid": 3, "low": 1}
 USUAL = "mid"
-"""The default tier, where no program states one and there is a tier of that name."""
+"""The default tier if no program names one and there is a tier of this name."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -34,9 +34,10 @@ class Tier(msgspec.Struct, frozen=True):
     """
     A service class of topics.
 
-    `share`: its part of the deliveries against the other tiers' shares, or `"strict"`: served
-    before all others. `fair_by`: `"messages"`, or `"time"`: topics share the workers' time instead
-    of the number of messages.
+    - `share`: its part of the deliveries, relative to the other tiers' shares (above 0, at most
+      1,000,000), or `"strict"`: it is served before all others. Default 1.
+    - `fair_by`: what its topics share evenly: the number of `"messages"` (default), or the workers'
+      `"time"`.
     """
 
     share: float | Literal["strict"] = 1
@@ -44,7 +45,7 @@ class Tier(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(value: Tier | float | str) -> Tier:
-        """Read a tier as the application writes it: a `Tier`, a share, or `"strict"`."""
+        """Read a `Tier`, a share, or `"strict"`. Raises BadPolicy."""
         tier = value if isinstance(value, Tier) else Tier(value)  # type: ignore[arg-type]  # checked in the next lines
         share_is_right = tier.share == "strict" or (
             isinstance(tier.share, (int, float))
@@ -62,8 +63,9 @@ class Tier(msgspec.Struct, frozen=True):
 
 class Tiers(dict[str, Tier]):
     """
-    The tiers in force, in the order of their declaration; `default`: that of topics whose policy
-    names none.
+    The tiers in force by name, in the order of their declaration.
+
+    `default`: the tier of topics whose policy names none.
     """
 
     def __init__(self, tiers: Mapping[str, Tier], default: str | None = None) -> None:
@@ -72,18 +74,18 @@ class Tiers(dict[str, Tier]):
 
     @staticmethod
     def usual() -> Tiers:
-        """Those of a namespace for which nobody declared any."""
+        """Return the tiers of a namespace for which no program declares any."""
         return Tiers({name: Tier.of(share) for name, share in DEFAULT_TIERS.items()})
 
 
 def usual_default(names: Iterable[str]) -> str:
-    """The default tier where none is stated: the one called "mid", else the last declared."""
+    """Return the default tier if none is named: "mid" if it exists, else the last one."""
     found = list(names)
     return USUAL if USUAL in found else found[-1]
 
 
 def check_tier_name(name: object) -> str:
-    """Return the name if a tier can have it; raises BadPolicy."""
+    """Return the name if it is valid for a tier. Raises BadPolicy."""
     if not isinstance(name, str) or not name or len(name) > 100 or _CONTROL.search(name):
         raise BadPolicy(
             f"tier {name!r:.80}: expected a name of 1 to 100 characters without control characters"
@@ -93,8 +95,7 @@ def check_tier_name(name: object) -> str:
 
 def check_tiers(tiers: Mapping[str, Any]) -> dict[str, Tier | None]:
     """
-    Read tiers as the application writes them; None stays: no such tier. Raises BadPolicy, which
-    names the tier.
+    Read tiers by name; a None stays, it removes the tier. Raises BadPolicy, which names the tier.
     """
     read: dict[str, Tier | None] = {}
     for name, value in tiers.items():
@@ -107,16 +108,18 @@ def check_tiers(tiers: Mapping[str, Any]) -> dict[str, Tier | None]:
 
 
 NamedBy = Callable[[str], str | None]
-"""Says which policy names a tier; None: no policy does."""
+"""A function that returns a pattern whose policy names the tier; None: none does."""
 
 
 class TierLayers(msgspec.Struct, kw_only=True):
     """
-    What a namespace stores of its tiers.
+    The stored tiers of a namespace.
 
-    `code`: the tiers as programs say; `default`: the tier of topics whose policy names none;
-    `operator`: what an operator set, None: no such tier; `declared`, `declared_default`: what the
-    last program declared when it opened the store. `version` grows with every change.
+    - `code`: the tiers that programs declared or changed.
+    - `default`: the tier of topics whose policy names none.
+    - `operator`: what an operator set; None: the tier is removed.
+    - `declared`, `declared_default`: what the last program declared when it opened the store.
+    - `version`: grows with every change.
     """
 
     code: dict[str, Tier]
@@ -128,7 +131,7 @@ class TierLayers(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def new(tiers: Mapping[str, Tier] | None, default: str | None) -> TierLayers:
-        """Of a namespace that is made. Raises BadPolicy where the default is none of the tiers."""
+        """Create the tiers of a new namespace. Raises BadPolicy if `default` is none of them."""
         code = Tiers(tiers) if tiers else Tiers.usual()
         if default is not None and default not in code:
             raise BadPolicy(unknown_default(default, code))
@@ -141,7 +144,7 @@ class TierLayers(msgspec.Struct, kw_only=True):
 
     @staticmethod
     def read(stored: bytes | str) -> TierLayers:
-        """From JSON, also as namespaces had it before there were layers: a list of (name, tier)."""
+        """Read the stored JSON, also that from before there were layers: a list of (name, tier)."""
         found = msgspec.json.decode(stored)
         if isinstance(found, list):
             code = {name: msgspec.convert(value, Tier) for name, value in found}
@@ -149,11 +152,11 @@ class TierLayers(msgspec.Struct, kw_only=True):
         return msgspec.convert(found, TierLayers)
 
     def json(self) -> bytes:
-        """As it is stored."""
+        """Return the JSON that is stored."""
         return msgspec.json.encode(self)
 
     def in_force(self) -> Tiers:
-        """The tiers that hold: an operator's setting precedes the code's."""
+        """Return the tiers in force: the operator's layer precedes the code's."""
         both = {**self.code, **self.operator}
         return Tiers({name: tier for name, tier in both.items() if tier is not None}, self.default)
 
@@ -161,11 +164,11 @@ class TierLayers(msgspec.Struct, kw_only=True):
         self, tiers: Mapping[str, Tier] | None, default: str | None, named_by: NamedBy
     ) -> TierLayers:
         """
-        A program opened the store with these tiers: the last to declare other ones sets the code's
-        layer.
+        Return the layers after a program opened the store with these tiers.
 
-        The same declaration as before changes nothing, so that changes made since then stay. A tier
-        that goes missing is kept as long as a policy names it.
+        A declaration that differs from the last one replaces the code's layer. The same one changes
+        nothing, so changes made since then stay. A tier that is no longer declared stays while a
+        policy names it. Raises BadPolicy if `default` is none of the tiers.
         """
         if tiers is None and default is None:
             return self
@@ -201,8 +204,9 @@ class TierLayers(msgspec.Struct, kw_only=True):
         self, layer: str, changes: Mapping[str, Tier | None], named_by: NamedBy
     ) -> TierLayers:
         """
-        Add and change tiers of a layer; None removes one. Raises BadPolicy where one that is used
-        would go.
+        Return the layers after tiers of one layer were added, changed, or removed (None).
+
+        Raises BadPolicy if a tier would be removed that is the default or that a policy names.
         """
         after = msgspec.structs.replace(self, code=dict(self.code), operator=dict(self.operator))
         for name, tier in changes.items():
@@ -217,7 +221,7 @@ class TierLayers(msgspec.Struct, kw_only=True):
         return self._changed(after, named_by)
 
     def reset(self, name: str | None, named_by: NamedBy) -> TierLayers:
-        """Remove what the operator set, for one tier or for all: the code's layer holds again."""
+        """Return the layers without the operator's setting of one tier (None: of all)."""
         kept = {
             each: tier for each, tier in self.operator.items() if name is not None and each != name
         }
@@ -245,22 +249,22 @@ class TierLayers(msgspec.Struct, kw_only=True):
         return after
 
     def _next_version(self) -> int:
-        """Larger than any that a namespace lost with its server has had."""
+        """Return a version above those of a namespace that was lost with its server."""
         return max(self.version + 1, int(time.time()))
 
 
 def moves_lanes(before: Tiers, after: Tiers) -> bool:
-    """Whether lanes may stand in a tier that is no longer theirs."""
+    """Return whether lanes may have to move to another tier."""
     return before.default != after.default or any(name not in after for name in before)
 
 
 def unknown_default(default: str, tiers: Iterable[str]) -> str:
-    """Why a default tier is refused."""
+    """Return the text of the error about a default tier that does not exist."""
     return f'default_tier: there is no tier "{default}"; there are: {", ".join(tiers)}'
 
 
 def share_text(tiers: Mapping[str, Tier], name: str) -> str:
-    """What a tier has, for people: "strict", or its share among all."""
+    """Describe a tier's share for people: "strict", or its part of the sum."""
     tier = tiers.get(name)
     if tier is None:
         return "no such tier any more"

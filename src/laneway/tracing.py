@@ -1,9 +1,9 @@
 """
-Traces of OpenTelemetry, from whoever publishes to the worker that handles: `trace(app)`. Needs `pip
-install 'laneway[otel]'`.
+Traces for OpenTelemetry, from the publisher to the handler: `trace(app)`. Needs
+`pip install 'laneway[otel]'`.
 
-What is published carries its context as W3C trace context in the headers; the handler's span is its
-child, also after retries and in another process.
+A message carries the publisher's span as W3C trace context in its headers. The handler's span is a
+child of it, also after retries and in another process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ if TYPE_CHECKING:
 
 def trace(app: Laneway, provider: TracerProvider | None = None) -> None:
     """
-    Make a span of everything that the application publishes and handles.
+    Record a span for every message that the application publishes and handles in this process.
 
-    `provider`: default is the program's (`opentelemetry.trace.set_tracer_provider`). A span is
-    named after the task, or the pattern one above the topic, so that a million topics are not a
-    million names; the topic is an attribute. A batch handler's span links to those of its messages.
-    Raises UsageError where OpenTelemetry is not installed.
+    A span is named after the task, or the pattern one level above the topic, so that a million
+    topics are not a million names; the topic is an attribute. A batch handler's span links to the
+    spans of its messages.
+
+    Arguments: `provider`: default the program's (`opentelemetry.trace.set_tracer_provider`).
+
+    Raises UsageError if OpenTelemetry is not installed.
     """
     try:
         from opentelemetry import propagate  # noqa: PLC0415  # an extra
@@ -52,7 +55,7 @@ def trace(app: Laneway, provider: TracerProvider | None = None) -> None:
 
     @app.around_publish
     def publishing(message: Message) -> Generator[Message, Receipt, None]:
-        # Never the current one: of a stream many are open at once, and end in another order.
+        # Not the current span: a stream has many open at once, and they end in another order.
         span = tracer.start_span(
             f"publish {kind_of(message)}",
             kind=otel.SpanKind.PRODUCER,

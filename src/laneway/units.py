@@ -1,4 +1,9 @@
-"""Durations, rates and sizes as people write them; inside, time is integer microseconds."""
+"""
+Read durations, rates and sizes as people write them.
+
+Engines count time in integer microseconds. All functions raise ValueError with the form that was
+expected.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +12,24 @@ import re
 from datetime import datetime, timedelta
 
 SECOND = 1_000_000
-"""Microseconds in a second: engines count time in integer microseconds."""
+"""Microseconds in a second."""
 
 FOREVER = 1 << 62
-"""A time that never comes."""
+"""A time in microseconds that never comes."""
 
 MAX_SECONDS = 100 * 365 * 86_400
 """
-Longest duration that anything may have: 100 years. What is larger is a mistake, and would overflow
-where it is stored.
+The longest duration: 100 years, in seconds. A longer one is a mistake and would overflow in stores.
 """
 
 MAX_MOMENT = 253_402_300_799
-"""Largest Unix time in seconds: the end of the year 9999."""
+"""The largest Unix time in seconds: the end of the year 9999."""
 
 MAX_BYTES = 1 << 60
+"""The largest size."""
+
 MAX_TEXT = 100
-"""Characters of a duration, rate or size that is written as text."""
+"""Most characters of a duration, rate or size that is written as text."""
 
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _WORDS = {
@@ -61,7 +67,7 @@ Duration = float | int | str | timedelta
 
 
 def seconds(value: Duration) -> float:
-    """Read a duration of at most 100 years; raises ValueError with what was expected."""
+    """Read a duration of at most 100 years, which may be negative; returns seconds."""
     if isinstance(value, timedelta):
         number: float = value.total_seconds()
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -95,13 +101,13 @@ def _bad_duration(value: object) -> ValueError:
 
 
 def microseconds(value: Duration) -> int:
-    """A duration in the engines' unit."""
+    """Read a duration; returns microseconds."""
     return round(seconds(value) * SECOND)
 
 
 def moment(value: datetime | float | int) -> int:
     """
-    A point in time, from an aware `datetime` or a Unix time in seconds, in microseconds since 1970.
+    Read a time: an aware `datetime` or a Unix time in seconds. Returns microseconds since 1970.
     """
     if isinstance(value, datetime):
         if value.tzinfo is None:
@@ -117,7 +123,7 @@ def moment(value: datetime | float | int) -> int:
 
 
 def rate(value: float | int | str) -> float:
-    """Deliveries per second, from a number or text like `"50/s"`, `"600/m"`, `"100/10s"`."""
+    """Read a rate: a number, or text like `"50/s"`, `"600/m"`, `"100/10s"`. Returns it per s."""
     number = value
     if isinstance(value, str):
         number = _read_rate(value.strip().lower()) if len(value) <= MAX_TEXT else -1.0
@@ -146,7 +152,7 @@ def _read_rate(text: str) -> float:
 
 
 def size(value: int | str) -> int:
-    """Bytes, from an integer or text like `"10GB"` or `"1MiB"`."""
+    """Read a size: a number of bytes, or text like `"10GB"` or `"1MiB"`; returns bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_BYTES:
         return value
     match = (
@@ -161,5 +167,5 @@ def size(value: int | str) -> int:
 
 
 def is_size(value: object) -> bool:
-    """Whether the text has a unit of size, so that `"10GB"` is told from a count."""
+    """Return whether the value is text with a unit of size; `"10GB"` is a size, `10` a count."""
     return isinstance(value, str) and _SIZE.match(value.strip()) is not None
