@@ -22,10 +22,12 @@ from laneway.producing.publish_options import message_from
 from laneway.safetext import redacted
 from laneway.schedules import store as schedule_store
 from laneway.tasks import context, outcomes, queue
+from laneway.tasks.decorator import BoundTaskDecorator, TaskDecorator
 from laneway.tasks.flow import EndedHandler, OpenHandler
 from laneway.tasks.job import Job
+from laneway.tasks.options import RETRY_OPTIONS, TaskOptions
 from laneway.tasks.queue import NamedTask, Queue
-from laneway.tasks.task import RETRY_OPTIONS, BoundTaskDecorator, Task, TaskDecorator, TaskOptions
+from laneway.tasks.task import Task
 from laneway.tasks.waiter import ResultWaiter
 from laneway.working.handler import Handler, Handlers, check_parameters
 from laneway.working.options import EmbeddedOptions, Options
@@ -59,7 +61,8 @@ if TYPE_CHECKING:
     from laneway.policy import OnFull, PolicyOptions
     from laneway.producing.publish_options import PublishOptions
     from laneway.schedules.store import Planned, Schedule
-    from laneway.tasks.task import AsyncTask, TaskKeywords
+    from laneway.tasks.decorator import TaskKeywords
+    from laneway.tasks.task import AsyncTask
     from laneway.tiers import Tier
     from laneway.units import Duration
     from laneway.working.embedded_worker import EmbeddedWorker

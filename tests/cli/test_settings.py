@@ -13,7 +13,7 @@ from laneway.app import TASK_OPTIONS
 from laneway.cli.settings import Flag, option_type, value_of
 from laneway.policy import FIELDS, PolicyOptions
 from laneway.presenting import exact_duration, setting_in_words
-from laneway.tasks.task import TaskKeywords
+from laneway.tasks.decorator import TaskKeywords
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -316,7 +316,7 @@ def test_celerys_names_of_the_backoff(app: Laneway) -> None:
     assert policy["retries"] == 5
     assert policy["backoff"] == {"base": 3.0, "factor": 2.0, "cap": 20.0, "jitter": False}
     assert app.topic("b").policy()["backoff"]["base"] == 7.0
-    with pytest.raises(UsageError, match='"retries" and "max_retries" say the same'):
+    with pytest.raises(UsageError, match='"retries" and "max_retries" mean the same'):
         app.task(topic="c", retries=1, max_retries=2)(one.function)
     with pytest.raises(UsageError, match='did you mean "retry_backoff"'):
         app.task(topic="c", retry_backof=2)  # type: ignore[call-overload]
@@ -446,5 +446,5 @@ def test_hooks_of_a_coroutine_may_be_coroutines(
 
 
 def test_no_class_of_tasks(app: Laneway) -> None:
-    with pytest.raises(UsageError, match=r"a class made of laneway.Task, got <class 'int'>"):
+    with pytest.raises(UsageError, match=r"a subclass of laneway.Task, got <class 'int'>"):
         app.task(base=int)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, overload
 
 import msgspec
 
@@ -23,23 +23,27 @@ from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import EngineUnavailable, UsageError
 from laneway.headers import MAX_SIGNALS
-from laneway.message import Message
 from laneway.tasks import flow, whole
 from laneway.tasks.flow import Flow, Follower, Target
 from laneway.tasks.job import Job
-from laneway.tasks.task import CALL_OPTIONS, LATER, Task
+from laneway.tasks.options import CALL_OPTIONS
+from laneway.tasks.template import RESULT_BEFORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from concurrent.futures import Executor
 
+    from laneway.message import Message
+    from laneway.tasks.binding import Binding
     from laneway.tasks.host import Host
+    from laneway.tasks.invocation import Invocation
     from laneway.units import Duration
 
 R = TypeVar("R")
 H = TypeVar("H")
 K = TypeVar("K")
 L = TypeVar("L")
+R_co = TypeVar("R_co", covariant=True)
 
 CELERY_NAMES = {
     "countdown": "delay",
@@ -48,6 +52,84 @@ CELERY_NAMES = {
     "task_id": "id",
     "queue": "topic",
 }  # Celery's options by our names
+
+
+class FlowTask(Protocol[R_co]):
+    """What a flow needs of the tasks in it; `laneway.Task` is one."""
+
+    @property
+    def app(self) -> Host:
+        """The application that it belongs to."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def binding(self) -> Binding:
+        """The signature of its function."""
+        ...
+
+    @property
+    def returns(self) -> Any:
+        """The type that its function returns, None: unknown."""
+        ...
+
+    @property
+    def serializer(self) -> Any:
+        """How its calls and results are encoded."""
+        ...
+
+    @property
+    def errors_of_each(self) -> bool:
+        """Whether an error handler of a group is called for each member that fails."""
+        ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co:
+        """Call the function directly."""
+        ...
+
+    def check_options(self, options: Mapping[str, Any], *more: str) -> None:
+        """Raise UsageError if there is an unknown option."""
+        ...
+
+    def keeps_result(self, options: Mapping[str, Any]) -> bool:
+        """Whether the result of a call with these options is stored."""
+        ...
+
+    def invocation(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: Mapping[str, Any],
+        *,
+        first: tuple[Any, ...] = (),
+        more: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+        each: bool = False,
+    ) -> Invocation:
+        """Encode a call. Raises BadMessage."""
+        ...
+
+    def publish(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]
+    ) -> Any:
+        """Publish a call. Returns its handle."""
+        ...
+
+    def local_job(self, returned: Any) -> Job[Any]:
+        """The handle of a call that ran here and returned this."""
+        ...
+
+    def given(self, job: Any) -> Any:
+        """The handle for the caller, of a job or of a group."""
+        ...
+
+    def errback_takes(self, own: int) -> int:
+        """How many arguments about a failure it takes as an error handler."""
+        ...
 
 
 class Part(ABC, Generic[H]):
@@ -206,7 +288,7 @@ class Signature(Part[Job[R]], Generic[R]):
 
     def __init__(
         self,
-        task: Task[..., R],
+        task: FlowTask[R],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         options: dict[str, Any],
@@ -240,7 +322,7 @@ class Signature(Part[Job[R]], Generic[R]):
             for name, value in options.items()
             if value is not None
         }
-        self.task._check(said)  # noqa: SLF001  # one module in two files
+        self.task.check_options(said)
         self.options.update(said)
         return self
 
@@ -270,7 +352,7 @@ class Signature(Part[Job[R]], Generic[R]):
         args = self.args if self.immutable else (*before, *self.args)
         if self.each:
             results = [self.task.publish(tuple(each), {}, self.options).get() for each in args]
-            job: Job[Any] = self.task._local_job_of(results)  # noqa: SLF001
+            job: Job[Any] = self.task.local_job(results)
         else:
             job = self.task.publish(args, self.kwargs, self.options)
         for follower in self.followers:
@@ -419,7 +501,7 @@ def chord(
     return Chain([made, _part(body).clone()])
 
 
-def chunks(task: Task[..., R], items: Iterable[Sequence[Any]], size: int) -> Group[list[R]]:
+def chunks(task: FlowTask[R], items: Iterable[Sequence[Any]], size: int) -> Group[list[R]]:
     """See `Task.chunks`."""
     stream = iter(items)
     made: list[Part[Any]] = []
@@ -428,7 +510,7 @@ def chunks(task: Task[..., R], items: Iterable[Sequence[Any]], size: int) -> Gro
     return Group(made)
 
 
-def over(task: Task[..., Any], items: Iterable[Sequence[Any]]) -> Signature[Any]:
+def over(task: FlowTask[Any], items: Iterable[Sequence[Any]]) -> Signature[Any]:
     """
     One message in which a task is called for each of several items, which hold its arguments; its
     result is the list of theirs.
@@ -572,12 +654,12 @@ class _Node:
             )
         self._args = args
         # Where it will be, before it is known what it says of those behind it.
-        self.topic, _, said = self._told({})
-        self.key = said.get("key")
+        unlinked = self._invocation({})
+        self.topic, self.key = unlinked.topic, unlinked.options.get("key")
         for number, node in enumerate(before.nodes, 1):
             node.then.append(Target(self.topic, self.id, number, self.key))
 
-    def _told(self, more: dict[str, Any]) -> tuple[str, Any, Any]:
+    def _invocation(self, more: dict[str, Any]) -> Invocation:
         call = self.call
         options = {name: value for name, value in call.options.items() if name in CALL_OPTIONS} | {
             "id": self.id
@@ -589,10 +671,10 @@ class _Node:
         headers = {FLOW_HEADER: "1"}
         if self.needs:
             headers[SIGNALS_HEADER] = str(self.needs)
-        first = (LATER,) if self.takes is not None else ()
+        first = (RESULT_BEFORE,) if self.takes is not None else ()
         if call.each:
             more = {"each": True, **more}
-        return call.task._call_of(  # noqa: SLF001
+        return call.task.invocation(
             self._args,
             call.kwargs,
             options,
@@ -605,8 +687,7 @@ class _Node:
     def message(self) -> Message:
         """With all that it says of those behind it."""
         self.flow.then = self.then
-        topic, body, said = self._told({"flow": msgspec.to_builtins(self.flow)})
-        return Message(topic, body, **said)
+        return self._invocation({"flow": msgspec.to_builtins(self.flow)}).message()
 
     def job(self) -> Job[Any]:
         """Its handle."""
@@ -615,7 +696,7 @@ class _Node:
             self.id,
             self.topic,
             task=self.call.task,
-            is_kept=self.call.task._is_kept(self.call.options),  # noqa: SLF001
+            is_kept=self.call.task.keeps_result(self.call.options),
         )
 
 
@@ -655,10 +736,11 @@ def _group_job(members: list[Any], before: tuple[Job[Any], ...] = ()) -> GroupJo
 def _follower(error_id: str, call: Signature[Any]) -> Follower:
     """What is published when a task fails: the call as a message."""
     task, args = call.task, call.args
-    first = () if call.immutable else (LATER,) * task.errback_takes(len(args))
-    topic, body, said = task._call_of(  # noqa: SLF001
+    first = () if call.immutable else (RESULT_BEFORE,) * task.errback_takes(len(args))
+    encoded = task.invocation(
         args, call.kwargs, {**call.options, "id": call.options.get("id", error_id)}, first=first
     )
+    body = encoded.body
     if not call.immutable and task.errors_of_each and task.serializer == "json":
         body = {"errback": len(first), "args": list(args), "kwargs": call.kwargs}
     elif not call.immutable:
@@ -671,7 +753,11 @@ def _follower(error_id: str, call: Signature[Any]) -> Follower:
     elif not isinstance(body, dict):
         raise UsageError(f'link_error: the task "{task.name}" has to read JSON')
     return Follower(
-        topic, str(said.get("id")), body, dict(said.get("headers") or {}), said.get("key")
+        encoded.topic,
+        str(encoded.options.get("id")),
+        body,
+        dict(encoded.options.get("headers") or {}),
+        encoded.options.get("key"),
     )
 
 
@@ -693,11 +779,7 @@ def _parts(said: Iterable[Any]) -> list[Part[Any]]:
     for each in said:
         if isinstance(each, Part):
             listed.append(each)
-        elif (
-            isinstance(each, Task)
-            or not hasattr(each, "__iter__")
-            or isinstance(each, (str, bytes, dict))
-        ):
+        elif not hasattr(each, "__iter__") or isinstance(each, (str, bytes, dict)):
             _part(each)
         else:
             listed += each

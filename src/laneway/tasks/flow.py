@@ -274,89 +274,104 @@ def signal(target: Target, job_id: str, ended: Outcome) -> Draft:
     return Draft(target.topic, encode(said), key=target.key, id=target.id, signal=number)
 
 
-class _Obituary(msgspec.Struct):
+class _EndNotice(msgspec.Struct):
+    """The body of a message that says how another message ended."""
+
     id: str
     outcome: outcomes.Outcome
     body: _Body | None = None
     followers: list[Target] = []
 
 
-_obituary = msgspec.json.Decoder(_Obituary).decode
+_end_notice = msgspec.json.Decoder(_EndNotice).decode
 
 
-class EndedHandler(Handler):
+class FlowHandler(Handler):
     """
-    Tells those who wait of the end of a message that no handler told, or that began to wait when it
-    had been published already.
+    Handles messages of the flows themselves. Running them does nothing; their end publishes signals
+    in the same step.
     """
 
-    def __init__(self) -> None:
-        super().__init__(_nothing, "laneway.ended", name=ENDED)
+    what: str
+    """What the body is, for the reason of a dead letter whose body cannot be read."""
+
+    def __init__(self, topic: str, name: str) -> None:
+        super().__init__(_do_nothing, topic, name=name)
 
     def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """It does nothing but end."""
+        """No arguments."""
         del lease
         return (), {}
 
     def concluded(
         self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
     ) -> list[Draft]:
-        """Signals, in the same step as its own end."""
+        """The signals to publish with the end; a body that cannot be read is a dead letter."""
         del returned, error
         try:
-            said = _obituary(lease.body)
+            return self.signals(lease)
         except (ValueError, RecursionError) as fault:
-            settlement.action, settlement.reason = "dead", f"this tells of no end: {fault}"
+            settlement.action, settlement.reason = "dead", f"the body is no {self.what}: {fault}"
             return []
-        drafts = [signal(target, said.id, said.outcome) for target in said.followers]
-        if said.body is not None and said.body.flow is not None:
+
+    def signals(self, lease: Lease) -> list[Draft]:
+        """The signals to publish. Raises ValueError or RecursionError for a wrong body."""
+        raise NotImplementedError
+
+
+class EndedHandler(FlowHandler):
+    """
+    Signals the end of a message to its followers, if no handler did it, or if they were added after
+    the message was published.
+    """
+
+    what = "end notice"
+
+    def __init__(self) -> None:
+        super().__init__("laneway.ended", ENDED)
+
+    def signals(self, lease: Lease) -> list[Draft]:
+        """Signals for the followers, and for the calls behind it in its flow."""
+        notice = _end_notice(lease.body)
+        drafts = [signal(target, notice.id, notice.outcome) for target in notice.followers]
+        if notice.body is not None and notice.body.flow is not None:
             drafts += following(
-                said.id,
-                said.body.flow,
-                said.outcome,
-                is_own_failure=said.outcome.status != outcomes.CANCELLED,
+                notice.id,
+                notice.body.flow,
+                notice.outcome,
+                is_own_failure=notice.outcome.status != outcomes.CANCELLED,
             )
         return drafts
 
 
-class OpenHandler(Handler):
-    """Opens a flow that was stored in several steps, or ends it; see `whole`."""
+class OpenHandler(FlowHandler):
+    """Opens a flow that was stored in several steps, or ends it; see `laneway.tasks.whole`."""
+
+    what = "opener of a flow"
 
     def __init__(self) -> None:
-        super().__init__(_nothing, OPEN, name=OPEN)
+        super().__init__(OPEN, OPEN)
 
-    def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """It does nothing but end."""
-        del lease
-        return (), {}
-
-    def concluded(
-        self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
-    ) -> list[Draft]:
-        """Signals, in the same step as its own end."""
-        del returned, error
-        try:
-            said, signals = _opener(lease.body), signals_of(lease)
-        except (ValueError, RecursionError) as fault:
-            settlement.action, settlement.reason = "dead", f"this opens no flow: {fault}"
-            return []
-        failed = next((signal for signal in signals if signal.status != outcomes.SUCCESS), None)
+    def signals(self, lease: Lease) -> list[Draft]:
+        """Signals for the calls that begin the flow, or for all calls if it does not open."""
+        opener, received = _opener(lease.body), signals_of(lease)
+        failed = next((signal for signal in received if signal.status != outcomes.SUCCESS), None)
         if failed is not None:
             ended = outcomes.Outcome(status=failed.status, error=failed.error, reason=failed.reason)
-        elif said.fails is not None:
-            ended = outcomes.Outcome(status=outcomes.EXPIRED, reason=said.fails)
+        elif opener.fails is not None:
+            ended = outcomes.Outcome(status=outcomes.EXPIRED, reason=opener.fails)
         else:
             ended = outcomes.Outcome(status=outcomes.SUCCESS)
-        if said.size and ended.status != outcomes.SUCCESS:
+        if opener.size and ended.status != outcomes.SUCCESS:
             log.warning(
                 "flow %s of %d calls, topic %s: %s",
                 lease.id,
-                said.size,
+                opener.size,
                 lease.topic,
                 ended.reason or ended.status,
             )
-        return following(lease.id, said.flow, ended, published_us=lease.published_us)
+        return following(lease.id, opener.flow, ended, published_us=lease.published_us)
 
 
-async def _nothing() -> None:
-    """All that there is to do is done with its end."""
+async def _do_nothing() -> None:
+    """The handler's function; the signals are published with its end."""

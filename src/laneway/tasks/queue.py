@@ -17,13 +17,13 @@ from laneway import headers as control
 from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import BadMessage, HandlerSignal, LanewayError, Retry, UsageError
-from laneway.message import Message
 from laneway.policy import check_topic
 from laneway.tasks import flow, outcomes, tagged
 from laneway.tasks.flow import Flow, Target
 from laneway.tasks.job import Job
+from laneway.tasks.options import TaskOptions
 from laneway.tasks.request import current_request
-from laneway.tasks.task import Task, TaskOptions
+from laneway.tasks.task import Task
 from laneway.working.user_imports import importing
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from datetime import datetime
 
-    from laneway.message import Receipt
+    from laneway.message import Message, Receipt
     from laneway.tasks.host import Host
     from laneway.tasks.request import Request
     from laneway.units import Duration
@@ -316,11 +316,10 @@ class Queue:
         if waits is not None:
             more = {"flow": msgspec.to_builtins(Flow(allows_failure=waits.allow_failure))}
             own = {FLOW_HEADER: "1", SIGNALS_HEADER: str(count)} if count else {FLOW_HEADER: "1"}
-        topic, body, told = task._call_of(call.args, call.kwargs, options, more=more, headers=own)  # noqa: SLF001  # a task of its own
-        return Message(topic, body, **told)
+        return task.invocation(call.args, call.kwargs, options, more=more, headers=own).message()
 
     def _published(self, task: NamedTask, call: Call, receipt: Receipt) -> Job[Any]:
-        job = task._job(receipt)  # noqa: SLF001
+        job = task.job(receipt)
         if call.options.get("meta"):
             job.meta.update(call.options["meta"])
             job.save_meta()

@@ -28,8 +28,8 @@ from laneway.errors import UsageError
 from laneway.safetext import redacted
 from laneway.signals import Signal
 from laneway.tasks.canvas import CELERY_NAMES, Signature
+from laneway.tasks.options import TaskOptions
 from laneway.tasks.task import Task as _Task
-from laneway.tasks.task import TaskOptions
 
 
 class Celery:
@@ -438,12 +438,12 @@ class Celery:
 
     def _plan(self, name: str, when: Any, sig: Signature[Any]) -> None:
         laneway = self.laneway  # applies the settings
-        message = sig.task.message(
+        call = sig.task.invocation(
             sig.args,
             sig.kwargs,
             {name: value for name, value in sig.options.items() if name not in ("delay", "at")},
         )
-        laneway.schedule(name, message, **options_of(when, self.timezone))
+        laneway.schedule(name, call.message(), **options_of(when, self.timezone))
 
     def for_worker(self) -> Laneway:
         """Laneway's application, for a worker's process."""

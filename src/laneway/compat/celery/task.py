@@ -26,8 +26,8 @@ from laneway.tasks import outcomes
 from laneway.tasks.canvas import CELERY_NAMES, GroupJob, Signature, over
 from laneway.tasks.job import Job
 from laneway.tasks.request import Request, current_request
+from laneway.tasks.running import final, used_up
 from laneway.tasks.task import Task as _Task
-from laneway.tasks.task import final, used_up
 from laneway.working.error_details import Details
 from laneway.working.time_limits import TimeLimit
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from laneway.compat.celery.application import Celery
     from laneway.message import Lease
+    from laneway.tasks.invocation import Invocation
 
 FOREVER = 1_000_000
 """Retries of a task with `max_retries=None`."""
@@ -130,9 +131,10 @@ class Task(_Task[..., Any]):
             return self(*args, **kwargs)
         return super()._invoke(args, kwargs)
 
-    def _call_of(self, *args: Any, **kwargs: Any) -> Any:
-        self.celery.for_task()  # applies the settings
-        return super()._call_of(*args, **kwargs)
+    def invocation(self, *args: Any, **kwargs: Any) -> Invocation:
+        """Encode a call, after the settings were applied."""
+        self.celery.for_task()
+        return super().invocation(*args, **kwargs)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """The task's function; a custom class overrides it."""

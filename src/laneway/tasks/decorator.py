@@ -1,0 +1,128 @@
+"""`@app.task`: the decorator that makes a function a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+
+from laneway import arguments
+from laneway.errors import UsageError
+from laneway.policy import Backoff, PolicyOptions
+from laneway.tasks.options import RETRY_OPTIONS, TaskOptions
+from laneway.tasks.task import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from laneway.tasks.host import Host
+    from laneway.tasks.serializers import Serializer
+    from laneway.tasks.task import AsyncTask
+    from laneway.units import Duration
+    from laneway.working.handler import Isolation
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskKeywords(PolicyOptions, total=False):
+    """
+    The options of `@app.task` for type checkers: those of `TaskOptions`, the fields of a policy,
+    and Celery's names of some.
+    """
+
+    topic: str | None
+    name: str | None
+    key: str | None
+    id: str | None
+    base: type[Task[Any, Any]] | None
+    serializer: Serializer
+    autoretry_for: tuple[type[BaseException], ...] | None
+    dont_autoretry_for: tuple[type[BaseException], ...]
+    isolation: Isolation | None
+    time_limit: Duration | None
+    soft_time_limit: Duration | None
+    ignore_result: bool
+    result_ttl: Duration | None
+    failure_ttl: Duration | None
+    max_retries: int | None
+    default_retry_delay: Duration | None
+    retry_backoff: bool | int
+    retry_backoff_max: Duration | None
+    retry_jitter: bool
+
+
+class TaskDecorator:
+    """
+    The result of `app.task(…)`. It makes a function a `Task`, registers it, and sets its topic's
+    policy.
+    """
+
+    def __init__(
+        self,
+        app: Host,
+        base: type[Task[Any, Any]] | None,
+        options: TaskOptions,
+        policy: dict[str, Any],
+    ) -> None:
+        self._app = app
+        self._base = _base(base)
+        self._options = options
+        self._policy = _policy_fields(policy)
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncTask[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R]) -> Task[P, R]: ...
+
+    def __call__(self, function: Callable[P, Any]) -> Any:
+        """Make the function a task. Raises UsageError, BadPolicy."""
+        task = self._base(self._app, function, self._options)
+        self._app.handlers.add_task(task.handler)
+        if self._policy:
+            self._app.policy(task.template.pattern(), **self._policy)
+        return task
+
+
+class BoundTaskDecorator(TaskDecorator):
+    """As `TaskDecorator` with `bind=True`: the function's first argument is the task itself."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]
+    ) -> AsyncTask[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Any, P], R]) -> Task[P, R]: ...
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        """Make the function a task. Raises UsageError, BadPolicy."""
+        return super().__call__(function)
+
+
+def _base(base: object) -> type[Task[Any, Any]]:
+    if base is None:
+        return Task
+    if not isinstance(base, type) or not issubclass(base, Task):
+        raise UsageError(f"task: expected base to be a subclass of laneway.Task, got {base!r:.80}")
+    return base
+
+
+def _policy_fields(options: dict[str, Any]) -> dict[str, Any]:
+    """Policy fields, with Celery's retry options translated. Raises UsageError."""
+    celery = {name: options[name] for name in RETRY_OPTIONS if options.get(name) is not None}
+    fields = {name: value for name, value in options.items() if name not in RETRY_OPTIONS}
+    for field, names in (("retries", {"max_retries"}), ("backoff", {*RETRY_OPTIONS[1:]})):
+        if field in fields and (same := names & celery.keys()):
+            raise UsageError(f'task: "{field}" and "{min(same)}" mean the same; give one of them')
+    if "max_retries" in celery:
+        fields["retries"] = celery["max_retries"]
+    backoff = celery.get("retry_backoff", False)
+    if backoff is not False:
+        base = 1.0 if backoff is True else arguments.seconds("task", "retry_backoff", backoff)
+        cap = arguments.seconds("task", "retry_backoff_max", celery.get("retry_backoff_max", 600))
+        fields["backoff"] = Backoff(
+            base=base, cap=max(cap, base), jitter=bool(celery.get("retry_jitter", True))
+        )
+    elif "default_retry_delay" in celery:
+        fields["backoff"] = celery["default_retry_delay"]
+    return fields

@@ -1,0 +1,125 @@
+"""The options of a task, and of one of its calls."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+
+import msgspec
+
+from laneway import units
+from laneway.errors import BadMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from laneway.tasks.serializers import Serializer
+    from laneway.units import Duration
+    from laneway.working.handler import Isolation
+
+    class Linkable(Protocol):
+        """A call that is not published yet, such as `task.s(1)`."""
+
+        immutable: bool
+
+        def calls(self) -> Iterator[Any]: ...
+
+
+class CallOptions(TypedDict, total=False):
+    """
+    The options of one call.
+
+    `delay` (a duration) or `at` (an aware datetime or Unix seconds): when it is due.
+    `ttl`: how long it may wait.
+    `priority`: -100 to 100, a larger number is delivered first.
+    `key`, `topic`: replace the task's.
+    `id`: an id of your own.
+    `headers`: short texts by name.
+    `at_front`: deliver it before all others of its priority.
+    `retries`: the most retries, at most those of the topic's policy.
+    `ignore_result`, `result_ttl`, `failure_ttl`, `time_limit`, `soft_time_limit`: replace the
+    task's.
+    `link`: calls that follow it and get its result.
+    `link_error`: calls that follow its final failure and get its id, its error and the traceback.
+    """
+
+    delay: Duration | None
+    at: datetime | float | None
+    ttl: Duration | None
+    priority: int
+    key: str | None
+    id: str | None
+    topic: str | None
+    headers: dict[str, str] | None
+    at_front: bool
+    retries: int | None
+    ignore_result: bool
+    result_ttl: Duration | None
+    failure_ttl: Duration | None
+    time_limit: Duration | None
+    soft_time_limit: Duration | None
+    link: Linkable | Sequence[Linkable] | None
+    link_error: Linkable | Sequence[Linkable] | None
+
+
+CALL_OPTIONS = frozenset(CallOptions.__annotations__)
+
+MESSAGE_OPTIONS = frozenset({"delay", "at", "ttl", "priority", "key", "id", "at_front"})
+"""Options of a call that are options of its message."""
+
+RESULT_OPTIONS = ("ignore_result", "result_ttl", "failure_ttl")
+"""Options of a call that say for how long its result is kept."""
+
+
+class TaskOptions(msgspec.Struct, kw_only=True):
+    """The options of `app.task` for one task, without the fields of its topic's policy."""
+
+    topic: str | None = None
+    name: str | None = None
+    key: str | None = None
+    id: str | None = None
+    bind: bool = False
+    serializer: Serializer = "json"
+    autoretry_for: tuple[type[BaseException], ...] | None = None
+    dont_autoretry_for: tuple[type[BaseException], ...] = ()
+    isolation: Isolation | None = None
+    time_limit: Duration | None = None
+    soft_time_limit: Duration | None = None
+    ignore_result: bool = False
+    result_ttl: Duration | None = None
+    failure_ttl: Duration | None = None
+
+
+RETRY_OPTIONS = (
+    "max_retries",
+    "default_retry_delay",
+    "retry_backoff",
+    "retry_backoff_max",
+    "retry_jitter",
+)
+"""Celery's names for the policy fields `retries` and `backoff`."""
+
+
+def has_links(options: Mapping[str, Any]) -> bool:
+    """Whether the options link other calls to this one."""
+    return options.get("link") is not None or options.get("link_error") is not None
+
+
+def listed(value: Any) -> list[Any]:
+    """A list of one value, of several, or of none (None)."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def ttl_until(task: str, expires: Duration | datetime | None) -> Duration | None:
+    """Celery's `expires`, a duration or a moment, as a ttl. Raises BadMessage for a past moment."""
+    if not isinstance(expires, datetime):
+        return expires
+    left = units.moment(expires) / units.SECOND - datetime.now(UTC).timestamp()
+    if left <= 0:
+        raise BadMessage(
+            f"task {task}: the call would expire at {expires}, which is past; give it a later"
+            " moment"
+        )
+    return left

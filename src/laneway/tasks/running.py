@@ -1,0 +1,522 @@
+"""How a worker runs a task: its handler, the run itself, the verdict on an error, and the hooks."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from laneway import arguments, signals, units
+from laneway import headers as control
+from laneway.engines.shared.refusals import brief, result_ttls_us, retries_used_up
+from laneway.errors import (
+    DependencyFailed,
+    DestinationUnavailable,
+    EngineUnavailable,
+    Reject,
+    Retry,
+)
+from laneway.tasks import flow, outcomes, serializers, steps, tagged
+from laneway.tasks.binding import Binding
+from laneway.tasks.request import Request, request_of
+from laneway.working.error_details import WorkerLost, describe, error_text, text_of
+from laneway.working.handler import CURRENT, Handler
+from laneway.working.outcome import Portable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from laneway.message import Draft, Lease, Settlement
+    from laneway.tasks.host import Host
+    from laneway.tasks.options import TaskOptions
+
+log = logging.getLogger("laneway.task")
+
+HOOKS = ("before_start", "on_success", "on_retry", "on_failure", "after_return")
+"""Methods of a task class that run around the function."""
+
+
+class TaskHandler(Handler):
+    """Calls the task's function with the arguments in the message's body."""
+
+    own_address: str | None = None
+    """The address of a function called by name; None: the task's own."""
+
+    def __init__(self, task: RunnableTask, topic: str, options: TaskOptions) -> None:
+        super().__init__(
+            task.aperform if inspect.iscoroutinefunction(task.function) else task.perform,
+            topic,
+            name=task.name,
+            isolation=options.isolation,
+            time_limit=options.time_limit,
+            soft_time_limit=options.soft_time_limit,
+        )
+        self.task = task
+
+    @property
+    def address(self) -> str:
+        if self.own_address is not None:
+            return self.own_address
+        return f"{self.task.function.__module__}:{self.task.function.__qualname__}.perform_apart"
+
+    def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        request = self.task.request_for(lease)
+        if self.own_address is not None:
+            request = msgspec.structs.replace(
+                request, store=(self.task.app.url, self.task.app.namespace)
+            )
+        if self.task.asks_for_limit:  # here, since a child process has no engine
+            request = msgspec.structs.replace(
+                request, retries_limit=self.task.retries_limit(request), is_limited=True
+            )
+        return (request,), {}
+
+    def refusal(self, lease: Lease, losses: int) -> Exception | None:
+        limit = self.task.lost_limit(lease)
+        lost = losses if self.asks_for_losses else lease.attempt - 1
+        if limit is None or lost <= limit:
+            return None
+        error = WorkerLost(f"task {self.task.name}: its worker ended while it ran")
+        refused = final(error)
+        refused.__cause__ = error
+        return refused
+
+    def concluded(
+        self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
+    ) -> Sequence[Draft]:
+        """Add the result to store to the settlement. Returns the messages to publish with it."""
+        if settlement.action == "retry" and error is not None and self.task.is_final(error):
+            settlement.action, settlement.reason = (
+                "dead",
+                (settlement.error or "failed").partition("\n")[0],
+            )
+        times, around = result_ttls_us(lease.headers), flow.of(lease.body, lease.headers)
+        if settlement.action == "retry":
+            self._look_at_retries(lease, settlement, is_in_flow=around is not None)
+        if times is None and around is None:
+            return super().concluded(lease, returned, error, settlement)
+        origin: outcomes.Origin = {"topic": lease.topic, "published_us": lease.published_us}
+        if isinstance(returned, outcomes.Said):
+            origin["said"], returned = returned.state, returned.about
+        if error is None and self.task.tags:
+            origin["tagged"], returned = (
+                True,
+                returned if isinstance(returned, Portable) else self.task.tagged_result(returned),
+            )
+        if error is None:
+            kept = (
+                returned
+                if issubclass(type(returned), Portable)
+                else outcomes.success(self.task.name, self.task.serializer, returned, **origin)
+            )
+        elif settlement.action in ("retry", "dead"):
+            kept = outcomes.failure(describe(error), **origin)
+        else:
+            return ()
+        never_began = issubclass(type(error), DependencyFailed)
+        if never_began:
+            settlement.action = "ack"  # nobody is to try again what never began
+        if settlement.action == "retry" and around is not None:
+            # were it dead after all, since its policy has just changed, then the engine tells of it
+            return ()
+        if times is not None:
+            settlement.id, settlement.outcome, settlement.outcome_ttl_us = (
+                lease.id,
+                kept,
+                times[error is not None],
+            )
+        if around is None or not (around.then or around.errors):
+            return ()
+        return flow.following(lease.id, around, outcomes.read(kept), is_own_failure=not never_began)
+
+    def _look_at_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
+        """
+        A failure is final where its call allows no more retries; in a flow also where the policy
+        does not: what follows is told with it.
+        """
+        said = control.retries(lease.headers)
+        limit = said if said is not None else sys.maxsize
+        if is_in_flow:
+            with contextlib.suppress(
+                EngineUnavailable
+            ):  # the engine tells what follows of its end then
+                limit = min(limit, self.task.app.engine.policy_of(lease.topic).retries)
+        if lease.attempt > limit:
+            settlement.action, settlement.reason = (
+                "dead",
+                retries_used_up(lease.attempt, settlement.error, settlement.reason),
+            )
+
+
+class RunnableTask:
+    """
+    The half of a task that a worker uses. `Task` is the other half: calling it.
+
+    A subclass may replace the hooks `before_start`, `on_success`, `on_retry`, `on_failure` and
+    `after_return`. They run in the process of the function; those of a coroutine function may be
+    coroutines.
+    """
+
+    handler: TaskHandler
+    """The handler that workers use; `Task` creates it."""
+
+    tags: str | None = None
+    """
+    Whether values that JSON does not have carry their types: None: no; "json": as in Celery;
+    "strict": all types, and the call is refused if one is unknown.
+    """
+
+    errors_of_each = False
+    """
+    Whether, as in Celery, an error handler of a group is called for each member that fails, with
+    (request, error, traceback), or with the id alone.
+    """
+
+    retries_eagerly = False
+    """Whether a call that runs where it is made is retried there."""
+
+    def __init__(self, app: Host, function: Callable[..., Any], options: TaskOptions) -> None:
+        self.app = app
+        self.name = (
+            function.__qualname__
+            if options.name is None
+            else arguments.name("task", "name", options.name)
+        )
+        self.function = function
+        serializers.check(self.name, options.serializer)
+        self.binding = Binding(self.name, function, skips=options.bind)
+        self.serializer = options.serializer
+        self.returns = self.binding.returns
+        self._options = options
+        self._has_hooks = any(
+            getattr(type(self), name) is not getattr(RunnableTask, name) for name in HOOKS
+        )
+        self.asks_for_limit = self._has_hooks or options.bind
+
+    # Hooks of a subclass
+
+    def before_start(self, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called before each run. An error that it raises is the run's error."""
+
+    def on_success(
+        self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Called after the function returned."""
+
+    def on_retry(
+        self,
+        exc: BaseException,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: str,
+    ) -> Any:
+        """Called after an error that will be retried. `einfo`: the traceback as text."""
+
+    def on_failure(
+        self,
+        exc: BaseException,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: str,
+    ) -> Any:
+        """Called after an error that will not be retried. `einfo`: the traceback as text."""
+
+    def after_return(
+        self,
+        status: str,
+        retval: Any,
+        task_id: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        einfo: str | None,
+    ) -> Any:
+        """
+        Called after each run. `status`: "SUCCESS", "RETRY" or "FAILURE". `retval`: the result, or
+        the error.
+        """
+
+    # One run
+
+    def perform(self, request: Request) -> Any:
+        """
+        Run the function and its hooks. Returns its result. Raises its error, or Reject if the call
+        or the task says that the error is final.
+        """
+        token = CURRENT.set(request)
+        try:
+            return _result_of(steps.run(self._steps(request)))
+        finally:
+            CURRENT.reset(token)
+
+    async def aperform(self, request: Request) -> Any:
+        """As `perform`, for a coroutine function."""
+        token = CURRENT.set(request)
+        try:
+            return _result_of(await steps.arun(self._steps(request)))
+        finally:
+            CURRENT.reset(token)
+
+    def _steps(self, request: Request) -> steps.Steps:
+        """The steps of a run. Returns the function's result, or `_Failed`."""
+        try:
+            if signals.task_prerun.receivers:
+                signals.task_prerun.send(
+                    self,
+                    task_id=request.id,
+                    task=self,
+                    args=request.args,
+                    kwargs=request.kwargs,
+                )
+            if self._has_hooks:
+                yield steps.both(
+                    functools.partial(self.before_start, request.id, request.args, request.kwargs)
+                )
+            returned = yield steps.both(functools.partial(self._run, request))
+        except Exception as error:  # noqa: BLE001  # the verdict decides what is raised
+            verdict = self._verdict(request, error)
+            for hook in self._hooks_of_failure(request, error, verdict):
+                with _LoggedErrors(self.name):
+                    yield steps.both(hook)
+            return _Failed(verdict, error)
+        for hook in self._hooks_of_success(request, returned):
+            with _LoggedErrors(self.name):
+                yield steps.both(hook)
+        return returned
+
+    def perform_apart(self, request: Request) -> Portable | None:
+        """As `perform`, in a child process. Returns the encoded result, None if nobody keeps it."""
+        returned = self.perform(request)
+        if not request.is_kept:
+            return None
+        published_us = round(request.published_at * units.SECOND)
+        outcome = outcomes.success(
+            self.name, self.serializer, returned, topic=request.topic, published_us=published_us
+        )
+        return Portable(outcome)
+
+    def _run(self, request: Request) -> Any:
+        if request.each:
+            return self._run_each(request)
+        args, kwargs = (
+            self.binding.complete(request)
+            if self.binding.injected
+            else (request.args, request.kwargs)
+        )
+        return self._invoke(args, kwargs)
+
+    def _invoke(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return (
+            self.function(self, *args, **kwargs)
+            if self._options.bind
+            else self.function(*args, **kwargs)
+        )
+
+    def _run_each(self, request: Request) -> Any:
+        """The calls of one message of `chunks`, one after the other."""
+        if self.handler.kind == "async":
+            return self._arun_each(request)
+        return [self._run(one) for one in self._single_runs(request)]
+
+    async def _arun_each(self, request: Request) -> list[Any]:
+        return [await self._run(one) for one in self._single_runs(request)]
+
+    def _single_runs(self, request: Request) -> Iterator[Request]:
+        for each in request.args:
+            args, kwargs = self.binding.decode(
+                {"args": each, "kwargs": {}}, converts=self.serializer != "pickle"
+            )
+            yield msgspec.structs.replace(request, args=args, kwargs=kwargs, each=False)
+
+    def request_for(self, lease: Lease) -> Request:
+        """The run of a lease. Raises Reject if the body is no call of this task."""
+        body = serializers.decode(self.name, self.serializer, lease)
+        if self.tags and isinstance(body, dict) and self.serializer == "json":
+            body |= {name: tagged.untag(body[name]) for name in ("args", "kwargs") if name in body}
+        around, before = flow.of(lease.body, lease.headers), flow.signals_of(lease)
+        first = (
+            flow.results_of(around, before, self._result_before)
+            if around is not None and (before or around.takes)
+            else ()
+        )
+        each = isinstance(body, dict) and body.get("each") is True
+        if each:
+            args, kwargs = (*first, *body["args"]), dict[str, Any]()
+        else:
+            is_errback = self.errors_of_each and isinstance(body, dict) and body.get("errback") == 3
+            args, kwargs = self.binding.decode(
+                body, first, converts=self.serializer != "pickle" and not is_errback
+            )
+            if is_errback:
+                args = self.errback_args(args, body.get("error"))
+        return request_of(self.name, lease, args, kwargs, before=before, each=each)
+
+    def _result_before(self, signal: flow.Signal) -> Any:
+        ended = outcomes.Outcome(
+            status=signal.status, result=signal.result, pickled=signal.pickled, tagged=signal.tagged
+        )
+        return (
+            outcomes.value(ended, None, self.serializer)
+            if signal.status == outcomes.SUCCESS
+            else None
+        )
+
+    def tagged_result(self, returned: Any) -> Any:
+        """The result as it is stored, with the types of its values if the task tags them."""
+        return (
+            tagged.tag(returned)
+            if self.tags and self.serializer == "json" and self.returns is None
+            else returned
+        )
+
+    def errback_takes(self, own: int) -> int:
+        """
+        How many arguments about the failure it takes as an error handler, before its `own` ones.
+        """
+        del own
+        return 3
+
+    def errback_args(self, args: tuple[Any, ...], error: Any) -> tuple[Any, ...]:
+        """Its arguments as an error handler. `error`: the failure's details."""
+        del error
+        return args
+
+    # Verdicts
+
+    def retries_limit(self, request: Request) -> int:
+        """
+        The most retries of a run: those of its call, at most those of the topic's policy. Raises
+        EngineUnavailable.
+        """
+        if request.is_limited:
+            return cast("int", request.retries_limit)
+        policy = sys.maxsize if self.app.eager else self.app.engine.policy_of(request.topic).retries
+        return policy if request.retries_limit is None else min(request.retries_limit, policy)
+
+    def lost_limit(self, lease: Lease) -> int | None:
+        """
+        How often a run may lose its worker before it is refused; None: as the policy says. At least
+        once, since another run may have killed the worker.
+        """
+        retries = control.retries(lease.headers)
+        return None if retries is None else max(1, retries)
+
+    def is_final(self, error: BaseException) -> bool:
+        """Whether an error that ended the run from outside, such as a time limit, is final."""
+        del error
+        return False
+
+    def _verdict(self, request: Request, error: Exception) -> Exception:
+        """
+        The error to raise: `error` itself if the policy decides about retries, or Reject if the
+        call or the task says that it is final.
+        """
+        if isinstance(error, (Reject, DestinationUnavailable)):
+            return error
+        options = self._options
+        if not isinstance(error, Retry):
+            retried = options.autoretry_for is None or isinstance(error, options.autoretry_for)
+            if not retried or isinstance(error, options.dont_autoretry_for):
+                return final(error)
+        if request.retries_limit is not None and request.retries >= request.retries_limit:
+            return used_up(request.attempt, error)
+        return error
+
+    def _hooks_of_success(self, request: Request, returned: Any) -> Iterator[Callable[[], Any]]:
+        if self._has_hooks:
+            about = (request.id, request.args, request.kwargs)
+            yield functools.partial(self.on_success, returned, *about)
+            yield functools.partial(self.after_return, "SUCCESS", returned, *about, None)
+        if signals.of_runs():
+            yield functools.partial(signals.task_success.send, self, result=returned)
+            yield functools.partial(
+                signals.task_postrun.send,
+                self,
+                **_call_fields(request),
+                retval=returned,
+                state="SUCCESS",
+            )
+
+    def _hooks_of_failure(
+        self, request: Request, error: Exception, verdict: Exception
+    ) -> Iterator[Callable[[], Any]]:
+        if self._has_hooks or signals.of_runs():
+            is_final = isinstance(verdict, Reject) or (self.app.eager and not self.retries_eagerly)
+            why = (
+                error.__cause__
+                if isinstance(error, (Retry, Reject)) and error.__cause__ is not None
+                else error
+            )
+            einfo, state = text_of(why), "FAILURE" if is_final else "RETRY"
+            about = (request.id, request.args, request.kwargs, einfo)
+            if self._has_hooks:
+                yield functools.partial(self.on_failure if is_final else self.on_retry, why, *about)
+                yield functools.partial(self.after_return, state, why, *about)
+            if is_final:
+                fields = {
+                    **_call_fields(request),
+                    "exception": why,
+                    "traceback": why.__traceback__,
+                    "einfo": einfo,
+                }
+                yield functools.partial(signals.task_failure.send, self, **fields)
+            else:
+                yield functools.partial(
+                    signals.task_retry.send, self, request=request, reason=why, einfo=einfo
+                )
+            yield functools.partial(
+                signals.task_postrun.send, self, **_call_fields(request), retval=why, state=state
+            )
+
+
+class _Failed(msgspec.Struct):
+    """A run that raised `error`, and the error to raise instead."""
+
+    verdict: Exception
+    error: Exception
+
+
+def _result_of(ended: Any) -> Any:
+    if type(ended) is not _Failed:
+        return ended
+    if ended.verdict is ended.error:
+        raise ended.error
+    raise ended.verdict from ended.error
+
+
+class _LoggedErrors:
+    """Log a hook's own error: the run is over, and its outcome does not change."""
+
+    def __init__(self, task: str) -> None:
+        self._task = task
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if isinstance(error, Exception):
+            log.error('task "%s": a hook failed', self._task, exc_info=error)
+            return True
+        return False
+
+
+def _call_fields(request: Request) -> dict[str, Any]:
+    return {"task_id": request.id, "args": request.args, "kwargs": request.kwargs}
+
+
+def final(cause: BaseException) -> Reject:
+    """A Reject for an error that is not retried: its first line is the reason."""
+    text = error_text(cause)
+    return Reject(brief(text), error=text)
+
+
+def used_up(attempts: int, cause: BaseException | None) -> Reject:
+    """A Reject for an error after which the call allows no more retries."""
+    text = error_text(cause) if cause is not None else "the task asked for one more"
+    return Reject(retries_used_up(attempts, text), error=text if cause is not None else None)
