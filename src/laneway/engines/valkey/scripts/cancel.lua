@@ -1,8 +1,12 @@
 --@ allow-oom
 
--- Take the message with the number ARGV[3] out, whatever it waits for; of one that is leased the
--- lease ends, and its worker is told. Answers what that was: "cancelled", "aborted", "dead" or
--- "unknown".
+-- Remove a message in whatever state it is. If it is leased, the lease ends and its worker is
+-- notified.
+--
+-- ARGV[3]: the message's number
+--
+-- Answers "cancelled"; "aborted" for a leased one; "dead" for a dead letter and "unknown", where
+-- nothing changes.
 
 local mid = tonumber(ARGV[3])
 local record = messages.read(mid)

@@ -1,9 +1,14 @@
 --@ allow-oom
 
--- What the doctor looks at, one page of it: ARGV[3]: "lanes", "messages" or "leases"; [4]: where
--- the page begins; [5]: "1" to mend. Answers {where the next page begins, how many lanes counted
--- wrongly, entries without their message, messages that stood nowhere, leases that nothing would
--- take back, what the lanes hold: waiting, bytes, leased; and how many wait for a handler}.
+-- Check one page of the shard for the doctor, and repair it.
+--
+-- ARGV[3]: what is checked: "lanes", "messages" or "leases"
+-- ARGV[4]: the cursor of the page; 0 for the first
+-- ARGV[5]: "1": repair what is wrong
+--
+-- Answers {the next cursor, lanes whose counts are wrong, index entries without a message, messages
+-- without an index entry, leases that no event would end; then what the lanes hold: waiting, bytes,
+-- leased; messages that wait for a handler}.
 
 local what, cursor, mends = ARGV[3], ARGV[4], ARGV[5] == '1'
 local wrong_counts, orphans, lost, endless, waiting, bytes, leased, unhandled = 0, 0, 0, 0, 0, 0, 0,

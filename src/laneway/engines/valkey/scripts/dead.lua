@@ -1,8 +1,15 @@
 --@ allow-oom
 
--- Put dead letters back, or ("drop") forget them. ARGV[3]: "redrive" or "drop"; [4]: the topic, or
--- ""; [5]: the messages' numbers, or "" for the oldest; [6]: at most how many; [7]: in how many
--- microseconds the first is due; [8]: and how much later each next one. Answers how many.
+-- Put dead letters back into their topics, or drop them: those with given numbers, or the oldest.
+--
+-- ARGV[3]: "redrive" or "drop"
+-- ARGV[4]: the topic; "": any
+-- ARGV[5]: the messages' numbers (packed); "": the oldest
+-- ARGV[6]: the most that are processed
+-- ARGV[7]: microseconds until the first is due
+-- ARGV[8]: microseconds between the due times of two
+--
+-- Answers how many were processed.
 
 local topic, most = ARGV[4], tonumber(ARGV[6])
 local first, spacing = shard.now + tonumber(ARGV[7]), tonumber(ARGV[8])

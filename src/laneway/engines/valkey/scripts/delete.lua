@@ -1,8 +1,13 @@
 --@ allow-oom
 
--- After a purge: give up the leases of the topic ARGV[3] that ARGV[4] lists (numbers of messages:
--- those that are leased in its lanes). With ARGV[5] "1" its lanes and finished ids go too. Answers
--- how many leases it gave up.
+-- Delete the rest of a topic after a purge: its leases and, with the last page, its lanes and known
+-- ids.
+--
+-- ARGV[3]: the topic
+-- ARGV[4]: the numbers of messages that are leased in its lanes (packed)
+-- ARGV[5]: "1": this is the last page
+--
+-- Answers how many leases were ended.
 
 local topic = ARGV[3]
 local policy = rules.of(topic)

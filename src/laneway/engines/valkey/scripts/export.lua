@@ -1,7 +1,12 @@
 --@ allow-oom
 
--- Take messages out of the lane ARGV[3] ("": dead letters), the first ARGV[4] of them, and keep
--- them in `moving` until they have arrived elsewhere. Answers their numbers.
+-- Move messages out of a lane into the hash `moving`, where they stay until their arrival in
+-- another store is confirmed.
+--
+-- ARGV[3]: the lane's name; "": dead letters
+-- ARGV[4]: the most that are exported
+--
+-- Answers their numbers.
 
 local most, taken = tonumber(ARGV[4]), {}
 

@@ -1,8 +1,11 @@
 --@ allow-oom
 
--- ARGV[3]: {number, fence} of leases; ARGV[4]: "" to record that they are about to be run, else for
--- how many microseconds from now they are to last at least. Answers 1 for each that is held, 0 for
--- one that is lost.
+-- Extend leases, or record that their handlers are about to start.
+--
+-- ARGV[3]: {number, fence} of each lease (packed)
+-- ARGV[4]: microseconds from now until which they last at least; "": record the start instead
+--
+-- Answers 1 for each lease that is held, 0 for one that is lost.
 
 local by = tonumber(ARGV[4])
 local answers = settling.keep(values_of(ARGV[3]), function(lease)

@@ -1,6 +1,11 @@
--- Set the limits of the gate ARGV[3], as "code" or "operator" (ARGV[4]) says, or this shard's
--- "grant": ARGV[5], {rate or false, burst or false, concurrency or false}. A grant is not taken
--- back from leases that have it. Answers the concurrency that holds, -1: none.
+-- Set the limits of a gate: those of the code, of the operator, or this shard's grant. A grant
+-- never goes below what is leased.
+--
+-- ARGV[3]: the gate's name
+-- ARGV[4]: "code", "operator" or "grant"
+-- ARGV[5]: {rate or false, burst or false, concurrency or false} (packed)
+--
+-- Answers the concurrency that is in force then; -1: none.
 
 local limits = values_of(ARGV[5])
 local gate = gates.find(ARGV[3])

@@ -1,7 +1,10 @@
--- Take in what another store sent. ARGV[3]: of each {topic, id, key, headers, sticky, rank,
--- published, since, expires, attempts, deliveries, suspect, serial, mkey, made number here,
--- unhandled from, unhandled times, joined ids, history, death, what picks its partition, number of
--- bodies}; then all bodies. Answers one word for each.
+-- Take in messages of another store. Each has its bodies behind the rows, one argument for each
+-- body.
+--
+-- ARGV[3]: a row for each message, with the fields `FIELDS` below (packed)
+-- ARGV[4…]: the bodies
+--
+-- Answers "accepted" or "duplicate" for each message.
 
 local FIELDS = {
     'topic', 'id', 'key', 'headers', 'sticky', 'rank', 'published', 'since', 'expires', 'attempts',

@@ -1,14 +1,23 @@
 --@ allow-oom
 
--- Hand out. ARGV[3]: how many; [4]: the pool; [5]: the topics, or ""; [6]: how many can be started
--- at once; [7]: "1" if the hand-out of a suspect is its recorded start; [8]: how much housekeeping
--- this call may do; [9]: "1" if it is to hand out also where some is left to do; [10]: how soon, in
--- microseconds, something has to be due for another waiter to be rung. [11]: patterns of a caller
--- who takes nothing else, or ""; [12]: the place in the lanes' order where this call begins; [13]:
--- how many lanes it may pass
--- over. Answers {now, next wake or -1, whether to call again, the namespace's nonce, first fence,
--- messages, runs, bodies, whether lanes were passed over, where the next call begins or -1 if all
--- were looked at}, see serving.lease.
+-- Deliver messages of a pool; first do some housekeeping.
+--
+-- ARGV[2]: the record of the tiers, see parts/shard.lua
+-- ARGV[3]: the most messages
+-- ARGV[4]: the pool
+-- ARGV[5]: the only topics, in the order in which they are served (packed); "": all
+-- ARGV[6]: how many messages the worker can start at once: no more of limited topics are delivered
+-- ARGV[7]: "1": the delivery of a suspect records its start
+-- ARGV[8]: how much housekeeping of each kind this call does at most
+-- ARGV[9]: "1": deliver also where housekeeping is left to do
+-- ARGV[10]: microseconds: if an event is due within them, another waiting worker is notified
+-- ARGV[11]: patterns of the only topics that the worker handles (packed); "": all
+-- ARGV[12]: where in the lanes' order this call begins; 0: at the first
+-- ARGV[13]: the most lanes that it passes over because no pattern matches them
+--
+-- Answers {now, the next wake time or -1, 1 to call again, the namespace's nonce, the first fence,
+-- messages, runs, bodies, 1 if lanes were passed over, where the next call begins or -1 if all
+-- lanes were seen}; see `serving.lease`.
 
 adopt_tiers(ARGV[2])
 local room, pool = tonumber(ARGV[3]), ARGV[4]

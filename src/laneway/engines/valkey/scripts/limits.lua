@@ -1,5 +1,10 @@
--- The namespace's own limits: ARGV[3] messages, ARGV[4] bytes ("": none), and ARGV[5], what happens
--- at them.
+-- Set the backlog limits of the namespace, this shard's part of them.
+--
+-- ARGV[3]: messages; "": no limit
+-- ARGV[4]: bytes; "": no limit
+-- ARGV[5]: what happens at a limit: the `on_full` of a policy
+--
+-- Answers 1.
 
 shard.max_backlog, shard.max_backlog_bytes, shard.on_full = tonumber(ARGV[3]) or false,
     tonumber(ARGV[4]) or false, ARGV[5]

@@ -1,6 +1,11 @@
--- Have something told when the message with the number ARGV[3] ("": nobody knows it) and the id
--- ARGV[4] ends: ARGV[5]. Answers its outcome where it has ended, "unknown" where nothing of it is
--- kept.
+-- Publish an end notice with `follower` when a message ends, if its outcome is kept.
+--
+-- ARGV[3]: the message's number; "": it is not known
+-- ARGV[4]: its id
+-- ARGV[5]: the follower, JSON
+--
+-- Answers {} if it will be published; {the outcome} if the message has ended already; "unknown" if
+-- its outcome is not kept.
 
 local outcome = call('GET', key('o:' .. ARGV[4]))
 if outcome then

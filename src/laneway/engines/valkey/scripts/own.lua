@@ -1,8 +1,13 @@
--- Change policies of exact topics that live on this shard. ARGV[3]: the version of the policies
--- that the client knows; ARGV[4]: {topic, the id of its set so far, the id that it gets} of each;
--- ARGV[5]: the ids of all sets, and their records behind. Answers the positions of those that
--- somebody else has changed meanwhile, or {"stale", version}. Nothing but these topics' entries and
--- lanes is touched, and nobody is told.
+-- Replace the own policies of exact topics whose home is this shard. It touches only the entries
+-- and lanes of these topics, and notifies no client.
+--
+-- ARGV[3]: the version of the policies that the client has
+-- ARGV[4]: {topic, id of its own policy before, id then} of each; "": none (packed)
+-- ARGV[5]: the ids of the policies that follow (packed)
+-- ARGV[6…]: their records, see records.py
+--
+-- Answers the positions of the topics that another client has changed meanwhile; {"stale", version}
+-- if the shard has another version.
 
 if tonumber(ARGV[3]) ~= shard.version then
     return { 'stale', shard.version }

@@ -1,6 +1,10 @@
 --@ allow-oom
 
--- What the topics ARGV[3] set of their own: {id, record} of each, or false.
+-- Read the own policies of topics.
+--
+-- ARGV[3]: the topics (packed)
+--
+-- Answers {id, record} of each; false: none.
 
 local found = {}
 for n, id in ipairs(read_many(keys.own, values_of(ARGV[3]))) do

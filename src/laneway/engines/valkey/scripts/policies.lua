@@ -1,5 +1,7 @@
 --@ allow-oom
 
--- The policies as they are: {version, nonce of the namespace, {field, what it holds, …}}.
+-- Read the policies that every client knows.
+--
+-- Answers {version, the namespace's nonce, {field of the hash `policies`, its value, …}}.
 
 return { shard.version, shard.nonce, call('HGETALL', keys.policies) }

@@ -1,9 +1,18 @@
--- Change what a pattern sets. ARGV[3]: the version of the policies that the client knows; [4]: the
--- version that they have then; [5]: the pattern; [6]: the fields of `policies` that are written and
--- what they hold, "" to remove one, flat; [7]: the patterns for which something else holds now, and
--- from [10] on what it is, "" where a pattern no longer has a policy; [8]: how many of the patterns
--- are topics; [9]: "1" if the lanes of topics would change, which is only possible while nothing of
--- them waits or is leased. Answers "changed"; "stale", or {"in use", topic, waiting, leased}.
+-- Change the policies that every client knows: those of patterns, and of topics with partitions or
+-- under buckets.
+--
+-- ARGV[3]: the version of the policies that the client has
+-- ARGV[4]: the version then
+-- ARGV[5]: the pattern or topic whose lanes are placed again; "*": all
+-- ARGV[6]: fields of the hash `policies` and their values, flat; "" deletes (packed)
+-- ARGV[7]: the patterns and topics whose rules follow (packed)
+-- ARGV[8]: how many names of all rules are exact topics
+-- ARGV[9]: "1": the change may give topics other lanes, which is refused for topics that are not
+--   empty
+-- ARGV[10…]: the rules, as rules.lua decodes them; "" deletes
+--
+-- Answers {"changed"}; {"stale", version} if the shard has another version; {"in use", topic,
+-- waiting, leased}.
 
 local version, pattern = tonumber(ARGV[3]), ARGV[5]
 if version ~= shard.version then

@@ -1,7 +1,12 @@
 --@ allow-oom
 
--- Remove what waits of the topic ARGV[3], with numbers up to ARGV[4] ("": all that there are now),
--- at most ARGV[5]. Answers how many, the last number that was meant, and whether there may be more.
+-- Remove messages of a topic that wait, up to a sequence number.
+--
+-- ARGV[3]: the topic
+-- ARGV[4]: the last sequence number; "": the last one of now
+-- ARGV[5]: the most messages that this call looks at
+--
+-- Answers {how many were removed, the last sequence number, 1 if there may be more}.
 
 local topic, last, most = ARGV[3], tonumber(ARGV[4]) or shard.seq, tonumber(ARGV[5])
 local policy = rules.of(topic)

@@ -1,8 +1,14 @@
--- Accept messages. ARGV[3]: the version of the policies that the client knows; ARGV[4]: the lanes
--- of the plain messages' topics; ARGV[5]: for each message the position of its lane, -1 where it is
--- not plain; ARGV[6]: the ids of topics' own policies that the client knows, by topic; then the
--- messages. Answers its number for each, or {outcome, more}; {"own", …} where the client has to
--- know other policies of topics, see rules.lua.
+-- Accept messages.
+--
+-- ARGV[3]: the version of the policies that the client has
+-- ARGV[4]: the lanes of the plain messages (packed)
+-- ARGV[5]: for each message the position of its lane in ARGV[4]; -1: it is not plain (packed)
+-- ARGV[6]: the ids of the own policies that the client knows, by topic (packed)
+-- ARGV[7…]: the messages, as records.py encodes them
+--
+-- Answers for each message its number, or {outcome, details}. {"stale", version}: the shard has
+-- another version of the policies. {"own", …}: the client has to know other own policies, see
+-- rules.lua. {"impossible", position, delay}: a delay outlasts its ttl. Then nothing was changed.
 
 if tonumber(ARGV[3]) ~= shard.version then
     return { 'stale', shard.version }

@@ -1,6 +1,11 @@
--- The counters of a shard of an older layout, ARGV[3], become those of ARGV[4]: ARGV[5] has what is
--- new in them, {position, value} each, in their order. Answers the layout that the shard has had.
--- It is called before the shard is opened, whose layout no other function would take.
+-- Bring the counters of a shard to the next layout. Called before the shard is opened, because
+-- every other function refuses an older layout.
+--
+-- ARGV[3]: the layout that the shard has
+-- ARGV[4]: the layout then
+-- ARGV[5]: {position, value} of each new counter, in the order of positions (packed)
+--
+-- Answers the layout that the shard had before.
 
 local stored = call('GET', keys.shard)
 if not stored then

@@ -1,4 +1,8 @@
--- Know the ids ARGV[3], {topic, id, until or 0} each, as finished, unless they are known already.
+-- Remember ids as finished, unless they are known.
+--
+-- ARGV[3]: {topic, id, until or 0} of each (packed)
+--
+-- Answers 1.
 
 for _, each in ipairs(values_of(ARGV[3])) do
     local topic, id, ends = unpack(each)

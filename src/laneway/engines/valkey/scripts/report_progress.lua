@@ -1,6 +1,10 @@
--- Keep something of messages while they are handled. ARGV[3]: {id, for how many milliseconds,
--- number, fence} of each, number 0: whatever became of it; then what is to be kept. Answers 1 for
--- each that is kept, 0 where the lease is lost.
+-- Store progress under the ids of messages.
+--
+-- ARGV[3]: {id, milliseconds until it expires, message's number, fence} of each; number 0: without
+--   a lease (packed)
+-- ARGV[4…]: the progress of each
+--
+-- Answers 1 for each that was stored, 0 where the lease is lost.
 
 local notes, mids, answers = values_of(ARGV[3]), {}, {}
 for n, each in ipairs(notes) do

@@ -1,12 +1,21 @@
 --@ allow-oom
 
--- End leases. ARGV[3]: number, fence and cost of each that is simply acked; ARGV[4]: the other
--- settlements, see settling.lua; ARGV[5]: what is kept of those that end their messages, flat:
--- place in the call, id, milliseconds (what comes last of all); ARGV[6]: "", or {the version of the
--- policies that the client knows, and the ids of topics' own} where messages are published with
--- settlements (which are among the others then); ARGV[7]: {position of its settlement, whether its
--- body is too large} of each, and the messages. Answers {the simple ones that were not acked:
--- position and word}, {one word for each of the others}.
+-- End leases, and publish messages with their acks.
+--
+-- ARGV[3]: number, fence and cost of each plain ack, flat (packed)
+-- ARGV[4]: the other settlements: {number, fence, action, delay, reason, error, cost, begun,
+--   random, position in the call} of each (packed); see settling.lua
+-- ARGV[5]: {position in the call, id, milliseconds until it expires} of each outcome, flat (packed)
+-- ARGV[6]: "": nothing is published; else {version of the policies that the client has, the ids of
+--   the own policies that it knows by topic} (packed)
+-- ARGV[7]: with ARGV[6]: {number of its row in ARGV[4], whether its body is too large} of each
+--   published message (packed)
+-- ARGV[8…]: the published messages; the outcomes are the last arguments
+--
+-- Answers {{number of a plain ack that was not "acked", its answer, … flat}, {the answer of each
+-- row of ARGV[4]}}. {"stale", version} and {"own", …} as put.lua; {"too large", position},
+-- {"impossible", position, delay} and {"refused", id, topic, …}: a published message was not
+-- accepted. Then nothing was changed.
 
 local ENDS = { ack = true, dead = true }
 local settlements = values_of(ARGV[4])

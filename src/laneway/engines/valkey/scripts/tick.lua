@@ -1,7 +1,10 @@
 --@ allow-oom
 
--- Housekeeping, at most ARGV[3] of each kind. Answers {the next wake or -1, whether something is
--- left to do}.
+-- Do housekeeping.
+--
+-- ARGV[3]: how much of each kind at most
+--
+-- Answers {the next wake time or -1, 1 if something is left to do}.
 
 local more = housekeeping.keep(tonumber(ARGV[3]))
 gates.save()

@@ -1,7 +1,13 @@
--- Change the tiers. ARGV[3]: the tiers as the client read them from the settings, [4]: as they are
--- to be stored there ("": this is not the first shard, which has no settings); [5]: their record,
--- see shard.lua; [6]: the version of the policies that the client knows, [7]: the one they have
--- then. Answers "changed" or "stale".
+-- Change the tiers.
+--
+-- ARGV[3]: the tiers as the client has read them from the settings
+-- ARGV[4]: the tiers as the settings store them then; "": this is not the first shard, which has
+--   the settings
+-- ARGV[5]: their record, see parts/shard.lua
+-- ARGV[6]: the version of the policies that the client has
+-- ARGV[7]: the version then
+--
+-- Answers "changed"; "stale" if the shard has other tiers or another version.
 
 if tonumber(ARGV[6]) ~= shard.version or (ARGV[4] ~= '' and call('HGET', keys.settings,
     'tier_layers') ~= ARGV[3]) then

@@ -1,7 +1,14 @@
 --@ allow-oom
 
--- The doctor has added up what the lanes hold, ARGV[4] to [6] (waiting, bytes, leased), while
--- nothing changed: the counters are ARGV[3] still.
+-- Correct the shard's totals after the doctor has added up the lanes, if nothing has changed
+-- meanwhile.
+--
+-- ARGV[3]: the counters before
+-- ARGV[4]: messages that wait
+-- ARGV[5]: their bytes
+-- ARGV[6]: leases
+--
+-- Answers 1; 0 if something has changed.
 
 if call('GET', keys.shard) ~= ARGV[3] then
     return 0

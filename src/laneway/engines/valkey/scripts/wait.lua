@@ -1,9 +1,15 @@
 --@ allow-oom
 
--- Is there something to lease in the pool ARGV[3] (of the topics ARGV[4], or "")? If not, the
--- caller is rung on the channel ARGV[5] within ARGV[6] seconds, unless it leaves ("0"). One of
--- those who wait promises to look when something is due; the others look a little later. Answers {1
--- if so, microseconds until something is due or -1, whether it is the caller who promised}.
+-- Look for something to lease. If there is nothing, register the caller to be notified. One of the
+-- waiting workers promises to look when the next event is due; the others look a little later.
+--
+-- ARGV[3]: the pool
+-- ARGV[4]: the only topics (packed); "": all
+-- ARGV[5]: the caller's channel
+-- ARGV[6]: seconds for which it is registered; "0" removes it
+--
+-- Answers {1 if there is something, microseconds until the next event or -1, 1 if the caller
+-- promised to look}.
 
 local pool, topics, channel, seconds = ARGV[3], ARGV[4] ~= '' and values_of(ARGV[4]) or nil,
     ARGV[5], tonumber(ARGV[6])

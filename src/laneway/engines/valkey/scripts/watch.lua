@@ -1,7 +1,11 @@
 --@ allow-oom
 
--- Notify of changes of the lanes ARGV[4] (names), for ARGV[3] microseconds, on the channels of
--- `=NAME`. Answers the names of those in which something waits or is leased.
+-- Notify watchers of every change of some lanes, on the channels of `=NAME`.
+--
+-- ARGV[3]: for how many microseconds
+-- ARGV[4]: the lanes' names (packed)
+--
+-- Answers the names of those in which something waits or is leased.
 
 local busy = {}
 for _, name in ipairs(values_of(ARGV[4])) do
