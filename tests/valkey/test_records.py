@@ -61,7 +61,7 @@ def test_fields_of_a_lease() -> None:
     """The padding is read by nobody."""
     fields = assigned("settling", "settling.decode", "values_of")
     assert [*fields, "padding"] == list(records.Held.__struct_fields__)
-    rest = re.search(r"function settling\.rest\((.*?)\)", text("settling"), re.DOTALL)
+    rest = re.search(r"function settling\.tail\((.*?)\)", text("settling"), re.DOTALL)
     assert rest is not None
     assert ["fence", "lane", *re.split(r",\s+", rest[1])] == fields
 

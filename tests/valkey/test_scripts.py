@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import laneway.engines.valkey
 from laneway.engines import base
 from laneway.engines.shared import fairness, refusals, size_classes
-from laneway.engines.valkey import records
+from laneway.engines.valkey import records, scripts
 from laneway.policy import FOREVER
 from laneway.testing.servers import Server
 
@@ -126,3 +128,76 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
             size_classes.size_class(now % 100000) or 0,
         )
         assert [int(each) for each in line.split()] == list(expected), (rate, tat, now)
+
+
+FUNCTIONS = sorted(PARTS.parent.glob("*.lua"))
+
+
+def code_of(script: str) -> str:
+    """A script without comments and strings."""
+    return re.sub(r"'(?:\\.|[^'\\\n])*'", "''", re.sub(r"--[^\n]*", "", script))
+
+
+def defined_by(part: str) -> set[str]:
+    """The names of a part that later parts see: its top-level locals."""
+    names: set[str] = set()
+    for line in code_of(text(part)).splitlines():
+        if found := re.match(r"local function (\w+)", line):
+            names.add(found[1])
+        elif found := re.match(r"local ([\w, ]+?)(?:\s*=|$)", line):
+            names |= set(found[1].replace(" ", "").split(","))
+    return names
+
+
+def used_by(part: str, owners: dict[str, str]) -> set[str]:
+    """The other parts whose names a part uses, but for shard.lua, which every part uses."""
+    names = re.findall(r"(?<![\w.:])([A-Za-z_]\w*)(?!\w)(?!\s*=[^=])", code_of(text(part)))
+    return {owners[name] for name in names if name in owners} - {part, "shard"}
+
+
+def test_parts_say_what_they_use() -> None:
+    """The line `-- uses:` in the head of a part names the parts whose names it uses, in order."""
+    owners = {name: part for part in scripts.PARTS for name in defined_by(part)}
+    owners["ids"] = "ids"  # declared in messages.lua: each of the two uses the other
+    for part in scripts.PARTS:
+        used = used_by(part, owners)
+        head = text(part).partition("\nlocal ")[0]
+        stated = re.findall(r"^-- uses: (.*)$", head, re.MULTILINE)
+        expected = [other for other in scripts.PARTS if other in used]
+        assert stated == ([", ".join(expected)] if expected else []), part
+        later = [
+            other for other in expected if scripts.PARTS.index(other) > scripts.PARTS.index(part)
+        ]
+        assert later == ({"ids"} if part == "messages" else set()), f"{part} uses a later part"
+
+
+def test_names_of_parts_are_unique_and_few() -> None:
+    """All parts are one chunk of Lua, which has at most 200 locals."""
+    names = [name for part in scripts.PARTS for name in defined_by(part)]
+    assert sorted(set(names)) == sorted(names)
+    assert len(names) < 150
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda path: path.stem)
+def test_functions_list_their_arguments(function: Path) -> None:
+    """The head has a line for each argument, in order; only those that are used are listed."""
+    script = function.read_text()
+    head = re.match(r"(?:--@.*\n\n)?((?:--.*\n)+)", script)
+    assert head is not None
+    stated = re.findall(r"^-- ARGV\[(\d+)(…?)\]: ", head[1], re.MULTILINE)
+    used = set(map(int, re.findall(r"ARGV\[(\d+)\]", code_of(script))))
+    numbers = [int(number) for number, _ in stated]
+    assert numbers == sorted(numbers)
+    assert used <= set(numbers)
+    assert {int(number) for number, is_open in stated if not is_open} <= used
+
+
+def test_every_key_is_in_the_table() -> None:
+    """The head of shard.lua has all keys and prefixes that the functions use."""
+    head = text("shard").partition("\nlocal ")[0]
+    table = set(re.findall(r"[a-z_]+", head))
+    for path in [*FUNCTIONS, *PARTS.glob("*.lua")]:
+        script = path.read_text()
+        keys = re.findall(r"\bkeys\.(\w+)|\bkey\('(\w+)", script)
+        missing = {fixed or prefix for fixed, prefix in keys} - table
+        assert not missing, path.stem

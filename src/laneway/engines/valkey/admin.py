@@ -268,11 +268,11 @@ class ValkeyEngine(ValkeyQueue):
         shards = self._shards_of_result(message_id, topic) if found is None else [found[0]]
         for shard in shards:
             mid = b"" if found is None else found[1].mid
-            told: list[bytes] | bytes = self._space.run(
+            answer: list[bytes] | bytes = self._space.run(
                 "on_end", shard, None, mid, message_id, follower, durable=True
             )
-            if isinstance(told, list):
-                return told[0] if told else None
+            if isinstance(answer, list):
+                return answer[0] if answer else None
         raise nobody_follows(message_id)
 
     def watch_topic(self, topic: str, seconds: float, *, now_us: int | None = None) -> list[str]:

@@ -21,7 +21,7 @@ _HELD = ("waiting", "bytes", "leased", "unhandled")
 
 
 def check(space: Namespace, *, repair: bool) -> list[Check]:
-    """Everything, of all shards; with `repair` what does not agree is mended."""
+    """Check all shards; with `repair`, correct what does not agree."""
     found: Counter[str] = Counter()
     for shard in range(space.shards):
         found += _check_shard(space, shard, repair=repair)

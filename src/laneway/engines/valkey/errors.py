@@ -171,7 +171,7 @@ def _refused(name: str, text: str, unavailable: Any) -> LanewayError:
     if text.startswith("NOSHARD"):
         return NamespaceGone(
             f"{name}: the namespace is gone: the server has lost its data; restore a copy of it, or"
-            " open it again to begin anew"
+            " open it again to begin with an empty one"
         )
     if text.startswith("BADLAYOUT"):
         return SchemaMismatch(

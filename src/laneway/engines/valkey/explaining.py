@@ -28,14 +28,14 @@ def explain(view: View, message_id: str, topic: str | None) -> Explanation:
             finished=topic is not None and views.is_finished(view, message_id, topic),
         )
     shard, record = found
-    told = views.message_view(view, shard, record)
+    message = views.message_view(view, shard, record)
     lane = views.read_lane(view, shard, str(record.lane))
-    if record.state == DEAD or told.state == "leased" or lane is None:
-        return explaining.not_waiting(told, view.times[shard], view.clocks[shard])
-    return explaining.waiting(_facts(view, shard, record, told, lane))
+    if record.state == DEAD or message.state == "leased" or lane is None:
+        return explaining.not_waiting(message, view.times[shard], view.clocks[shard])
+    return explaining.waiting(_facts(view, shard, record, message, lane))
 
 
-def _facts(view: View, shard: int, record: Record, told: MessageView, lane: Lane) -> Facts:
+def _facts(view: View, shard: int, record: Record, message: MessageView, lane: Lane) -> Facts:
     space = view.space
     policy = view.policy(
         record.topic
@@ -51,7 +51,7 @@ def _facts(view: View, shard: int, record: Record, told: MessageView, lane: Lane
     return Facts(
         now_us=view.times[shard],
         clock_us=view.clocks[shard],
-        view=told,
+        view=message,
         policy=policy,
         is_runnable=lane.place == RUNNABLE,
         leased=lane.leased,
@@ -63,7 +63,7 @@ def _facts(view: View, shard: int, record: Record, told: MessageView, lane: Lane
         share=share_text(view.space.tiers, tier),
         ahead=min(_ahead(view, shard, record, lane), COUNTED) if record.state != DELAYED else 0,
         lanes_before=min(before, COUNTED),
-        busy_with=_busy_with(view, shard, record) if told.state == "parked" else None,
+        busy_with=_busy_with(view, shard, record) if message.state == "parked" else None,
         gate=_gate(view, shard, policy),
         unhandled_us=record.unhandled_from or None,
     )

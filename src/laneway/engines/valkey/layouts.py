@@ -75,10 +75,10 @@ def _layout(space: Namespace) -> int:
     return int(space.read(0, "HGET", "settings", "layout"))
 
 
-def _mismatch(space: Namespace, layout: int, mend: str) -> SchemaMismatch:
+def _mismatch(space: Namespace, layout: int, advice: str) -> SchemaMismatch:
     return SchemaMismatch(
         f"{space.server.name}: namespace {space.name} has layout {layout}, this Laneway knows"
-        f" layout {records.LAYOUT}; {mend}"
+        f" layout {records.LAYOUT}; {advice}"
     )
 
 

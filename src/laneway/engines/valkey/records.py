@@ -247,7 +247,7 @@ def draft_record(
     rank: int,
     ttl: int | None,
     mkey: bytes | None,
-    made_mid: int | None,
+    generated_mid: int | None,
     spread: int | None,
 ) -> bytes:
     """Any other message, as `putting.lua` decodes it."""
@@ -264,7 +264,7 @@ def draft_record(
             draft.at_us,
             ttl,
             key,
-            made_mid,
+            generated_mid,
             spread,
             draft.signal,
             draft.own,
@@ -389,7 +389,7 @@ def leases_of(
             else:
                 end = 3 + (stored[1] << 8 | stored[2])
                 meta = stored[3:end]
-                topic, key, own_id, headers = _plain_of_late.get(meta) or _plain_meta(meta)
+                topic, key, own_id, headers = _recent_meta.get(meta) or _plain_meta(meta)
                 leases.append(
                     Lease(
                         handle,
@@ -418,7 +418,7 @@ REMEMBERED = 10_000
 
 _PlainMeta = tuple[str, str | None, str | None, dict[str, str] | None]
 
-_plain_of_late: dict[bytes, _PlainMeta] = {}
+_recent_meta: dict[bytes, _PlainMeta] = {}
 """What stands in plain records of which there is no more to say than the topic."""
 
 
@@ -427,9 +427,9 @@ def _plain_meta(meta: bytes) -> _PlainMeta:
     topic, key, own_id, headers, _ = _PLAIN.decode(meta)
     found = topic, key, own_id, headers
     if key is None and own_id is None and headers is None:
-        if len(_plain_of_late) >= REMEMBERED:
-            _plain_of_late.clear()
-        _plain_of_late[meta] = found
+        if len(_recent_meta) >= REMEMBERED:
+            _recent_meta.clear()
+        _recent_meta[meta] = found
     return found
 
 
@@ -634,7 +634,7 @@ class Counters(msgspec.Struct, array_like=True):
     seq: int = 0
     fence: int = 0
     deaths: int = 0
-    lanes_made: int = 0
+    lanes_created: int = 0
     lanes: int = 0
     waiting: int = 0
     bytes: int = 0

@@ -450,7 +450,7 @@ def cursors(view: View, topic: str) -> dict[int, tuple[int, int]]:
 
 
 def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int, bool]]:
-    """(priority, number, whether it was handed out before) of those that may be the lowest."""
+    """(priority, number, whether it was delivered before) of those that may be the lowest."""
     yield from ((0, mid, False) for mid in plain_mids(view, shard, lane, 1))
     odd = f"o:{lane.number}"
     for name, prefix in ((f"z:{lane.number}", b""), (f"a:{lane.number}", b"p")):
@@ -495,14 +495,13 @@ def _first_even(view: View, shard: int, name: str, head: bytes, odd: str) -> int
 
 def find(view: View, message_id: str, topic: str | None) -> tuple[int, Record] | None:
     """
-    A message by its id, and its shard. Without its topic those are found of which Laneway made the
-    id.
+    A message by its id, and its shard. Without its topic, only a generated id is found.
     """
     space = view.space
-    made = space.generated(message_id)
-    if topic is None and made is not None:
-        for record in read_records(view, made[0], [made[1]]):
-            return made[0], record
+    generated = space.generated(message_id)
+    if topic is None and generated is not None:
+        for record in read_records(view, generated[0], [generated[1]]):
+            return generated[0], record
         aliases = (
             space.read(shard, "HGET", "aliases", message_id) for shard in range(space.shards)
         )
@@ -513,9 +512,9 @@ def find(view: View, message_id: str, topic: str | None) -> tuple[int, Record] |
             return next(
                 ((shard, record) for record in read_records(view, shard, [int(stored)])), None
             )
-    if made is None:
+    if generated is None:
         return None
-    shard, mid = made
+    shard, mid = generated
     for record in read_records(view, shard, [mid]):
         if topic in (None, record.topic):
             return shard, record
@@ -556,7 +555,7 @@ def message_view(view: View, shard: int, record: Record) -> MessageView:
     """A message as people see it."""
     space = view.space
     held = lease_on(view, shard, record.mid) if record.state != DEAD else None
-    told = shared.message(
+    message = shared.message(
         record,
         id=record.id or f"{space.nonce}-{record.mid * space.shards + shard:x}",  # type: ignore[arg-type]
         topic=record.topic,
@@ -572,11 +571,11 @@ def message_view(view: View, shard: int, record: Record) -> MessageView:
     )
     if held is not None:
         fence = held.fence * view.space.shards + shard
-        shared.set_lease(told, fence=fence, deadline_us=held.deadline)
+        shared.set_lease(message, fence=fence, deadline_us=held.deadline)
     if record.death:
-        _, told.died_us, _, told.reason, error = record.death
-        told.error = error or None
-    return told
+        _, message.died_us, _, message.reason, error = record.death
+        message.error = error or None
+    return message
 
 
 def all_messages(view: View) -> list[MessageView]:

@@ -18,12 +18,12 @@ end
 local lease = settling.read({ mid })[1]
 local lane = lanes.find(record.lane)
 if lease then
-    settling.give_up(mid, lease)
-    results.tell('!', '!' .. ids.of(record))
+    settling.end_from_outside(mid, lease)
+    results.notify('!', '!' .. ids.of(record))
 else
     messages.end_waiting(lane, record)
 end
-results.ends(record, 'cancelled')
+results.write_end(record, 'cancelled')
 ids.finish(record, false)
 messages.remove(lane, record)
 messages.free_key(lane, messages.line(record), mid)

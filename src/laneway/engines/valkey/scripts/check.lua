@@ -10,7 +10,7 @@
 -- without an index entry, leases that no event would end; then what the lanes hold: waiting, bytes,
 -- leased; messages that wait for a handler}.
 
-local what, cursor, mends = ARGV[3], ARGV[4], ARGV[5] == '1'
+local what, cursor, repairs = ARGV[3], ARGV[4], ARGV[5] == '1'
 local wrong_counts, orphans, lost, endless, waiting, bytes, leased, unhandled = 0, 0, 0, 0, 0, 0, 0,
     0
 local LOOKED_AT = 1000 -- entries of one lane
@@ -46,21 +46,21 @@ local function drop_orphans(name, at)
     for _, member in ipairs(call('ZRANGE', name, 0, LOOKED_AT - 1)) do
         if not has_message(unpack_from('>I7', member, at)) then
             orphans = orphans + 1
-            if mends then
+            if repairs then
                 call('ZREM', name, member)
             end
         end
     end
 end
 
-local function look_at_lane(lane, leases)
+local function check_lane(lane, leases)
     local number = text(lane.number)
     drop_orphans(key('z:' .. number), 17)
     drop_orphans(key('a:' .. number), 18)
     for _, mid in ipairs(plain.peek(lane, LOOKED_AT)) do
         if not has_message(mid) then
             orphans = orphans + 1
-            if mends then
+            if repairs then
                 plain.unlist(lane, mid)
             end
         end
@@ -79,19 +79,19 @@ local function look_at_lane(lane, leases)
     end
     if is_wrong then
         wrong_counts = wrong_counts + 1
-        if mends then
+        if repairs then
             for field, count in pairs(is) do
                 lane[field] = count
             end
         end
     end
-    if mends then
+    if repairs then
         lanes.place(lane)
     end
     waiting, bytes, leased = waiting + lanes.waiting(lane), bytes + lane.bytes, leased + lane.leased
 end
 
-local function stands(record)
+local function is_indexed(record)
     if record.state == DEAD then
         return call('ZSCORE', keys.dead, text(record.mid)) ~= false
     end
@@ -109,14 +109,14 @@ local function stands(record)
         return lane.listed > 0 and call('LPOS', key('q:' .. text(lane.number)), text(record.mid),
             'MAXLEN', LOOKED_AT) ~= false or lane.listed > LOOKED_AT
     end
-    return messages.stands(lane, record)
+    return messages.is_indexed(lane, record)
 end
 
 if what == 'lanes' then
     local leases = count_leases()
     local found = page('HSCAN', keys.lanes)
     for n = 1, #found, 2 do
-        look_at_lane(lanes.find(found[n]), leases)
+        check_lane(lanes.find(found[n]), leases)
     end
 elseif what == 'messages' then
     local found = page('HSCAN', keys.m)
@@ -125,11 +125,11 @@ elseif what == 'messages' then
         if record.state ~= DEAD and record.unhandled_from > 0 then
             unhandled = unhandled + 1
         end
-        if not stands(record) then
+        if not is_indexed(record) then
             lost = lost + 1
-            if mends and record.state == DEAD then
+            if repairs and record.state == DEAD then
                 messages.bury({}, record, 'found by the doctor without its reason')
-            elseif mends then
+            elseif repairs then
                 local policy = rules.of(record.topic)
                 local lane = lanes.find(record.lane) or lanes.make(lanes.name_for(policy,
                     record.topic, false, record.seq))
@@ -155,13 +155,13 @@ else
         if not expected[found[n] .. ' ' .. text(lease.fence)] and call('ZCARD', keys.due) <=
             FEW_LEASES then
             endless = endless + 1
-            if mends then
+            if repairs then
                 settling.expect(shard.now, { { tonumber(found[n]), lease.fence } })
             end
         end
     end
 end
-if mends then
+if repairs then
     save()
 end
 return { cursor, wrong_counts, orphans, lost, endless, waiting, bytes, leased, unhandled }

@@ -35,8 +35,8 @@ end
 
 local function put_back(record, since)
     local policy = rules.of(record.topic)
-    messages.exhume(record)
-    results.begins_again(record)
+    messages.end_death(record)
+    results.forget_end(record)
     record.seq, record.since = next_number(), since
     record.attempts, record.suspect, record.unhandled_from, record.unhandled_times = 0, false, 0, 0
     record.expires = policy.ttl and since + policy.ttl

@@ -25,7 +25,7 @@ for n, lease in ipairs(settling.read(mids)) do
         lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
         gates.free(lease.gate)
         if record then
-            results.ends(record, 'cancelled')
+            results.write_end(record, 'cancelled')
             ids.finish(record, false)
             messages.remove(lane, record)
             messages.free_key(lane, messages.line(record), mid)

@@ -34,7 +34,7 @@ if ARGV[3] == '' then
         local record = messages.read(tonumber(mid))
         if record then
             local death = record.death
-            messages.exhume(record)
+            messages.end_death(record)
             record.death = death
             keep({}, record)
         end

@@ -8,7 +8,7 @@
 -- Answers 1 for each lease that is held, 0 for one that is lost.
 
 local by = tonumber(ARGV[4])
-local answers = settling.keep(values_of(ARGV[3]), function(lease)
+local answers = settling.change_held(values_of(ARGV[3]), function(lease)
     if by then
         lease.deadline = math.max(lease.deadline, shard.now + by)
     else

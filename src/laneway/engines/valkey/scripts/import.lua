@@ -14,21 +14,21 @@ local FIELDS = {
 }
 local answers, at, changed = {}, 4, {}
 
-local function receive(parcel, bodies)
-    local policy, mid = rules.of(parcel.topic), next_number()
+local function import_one(message, bodies)
+    local policy, mid = rules.of(message.topic), next_number()
     local record = messages.new({
-        mid = mid, seq = mid, topic = parcel.topic, rank = parcel.rank, since = parcel.since,
-            published = parcel.published, expires = parcel.expires,
-        serial = parcel.serial, key = parcel.key, id = parcel.id, mkey = parcel.mkey, headers =
-            parcel.headers, sticky = parcel.sticky,
+        mid = mid, seq = mid, topic = message.topic, rank = message.rank, since = message.since,
+            published = message.published, expires = message.expires,
+        serial = message.serial, key = message.key, id = message.id, mkey = message.mkey, headers =
+            message.headers, sticky = message.sticky,
         body = bodies[1], lane = false,
     })
-    record.attempts, record.deliveries, record.suspect = parcel.attempts, parcel.deliveries,
-        parcel.suspect
-    record.unhandled_from, record.unhandled_times, record.history = parcel.unhandled_from,
-        parcel.unhandled_times, parcel.history
-    ids.set(parcel.topic, parcel.id, mid)
-    for _, id in ipairs(parcel.joined_ids) do
+    record.attempts, record.deliveries, record.suspect = message.attempts, message.deliveries,
+        message.suspect
+    record.unhandled_from, record.unhandled_times, record.history = message.unhandled_from,
+        message.unhandled_times, message.history
+    ids.set(message.topic, message.id, mid)
+    for _, id in ipairs(message.joined_ids) do
         ids.join(record, id)
     end
     for n = 2, #bodies do
@@ -36,13 +36,13 @@ local function receive(parcel, bodies)
         record.parts, record.parts_bytes = record.parts + 1, record.parts_bytes + #bodies[n]
     end
     shard.published = shard.published + 1
-    if parcel.death then
-        messages.bury({}, record, parcel.death[3], parcel.death[4])
-        record.death[2], record.death[3] = parcel.death[1], parcel.death[2]
-        call('ZADD', keys.due, parcel.death[2], RETENTION_ENDS .. sortable(mid))
+    if message.death then
+        messages.bury({}, record, message.death[3], message.death[4])
+        record.death[2], record.death[3] = message.death[1], message.death[2]
+        call('ZADD', keys.due, message.death[2], RETENTION_ENDS .. sortable(mid))
         return
     end
-    local lane = lanes.make(lanes.name_for(policy, parcel.topic, parcel.spread, mid))
+    local lane = lanes.make(lanes.name_for(policy, message.topic, message.spread, mid))
     lane.published = lane.published + 1
     messages.begin_waiting(lane, record, not (record.mkey and merging.waiting_one(record.topic,
         record.mkey)))
@@ -50,18 +50,18 @@ local function receive(parcel, bodies)
 end
 
 for n, values in ipairs(values_of(ARGV[3])) do
-    local parcel, bodies = {}, {}
+    local message, bodies = {}, {}
     for field = 1, #FIELDS do
-        parcel[FIELDS[field]] = values[field]
+        message[FIELDS[field]] = values[field]
     end
-    for body = 1, parcel.bodies do
+    for body = 1, message.bodies do
         bodies[body] = ARGV[at]
         at = at + 1
     end
-    if ids.is_known(parcel.topic, parcel.id, parcel.generated_mid) then
+    if ids.is_known(message.topic, message.id, message.generated_mid) then
         answers[n] = 'duplicate'
     else
-        receive(parcel, bodies)
+        import_one(message, bodies)
         answers[n] = 'accepted'
     end
 end

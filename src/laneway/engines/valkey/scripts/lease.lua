@@ -21,7 +21,7 @@
 
 adopt_tiers(ARGV[2])
 local room, pool = tonumber(ARGV[3]), ARGV[4]
-local more = housekeeping.keep(tonumber(ARGV[8]))
+local more = housekeeping.run(tonumber(ARGV[8]))
 if more and ARGV[9] ~= '1' then
     save()
     return { shard.now, -1, 1, shard.nonce, 0, {}, {}, {}, 0, -1 }

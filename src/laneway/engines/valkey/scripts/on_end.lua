@@ -12,7 +12,7 @@ if outcome then
     return { outcome }
 end
 local record = ARGV[3] ~= '' and messages.read(tonumber(ARGV[3]))
-if not record or record.death or not results.is_kept(record) then
+if not record or record.death or not results.is_stored(record) then
     return 'unknown'
 end
 results.follow(ids.of(record), record.topic, ARGV[5])

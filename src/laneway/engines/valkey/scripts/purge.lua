@@ -17,7 +17,7 @@ local function remove(lane, mid)
     local record = messages.read(mid)
     if record and record.seq <= last then
         messages.end_waiting(lane, record)
-        results.ends(record, 'cancelled')
+        results.write_end(record, 'cancelled')
         ids.finish(record, false)
         messages.remove(lane, record)
         messages.free_key(lane, messages.line(record), mid)

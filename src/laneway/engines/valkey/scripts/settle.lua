@@ -61,23 +61,23 @@ if ARGV[6] ~= '' then
     undo.begin()
 end
 
-local told, told_at = values_of(ARGV[5]), {}
-for n = 1, #told, 3 do
-    told_at[told[n]] = true
+local outcomes, has_outcome_at = values_of(ARGV[5]), {}
+for n = 1, #outcomes, 3 do
+    has_outcome_at[outcomes[n]] = true
 end
 for _, each in ipairs(settlements) do
-    each.has_outcome = told_at[each[10]]
-    each.is_told = each.has_outcome
+    each.has_outcome = has_outcome_at[each[10]]
+    each.reports_end = each.has_outcome
 end
 for _, draft in ipairs(follow) do
-    settlements[draft.position].is_told = true
+    settlements[draft.position].reports_end = true
 end
 
 local simple, unlike, answers, words = values_of(ARGV[3]), {}, {}, {}
 local left, ended = acks.settle(simple)
 if #left > 0 or #settlements > 0 then
-    -- The simple ones that need more are settled in their places among the others, whose tenth
-    -- value says where they stand in the call.
+    -- Plain acks that need more are settled between the other settlements, in the order of the
+    -- call; the tenth value of a row is its position there.
     local is_other, positions, entries, merged = {}, {}, {}, {}
     for n, each in ipairs(settlements) do
         is_other[each[10]] = true
@@ -128,11 +128,11 @@ for n, answer in ipairs(intake.accept_all(accepted)) do
         return { 'refused', accepted[n].id, accepted[n].topic, answer[2], answer[3], answer[4] }
     end
 end
-for n = 1, #told, 3 do
-    local word = words[told[n]] or 'acked'
+for n = 1, #outcomes, 3 do
+    local word = words[outcomes[n]] or 'acked'
     if word == 'acked' or word == 'died' then
-        results.write('o', told[n + 1], ARGV[#ARGV - (#told - n - 2) / 3], told[n + 2])
+        results.write('o', outcomes[n + 1], ARGV[#ARGV - (#outcomes - n - 2) / 3], outcomes[n + 2])
     end
 end
-save(#left > 0 or #settlements > 0) -- simple acks bring nothing about that is due
+save(#left > 0 or #settlements > 0) -- plain acks create no event
 return { unlike, answers }

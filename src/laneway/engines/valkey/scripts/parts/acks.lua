@@ -1,8 +1,10 @@
--- Acks of messages of which nothing is kept but counts, which is most of them.
+-- Plain acks: of messages of which nothing but counts has to change, which is most of them.
+--
+-- uses: lanes
 
 local acks = part(function(acks)
-    -- `triples`: number, fence and cost of each. Returns the positions of those that need more than
-    -- that, and of the others the lanes that are to be placed: one that can deliver still can.
+    -- `triples`: number, fence and cost of each, flat. Returns the positions of acks that need more
+    -- than counts, and the lanes of the others that have to be placed: a runnable one stays so.
     function acks.settle(triples)
         local mids, left, gone, ended = {}, {}, {}, {}
         for n = 1, #triples, 3 do

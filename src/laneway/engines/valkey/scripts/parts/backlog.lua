@@ -1,4 +1,6 @@
--- Backlog limits.
+-- Backlog limits of topics and of the namespace.
+--
+-- uses: lanes, plain, messages
 
 local backlog = part(function(backlog)
     local function waiting_of(topic, policy)
@@ -17,8 +19,8 @@ local backlog = part(function(backlog)
         return count, bytes
     end
 
-    -- The first limit that a message of so many bytes would exceed: {what waits, the limit, the
-    -- need, on_full, what it is a limit of}
+    -- The first limit that a message of so many bytes would exceed: {what waits, the limit, what
+    -- the message needs, on_full, "topic" or "namespace" and the unit}
     local function limit_reached(topic, policy, size)
         local count, bytes = waiting_of(topic, policy)
         local limits = {
@@ -38,7 +40,7 @@ local backlog = part(function(backlog)
         return record and not (record.serial ~= NO and messages.holds_key(record))
     end
 
-    -- dropped before the other: lower priority, older, lower number
+    -- Whether it is dropped before the other: lower priority, older, lower number.
     local function is_worse(one, other)
         local here, there = -math.floor(one.rank / 2), -math.floor(other.rank / 2)
         if here ~= there then
@@ -49,9 +51,9 @@ local backlog = part(function(backlog)
         return one.seq < other.seq
     end
 
-    -- The first that may be dropped among members of a sorted set, which are read backwards from
-    -- the largest rank: of one rank those that go to the front are not in the order of since. `at`:
-    -- where the number of the message begins in a member, `rank_at`: its rank.
+    -- The message that is dropped first among the members of a sorted set, from the largest rank
+    -- on. All members of a rank with `at_front` are read, because they are not in the order of
+    -- since. `at`: where the message's number begins in a member; `rank_at`: where its rank does.
     local function victim_of(name, first, last, rank_at, at)
         local best, offset = nil, 0
         local rank = last
@@ -127,11 +129,11 @@ local backlog = part(function(backlog)
         return true
     end
 
-    -- Nil where there is room for it, or was made by dropping the oldest; else the limit.
+    -- Nil if there is room, perhaps after the oldest were dropped; else the limit.
     function backlog.make_room(topic, policy, size)
         while true do
             local limit = limit_reached(topic, policy, size)
-            -- What is larger than the limit by itself would drop all the others for nothing.
+            -- A message that is larger than the limit would drop all others for nothing.
             if not limit or limit[4] ~= 'drop_oldest' or limit[3] > limit[2]
                 or not drop_oldest(topic, policy) then
                 return limit

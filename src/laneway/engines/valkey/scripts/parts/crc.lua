@@ -1,4 +1,4 @@
--- CRC-32 (ISO 3309), as zlib computes it: what folds topics into buckets and keys into partitions.
+-- CRC-32 (ISO 3309) as zlib computes it. It assigns topics to buckets and keys to partitions.
 
 local crc32
 do
@@ -29,7 +29,7 @@ do
     end
 end
 
--- Of topics, as far as the client told them, or they were asked for before.
+-- By topic, as far as this call has computed them.
 local known_spreads
 
 at_begin(function()

@@ -1,5 +1,5 @@
--- Who is served next, as arithmetic. The same as engines/fairness.py, number for number; the
--- sources of the algorithms stand there.
+-- The arithmetic of rates, virtual time and shares. The same as engines/shared/fairness.py, number
+-- for number; it names the sources of the algorithms.
 
 local TICKS = 4
 local VT_SCALE = 100800
@@ -12,8 +12,7 @@ local fairness = part(function(fairness)
         return math.max(1, math.ceil(1000000 * TICKS / rate - 1e-9))
     end
 
-    -- Of a rate they take `step`, its interval, and of a burst `depth`: both are stored beside
-    -- them.
+    -- `step` is the interval of a rate, `depth` that of a burst: policies and gates have both.
 
     function fairness.depth(step, burst)
         return math.floor(burst * step)
@@ -52,11 +51,11 @@ local fairness = part(function(fairness)
         return round(work * VT_SCALE / (1000000 * weight))
     end
 
-    function fairness.chunk(room, lanes, weight)
-        if lanes <= 1 then
+    function fairness.chunk(room, lane_count, weight)
+        if lane_count <= 1 then
             return room
         end
-        local most = lanes <= FEW_LANES and CHUNK / 2 or CHUNK
+        local most = lane_count <= FEW_LANES and CHUNK / 2 or CHUNK
         return math.max(1, math.min(room, math.floor(most * weight)))
     end
 

@@ -1,9 +1,11 @@
--- Gates: limits that many topics share. The lanes at one stand in a sorted set for each tier_queue,
--- `gate:BAND:NAME`; of an open gate the first of these lanes stands in `heads:BAND`, so that a tier
--- with a thousand gates is asked as quickly as one with none.
+-- Gates: limits that many topics share. The lanes at a gate are in a sorted set for each tier
+-- queue, `gate:N:NAME`. The first lane of an open gate is also in `heads:N`, so that a tier with a
+-- thousand gates is served as fast as one without.
 --
--- `grant`: the part of the gate that this shard has, where there are several; all parts together
--- are never more than the gate's limits.
+-- `grant`: this shard's part of the gate, if there are several shards; the sum of all grants never
+-- exceeds the gate's limits.
+--
+-- uses: fairness, index_entries
 
 local gates = part(function(gates)
     local known, changed, moved
@@ -53,7 +55,7 @@ local gates = part(function(gates)
         changed[gate] = true
     end
 
-    -- How many deliveries it admits now.
+    -- How many deliveries the gate admits now.
     function gates.room(gate)
         local room = 2 ^ 30
         if gate.rate then
@@ -80,7 +82,7 @@ local gates = part(function(gates)
         changed[gate] = true
     end
 
-    -- Whoever held a slot of it, by name ("": none), no longer does.
+    -- End a lease's use of a gate, by name ("": none).
     function gates.free(name)
         local gate = name ~= '' and gates.find(name)
         if gate then
@@ -97,7 +99,7 @@ local gates = part(function(gates)
         end
     end
 
-    -- A lane came to it or left it.
+    -- A lane was added to the gate or removed from it.
     function gates.moved(name, tier_queue)
         moved[name .. '\0' .. tier_queue] = { name, tier_queue }
     end
@@ -116,7 +118,7 @@ local gates = part(function(gates)
         end
     end
 
-    -- Whether it is open now; where its rate alone shuts it, when it opens.
+    -- Write whether the gate is open; if only its rate shuts it, also when it opens.
     local function look(gate)
         local is_open = gates.room(gate) > 0
         gate.wake = 0
@@ -143,7 +145,7 @@ local gates = part(function(gates)
             gate.is_open, gate.wake, gate.grant))
     end
 
-    -- Housekeeping: those whose next permit has come.
+    -- Housekeeping: open the gates whose next permit has come.
     function gates.wake(most)
         for _, name in ipairs(call('ZRANGE', keys.gate_wakes, '-inf', shard.now, 'BYSCORE', 'LIMIT',
             0, most)) do

@@ -1,5 +1,7 @@
--- What happens by the clock: due messages, leases that run out, ttl, retention, sweeps of changed
+-- What the clock causes: due messages, leases that run out, ttl, retention, sweeps of changed
 -- patterns, lanes that wake.
+--
+-- uses: gates, lanes, messages, ids, merging, settling
 
 local housekeeping = part(function(housekeeping)
     local LAST = '\244\143\191\191' -- sorts behind every name
@@ -22,7 +24,7 @@ local housekeeping = part(function(housekeeping)
         lanes.place(lane)
     end
 
-    -- One by one, for each may bring others about. Returns whether there are more.
+    -- Process events one by one, because each may cause others. Returns whether there are more.
     local function events(budget)
         local left = budget
         while true do
@@ -37,7 +39,7 @@ local housekeeping = part(function(housekeeping)
                 call('ZREM', keys.due, first)
                 local record = messages.read(unpack_from('>I7', first, 2))
                 left = left - 1
-                if not record then -- a store that lost something: the doctor counts it
+                if not record then -- the store lost it; the doctor reports it
                     left = left + 1
                 elseif kind == DUE then
                     come_due(record)
@@ -57,7 +59,7 @@ local housekeeping = part(function(housekeeping)
         end
     end
 
-    -- Lanes under one changed pattern, in the order of their names. Returns how many it placed.
+    -- Place the lanes under a changed pattern, in the order of names. Returns how many.
     local function sweep_one(pattern, after, most)
         local prefix = string.sub(pattern, 1, -2)
         -- `after` is a name under the prefix, or ""
@@ -92,14 +94,13 @@ local housekeeping = part(function(housekeeping)
         end
     end
 
-    -- Whether the first of a sorted set by time is due: most calls find nothing, and need not even
-    -- define what would see to it.
+    -- Whether the first member of a sorted set by time is due. Most calls find nothing to do.
     local function has_due(name)
         return call('ZRANGE', key(name), '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, 1)[1] ~= nil
     end
 
-    -- Everything that is due, at most so many of each kind. Returns whether something is left.
-    function housekeeping.keep(budget)
+    -- Process what is due, at most so many of each kind. Returns whether something is left.
+    function housekeeping.run(budget)
         local more = events(budget)
         if has_due('ids_until') then
             ids.forget_finished(budget)

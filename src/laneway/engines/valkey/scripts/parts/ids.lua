@@ -1,17 +1,19 @@
--- Ids of the user's own, ids that joined another message, ids of finished messages: a hash for each
--- topic that has any, `i:TOPIC`, of the message's number, or "f" and until when it is known (0: for
--- ever). `ids_until` forgets these. `aliases`: the topics of ids that Laneway made and that are
--- another message's now: it joined, or they were used again.
+-- Known ids: the user's own, those that joined another message, those of finished messages. The
+-- hash `i:TOPIC` has the message's number, or "f" and the time until which the id is known (0:
+-- forever). `ids_until` has the times at which these are forgotten. `aliases` has the topics of
+-- generated ids that name another message now, because they joined it or were used again.
+--
+-- uses: rules, messages
 
 ids = part(function(ids)
-    local MADE -- what ids begin with that Laneway made
+    local GENERATED -- the prefix of generated ids
 
     at_begin(function()
-        MADE = shard.nonce .. '-'
+        GENERATED = shard.nonce .. '-'
     end)
 
-    local function is_made(id)
-        return string.sub(id, 1, #MADE) == MADE
+    local function is_generated(id)
+        return string.sub(id, 1, #GENERATED) == GENERATED
     end
 
     local function of(topic)
@@ -32,7 +34,7 @@ ids = part(function(ids)
         return record and record.topic == topic or false
     end
 
-    -- The number of the message that has an id, if it has not ended.
+    -- The number of the message with an id, if it has not ended.
     function ids.number(topic, id, generated_mid)
         local stored = call('HGET', of(topic), id)
         if stored then
@@ -43,7 +45,7 @@ ids = part(function(ids)
 
     function ids.set(topic, id, mid)
         call('HSET', of(topic), id, mid)
-        if is_made(id) then
+        if is_generated(id) then
             call('HSET', keys.aliases, id, topic)
         end
     end
@@ -58,7 +60,7 @@ ids = part(function(ids)
         return record.id or generated_id(record.mid)
     end
 
-    -- All ids that joined `other`, and its own, belong to `record` now.
+    -- `record` takes over the id of `other`, and the ids that joined it.
     function ids.absorb(record, other)
         if other.joined > 0 then
             for _, id in ipairs(call('LRANGE', key('j:' .. text(other.mid)), 0, -1)) do
@@ -69,7 +71,7 @@ ids = part(function(ids)
     end
 
     local function finish_one(topic, id, window)
-        if is_made(id) then
+        if is_generated(id) then
             call('HDEL', keys.aliases, id)
         end
         if window == 0 then
@@ -82,8 +84,8 @@ ids = part(function(ids)
         end
     end
 
-    -- The message is gone: its ids are forgotten, or kept (acked ones, for the window of `dedupe`,
-    -- or a day where they are sticky).
+    -- The message has ended: forget its ids, or remember them as finished (`keep`: it was acked)
+    -- for the window of `dedupe`, or for a day if they are sticky.
     function ids.finish(record, keep)
         local window = 0
         if keep then
@@ -108,7 +110,7 @@ ids = part(function(ids)
             local cut = string.find(member, '\0', 1, true)
             local topic, id = string.sub(member, 1, cut - 1), string.sub(member, cut + 1)
             local ends = tonumber(string.match(call('HGET', of(topic), id) or '', '^f(%d+)'))
-            -- else it was published again meanwhile
+            -- else the id was published again meanwhile
             if ends and ends ~= 0 and ends <= shard.now then
                 call('HDEL', of(topic), id)
             end

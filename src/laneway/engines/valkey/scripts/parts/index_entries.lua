@@ -1,9 +1,9 @@
--- The indexes of lanes, their top lists, and the order of their names. What a call changes in them
--- is written together, before anybody reads one: a call of the server for each would cost more than
--- all else that is done with most lanes.
+-- The indexes of lanes, their top lists, and the order of their names. The changes of a call are
+-- written together, before any index is read: a command for each change would cost more than
+-- everything else that is done with most lanes.
 
 local index_entries = part(function(index_entries)
-    local standing -- by the index: the score of each member, false where it is gone
+    local standing -- by index: the score of each member; false: removed
 
     at_begin(function()
         standing = {}

@@ -1,8 +1,10 @@
--- Accepting messages: most are plain.
+-- Accepting batches of messages, most of which are plain.
+--
+-- uses: rules, lanes, lane_heads, plain, backlog, putting
 
 local intake = part(function(intake)
-    -- A lane that had ready messages stands where it belongs already: more of them change nothing.
-    -- (A merge may have taken its last.)
+    -- A lane that had ready messages keeps its place: more of them change nothing. (A merge may
+    -- have taken its last one.)
     local function place(arrivals)
         for _, lane in ipairs(arrivals) do
             if lane.place == IDLE or lane.ready == 0 then
@@ -21,7 +23,7 @@ local intake = part(function(intake)
         return answers
     end
 
-    local written -- records of plain messages, to be written together
+    local written -- the records of plain messages, which are written together
     local stamp   -- when they were accepted
 
     local function write()
@@ -31,18 +33,18 @@ local intake = part(function(intake)
         written = {}
     end
 
-    -- What a limit of the namespace refuses.
+    -- The answer if a limit of the namespace refuses the message.
     local function refused(topic, size)
-        write() -- making room may drop what has just come
+        write() -- making room may drop messages of this call
         local limit = backlog.make_room(topic, rules.of(topic), size)
         return limit and { 'refused', limit[5], text(limit[1]), text(limit[2]) }
     end
 
-    -- `topics`: those of plain messages; `order`: for each message the topic's position, -1 where
-    -- it is not plain; `stored`: the messages, and `drafts`: what those say that are not plain.
+    -- `topics`: the topics of plain messages; `order`: for each message the position of its topic,
+    -- -1: it is not plain; `stored`: the messages; `drafts`: the decoded ones that are not plain.
     function intake.accept_batch(topics, order, stored, drafts)
         local arrivals, answers = {}, {}
-        local at = {} -- the lanes by their topics' positions, or their ends
+        local at = {} -- the lanes, or their beginnings, by the topic's position
         local is_limited = shard.max_backlog or shard.max_backlog_bytes
         written, stamp = {}, sortable(shard.now)
         lane_heads.load(topics)

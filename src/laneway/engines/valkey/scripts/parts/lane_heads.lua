@@ -1,6 +1,8 @@
--- The ends of lanes. Most messages come to a lane that has some already, and change nothing but how
--- many there are: then the beginning of its record is written anew, and the rest stays as it was
--- stored. To take all of it apart and to put it together again would cost twice as much.
+-- The beginnings of lanes' records. Most messages arrive in a lane that has ready messages, and
+-- change only its counts: then only the beginning of the record is decoded and encoded, and the
+-- rest is copied. Decoding and encoding all of it would cost twice as much.
+--
+-- uses: fairness, rules, lanes
 
 local lane_heads = part(function(lane_heads)
     local POOL = 512
@@ -29,8 +31,8 @@ local lane_heads = part(function(lane_heads)
         return lane
     end
 
-    -- Read the lanes of these names: their ends, where more messages change no place; else the
-    -- lanes.
+    -- Read the lanes of these names: only the beginning, where more messages do not change the
+    -- lane's place.
     function lane_heads.load(names)
         local wanted, others = {}, {}
         for _, name in ipairs(names) do
@@ -50,7 +52,7 @@ local lane_heads = part(function(lane_heads)
         rules.load(others)
     end
 
-    -- The end of a lane that a message comes to; nil: ask for the lane.
+    -- The beginning of the lane in which a message arrives; nil: the whole lane is needed.
     function lane_heads.use(name)
         local lane = open[name]
         if lane then
@@ -64,7 +66,7 @@ local lane_heads = part(function(lane_heads)
             or (lane.old == 0 and lane.ready >= 32)
     end
 
-    -- All of them, before anybody asks for one of the lanes.
+    -- Write all of them, before any of the lanes is read.
     function lane_heads.write()
         local written = {}
         for _, lane in ipairs(used) do

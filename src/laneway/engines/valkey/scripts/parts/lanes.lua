@@ -1,18 +1,28 @@
--- Lanes: where a topic's messages wait. There is an entry (hash `lanes`, by name) only while
--- something of the lane waits, is leased, or has to be remembered for a moment: an idle topic has
--- no key anywhere.
+-- Lanes: where a topic's messages wait. A lane has a record (hash `lanes`, by name) only while one
+-- of its messages waits or is leased, or until its limits have recovered: an idle topic has no key.
 --
--- A lane stands in at most one index: `run:BAND` and `gate:BAND:NAME` by virtual time, `asleep` and
--- `idle` (to be forgotten then) by the clock. Members are the lane's number, sortable, and its
--- name. `names` holds all names in their order.
+-- States (`place`), and the index in which a lane of that state is (at most one):
 --
--- `place`: where it stands; `latest`: its last plain messages, 7 bytes each, `listed`: how many are
--- before them in the list `q:NUMBER`; `sorted`: how many of its ready messages are in the sorted
--- set `z:NUMBER`, see messages.lua.
+--   IDLE      nothing is ready               idle, if it is to be forgotten, by that time
+--   RUNNABLE  can deliver now                run:N, by virtual time
+--   ASLEEP    until a permit, or back-off    asleep, by the time at which it wakes
+--   AT_GATE   waits at a gate                gate:N:NAME, by virtual time
+--   FULL      as many leases as allowed      none
+--   PAUSED    by its policy                  none
+--
+-- `where` decides the state from scratch after each change ("Placing" in docs/specification.md), so
+-- every transition is possible. Members are the lane's number, sortable, and its name. `names` has
+-- all names in order.
+--
+-- `latest`: the lane's last plain messages, 7 bytes each; `listed`: how many are before them in the
+-- list `q:N`; `sorted`: how many of its ready messages are in the sorted set `z:N`, see
+-- messages.lua.
+--
+-- uses: fairness, rules, index_entries, gates, crc
 
 local IDLE, RUNNABLE, ASLEEP, AT_GATE, FULL, PAUSED = 0, 1, 2, 3, 4, 5
-local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane is remembered
--- what a message is taken to cost before anything is known
+local LINGER, LINGER_BY_TIME = SECOND, 60 * SECOND -- how long an idle lane has a record
+-- the assumed cost of a message before one is known
 local DEFAULT_MEAN = SECOND
 local RATE_WINDOW = 10 * SECOND
 local PARTITION, BUCKET = '\31', '\30'
@@ -26,11 +36,10 @@ local lanes = part(function(lanes)
         known, changed, watched = {}, {}, {}
     end)
 
-    -- A record is of fixed width as far as it can be, and a lane a table of the 32 fields that need
-    -- no larger one: both are made for each lane of each call, and cost more than all that is then
-    -- done with it. What few lanes have is no field of the others, and stands behind their record.
-    -- It begins with its place in the top lists, and all that a message changes which comes to its
-    -- end, see lane_heads.lua.
+    -- A record has a fixed width as far as possible, and a lane is a table of the 32 fields that
+    -- need no larger one: decoding costs more than everything that is then done with a lane. Fields
+    -- that few lanes have are behind the record. It begins with the size classes and the fields
+    -- that an arriving plain message changes, see lane_heads.lua.
     local RECORD = LANE_HEAD .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
     local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until',
@@ -48,8 +57,7 @@ local lanes = part(function(lanes)
         end,
     }
 
-    -- What its policy is resolved for, where that is not simply its name: of partitions and
-    -- buckets.
+    -- Partitions and buckets: the topic or pattern that the lane's policy is resolved for.
     local function identify(lane)
         local name = lane.name
         local cut = string.find(name, PARTITION, 1, true)
@@ -59,12 +67,12 @@ local lanes = part(function(lanes)
         end
     end
 
-    -- False: a bucket, which has many.
+    -- False: a bucket, which has many topics.
     function lanes.topic(lane)
         return not lane.is_bucket and (lane.rule or lane.name)
     end
 
-    -- Tables of lanes are used again in later calls.
+    -- Tables of lanes are used again in later calls, because creating them is slow.
     local POOL = 512
     local pool, taken = {}, 0
 
@@ -91,7 +99,7 @@ local lanes = part(function(lanes)
         return lane
     end
 
-    -- What is not stored of a lane.
+    -- Set the fields that are not stored.
     local function begin_call(lane, name)
         lane.name, lane.policy, lane.is_changed, lane.arrived, lane.index, lane.head_since = name,
             false, false, false, false, false
@@ -146,7 +154,7 @@ local lanes = part(function(lanes)
         return known[name] ~= nil
     end
 
-    -- What is stored of it (false: nothing).
+    -- Use a record that was read already; false: there is none.
     function lanes.learn(name, stored)
         known[name] = stored and decode(name, stored)
         return known[name]
@@ -176,7 +184,7 @@ local lanes = part(function(lanes)
         return policy
     end
 
-    -- Other policies hold from here on.
+    -- Policies have changed in this call.
     function lanes.rules_changed()
         for _, lane in pairs(known) do
             if lane then
@@ -195,13 +203,13 @@ local lanes = part(function(lanes)
     function lanes.make(name)
         local lane = lanes.find(name)
         if not lane then
-            shard.lanes_made, shard.lanes = shard.lanes_made + 1, shard.lanes + 1
+            shard.lanes_created, shard.lanes = shard.lanes_created + 1, shard.lanes + 1
             lane = empty()
             lane.number, lane.place, lane.wake, lane.tat, lane.ready, lane.delayed, lane.parked,
                 lane.leased, lane.bytes, lane.published,
                 lane.delivered, lane.done, lane.seen, lane.lately, lane.before, lane.listed,
                     lane.sorted, lane.big, lane.old, lane.busy, lane.slow,
-                lane.gate, lane.latest = shard.lanes_made, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                lane.gate, lane.latest = shard.lanes_created, IDLE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                     shard.now, 0, 0, 0, 0, 0, 0, 0, 0, '', ''
             begin_call(lane, name)
             local policy = lanes.rule(lane)
@@ -218,8 +226,8 @@ local lanes = part(function(lanes)
         return lane.ready + lane.delayed + lane.parked
     end
 
-    -- The name of a message's lane; `spread`: a number that picks the partition, false: its own
-    -- number does.
+    -- The name of a message's lane. `spread`: the number that selects the partition; false: the
+    -- message's own number does.
     function lanes.name_for(policy, topic, spread, number)
         if policy.buckets then
             return BUCKET .. policy.bucket_name .. PARTITION
@@ -231,7 +239,7 @@ local lanes = part(function(lanes)
         return topic
     end
 
-    -- Of a topic that folds into no bucket.
+    -- The lanes of a topic that is in no bucket.
     function lanes.of_topic(topic, policy)
         local found = {}
         if policy.partitions == 1 then
@@ -244,10 +252,10 @@ local lanes = part(function(lanes)
         return found
     end
 
-    -- Where it stands
+    -- Placing
 
     local NOWHERE = ''
-    local left -- gates at which lanes stood: name and tier_queue
+    local left -- gates that lanes have left: name and tier queue
 
     at_begin(function()
         left = {}
@@ -269,8 +277,8 @@ local lanes = part(function(lanes)
         return (place == RUNNABLE or place == AT_GATE) and vt or wake
     end
 
-    -- Before anything of its standing is changed: what the index says of it.
-    function lanes.lift(lane)
+    -- Call before a change of place, wake, gate, tier queue or virtual time: remembers the index.
+    function lanes.before_move(lane)
         if not lane.index then
             lane.index, lane.score = index_of(lane.place, lane.wake, lane.tier_queue, lane.gate)
                 or NOWHERE, score_of(lane.place, lane.wake, lane.vt)
@@ -280,7 +288,7 @@ local lanes = part(function(lanes)
         end
     end
 
-    local function stand(lane)
+    local function move(lane)
         local index, score = index_of(lane.place, lane.wake, lane.tier_queue, lane.gate),
             score_of(lane.place, lane.wake, lane.vt)
         local before = lane.index ~= NOWHERE and lane.index or nil
@@ -315,7 +323,7 @@ local lanes = part(function(lanes)
         return at
     end
 
-    -- The rule of docs/specification.md, "Placing"; returns place and wake (0: none).
+    -- The rule "Placing" of docs/specification.md. Returns place and wake (0: none).
     local function where(lane, policy, tier_queue)
         local now = shard.now
         local is_used = policy.rate and not fairness.recovered(lane.tat, now)
@@ -353,16 +361,16 @@ local lanes = part(function(lanes)
         return policy.gate and AT_GATE or RUNNABLE, 0
     end
 
-    local function can_stand(place)
+    local function can_deliver_at(place)
         return place == RUNNABLE or place == AT_GATE
     end
 
-    -- Put the lane where it belongs now.
+    -- Move the lane to the place where it belongs now.
     function lanes.place(lane)
         local policy = lanes.rule(lane)
         local tier_queue = tier_queues[lane.tier_queue]
-        lanes.lift(lane)
-        -- it begins there like one that wakes up
+        lanes.before_move(lane)
+        -- in another tier queue it begins like a lane that wakes
         if tier_queue.pool ~= policy.pool or tier_queue.tier ~= tier_of(policy) then
             tier_queue = tier_queues.of(policy.pool, tier_of(policy))
             lane.tier_queue, lane.vt, lane.place, lane.wake, lane.gate = tier_queue.number,
@@ -370,8 +378,8 @@ local lanes = part(function(lanes)
         end
         local place, wake = where(lane, policy, tier_queue)
         local gate = place == AT_GATE and policy.gate or ''
-        if can_stand(place) and lane.place ~= place then
-            if not can_stand(lane.place) then
+        if can_deliver_at(place) and lane.place ~= place then
+            if not can_deliver_at(lane.place) then
                 lane.vt = math.max(lane.vt, tier_queue.vt) -- sleeping earns no credit
             end
             if gate == '' or gates.is_open(gate) then
@@ -379,7 +387,7 @@ local lanes = part(function(lanes)
             end
         end
         lane.place, lane.wake, lane.gate = place, wake, gate
-        stand(lane)
+        move(lane)
         lanes.touch(lane)
     end
 
@@ -387,7 +395,7 @@ local lanes = part(function(lanes)
         return lane.place == RUNNABLE or (lane.place == AT_GATE and gates.is_open(lane.gate))
     end
 
-    -- How many of its ready messages the lane's own limits admit now.
+    -- How many of its ready messages the lane's own limits admit.
     function lanes.allowance(lane, policy)
         local allowed = lane.ready
         local concurrency = lane.rest_step > 0 and 1 or policy.concurrency
@@ -433,11 +441,11 @@ local lanes = part(function(lanes)
         remove_all(names)
     end
 
-    -- Gone, with its counters.
+    -- Delete the lane with its counters.
     function lanes.forget(lane)
-        lanes.lift(lane)
+        lanes.before_move(lane)
         lane.place, lane.wake = FULL, 0 -- in no index
-        stand(lane)
+        move(lane)
         forget_all({ lane })
     end
 
@@ -453,7 +461,7 @@ local lanes = part(function(lanes)
         return found
     end
 
-    -- Most of them are in no top list: these are not even decoded.
+    -- Lanes in no top list, which most are, are deleted without being decoded.
     function lanes.forget_idle(most)
         index_entries.write()
         local members = call('ZRANGE', keys.idle, '-inf', shard.now, 'BYSCORE', 'LIMIT', 0, most)
@@ -494,13 +502,13 @@ local lanes = part(function(lanes)
         return tonumber(asleep), tonumber(idle)
     end
 
-    -- Names from one to another, in their order.
+    -- The lanes' names between two names, in order.
     function lanes.names_between(after, before, most)
         index_entries.write()
         return call('ZRANGE', keys.names, '(' .. after, '(' .. before, 'BYLEX', 'LIMIT', 0, most)
     end
 
-    -- The top lists stand on size classes, which change rarely; few lanes are large enough to have
+    -- Top lists are sorted by size classes, which change rarely; few lanes are large enough for
     -- one.
 
     local function set_class(lane, name, class)
@@ -525,7 +533,7 @@ local lanes = part(function(lanes)
         end
     end
 
-    -- Notify watchers of what has changed of a lane, see watch.lua.
+    -- Notify watchers of a change of the lane, see watch.lua.
     local function watch(lane)
         watched[#watched + 1] = lane.name
         if shard.now > lane.watched_until then
@@ -542,7 +550,7 @@ local lanes = part(function(lanes)
     function lanes.save()
         local written = {}
         for _, lane in ipairs(changed) do
-            if lane.is_changed then -- and not forgotten since
+            if lane.is_changed then -- and not deleted since
                 lane.is_changed = false
                 if lane.is_rare and lane.watched_until > 0 then
                     watch(lane)

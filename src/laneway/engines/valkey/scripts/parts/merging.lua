@@ -1,5 +1,7 @@
--- Joining messages about the same thing: on publish, and when a leased one comes back while another
--- of its key waits. docs/specification.md, "Merging on publish" and "Arriving".
+-- Merging messages with the same merge key: on publish, and when a leased message comes back while
+-- another one waits. See "Merging on publish" and "Arriving" in docs/specification.md.
+--
+-- uses: rules, lanes, messages, ids
 
 local merging = part(function(merging)
     local MAX_WAIT_WINDOWS = 10
@@ -9,7 +11,7 @@ local merging = part(function(merging)
         return mid and messages.read(tonumber(mid))
     end
 
-    -- When the publisher said that it is due, false if he said nothing.
+    -- The due time that the publisher set; false: none.
     function merging.explicit_due(draft)
         if draft.at then
             return math.max(draft.at, shard.now)
@@ -17,14 +19,14 @@ local merging = part(function(merging)
         return draft.delay > 0 and shard.now + draft.delay
     end
 
-    -- When a message that begins a key is due by the policy's window.
+    -- When the first message of a key is due by the policy's window.
     function merging.window_due(topic, mkey, policy)
         if not policy.leading then
             return shard.now + policy.window
         end
         local where = topic .. '\0' .. mkey
         local due = math.max(shard.now, tonumber(call('ZSCORE', keys.edges, where) or 0))
-        -- the window after begins when this one is due
+        -- the next window begins when this message is due
         call('ZADD', keys.edges, due + policy.window, where)
         return due
     end
@@ -47,7 +49,7 @@ local merging = part(function(merging)
 
     local function set_content(record, body, headers)
         record.body, record.headers = body, headers
-        if record.parts > 0 then -- collected while the policy merged all
+        if record.parts > 0 then -- collected under the policy `all`
             call('DEL', key('b:' .. text(record.mid)))
             record.parts, record.parts_bytes = 0, 0
         end
@@ -64,15 +66,14 @@ local merging = part(function(merging)
         return record.parts > 0 and call('LRANGE', key('b:' .. text(record.mid)), 0, -1) or {}
     end
 
-    -- A changed priority gives a new number; the old one counts as removed.
+    -- A message whose priority changes gets a new sequence number.
     local function set_rank(record, rank)
         if rank ~= record.rank then
             record.rank, record.seq = rank, next_number()
         end
     end
 
-    -- What a newcomer changes of the waiting message that it joins: its due time, and with "last"
-    -- all that it carries.
+    -- Change the waiting message that a new one joins: its due time and, with "last", its content.
     local function change_waiting(lane, record, draft, policy)
         local due = new_due(record, draft, policy)
         if policy.merge ~= 'last' and due == record.since then
@@ -80,7 +81,7 @@ local merging = part(function(merging)
         end
         messages.end_waiting(lane, record)
         if record.serial ~= NO and not messages.holds_key(record) then
-            -- it stands in line for its key anew
+            -- it has to wait for its key again
             messages.free_key(lane, messages.line(record), record.mid)
         end
         record.since = due
@@ -93,8 +94,8 @@ local merging = part(function(merging)
         messages.begin_waiting(lane, record)
     end
 
-    -- Let a new message join the waiting one; false if that one is full and the newcomer has to
-    -- begin another.
+    -- Let a new message join the waiting one; false: that one is full, and the new one waits beside
+    -- it.
     function merging.join(lane, record, draft, policy)
         if policy.merge == 'all' then
             if record.parts + 1 >= policy.merge_limit then
@@ -114,9 +115,9 @@ local merging = part(function(merging)
         return true
     end
 
-    -- `record`, back from a lease and about to wait, takes in the one of its merge key that has
-    -- come meanwhile, as if it had been published first. Returns false where the two are too many
-    -- for one: both stay, and newcomers join the other.
+    -- `record` comes back from a lease. The message of its merge key that waits joins it, as if
+    -- `record` had been published first. Returns false if both together exceed the merge limit:
+    -- then both wait, and new messages join the other one.
     function merging.rejoin(lane, record)
         local other = record.mkey and merging.waiting_one(record.topic, record.mkey)
         if not other or other.mid == record.mid then

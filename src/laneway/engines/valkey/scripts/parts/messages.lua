@@ -1,24 +1,30 @@
--- Messages: their records (hash `m`, by number), where they wait, and the ways of one: waiting,
--- coming back, finished, dead.
+-- Messages: their records (hash `m`, by number), and where they wait.
 --
--- A record is "P" for the plain ones that make up most of a backlog (priority 0, due at once,
--- nothing about them but a key and headers), "p" for those whose id is sticky, or "R" with all that
--- there is. The body is in it as it is; behind that of a plain one stands when it was published. A
--- plain message stands in its lane's list or `latest`, in the order of arrival; every other that is
--- ready in the sorted set `z:NUMBER` of its lane, and what is delayed or parked in `a:NUMBER`
--- ("aside"). Of those whose number and place in the order may disagree `o:NUMBER` ("odd") tells the
--- lowest numbers, which the cursors need.
+-- States, the keys that have a message of that state, and the states that may follow:
 --
--- Of topics that fold into a bucket `t:TOPIC` holds all messages that wait ("r", "d", "p") or are
--- leased ("l"), and `folded` the names.
+--   READY    list q:N or the lane's `latest`, if plain; else z:N    → leased, DELAYED, DEAD, gone
+--   DELAYED  a:N, and an event in `due`                             → READY, PARKED, DEAD, gone
+--   PARKED   a:N, and k:LINE of its serial key                      → READY, DEAD, gone
+--   leased   hash l; the record's state stays READY                 → any of these, gone (acked)
+--   DEAD     dead, dead:TOPIC, dead_topics, and an event in `due`   → READY, DELAYED, gone
+--
+-- A record begins with "P" for plain messages, which are most of a backlog (priority 0, due at
+-- once, nothing but a body, key and headers), with "p" for plain ones whose id is sticky, and with
+-- "R" for all others. A plain record ends with the time at which it was published.
+--
+-- `o:N` has the messages of a lane whose sequence numbers may be out of the lane's order, for the
+-- cursors. Of topics in buckets, `t:TOPIC` has all messages that wait ("r", "d", "p") or are leased
+-- ("l"), and `folded` the topics.
+--
+-- uses: fairness, rules, lanes, plain, results, ids
 
 local READY, DELAYED, PARKED, DEAD = 0, 1, 2, 3
 local NO, HOLD, YIELD = 0, 1, 2 -- serial
 local LEASES_END, DUE, EXPIRES, RETENTION_ENDS = '1', '2', '3', '4'
-local HISTORY = 20              -- troubles of a message that are remembered
+local HISTORY = 20              -- troubles that a message's history has at most
 local FOREVER = -1              -- dedupe
 local STICKY = 24 * 3600 * SECOND
--- less the number: the place of those that go to the front, the latest first
+-- minus the number: the position of messages `at_front`, the last one first
 local FRONT = 2 ^ 53
 
 local REASONS = {
@@ -30,7 +36,7 @@ local REASONS = {
     retries = 'retries used up',
 }
 
-local ids -- below
+local ids -- defined in ids.lua, which uses `messages`
 
 local messages = part(function(messages)
     local known, changed
@@ -103,7 +109,7 @@ local messages = part(function(messages)
         return record
     end
 
-    -- The same, of one that was fetched already.
+    -- The message of a record that was read already.
     function messages.take(mid, stored)
         return known[mid] or messages.decode(mid, stored)
     end
@@ -133,7 +139,7 @@ local messages = part(function(messages)
         return record.serial ~= NO and record.topic .. '\0' .. record.key or false
     end
 
-    -- Its place among those of its rank: by since; those that go to the front, the latest first.
+    -- The position among messages of equal rank: by since; `at_front`, the last one first.
     function messages.position(record)
         return record.rank % 2 == 1 and record.since or FRONT - record.seq
     end
@@ -162,8 +168,7 @@ local messages = part(function(messages)
         return key(kind .. ':' .. text(lane.number))
     end
 
-    -- Keep `t:TOPIC` of a folded topic; `state`: its letter, false: it neither waits nor is leased
-    -- any more.
+    -- Update `t:TOPIC` of a topic in a bucket. `state`: the letter; false: the message is removed.
     function messages.mirror(lane, record, state)
         if not (lane.is_bucket or record.mirrored) then
             return
@@ -192,8 +197,8 @@ local messages = part(function(messages)
     end
     messages.resize = resize
 
-    -- What a message that is no odd one stands at is told by its lane's order alone.
-    local function keep_odd(command, lane, record)
+    -- Update `o:N`. Messages in sequence are not in it: the lane's order is enough for them.
+    local function index_out_of_sequence(command, lane, record)
         if record.rank % 2 == 0 or record.seq ~= record.mid or record.since ~= record.published
             or record.deliveries > 0 then
             local member = pack('>I2', record.rank + 512) .. (record.deliveries == 0 and 'u' or 's')
@@ -241,8 +246,8 @@ local messages = part(function(messages)
 
     -- Waiting
 
-    -- The message waits from now on: delayed until its `since`, if that is to come, else it
-    -- arrives. Newcomers of its merge key join it, unless `collects` is false.
+    -- Let the message wait: delayed, if its `since` is in the future, else it arrives. New messages
+    -- of its merge key join it, unless `collects` is false.
     function messages.begin_waiting(lane, record, collects)
         record.plain = nil
         record.lane = lane.name
@@ -254,7 +259,7 @@ local messages = part(function(messages)
         if record.mkey and collects ~= false then
             call('HSET', keys.merge, record.topic .. '\0' .. record.mkey, record.mid)
         end
-        keep_odd('ZADD', lane, record)
+        index_out_of_sequence('ZADD', lane, record)
         if record.since > shard.now then
             record.state = DELAYED
             lane.delayed = lane.delayed + 1
@@ -268,8 +273,7 @@ local messages = part(function(messages)
         lanes.touch(lane)
     end
 
-    -- It no longer waits, whatever becomes of it. Of one that was taken out of its lane's order
-    -- already, see serving.lua.
+    -- The message no longer waits. It was taken out of its lane's order already.
     function messages.leave(lane, record)
         resize(lane, record, -messages.size(record))
         shard.waiting = shard.waiting - 1
@@ -283,13 +287,12 @@ local messages = part(function(messages)
             end
         end
         if not record.plain then
-            keep_odd('ZREM', lane, record)
+            index_out_of_sequence('ZREM', lane, record)
         end
         lanes.touch(lane)
     end
 
-    -- Take a waiting message out of everything that it waits in; its serial key is the caller's
-    -- business.
+    -- Remove a waiting message from all indexes. The caller frees its serial key.
     function messages.end_waiting(lane, record)
         messages.leave(lane, record)
         if record.state == DELAYED then
@@ -307,8 +310,8 @@ local messages = part(function(messages)
         call('ZREM', of_lane('a', lane), place_aside(record, 'd'))
     end
 
-    -- Whether it stands where a message of its state should.
-    function messages.stands(lane, record)
+    -- Whether the message is in the index of its state.
+    function messages.is_indexed(lane, record)
         if record.state == READY then
             return call('ZSCORE', of_lane('z', lane), place_of(record)) ~= false
         end
@@ -332,7 +335,7 @@ local messages = part(function(messages)
         call('HSET', keys.keys, line, packed(mid, is_held))
     end
 
-    -- It becomes ready, or is parked behind the one that its serial key is busy with.
+    -- The message becomes ready, or is parked behind the message that has its serial key.
     function messages.arrive(lane, record)
         local line = messages.line(record)
         if line then
@@ -345,7 +348,7 @@ local messages = part(function(messages)
                     park(lane, record)
                     return
                 end
-                if other then -- overtaken while the key was free
+                if other then -- it is overtaken, because the key was free
                     out_of_order(lane, other)
                     park(lane, other)
                 end
@@ -355,8 +358,8 @@ local messages = part(function(messages)
         into_order(lane, record)
     end
 
-    -- Whoever it was no longer holds the serial key (or heads it): the next one comes forward.
-    -- `line` may be false.
+    -- The message no longer has the serial key: the first parked one becomes ready. `line` may be
+    -- false.
     function messages.free_key(lane, line, mid)
         if not line or holder(line) ~= mid then
             return
@@ -385,7 +388,7 @@ local messages = part(function(messages)
         end
     end
 
-    -- The record goes; the lists that may belong to it stay.
+    -- Delete the record, but not the lists that belong to it.
     function messages.take_out(lane, record)
         call('HDEL', keys.m, record.mid)
         if record.mirrored then
@@ -394,12 +397,12 @@ local messages = part(function(messages)
         known[record.mid], changed[record] = false, nil
     end
 
-    -- The message, which neither waits nor is leased any more, becomes a dead letter.
+    -- A message that neither waits nor is leased becomes a dead letter.
     function messages.bury(lane, record, reason, failure)
         shard.deaths, shard.dead = shard.deaths + 1, shard.dead + 1
         local ends = shard.now + rules.of(record.topic).dead_ttl
         record.plain = nil
-        -- lanes come and go; a dead letter belongs to its topic
+        -- a dead letter belongs to its topic, because lanes are deleted
         record.state, record.lane = DEAD, false
         record.death = { shard.deaths, shard.now, ends, reason, failure or false }
         messages.mirror(lane, record, false)
@@ -408,11 +411,11 @@ local messages = part(function(messages)
         call('ZADD', keys.dead_topics, 0, record.topic)
         call('ZADD', keys.due, ends, RETENTION_ENDS .. sortable(record.mid))
         changed[record] = true
-        results.ends(record, reason == REASONS.expired and 'expired' or 'dead', reason)
+        results.write_end(record, reason == REASONS.expired and 'expired' or 'dead', reason)
     end
 
-    -- It is no dead letter any more.
-    function messages.exhume(record)
+    -- The message is no longer a dead letter.
+    function messages.end_death(record)
         local of_topic = key('dead:' .. record.topic)
         call('ZREM', keys.due, RETENTION_ENDS .. sortable(record.mid))
         call('ZREM', keys.dead, record.mid)
@@ -424,11 +427,11 @@ local messages = part(function(messages)
         shard.dead = shard.dead - 1
     end
 
-    -- A message, no longer waiting, whose ttl is over.
+    -- The ttl of a message that no longer waits is over.
     function messages.expire(lane, record)
         lane.expired, shard.expired = lane.expired + 1, shard.expired + 1
         if rules.of(record.topic).drop_expired then
-            results.ends(record, 'expired', REASONS.expired)
+            results.write_end(record, 'expired', REASONS.expired)
             ids.finish(record, false)
             messages.remove(lane, record)
         else
@@ -438,12 +441,12 @@ local messages = part(function(messages)
     end
 
     function messages.forget_dead(record)
-        messages.exhume(record)
+        messages.end_death(record)
         ids.finish(record, false)
         messages.remove({}, record)
     end
 
-    function messages.note(record, what, failure)
+    function messages.add_history(record, what, failure)
         record.history[#record.history + 1] = { shard.now, what, failure or false }
         if #record.history > HISTORY then
             table.remove(record.history, 1)

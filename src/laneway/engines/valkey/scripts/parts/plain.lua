@@ -1,12 +1,12 @@
--- Plain messages of a lane, in the order of their arrival: the first in a list of their numbers,
--- the last few in its record (`latest`), from where they go into the list together: most lanes
--- never have one, and a call of its own for each message is what would cost most.
+-- The plain messages of a lane, in the order of their arrival: the first are in a list of numbers,
+-- the last few in the lane's record (`latest`), from where they move to the list together. Most
+-- lanes never need the list, and a command for each message would be the largest cost.
 
 local plain = part(function(plain)
     local NAMES = 4096
-    -- of lists, by the lane's number: joining a number to a string is slow
+    -- keys of lists by the lane's number, because joining a number to a string is slow
     local names, count, prefix = {}, 0, nil
-    -- lanes with more of them than their records have room for, `arrived`
+    -- lanes with more messages (`arrived`) than their records have room for
     local arrivals
 
     at_begin(function()
@@ -25,7 +25,7 @@ local plain = part(function(plain)
         return name
     end
 
-    -- The numbers among those in the record from one place to another.
+    -- The numbers in the record from one position to another.
     local function latest_of(lane, first, last, found)
         for place = first, math.min(last, #lane.latest / 7) do
             found[#found + 1] = unpack_from('>I7', lane.latest, 7 * place - 6)
@@ -33,7 +33,7 @@ local plain = part(function(plain)
         return found
     end
 
-    -- At the end of its lane; `plain.write` follows before anybody looks.
+    -- Append to the lane; call `plain.write` before the list is read.
     function plain.append(lane, mid)
         local mids = lane.arrived
         if mids then
@@ -58,7 +58,7 @@ local plain = part(function(plain)
         arrivals = {}
     end
 
-    -- The first of them, at most so many; they stay.
+    -- Return the first numbers, and leave them in the lane.
     function plain.peek(lane, most)
         local found = {}
         if lane.listed > 0 and most > 0 then
@@ -70,7 +70,7 @@ local plain = part(function(plain)
         return latest_of(lane, 1, most - #found, found)
     end
 
-    -- Take out the first of them, at most so many.
+    -- Take the first numbers out of the lane.
     function plain.take(lane, most)
         local found = {}
         if lane.listed > 0 then
@@ -78,7 +78,7 @@ local plain = part(function(plain)
             for n = 1, #found do
                 found[n] = tonumber(found[n])
             end
-            -- Fewer than were asked for: that was all, also in a store that lost some of them.
+            -- Fewer than wanted: the list is empty now, also in a store that lost some.
             lane.listed = #found < most and 0 or lane.listed - #found
         end
         local rest = most - #found

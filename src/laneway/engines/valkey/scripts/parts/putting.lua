@@ -1,4 +1,6 @@
--- Accepting a message that is not plain.
+-- Accepting messages that are not plain.
+--
+-- uses: rules, lanes, messages, ids, merging, signals, backlog
 
 local putting = part(function(putting)
     local SERIAL = { hold = HOLD, yield = YIELD }
@@ -38,7 +40,7 @@ local putting = part(function(putting)
         return mid
     end
 
-    -- Known, merged, refused or accepted, in this order. Returns its number, or {outcome, more}.
+    -- Duplicate, merged, refused or accepted, in this order. Returns the number, or {outcome, …}.
     function putting.accept(draft, arrivals)
         if draft.signal then
             return signals.receive(draft, arrivals)
@@ -66,8 +68,8 @@ local putting = part(function(putting)
         return insert(draft, policy, lane)
     end
 
-    -- The first that would expire before it is due: its position, or nil. Looked at before anything
-    -- is changed.
+    -- The position of the first draft that would expire before it is due, and its delay; nil: none.
+    -- Called before anything is changed.
     function putting.impossible(drafts)
         for n, draft in pairs(drafts) do
             local due = draft.ttl and not draft.signal and not signals.waits(draft)

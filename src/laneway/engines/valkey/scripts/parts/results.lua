@@ -1,10 +1,11 @@
--- What is kept under a message's id, in keys of their own that the server forgets by itself: how it
--- ended (`o:ID`), and what was noted of it meanwhile (`n:ID`). Whoever listens for an id has a
--- channel of its own.
+-- Outcomes (`o:ID`) and progress (`n:ID`) under the ids of messages: keys with an expiry, which the
+-- server deletes by itself. Each id has a channel of its own, on which changes are notified.
+--
+-- uses: rules, crc
 
 local results = part(function(results)
     local channels, end_notices
-    -- the number of the message that is settled now, where its handler tells of its end; whether
+    -- the number of the message that is settled now, if its handler reports its end; and whether
     -- with an outcome
     local handled, has_outcome
 
@@ -14,13 +15,13 @@ local results = part(function(results)
         channels = 'laneway:' .. string.match(PREFIX, '{(.*)/') .. ':of:'
     end)
 
-    function results.tell(id, said)
-        call('PUBLISH', channels .. id, said or id)
+    function results.notify(id, payload)
+        call('PUBLISH', channels .. id, payload or id)
     end
 
-    -- A message that tells of another's end; it is put into the store at the end of the call.
-    local function tell_of(topic, id, outcome, more)
-        -- Of a topic with partitions, one that is here.
+    -- Add a message that reports another one's end; it is put at the end of the call.
+    local function add_end_notice(topic, id, outcome, more)
+        -- One of the topic's partitions that is on this shard.
         local spread = rules.of(topic).partitions > 1
             and (shard.index - crc32(topic)) % shard.shards
         end_notices[#end_notices + 1] = {
@@ -38,7 +39,7 @@ local results = part(function(results)
         return taken
     end
 
-    -- Who waits for the end of a message: `f:ID`, the message's topic first.
+    -- The followers of a message's end: the list `f:ID`, which begins with the message's topic.
     function results.follow(id, topic, follower)
         local followers = key('f:' .. id)
         if call('EXISTS', followers) == 0 then
@@ -47,15 +48,15 @@ local results = part(function(results)
         call('RPUSH', followers, follower)
     end
 
-    -- `kind`: o or n.
+    -- `kind`: o (outcome) or n (progress).
     function results.write(kind, id, body, milliseconds)
         call('SET', key(kind .. ':' .. id), body, 'PX', milliseconds)
-        results.tell(id)
+        results.notify(id)
         if kind == 'o' then
             local followers = call('LRANGE', key('f:' .. id), 0, -1)
             if #followers > 0 then
                 call('DEL', key('f:' .. id))
-                tell_of(table.remove(followers, 1), id, body, '"followers":['
+                add_end_notice(table.remove(followers, 1), id, body, '"followers":['
                     .. table.concat(followers, ',') .. ']')
             end
         end
@@ -63,10 +64,11 @@ local results = part(function(results)
 
     local MAX_SECONDS, MAX_DIGITS = 3153600000, 19 -- headers.py has the same bounds
 
-    -- For how many milliseconds the end of a message is kept that no handler told; nil: not at all.
-    local function span(record)
-        local said = record.headers and record.headers['laneway-result-ttl']
-        local done, comma, otherwise = string.match(said or '', '^(%d+)(,?)(%d*)$')
+    -- For how many milliseconds the end of a message is stored if no handler reports it; nil: it is
+    -- not stored.
+    local function milliseconds_of(record)
+        local header = record.headers and record.headers['laneway-result-ttl']
+        local done, comma, otherwise = string.match(header or '', '^(%d+)(,?)(%d*)$')
         if not done or #done > MAX_DIGITS or #otherwise > MAX_DIGITS or (comma == ''
             and otherwise ~= '') then
             return nil
@@ -82,37 +84,38 @@ local results = part(function(results)
         handled, has_outcome = mid, with_outcome
     end
 
-    -- Whether the end of a message is kept.
-    function results.is_kept(record)
-        return span(record) ~= nil
+    -- Whether the end of a message is stored.
+    function results.is_stored(record)
+        return milliseconds_of(record) ~= nil
     end
 
-    -- A message comes to an end that no handler told; where it is wanted, that is kept, and told.
-    function results.ends(record, status, reason)
-        -- one that comes back may have expired meanwhile
-        local is_told = handled == record.mid and status == 'dead'
-        if is_told and has_outcome then
+    -- A message ends in a way that no handler reports: store that, and put an end notice, where its
+    -- headers ask for it.
+    function results.write_end(record, status, reason)
+        -- a message that comes back may have expired meanwhile
+        local is_reported = handled == record.mid and status == 'dead'
+        if is_reported and has_outcome then
             return
         end
-        local milliseconds = span(record)
-        local told = '{"status":"' .. status .. '"' .. (reason and ',"reason":'
+        local milliseconds = milliseconds_of(record)
+        local outcome = '{"status":"' .. status .. '"' .. (reason and ',"reason":'
             .. cjson.encode(reason) or '')
             .. ',"topic":' .. cjson.encode(record.topic) .. string.format(',"published_us":%.0f}',
                 record.published)
-        if not is_told and record.headers and record.headers['laneway-flow'] then
-            tell_of(record.topic, id_of(record), told, '"body":' .. record.body)
+        if not is_reported and record.headers and record.headers['laneway-flow'] then
+            add_end_notice(record.topic, id_of(record), outcome, '"body":' .. record.body)
         end
         if milliseconds then
-            results.write('o', id_of(record), told, milliseconds)
+            results.write('o', id_of(record), outcome, milliseconds)
         end
     end
 
-    -- A dead letter was put back: it has not ended after all.
-    function results.begins_again(record)
-        if span(record) then
+    -- A dead letter was put back: delete its outcome and progress.
+    function results.forget_end(record)
+        if milliseconds_of(record) then
             local id = id_of(record)
             call('DEL', key('o:' .. id), key('n:' .. id))
-            results.tell(id)
+            results.notify(id)
         end
     end
 end)

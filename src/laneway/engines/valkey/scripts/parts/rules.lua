@@ -1,13 +1,13 @@
--- Policies. Of each pattern that somebody set one for, hash `rules` has what holds for a topic of
--- which it is the most specific (written by the client; "": where there is none). The patterns that
--- cover a topic are those that cover its most specific one.
+-- Policies. The hash `rules` has a resolved policy for each pattern: what holds for a topic whose
+-- most specific pattern it is ("": topics without a pattern). Clients write it.
 --
--- A topic with a policy of its own has an entry in `own` (topic -> id), and what the id means is in
--- `own_sets` (id -> record, see records.py: equal sets share one; `own_uses` counts their topics).
--- That is put together with what holds for its patterns, here, whenever it is asked for: so a
--- change of one of the two touches nothing of the other. Topics with partitions, or under a pattern
--- that folds, have theirs in `rules`, as patterns have, for clients have to know them to find the
--- shard.
+-- A topic with a policy of its own has an entry in `own` (topic → id). `own_sets` has the policy
+-- (id → record, see records.py); equal policies share one, and `own_uses` counts their topics. It
+-- is combined with the rule of the topic's pattern when it is needed, so that a change of one of
+-- the two does not touch the other. Topics with partitions, or under a pattern with buckets, have a
+-- rule as patterns have, because clients need it to find the shard.
+--
+-- uses: fairness
 
 local rules = part(function(rules)
     local FIELDS = {
@@ -20,7 +20,7 @@ local rules = part(function(rules)
     }
     local KINDS = 5000
     local by_name, by_stem, overridden, own_ids
-    -- policies by what is stored of them: it seldom changes from call to call
+    -- decoded policies by their records, which seldom change from call to call
     local decoded, sets, kinds = {}, {}, 0
 
     at_begin(function()
@@ -60,7 +60,7 @@ local rules = part(function(rules)
         return stored and (decoded[stored] or decode(stored)) or nil
     end
 
-    -- What holds from here on: {pattern, as it is stored or false} each.
+    -- Use other rules from now on: {pattern, its record or false} each.
     function rules.override(changes, exact)
         for _, each in ipairs(changes) do
             overridden[each[1]] = each[2]
@@ -69,7 +69,7 @@ local rules = part(function(rules)
         by_name, by_stem = {}, {}
     end
 
-    -- `stem`: "push.eu." of all topics push.eu.*, "" of all.
+    -- `stem`: "push.eu." for all topics push.eu.*, "" for all topics.
     local function of_stem(stem)
         local found = by_stem[stem]
         if not found then
@@ -90,7 +90,7 @@ local rules = part(function(rules)
         if not set then
             count_kind()
             local stored = call('HGET', keys.own_sets, id)
-            if not stored then -- a store that lost something: the doctor says so
+            if not stored then -- the store lost it; the doctor reports it
                 return { is_marked = false, code = {}, operator = {} }
             end
             local is_marked, code, operator = values_of(stored)
@@ -116,7 +116,7 @@ local rules = part(function(rules)
         return policy
     end
 
-    -- An operator's pattern goes before the code's own.
+    -- The operator's pattern precedes the topic's own policy in the code.
     local function combine(base, set)
         local policy = {}
         for n = 1, #FIELDS do
@@ -148,7 +148,7 @@ local rules = part(function(rules)
         return name == '*' or string.sub(name, -2) == '.*'
     end
 
-    -- The id of a topic's own set, false: it has none.
+    -- The id of a topic's own policy; false: none.
     local function own_id(topic)
         local id = own_ids[topic]
         if id == nil then
@@ -158,7 +158,7 @@ local rules = part(function(rules)
         return id
     end
 
-    -- Read those of many topics at once.
+    -- Read the ids of many topics at once.
     function rules.load(topics)
         if shard.own == 0 then
             return
@@ -175,9 +175,9 @@ local rules = part(function(rules)
         end
     end
 
-    -- Clients have to know what decides how a message is written: its body's limit, ttl, serial,
-    -- merge, backlog. `known`: what the client knows by topic (an id). Answers {topic, id or "",
-    -- its record or ""} of each that is otherwise, nil if there is none.
+    -- Clients have to know the fields that decide how a message is written: the body's limit, ttl,
+    -- serial, merge, backlog. `known`: the ids that the client has, by topic. Returns {topic, id or
+    -- "", its record or ""} of each topic where the shard has another one; nil: none.
     function rules.unknown_to(known, plain_topics, drafts)
         if shard.marked == 0 and next(known) == nil then
             return nil
@@ -215,8 +215,7 @@ local rules = part(function(rules)
         end
     end
 
-    -- `own_tiers`: how many topics name a tier in a layer of their own, so that no tier goes that
-    -- is used.
+    -- `own_tiers` counts the topics whose own policies name a tier: a tier in use is not removed.
     local function count_tiers(set, count)
         for _, fields in ipairs({ set.code, set.operator }) do
             if fields.tier and count ~= 0 and call('HINCRBY', keys.own_tiers, fields.tier, count) <=
@@ -226,9 +225,8 @@ local rules = part(function(rules)
         end
     end
 
-    -- {topic, the id that it has had, the id that it gets} each, "" for none; `stored`: {id,
-    -- record} of those that are new. Answers the positions of those that somebody else has changed
-    -- meanwhile, and the topics that have changed.
+    -- `changes`: {topic, id before, id then} each, "" for none; `stored`: {id, record} of the new
+    -- policies. Returns the positions that another client has changed meanwhile, and the topics.
     function rules.set_own(changes, stored)
         local others, topics, written, removed = {}, {}, {}, {}
         for _, each in ipairs(stored) do
@@ -292,7 +290,7 @@ local rules = part(function(rules)
         return found
     end
 
-    -- Rates as they are for each lane are `rate`, `burst`, `concurrency`; false: no such limit.
+    -- `rate`, `burst` and `concurrency` of a policy are those of each lane; false: not limited.
 
     function rules.backoff(policy, attempts, random)
         local base, factor, cap, jitter = unpack(policy.backoff)

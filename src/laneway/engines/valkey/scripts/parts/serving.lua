@@ -1,15 +1,17 @@
--- Handing out. First it is decided which lanes give how many (the visits), reading lanes only, each
--- once; then the messages of all of them are fetched. Nothing here looks at a lane that cannot
--- deliver.
+-- Delivering messages. First the visits are decided: how many messages each lane delivers. This
+-- reads each lane once, and no messages. Then the messages of all visits are fetched and leased.
+-- Lanes that cannot deliver are never read.
+--
+-- uses: fairness, rules, index_entries, gates, lanes, plain, messages, ids, settling
 
 local serving = part(function(serving)
-    -- what is handed out ahead of what the caller can start goes in steps, so that tiers end at
-    -- nearly their shares
+    -- messages that the worker cannot start yet are delivered in steps, so that tiers end near
+    -- their shares
     local STEP = 16
-    local PAGE = 16        -- lanes read at once; of each further page twice as many
+    local PAGE = 16        -- lanes read at once; each further page has twice as many
     local PAGE_MOST = 64
-    -- a gate's entry comes before all lanes of the same virtual time, for its first lane is one of
-    -- these
+    -- a gate's entry precedes all lanes of the same virtual time, because its first lane is one of
+    -- them
     local HEADS_FIRST = -1
 
     -- A heap of {vt, number, lane or source}
@@ -57,10 +59,10 @@ local serving = part(function(serving)
         return first
     end
 
-    local calls -- what this call may still hand out, and what it did
+    local calls -- what this call may still deliver, and what it has done
 
-    -- A source: a sorted set that is read page by page, in the order of its scores. Of lanes these
-    -- are in their records too: the server is slow to tell scores.
+    -- A source: a sorted set that is read page by page, in the order of scores. Those of lanes are
+    -- in their records too, which is faster than reading scores.
 
     local function read_page(source)
         local last, found = source.offset + source.page - 1, nil
@@ -79,8 +81,7 @@ local serving = part(function(serving)
         source.page = math.min(2 * source.page, math.max(calls.left, PAGE), PAGE_MOST)
     end
 
-    -- Whether one of the patterns covers the lane's topic, for a caller who takes nothing else. Of
-    -- buckets it takes all.
+    -- Whether a pattern of `only` matches the lane's topic. All buckets are taken.
     local function takes(lane)
         local topic = lanes.topic(lane)
         if not topic or calls.only[topic] or calls.only['*'] then
@@ -97,7 +98,7 @@ local serving = part(function(serving)
         return false
     end
 
-    -- The next of it goes into the heap; nothing where it is at its end.
+    -- Push the next member of a source to the heap, if there is one.
     local function advance(heap, source)
         if source.at > #source.found then
             if source.is_last then
@@ -112,10 +113,10 @@ local serving = part(function(serving)
         if source.of_lanes then
             local lane = lanes.find(found[at])
             source.at = at + 1
-            if not lane then -- a store that lost something: the doctor counts it
+            if not lane then -- the store lost it; the doctor reports it
                 return advance(heap, source)
             elseif calls.only and not takes(lane) then
-                if calls.may_pass <= 0 then -- the next call goes on here
+                if calls.may_pass <= 0 then -- the next call begins here
                     calls.goes_on = math.max(calls.goes_on, source.offset - #found + at)
                     source.at, source.found, source.is_last = 1, {}, true
                     return
@@ -134,8 +135,8 @@ local serving = part(function(serving)
             page = PAGE, at = 1, found = {} })
     end
 
-    -- How many lanes it has, counted up to so many. Gates that this call has shut stand among the
-    -- heads still.
+    -- How many lanes can deliver, counted up to `most`. Gates that this call has shut are still
+    -- among the heads.
     local function count(tier_queue, most)
         local found, offset = call('ZCARD', tier_queue.runnable), 0
         while found < most do
@@ -163,7 +164,7 @@ local serving = part(function(serving)
     end
 
     local function next_lane(line)
-        -- what comes behind the last one: only now, for it may be a page that nobody asks for
+        -- advance only now, because the next page may not be needed
         if line.behind then
             advance(line.heap, line.behind)
             line.behind = nil
@@ -190,7 +191,7 @@ local serving = part(function(serving)
             or DEFAULT_MEAN
     end
 
-    -- By how much so many messages advance the lane's virtual time.
+    -- How far `take` messages advance the lane's virtual time.
     local function stride(lane, tier_queue, policy, take)
         if tier_queue.by_time then
             return fairness.stride_of_work(expected_cost(lane, tier_queue) * take, policy.weight)
@@ -199,7 +200,7 @@ local serving = part(function(serving)
     end
 
     local function charge(lane, tier_queue, policy, take, is_alone)
-        lanes.lift(lane)
+        lanes.before_move(lane)
         tier_queue.vt = lane.vt
         lane.vt = lane.vt + stride(lane, tier_queue, policy, take)
         if is_alone then
@@ -215,7 +216,7 @@ local serving = part(function(serving)
         lanes.count_deliveries(lane, take)
     end
 
-    -- What is known in this call of a lane that was visited.
+    -- What this call knows of a lane that it visited.
     local function given_by(lane)
         local given = calls.given[lane]
         if not given then
@@ -227,7 +228,7 @@ local serving = part(function(serving)
         return given
     end
 
-    -- Take from the lane what all limits admit; one step with the advance of its virtual time.
+    -- Take as many messages from the lane as all limits admit, and charge the lane for them.
     local function visit(lane, tier_queue, room, count_of_lanes)
         local policy = lanes.rule(lane)
         local take = math.min(room, fairness.chunk(room, count_of_lanes, policy.weight),
@@ -259,8 +260,8 @@ local serving = part(function(serving)
         return take
     end
 
-    -- Take up to `room` from the line; less if it has no more, or if what comes next cannot be
-    -- started yet.
+    -- Take up to `room` messages from the line; less, if it has no more or if the worker cannot
+    -- start the next one yet.
     local function serve(line, room)
         local count_of_lanes, taken = math.min(room, line.lanes), 0
         while taken < room do
@@ -269,7 +270,7 @@ local serving = part(function(serving)
                 break
             end
             if calls.startable <= 0 and lanes.rule(lane).limited then
-                -- passed over, it would starve behind a caller who keeps his buffer full
+                -- a lane that is passed over would starve behind a worker with a full buffer
                 calls.withheld = true
                 break
             end
@@ -360,7 +361,7 @@ local serving = part(function(serving)
         end
     end
 
-    -- Of a bucket take only the messages of one topic.
+    -- Take only the messages of one topic from a bucket.
     local function visit_folded(lane, topic, room)
         local picked = given_by(lane).picked or {}
         given_by(lane).picked = picked
@@ -382,7 +383,7 @@ local serving = part(function(serving)
         return taken
     end
 
-    -- Strictly in the order named.
+    -- Serve topics strictly in the order in which they are named.
     local function serve_topics(topics, pool, room)
         for _, topic in ipairs(topics) do
             local policy = rules.of(topic)
@@ -403,7 +404,7 @@ local serving = part(function(serving)
         end
     end
 
-    -- Visits of several tiers, evenly mixed, behind those of strict tiers.
+    -- Mix the visits of several tiers evenly, behind those of strict tiers.
     local function mixed(visits)
         local strict, by_tier, queues, counts = {}, {}, {}, {}
         for _, each in ipairs(visits) do
@@ -435,8 +436,8 @@ local serving = part(function(serving)
 
     -- Fetching
 
-    -- The first messages of a lane that has others than plain ones, in its order, as numbers; they
-    -- leave the order. `listed`: its first plain ones.
+    -- Take the first messages of a lane that has not only plain ones, in its order, as numbers.
+    -- `listed`: its first plain messages.
     local function fetch(lane, wanted, listed, stored)
         local order = key('z:' .. text(lane.number))
         local sorted = call('ZRANGE', order, 0, wanted - 1)
@@ -474,7 +475,7 @@ local serving = part(function(serving)
         return mids
     end
 
-    -- What each lane gives, one lane behind the other: numbers, and records as they are stored.
+    -- The numbers and records of all messages, lane by lane.
     local function fetch_all()
         local mids = {}
         for _, given in ipairs(calls.order) do
@@ -500,9 +501,9 @@ local serving = part(function(serving)
 
     -- Leases
 
-    local out -- what is answered and written
+    local out -- what the call answers and writes
 
-    -- The next fence; what ends with it is one event, see settling.lua.
+    -- The next fence. Leases that end at the same time are one event, see settling.lua.
     local function expect(mid, deadline)
         local fence = shard.fence + 1
         shard.fence, shard.leased = fence, shard.leased + 1
@@ -521,11 +522,11 @@ local serving = part(function(serving)
         gates.free(policy.gate or '')
     end
 
-    local function hand_out(given, policy, mid, stored)
+    local function deliver(given, policy, mid, stored)
         local lane = given.lane
         local record = messages.take(mid, stored)
         messages.leave(lane, record)
-        -- housekeeping had too much to do to see it before
+        -- housekeeping has not come to it yet
         if record.expires and record.expires <= shard.now then
             uncount(lane, policy)
             messages.expire(lane, record)
@@ -540,7 +541,7 @@ local serving = part(function(serving)
             bodies = {}
         end
         local leases, deadline, n = out.leases, shard.now + policy.lease, #out.leases
-        local rest = settling.rest(deadline, shard.now, given.charge, record.suspect
+        local rest = settling.tail(deadline, shard.now, given.charge, record.suspect
             and calls.record_start, policy.gate or '', is_empty, line, false,
             false)
         leases[n + 1], leases[n + 2] = mid, settling.with_fence(expect(mid, deadline),
@@ -554,39 +555,38 @@ local serving = part(function(serving)
         if bodies ~= 0 then
             out.bodies[#out.bodies + 1], out.bodies[#out.bodies + 2] = n / 2, bodies
         end
-        if is_empty then -- the message goes at hand-out; its lease keeps the slots
+        if is_empty then -- the message is deleted at delivery; its lease holds the slots
             lane.done, shard.done = lane.done + 1, shard.done + 1
             ids.finish(record, true)
             messages.remove(lane, record)
         end
     end
 
-    -- What the leases of a lane's plain messages say but for the fence; `quick`: of the message
-    -- nothing is kept but counts.
+    -- The leases of a lane's plain messages without the fence, which they share. `quick`: see
+    -- settling.lua.
     local function tail_of(given, policy, quick)
         local charge = given.charge
-        local rest = charge == 0 and out.rests[quick][policy]
+        local rest = charge == 0 and out.tails[quick][policy]
         if not rest then
-            rest = settling.rest(shard.now + policy.lease, shard.now, charge, false, policy.gate
+            rest = settling.tail(shard.now + policy.lease, shard.now, charge, false, policy.gate
                 or '', false, false, false, quick)
-            out.rests[quick][policy] = charge == 0 and rest
+            out.tails[quick][policy] = charge == 0 and rest
         end
         return packed(given.lane.name) .. rest
     end
 
-    -- Hand out one visit's messages. Most are plain, and for those this is the innermost loop of
-    -- all.
-    local function hand_out_visit(given, policy, mids, records, first, last)
+    -- Deliver the messages of one visit. Most are plain: this is the innermost loop of all.
+    local function deliver_visit(given, policy, mids, records, first, last)
         local leases, found, deadline, size = out.leases, out.messages, shard.now + policy.lease, 0
         local lane, plain_ones, tail, tail_is_quick = given.lane, 0, false, false
         for place = first, last do
             local mid, stored = mids[place], records[place]
             local kind = stored and string.byte(stored)
-            -- the lane counted a message that is not there: the doctor mends the count
+            -- the lane counted a message that does not exist: the doctor repairs the count
             if not kind then
                 uncount(lane, policy)
             elseif kind == 82 or policy.at_most_once then -- "R"
-                hand_out(given, policy, mid, stored)
+                deliver(given, policy, mid, stored)
             else
                 local is_quick = kind == 80 -- "P"
                 if not tail or is_quick ~= tail_is_quick then
@@ -603,9 +603,9 @@ local serving = part(function(serving)
         shard.bytes, shard.waiting = shard.bytes - size, shard.waiting - plain_ones
     end
 
-    local function hand_out_all(visits)
+    local function deliver_all(visits)
         local mids, records = fetch_all()
-        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, rests = { [true] =
+        out = { leases = {}, ends = {}, runs = {}, messages = {}, bodies = {}, tails = { [true] =
             {}, [false] = {} } }
         for _, given in ipairs(calls.order) do
             local lane = given.lane
@@ -627,7 +627,7 @@ local serving = part(function(serving)
             for _ = math.max(there, place) + 1, given.place do
                 uncount(lane, policy)
             end
-            hand_out_visit(given, policy, mids, records, given.first + place + 1,
+            deliver_visit(given, policy, mids, records, given.first + place + 1,
                 given.first + there)
             local n = #runs
             runs[n + 1], runs[n + 2], runs[n + 3] = (#out.messages - before) / 2,
@@ -640,10 +640,11 @@ local serving = part(function(serving)
         end
     end
 
-    -- Choose, fetch and lease up to `room` messages. Returns number and record of each, then {how
-    -- many of them in a row, when their leases end, whether they are limited} of all, then {place
-    -- among them, further bodies} of those that have some, and the first fence. `only`: {patterns,
-    -- where the lanes' order begins, how many lanes may be passed over}, or nil.
+    -- Choose, fetch and lease up to `room` messages. Returns number and record of each, flat; runs
+    -- of {how many in a row, when their leases end, whether they are limited}, flat; {position,
+    -- further bodies} of messages that have some, flat; the first fence; and whether lanes were
+    -- left out. `only`: {patterns, where the lanes' order begins, the most lanes to pass over}, or
+    -- nil.
     function serving.lease(room, pool, topics, startable, record_start, only)
         calls = { room = room, left = room, startable = startable, record_start = record_start,
             visits = {}, order = {}, given = {}, withheld = false }
@@ -658,7 +659,7 @@ local serving = part(function(serving)
                 carries[tier_queue] = tier_queue.carry
             end
         end
-        messages.save() -- what housekeeping changed is read as it is stored
+        messages.save() -- housekeeping's changes are read from the store
         index_entries.write()
         local first = last_fence() + 1
         if topics then
@@ -666,11 +667,11 @@ local serving = part(function(serving)
         else
             serve_pool(pool, room)
         end
-        hand_out_all(topics and calls.visits or mixed(calls.visits))
+        deliver_all(topics and calls.visits or mixed(calls.visits))
         for _, given in ipairs(calls.order) do
             lanes.place(given.lane)
         end
-        -- a caller who passes lanes over owes the tiers nothing, and they owe it nothing
+        -- a call that passes lanes over does not change the tiers' carries
         for tier_queue, carry in pairs(carries) do
             tier_queue.carry = carry
         end

@@ -1,16 +1,21 @@
--- The end of leases (hash `l`, by the message's number): settled, or run out.
+-- Leases (hash `l`, by the message's number), and how they end: settled, or run out.
+--
+--   held     → settled by its fence (acked, retried, died, released), or run out after `deadline`
+--   gone     its topic was deleted: only the mark is left, for the answer "gone"
+--
+-- uses: fairness, rules, gates, lanes, results, messages, ids, merging
 
 local settling = part(function(settling)
     local BACK_OFF_FIRST, BACK_OFF_MAX = SECOND, 300 * SECOND
     local EVENTS_AT_ONCE = 20
-    -- bytes behind fence and lane: a hash whose values have 64 or less is a list while it is small,
-    -- which is slow to look into
+    -- The least bytes behind fence and lane. A small hash whose values have 64 bytes or less is a
+    -- list, which is slow to search.
     local REST_LEAST = 54
     local BRIEF_BYTES = 300
     local UNHANDLED_FIRST, UNHANDLED_MAX = 5 * SECOND, 300 * SECOND
 
-    -- `empty`: at most once, the message is gone already; `line`: the serial key that it keeps
-    -- then; `quick`: of the message nothing is kept but counts.
+    -- `empty`: delivered at most once, so the message is deleted already; `line`: the serial key
+    -- that the lease holds then; `quick`: an ack of the message changes only counts.
     function settling.decode(stored)
         local fence, lane, deadline, granted, charge, started, gate, empty, line, gone, quick =
             values_of(stored)
@@ -19,23 +24,23 @@ local settling = part(function(settling)
             line = line, gone = gone, quick = quick }
     end
 
-    -- What stands behind fence and lane; many leases of a call have it in common.
-    function settling.rest(deadline, granted, charge, started, gate, empty, line, gone, quick)
+    -- What is behind fence and lane; many leases of a call share it.
+    function settling.tail(deadline, granted, charge, started, gate, empty, line, gone, quick)
         local rest = packed(deadline, granted, charge, started, gate, empty, line, gone, quick)
         return rest .. packed(string.rep(' ', math.max(0, REST_LEAST - #rest)))
     end
 
     function settling.with_fence(fence, tail)
-        return pack('>BI8c0', 207, fence, tail) -- 207: what an integer of 8 bytes begins with
+        return pack('>BI8c0', 207, fence, tail) -- 207: MessagePack's mark of 8-byte integers
     end
 
     function settling.encode(lease)
-        return settling.with_fence(lease.fence, packed(lease.lane) .. settling.rest(lease.deadline,
+        return settling.with_fence(lease.fence, packed(lease.lane) .. settling.tail(lease.deadline,
             lease.granted, lease.charge, lease.started,
             lease.gate, lease.empty, lease.line, lease.gone, lease.quick))
     end
 
-    -- The leases of these messages, in their order; false where there is none.
+    -- The leases of these messages, in order; false: none.
     function settling.read(mids)
         local found = read_many(keys.l, mids)
         for n = 1, #mids do
@@ -48,12 +53,12 @@ local settling = part(function(settling)
         return math.max(1, mean + math.floor((cost - mean) / 8))
     end
 
-    -- Fair by time: the lane pays what its message really took, and is never put behind its tier.
+    -- Fair by time: charge the lane what its message really took. It never falls behind its tier.
     local function correct_cost(lane, lease, cost)
         local tier_queue = tier_queues[lane.tier_queue]
         cost = math.max(0, math.min(cost, lease.deadline - lease.granted))
         local before = lane.vt
-        lanes.lift(lane)
+        lanes.before_move(lane)
         lane.vt = math.max(before + fairness.stride_of_work(cost - lease.charge,
             lanes.rule(lane).weight), math.min(tier_queue.vt, before))
         if cost > 0 then
@@ -63,7 +68,7 @@ local settling = part(function(settling)
         end
     end
 
-    -- Free what the lease held of its lane and gate.
+    -- Free the lease's slots of lane and gate.
     local function end_of_lease(lane, lease, cost)
         lane.leased, shard.leased = lane.leased - 1, shard.leased - 1
         gates.free(lease.gate)
@@ -74,7 +79,7 @@ local settling = part(function(settling)
     end
 
     -- End the lease of a message from outside.
-    function settling.give_up(mid, lease)
+    function settling.end_from_outside(mid, lease)
         call('HDEL', keys.l, text(mid))
         end_of_lease(lanes.find(lease.lane), lease, shard.now - lease.granted)
     end
@@ -86,9 +91,9 @@ local settling = part(function(settling)
         return 'died'
     end
 
-    -- Delayed until `due`, its new since, or (false) ready with its old one; past its ttl it
-    -- expires.
-    local function wait_again(lane, record, due)
+    -- The message waits again: delayed until `due`, its new since, or (false) with its old since.
+    -- After its ttl it expires.
+    local function return_to_lane(lane, record, due)
         if record.expires and record.expires <= shard.now then
             messages.touch(record)
             messages.expire(lane, record)
@@ -99,7 +104,7 @@ local settling = part(function(settling)
         messages.begin_waiting(lane, record, collects)
     end
 
-    -- The first line of an error, as `admission.brief` in Python.
+    -- The first line of an error, as `refusals.brief` in Python.
     local function brief(failure)
         local line = string.match(failure, '^[^\n]*')
         if #line > BRIEF_BYTES then
@@ -118,7 +123,7 @@ local settling = part(function(settling)
         local policy = rules.of(record.topic)
         local what = settlement.reason or 'failed'
         record.attempts = record.attempts + 1
-        messages.note(record, what, settlement.failure)
+        messages.add_history(record, what, settlement.failure)
         if record.attempts > policy.retries then
             return die(lane, record, used_up(record.attempts, settlement), settlement.failure)
         end
@@ -127,7 +132,7 @@ local settling = part(function(settling)
         if record.serial == YIELD then
             messages.free_key(lane, messages.line(record), record.mid)
         end
-        wait_again(lane, record, shard.now + math.max(delay, 0))
+        return_to_lane(lane, record, shard.now + math.max(delay, 0))
         return 'retried'
     end
 
@@ -137,19 +142,19 @@ local settling = part(function(settling)
         end
         local longest = rules.of(record.topic).on_unhandled
         if longest and shard.now - record.unhandled_from >= longest then
-            messages.note(record, REASONS.unhandled)
+            messages.add_history(record, REASONS.unhandled)
             return die(lane, record, REASONS.unhandled)
         end
         local delay = math.min(UNHANDLED_FIRST * 2 ^ math.min(record.unhandled_times, 16),
             UNHANDLED_MAX)
         record.unhandled_times = record.unhandled_times + 1
-        wait_again(lane, record, shard.now + delay)
+        return_to_lane(lane, record, shard.now + delay)
         return 'released'
     end
 
-    -- The topic's destination is unwell: all lanes that it has here rest. Reports of leases from
-    -- before the rest do not count.
-    local function rest(lane, lease, asked, ended)
+    -- The topic's destination is unavailable: all its lanes on this shard back off. Reports of
+    -- leases from before the back-off do not count.
+    local function back_off(lane, lease, asked, ended)
         if lease.fence <= lane.rest_fence then
             return
         end
@@ -179,7 +184,7 @@ local settling = part(function(settling)
             return retry(lane, record, settlement)
         elseif settlement.action == 'dead' then
             local reason = settlement.reason or REASONS.refused
-            messages.note(record, reason, settlement.failure)
+            messages.add_history(record, reason, settlement.failure)
             return die(lane, record, reason, settlement.failure)
         elseif settlement.action == 'unhandled' then
             return unhandled(lane, record)
@@ -188,7 +193,7 @@ local settling = part(function(settling)
         if settlement.action == 'release' and not settlement.begun then
             give_back_permit(lane, lease)
         end
-        wait_again(lane, record, delay > 0 and shard.now + delay)
+        return_to_lane(lane, record, delay > 0 and shard.now + delay)
         return 'released'
     end
 
@@ -202,7 +207,7 @@ local settling = part(function(settling)
         end
     end
 
-    -- End one; its lane, and others that it moved, are added to `ended`.
+    -- End a lease. Its lane, and others that have to be placed, are added to `ended`.
     local function settle(mid, lease, settlement, ended, gone_leases, gone_messages)
         gone_leases[#gone_leases + 1] = mid
         if lease.gone then
@@ -218,9 +223,9 @@ local settling = part(function(settling)
             lane.rest_step, lane.rest_until = 0, 0
         end
         if settlement.action == 'back_off' then
-            rest(lane, lease, settlement.delay, ended)
+            back_off(lane, lease, settlement.delay, ended)
         end
-        if lease.empty then -- whatever the handler says, the message is done
+        if lease.empty then -- whatever the action is, the message is done
             return settlement.action == 'ack' and 'acked' or settlement.action == 'dead' and 'died'
                 or 'released'
         elseif settlement.action ~= 'ack' then
@@ -236,7 +241,7 @@ local settling = part(function(settling)
     end
 
     -- `settlements`: {number, fence, action, delay, reason, error, cost, begun, random} each.
-    -- Lanes that are to be placed are added to `ended`.
+    -- Lanes that have to be placed are added to `ended`.
     function settling.settle_all(settlements, ended)
         local mids, answers, gone_leases, gone_messages = {}, {}, {}, {}
         for n, each in ipairs(settlements) do
@@ -256,7 +261,7 @@ local settling = part(function(settling)
                 local settlement = { action = each[3], delay = each[4], reason = each[5], failure =
                     each[6], cost = each[7], begun = each[8],
                     random = each[9] }
-                results.set_handled(each.is_told and each[1] or nil, each.has_outcome)
+                results.set_handled(each.reports_end and each[1] or nil, each.has_outcome)
                 answers[n] = settle(each[1], lease, settlement, ended, gone_leases, gone_messages)
             end
         end
@@ -272,13 +277,13 @@ local settling = part(function(settling)
         record.deliveries, record.suspect = record.deliveries + 1, true
         if started then
             record.attempts = record.attempts + 1
-            messages.note(record, REASONS.started)
+            messages.add_history(record, REASONS.started)
             if record.attempts > rules.of(record.topic).retries then
                 die(lane, record, REASONS.started)
                 return
             end
         end
-        wait_again(lane, record, false)
+        return_to_lane(lane, record, false)
     end
 
     local function run_out(mid, lease)
@@ -299,8 +304,8 @@ local settling = part(function(settling)
         lanes.place(lane)
     end
 
-    -- One event stands for all leases of a call that end at the same time: {number, fence} each.
-    -- What was extended is looked at again when it ends, what was settled is passed over.
+    -- One event has all leases of a call that end at the same time: {number, fence} each. Extended
+    -- leases get a new event when this one comes, settled ones are skipped.
 
     function settling.expect(deadline, entries)
         local packed_entries = {}
@@ -311,8 +316,8 @@ local settling = part(function(settling)
             .. table.concat(packed_entries))
     end
 
-    -- Take back what of the leases' events of one time is over, at most so many, by fence. Returns
-    -- how many.
+    -- End the leases of one time's events that have run out, at most so many, by fence. Returns how
+    -- many.
     function settling.run_out_at(at, most)
         local entries, mids, held = {}, {}, {}
         for _, member in ipairs(call('ZRANGE', keys.due, at, at, 'BYSCORE', 'LIMIT', 0,
@@ -364,8 +369,8 @@ local settling = part(function(settling)
         return leases
     end
 
-    -- `change` each lease that is alive; answers 1 or 0 for each.
-    function settling.keep(pairs_of, change)
+    -- `change` each lease that is held. Returns 1 or 0 for each.
+    function settling.change_held(pairs_of, change)
         local answers, written = {}, {}
         for n, lease in ipairs(alive(pairs_of)) do
             answers[n] = lease and 1 or 0

@@ -1,38 +1,72 @@
 -- The shard: its keys, its clock, its counters.
 --
--- The library is run once, when it is loaded: functions and constants last. What belongs to one
--- call is made anew by `begin`, of every part that says so `at_begin`: the server serves many
--- shards and namespaces with the same functions, and a call may end in an error anywhere.
+-- The library is run once, when it is loaded: functions and constants last. `begin` resets the
+-- state of a call in every part that registered with `at_begin`, because the same functions serve
+-- many shards and namespaces, and a call may end in an error anywhere.
 --
--- All keys of a shard begin with the same prefix, hash tag included, so they live together on one
--- node of a cluster. KEYS[1] is the key of the counters, from which the others are derived; KEYS[2]
--- never exists: while an old-style migration moves the keys of the slot one by one, a node refuses
--- a call that names a missing key before the function has begun, and nothing is ever half done.
+-- Arguments of every function; its own head lists the others:
+-- KEYS[1]: the key of the counters, from which all other keys are derived
+-- KEYS[2]: a key that never exists. While an old-style migration moves the keys of a slot one by
+--   one, a node refuses a call that names a missing key before the function begins, so that
+--   nothing is ever half done.
+-- ARGV[1]: the time in microseconds; "": the server's clock
+-- ARGV[2]: the record of the tiers that the client has, see `tiers`
+-- "(packed)": one MessagePack value, which `values_of` decodes
 --
--- ARGV[1]: the time in microseconds, or "" for the server's own. ARGV[2]: the tiers as the client
--- knows them, see `tiers`. The rest is each function's own.
+-- All keys of a shard begin with the same prefix, hash tag included, so that they are on one node
+-- of a cluster. The keys, without the prefix:
+--
+--   shard               the counters, `COUNTERS` below
+--   settings            shards, nonce, tiers and layout of the namespace (first shard)
+--   policies, programs  what clients read of policies (first shard)
+--   tiers               the record of the tiers
+--   rules               pattern or topic → policy, see rules.lua
+--   own, own_sets, own_uses, own_tiers   topics' own policies, see rules.lua
+--   sweeps              pattern → the lane up to which its lanes were placed again
+--   lanes, names        lane's name → its record; all names in order, see lanes.lua
+--   run:N, heads:N      runnable lanes of tier queue N; its open gates by their first lane
+--   gates, gate:N:GATE, gate_wakes   gates; lanes at a gate; when shut gates open, see gates.lua
+--   asleep, idle        lanes by the time at which they wake, or are forgotten
+--   top:CLASS           lanes by size class, for top lists
+--   m                   message's number → its record, see messages.lua
+--   q:N                 lane N: numbers of plain messages, a list, see plain.lua
+--   z:N                 lane N: other ready messages, in order
+--   a:N                 lane N: messages aside (delayed, parked)
+--   o:N                 lane N: numbers that are out of sequence, for the cursors
+--   t:TOPIC, folded, folded_bytes    messages, names and bytes of topics in buckets
+--   b:N, j:N, w:N       message N: further bodies, joined ids, signals received
+--   i:TOPIC, aliases, ids_until      known ids, see ids.lua
+--   keys, k:LINE        serial key → its first message; messages parked behind it
+--   merge, edges        merge key → the waiting message; when a leading window ends
+--   l                   message's number → its lease, see settling.lua
+--   due                 events by time: ends of leases, due times, expiry, end of retention
+--   dead, dead:TOPIC, dead_topics    dead letters
+--   o:ID, n:ID, f:ID    outcome, progress and followers of a message, see results.lua
+--   waiters:POOL, choosy:POOL, arrivals:POOL   channels of waiting workers, see wakeup.lua
+--   moving, moving_ids  exported messages
+--   granting, bringing_up            locks with an expiry
 
 local KEYS, ARGV
 local PREFIX -- of all keys of the shard
 local LAYOUT = 4
 
-local POLICY_PAGE = 1000 -- lanes that a change of policy places anew in one call
-local INLINE = 16        -- messages of a lane that stand in its own record at most
+local POLICY_PAGE = 1000 -- lanes that a change of policy places again in one call
+local INLINE = 16        -- the most messages in a lane's own record
 local SLICE = 500        -- arguments of one variadic call: `unpack` ends near 8,000
 
--- the server's own, which are not there yet while the library is loaded
+-- the server's functions, which do not exist while the library is loaded
 local call, pack, unpack_from, values_of, packed
 
 local function key(name)
     return PREFIX .. name
 end
 
--- Those whose names are fixed: keys.lanes is key('lanes').
+-- Keys with fixed names: keys.lanes is key('lanes').
 local keys
 local KEY = {
-    __index = function(made, name)
-        made[name] = key(name)
-        return made[name]
+    __index = function(cache, name)
+        cache[name] = key(name)
+        return cache[name]
     end,
 }
 
@@ -48,9 +82,9 @@ local function part(define)
     return functions
 end
 
--- Numbers are given to the server as they are, which is quick and exact; those with more than 14
--- digits may not be joined to strings like that. Strings are never compared: the order of letters
--- is the locale's.
+-- Numbers are passed to the server as they are, which is fast and exact. Only numbers of up to 14
+-- digits may be joined to strings: use `text`. Strings are never compared, because the order of
+-- letters depends on the locale.
 
 local function text(number)
     return string.format('%.0f', number)
@@ -69,7 +103,7 @@ local function round(number) -- to even, as Python does
     return whole
 end
 
--- Calls with many arguments, in slices. `step`: arguments that belong together.
+-- Call a command with many arguments, in slices. `step`: arguments that belong together.
 local function call_many(command, name, arguments, step)
     local size = SLICE - SLICE % step
     for first = 1, #arguments, size do
@@ -96,22 +130,22 @@ end
 
 local COUNTERS = {
     'layout', 'nonce', 'shards', 'index', 'version', 'exact', 'now', 'seq', 'fence', 'deaths',
-        'lanes_made', 'lanes', 'waiting', 'bytes',
+        'lanes_created', 'lanes', 'waiting', 'bytes',
     'leased', 'dead', 'published', 'delivered', 'done', 'retried', 'died', 'merged', 'expired',
         'removed', 'alarm', 'max_backlog',
     'max_backlog_bytes', 'on_full', 'sweeping', 'own', 'marked', 'tier_queues',
 }
 
--- A new number is at least the server's time in this unit (a namespace's messages and leases are
--- numbered apart): a server that lost some or all of its data does not give out numbers again that
--- it gave out before. The unit keeps number · shards + shard below 2^53, and a number below 2^48.
+-- A new number (of a message, or of a lease) is at least the server's time in this unit, so that a
+-- server that lost its data never uses a number twice. The unit keeps number · shards + shard below
+-- 2^53, and a number below 2^48.
 local LEAST_UNIT = 16 -- microseconds
-local least -- number of this call; 0 where the caller tells the time
+local least -- number of this call; 0 where the caller passes the time
 
 local shard
-local tiers_stored -- the record of the tiers, false: there is none
+local tiers_stored -- the record of the tiers; false: none
 
--- Read them. Returns why that cannot be.
+-- Read the counters. Returns an error if the shard cannot be used.
 local function open_shard()
     local stored = call('GET', keys.shard)
     tiers_stored = call('GET', keys.tiers)
@@ -131,7 +165,7 @@ local function open_shard()
         local time = call('TIME')
         now = time[1] * 1000000 + time[2]
     end
-    shard.now = math.max(shard.now, now) -- it never goes back
+    shard.now = math.max(shard.now, now) -- the clock never goes back
     least = ARGV[1] == '' and math.floor(shard.now / math.max(LEAST_UNIT, shard.shards / 2)) or 0
 end
 
@@ -159,44 +193,45 @@ local function last_fence()
     return shard.fence
 end
 
--- A message is known to the outside by its handle, which names its shard too.
+-- The id of a message without an id of the user's own. It names the shard too.
 local function generated_id(mid)
     return shard.nonce .. '-' .. string.format('%x', mid * shard.shards + shard.index)
 end
 
 -- Tiers, in the order of their declaration: {name, share or "strict", whether it is fair by time};
--- `default`: that of topics whose policy names none. The key `tiers` has their record: the version,
--- 7 bytes, then {default, {tier, …}}. Each call brings the record that its client knows: so a shard
--- that was not told of a change learns of it.
+-- `default`: the tier of topics whose policy names none. The key `tiers` has their record: 7 bytes
+-- with the version, then {default, {tier, …}}. Each call brings the record that its client has, so
+-- that a shard that missed a change learns it.
 
-local tiers, tiers_told
+local tiers, tiers_record
 
-local function read_tiers(told)
-    if told == tiers_told then
+local function read_tiers(record)
+    if record == tiers_record then
         return
     end
-    local default, found = unpack(values_of(string.sub(told, 8)))
-    tiers, tiers_told = { default = default, named = {} }, told
-    for n, tier in ipairs(found) do
+    local default, declared = unpack(values_of(string.sub(record, 8)))
+    tiers, tiers_record = { default = default, named = {} }, record
+    for n, tier in ipairs(declared) do
         local each = { name = tier[1], strict = tier[2] == 'strict', share = tonumber(tier[2]),
             by_time = tier[3], place = n }
         tiers[n], tiers.named[tier[1]] = each, each
     end
 end
 
--- Of a policy: its own, as long as there is one of that name.
+-- The tier of a policy; the default, if its tier does not exist any more.
 local function tier_of(policy)
     return tiers.named[policy.tier] and policy.tier or tiers.default
 end
 
--- Bands: one tier of one pool. `vt`: the virtual time of the lane picked last; `carry`: of the
--- tier's share; `mean`: a message's usual cost in microseconds, 0: not known.
+-- Tier queues: the lanes of one tier of one pool. `vt`: the virtual time of the lane that was
+-- served last; `carry`: what is left of the tier's share; `mean`: a message's mean cost in
+-- microseconds, 0: not known.
 
 local tier_queues = part(function(tier_queues)
     local POOL, TIER, VT, CARRY, MEAN, DELIVERED = 1, 2, 3, 4, 5, 6
     local by_name
 
-    local function keep(number, pool, tier, vt, carry, mean, delivered)
+    local function add(number, pool, tier, vt, carry, mean, delivered)
         local tier_queue = { number = number, pool = pool, tier = tier, vt = vt, carry = carry,
             mean = mean, delivered = delivered,
             runnable = key('run:' .. number), heads = key('heads:' .. number) }
@@ -212,7 +247,7 @@ local tier_queues = part(function(tier_queues)
         end
         by_name = {}
         for number, tier_queue in ipairs(shard.tier_queues) do
-            keep(number, tier_queue[POOL], tier_queue[TIER], tier_queue[VT], tier_queue[CARRY],
+            add(number, tier_queue[POOL], tier_queue[TIER], tier_queue[VT], tier_queue[CARRY],
                 tier_queue[MEAN], tier_queue[DELIVERED])
         end
     end
@@ -222,7 +257,7 @@ local tier_queues = part(function(tier_queues)
     end
 
     function tier_queues.of(pool, tier)
-        return tier_queues.find(pool, tier) or keep(#tier_queues + 1, pool, tier, 0, 0, 0, 0)
+        return tier_queues.find(pool, tier) or add(#tier_queues + 1, pool, tier, 0, 0, 0, 0)
     end
 
     function tier_queues.save()
@@ -233,16 +268,16 @@ local tier_queues = part(function(tier_queues)
     end
 end)
 
--- Take in a newer record. Where a tier has gone, or another one is the default, lanes have to move.
--- Before anything else is done in the call.
-local function adopt_tiers(told)
-    if told == tiers_stored or (tiers_stored and unpack_from('>I7', told) <= unpack_from('>I7',
-        tiers_stored)) then
+-- Use a newer record, before the call does anything else. If a tier was removed, or another one is
+-- the default, lanes have to move.
+local function adopt_tiers(record)
+    if record == tiers_stored or (tiers_stored and unpack_from('>I7', record) <=
+        unpack_from('>I7', tiers_stored)) then
         return
     end
     local before = tiers
-    call('SET', keys.tiers, told)
-    read_tiers(told)
+    call('SET', keys.tiers, record)
+    read_tiers(record)
     local moves = before.default ~= tiers.default
     for _, tier in ipairs(before) do
         moves = moves or not tiers.named[tier.name]
@@ -253,14 +288,13 @@ local function adopt_tiers(told)
     tier_queues.read()
 end
 
--- Pools in which something can be leased now that could not be before: who waits there is to be
--- rung, at the end.
+-- Pools in which a lane became runnable: at the end of the call a waiting worker is notified.
 local pools_to_notify
 
--- Whether messages came to lanes that could not deliver before.
+-- Whether messages arrived in lanes that could not deliver before.
 local has_arrivals
 
--- Which shard is meant.
+-- Derive the keys of the shard.
 local function begin_keys(call_keys, arguments)
     KEYS, ARGV, call = call_keys, arguments, redis.call
     pack, unpack_from, values_of, packed = struct.pack, struct.unpack, cmsgpack.unpack,
@@ -271,7 +305,7 @@ local function begin_keys(call_keys, arguments)
     end
 end
 
--- The beginning of every call. Returns why it cannot go on.
+-- The beginning of every call. Returns an error if it cannot go on.
 local function begin(call_keys, arguments)
     begin_keys(call_keys, arguments)
     local refusal = open_shard()
@@ -286,13 +320,13 @@ local function begin(call_keys, arguments)
     end
 end
 
--- What clients call. `flags`: the server's own.
+-- Register a function that clients call. `flags`: those of the server.
 local function offer(name, flags, run)
     redis.register_function({
         function_name = LIBRARY .. '_' .. name,
         flags = flags,
         callback = function(call_keys, arguments)
-            if name == 'relayout' then -- the only one that takes another layout
+            if name == 'relayout' then -- the only function that accepts another layout
                 begin_keys(call_keys, arguments)
                 return run()
             end

@@ -1,16 +1,18 @@
--- Messages that wait for signals: delayed until the year 2200, or until they have got as many as
--- their header says. `w:NUMBER` has the numbers of those that came.
+-- Messages that wait for signals: delayed until the year 2200, or until they have received as many
+-- signals as their header says. `w:N` has the numbers of the signals that were received.
+--
+-- uses: rules, lanes, messages, ids, merging
 
 local UNTIL_SIGNALLED = 7258118400000000
 
 local signals = part(function(signals)
-    -- Whether a message that is published waits for some.
+    -- Whether a message that is published waits for signals.
     function signals.waits(draft)
         return draft.headers and draft.headers['laneway-signals']
     end
 
-    -- One more, in `draft`; told again, or for a message that does not wait, it is a duplicate. Its
-    -- number 0: wait no longer.
+    -- Receive a signal. A repeated one, or one for a message that does not wait, is a duplicate.
+    -- The signal with number 0 ends the waiting.
     function signals.receive(draft, arrivals)
         local mid = ids.number(draft.topic, draft.id, draft.generated_mid)
         local record = mid and messages.read(mid)

@@ -1,81 +1,82 @@
--- Taking back what a call has written: a script has no transaction to roll back. From `undo.begin`
--- on, each write is preceded by a note of what was there; `undo.run` restores it, the last first.
+-- Undoing the writes of a call: a function has no transaction to roll back. From `undo.begin` on,
+-- each write first saves a command that restores what it changes; `undo.run` runs these commands,
+-- the last one first.
 
 local undo = part(function(undo)
-    local notes
+    local steps
 
-    local function note(...)
-        notes[#notes + 1] = { ... }
+    local function add_step(...)
+        steps[#steps + 1] = { ... }
     end
 
-    local function keep_fields(name, arguments, step)
+    local function save_fields(name, arguments, step)
         for n = 1, #arguments, step do
             local before = redis.call('HGET', name, arguments[n])
             if before then
-                note('HSET', name, arguments[n], before)
+                add_step('HSET', name, arguments[n], before)
             else
-                note('HDEL', name, arguments[n])
+                add_step('HDEL', name, arguments[n])
             end
         end
     end
 
-    local function keep_scores(name, arguments, first, step)
+    local function save_scores(name, arguments, first, step)
         for n = first, #arguments, step do
             local before = redis.call('ZSCORE', name, arguments[n])
             if before then
-                note('ZADD', name, before, arguments[n])
+                add_step('ZADD', name, before, arguments[n])
             else
-                note('ZREM', name, arguments[n])
+                add_step('ZREM', name, arguments[n])
             end
         end
     end
 
-    local function keep_whole(name)
+    local function save_key(name)
         local before = redis.call('DUMP', name)
         if before then
-            note('RESTORE', name, 0, before, 'REPLACE')
+            add_step('RESTORE', name, 0, before, 'REPLACE')
         else
-            note('DEL', name)
+            add_step('DEL', name)
         end
     end
 
-    local KEEPERS = {
-        HSET = function(name, arguments) keep_fields(name, arguments, 2) end,
-        HDEL = function(name, arguments) keep_fields(name, arguments, 1) end,
-        HINCRBY = function(name, arguments) keep_fields(name, { arguments[1] }, 1) end,
-        ZADD = function(name, arguments) keep_scores(name, arguments, 2, 2) end,
-        ZREM = function(name, arguments) keep_scores(name, arguments, 1, 1) end,
+    local SAVERS = {
+        HSET = function(name, arguments) save_fields(name, arguments, 2) end,
+        HDEL = function(name, arguments) save_fields(name, arguments, 1) end,
+        HINCRBY = function(name, arguments) save_fields(name, { arguments[1] }, 1) end,
+        ZADD = function(name, arguments) save_scores(name, arguments, 2, 2) end,
+        ZREM = function(name, arguments) save_scores(name, arguments, 1, 1) end,
         RPUSH = function(name, arguments)
             for _ = 1, #arguments do
-                note('RPOP', name)
+                add_step('RPOP', name)
             end
         end,
-        HSETNX = function(name, arguments) keep_fields(name, { arguments[1] }, 1) end,
-        SET = keep_whole,
-        LREM = keep_whole,
+        HSETNX = function(name, arguments) save_fields(name, { arguments[1] }, 1) end,
+        SET = save_key,
+        LREM = save_key,
         DEL = function(name, arguments)
-            keep_whole(name)
+            save_key(name)
             for _, other in ipairs(arguments) do
-                keep_whole(other)
+                save_key(other)
             end
         end,
     }
 
     function undo.begin()
-        notes = {}
+        steps = {}
         call = function(command, ...)
-            local keeper = KEEPERS[command]
-            if keeper then
+            local saver = SAVERS[command]
+            if saver then
                 local name = ...
-                keeper(name, { select(2, ...) })
+                saver(name, { select(2, ...) })
             end
             return redis.call(command, ...)
         end
     end
 
     function undo.run()
-        for n = #notes, 1, -1 do
-            redis.call(unpack(notes[n]))
+        for n = #steps, 1, -1 do
+            redis.call(unpack(steps[n]))
         end
     end
 end)

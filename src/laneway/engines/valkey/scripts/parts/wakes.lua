@@ -1,8 +1,9 @@
--- When there is something to do again.
+-- When the next event is due.
+--
+-- uses: lanes
 
 local wakes = part(function(wakes)
-    -- When something has to be done at the latest; nil: nothing known. `idle`: when lanes are to be
-    -- forgotten, which is in no hurry.
+    -- The time of the next event; nil: none. `idle`: when lanes are forgotten, which is not urgent.
     local function times()
         local asleep, idle = lanes.next_wake()
         local event = tonumber(call('ZRANGE', keys.due, 0, 0, 'WITHSCORES')[2])
@@ -11,7 +12,7 @@ local wakes = part(function(wakes)
         return at and math.min(at, asleep or at, gate or at), idle
     end
 
-    -- When there is something to do again.
+    -- The time of the next event or idle lane; nil: none.
     function wakes.next()
         if shard.sweeping > 0 then
             return shard.now
@@ -21,8 +22,7 @@ local wakes = part(function(wakes)
         return at and math.max(at, shard.now)
     end
 
-    -- Whether something that waiters do not know of is due before the one wakes who promised to
-    -- look.
+    -- Whether an event is due before the waiting worker wakes that promised to look.
     function wakes.is_sooner()
         local at = times()
         return at and (shard.alarm == 0 or at < shard.alarm or shard.alarm <= shard.now)

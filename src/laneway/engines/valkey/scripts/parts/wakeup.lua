@@ -1,8 +1,10 @@
--- Waking: who waits has a channel of his own, and stands in `waiters:POOL` (or `choosy:POOL`, where
--- he serves named topics only) until he is rung, or his time is over. One is rung at a time: he
--- looks, and rings the next where there is more than he can take. Where nobody waits, one of those
--- in `arrivals:POOL` is told of what has just come: they are busy, and would see it only when they
--- next ask.
+-- Waking: a waiting worker has a channel of its own, which is in `waiters:POOL` until the worker is
+-- notified or its time is over (in `choosy:POOL`, if it serves only named topics). One worker is
+-- notified at a time: it leases, and its lease notifies the next one if there is more. If no worker
+-- waits, one of `arrivals:POOL` is notified of an arrival: these are busy, and would see it only at
+-- their next lease.
+--
+-- uses: fairness, gates, lanes, results, messages, intake, wakes
 
 local wakeup = part(function(wakeup)
     local TRIES = 8
@@ -19,18 +21,18 @@ local wakeup = part(function(wakeup)
         call('ZREMRANGEBYRANK', key('choosy:' .. pool), 0, 31)
     end
 
-    -- Ring one who waits in the pool: the one who came last, for he is likely there still. Returns
-    -- whether there was one.
+    -- Notify one waiting worker of the pool: the last one, because it most likely still waits.
+    -- Returns whether there was one.
     local function notify(waiters)
         for _ = 1, TRIES do
             local last = call('ZPOPMAX', waiters)
             if not last[1] then
                 return false
             elseif tonumber(last[2]) < real_now() then
-                call('DEL', waiters) -- all the others have gone longer
+                call('DEL', waiters) -- all others are older
                 return false
             end
-            -- On a cluster nobody knows who listens at another node.
+            -- A cluster does not count the subscribers of other nodes.
             if call('PUBLISH', last[1], shard.index) > 0 or shard.shards > 1 then
                 return true
             end
@@ -49,8 +51,8 @@ local wakeup = part(function(wakeup)
         call('ZREM', key(kind .. ':' .. pool), channel)
     end
 
-    -- At the end of a call. Somebody has to know what is due sooner than all that the waiters know
-    -- of.
+    -- Called at the end of a call. If an event is due before the waiting workers look again, one of
+    -- each pool is notified, so that it learns the time.
     function wakeup.notify_all(is_timed)
         if is_timed and next(pools_to_notify) == nil and wakes.is_sooner() then
             shard.alarm = 0
@@ -67,7 +69,7 @@ local wakeup = part(function(wakeup)
     end
 end)
 
--- Write everything back: the end of every call that changes something.
+-- Write all changes: the end of every call that changes something.
 local function save(is_timed)
     local end_notices = results.take_end_notices()
     if #end_notices > 0 then
@@ -77,7 +79,7 @@ local function save(is_timed)
     gates.save()
     lanes.save()
     for _, name in ipairs(lanes.take_watched()) do
-        results.tell('=' .. name)
+        results.notify('=' .. name)
     end
     if is_timed or next(pools_to_notify) ~= nil then
         wakeup.notify_all(is_timed)
