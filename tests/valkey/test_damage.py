@@ -1,6 +1,6 @@
 """
 A store that lost something (a key deleted by hand, a server without durability): the rest is
-served, and the doctor mends the counts.
+served, and the doctor repairs the counts.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ BATCH = 20
 
 class Publisher(threading.Thread):
     """
-    Publishes until told to stop, and publishes again what it does not know of: by the same ids.
+    Publishes until it is stopped, and publishes again with the same ids where it has no answer.
     """
 
     def __init__(self, engine: FullEngine) -> None:
@@ -116,7 +116,7 @@ def test_a_master_that_came_back_empty_is_left(
     opened: Callable[..., FullEngine], durability: str
 ) -> None:
     """
-    It was replaced, and holds a connection of ours: whoever is told there that nothing is there
+    It was replaced, and has a connection of ours: a client that it refuses, because it is empty,
     asks the sentinels again.
     """
     with Sentinels(1) as group, Server() as empty:
@@ -168,7 +168,7 @@ def test_a_node_of_a_cluster_that_dies_is_replaced(opened: Callable[..., FullEng
 
 @pytest.mark.parametrize("way", ["key by key", "in one step"])
 def test_a_slot_moves_under_load(opened: Callable[..., FullEngine], way: str) -> None:
-    """Nothing is lost, nothing doubled, and everybody finds the new place by himself."""
+    """Nothing is lost, nothing doubled, and every client finds the new master by itself."""
     with Cluster(3, 0) as cluster:
         engine = opened(f"{cluster.url}?shards=1")
         publisher = Publisher(engine)
@@ -189,7 +189,7 @@ def test_a_slot_moves_under_load(opened: Callable[..., FullEngine], way: str) ->
 
 
 def test_a_cut_network_heals(opened: Callable[..., FullEngine]) -> None:
-    """The caller is told whether it may have happened; publishing again by the same ids is safe."""
+    """The error says whether it may have happened; publishing again with the same ids is safe."""
     with Server() as server, Proxy(server.port) as proxy:
         engine = opened(f"valkey://127.0.0.1:{proxy.port}?timeout=1")
         publisher = Publisher(engine)
@@ -205,16 +205,16 @@ def test_a_cut_network_heals(opened: Callable[..., FullEngine]) -> None:
         assert len(ids) == len(set(ids))
 
 
-def test_an_answer_that_never_comes_is_told_as_unknown(opened: Callable[..., FullEngine]) -> None:
+def test_an_answer_that_never_comes_is_unknown(opened: Callable[..., FullEngine]) -> None:
     with Server() as server, Proxy(server.port) as proxy:
         engine = opened(f"valkey://127.0.0.1:{proxy.port}?timeout=0.3")
         proxy.hang()
         with pytest.raises(
             EngineUnavailable,
             match=r"no answer within 0.3 s; whether the change happened is not known",
-        ) as told:
+        ) as caught:
             engine.put(some(1))
-        assert told.value.applied is None
+        assert caught.value.applied is None
         proxy.heal()
 
 
@@ -247,7 +247,7 @@ def test_a_library_of_another_version_stays(opened: Callable[..., FullEngine]) -
         assert server.run("FCALL", "laneway_0123456789ab_put", 0) == "theirs"
 
 
-def test_a_server_that_keeps_nothing_begins_anew(
+def test_a_server_that_stores_nothing_begins_again(
     opened: Callable[..., FullEngine], caplog: pytest.LogCaptureFixture
 ) -> None:
     """
@@ -267,7 +267,7 @@ def test_a_server_that_keeps_nothing_begins_anew(
 
 
 @pytest.mark.parametrize(
-    ("config", "durability", "mend"),
+    ("config", "durability", "advice"),
     [
         ({}, "fsync", "CONFIG SET appendonly yes"),
         ({}, "replicated", 'durability "replicated" needs 1 replicas, it has 0'),
@@ -275,20 +275,22 @@ def test_a_server_that_keeps_nothing_begins_anew(
     ],
 )
 def test_what_the_server_cannot_keep_is_refused_at_the_start(
-    opened: Callable[..., FullEngine], config: dict[str, str], durability: str, mend: str
+    opened: Callable[..., FullEngine], config: dict[str, str], durability: str, advice: str
 ) -> None:
-    with Server(**config) as server, pytest.raises(EngineUnavailable, match=mend):
+    with Server(**config) as server, pytest.raises(EngineUnavailable, match=advice):
         opened(server.url, durability=durability)
 
 
-def test_replicas_that_do_not_confirm_in_time_are_told(opened: Callable[..., FullEngine]) -> None:
+def test_replicas_that_do_not_confirm_in_time_are_an_error(
+    opened: Callable[..., FullEngine],
+) -> None:
     with Replicated(1) as group:
         engine = opened(f"{group.url}?timeout=0.5", durability="replicated")
         engine.put(some(1))
         group.replicas[0].pause()
         with pytest.raises(
             EngineUnavailable, match=r"0 of 1 replicas confirmed the write within 0\.4 s"
-        ) as told:
+        ) as caught:
             engine.put(some(1, start=1))
-        assert told.value.applied is None
+        assert caught.value.applied is None
         group.replicas[0].resume()

@@ -80,7 +80,7 @@ def test_a_namespace_of_layout_3_is_brought_up_with_all_that_it_holds(opened: Op
 def test_bringing_up_may_break_off_anywhere(
     opened: Opened, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever opens it next goes on."""
+    """The next program that opens it goes on."""
     from laneway.engines.valkey.connection import Connections
 
     with Server() as server:
@@ -138,7 +138,7 @@ def test_programs_that_open_an_older_namespace_at_once(opened: Opened) -> None:
                 with_ = open_engine(server.url, Settings(namespace="before"))
                 check_layout_3(with_)
                 with_.close()
-            except BaseException as error:  # told below
+            except BaseException as error:  # checked below
                 failed.append(error)
 
         threads = [threading.Thread(target=run) for _ in range(4)]

@@ -69,11 +69,11 @@ def everything(engine: FullEngine) -> list[dict[str, object]]:
         msgspec.convert(view, MessageView) if isinstance(view, dict) else view
         for view in engine.snapshot()["messages"]
     ]
-    told = [
+    caught = [
         {name: value for name, value in msgspec.structs.asdict(view).items() if name not in CHANGES}
         for view in found
     ]
-    return sorted(told, key=lambda each: (str(each["topic"]), str(each["id"])))
+    return sorted(caught, key=lambda each: (str(each["topic"]), str(each["id"])))
 
 
 @pytest.mark.parametrize("where", ["server", "cluster"])

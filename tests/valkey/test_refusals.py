@@ -1,4 +1,4 @@
-"""What cannot work is said in one line, and nothing is lost."""
+"""Errors are one line that says what cannot work, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ Opened = Callable[..., FullEngine]
 
 
 def refusal(opened: Opened, url: str, **settings: object) -> LanewayError:
-    with pytest.raises(LanewayError) as told:
+    with pytest.raises(LanewayError) as caught:
         opened(url, **settings)
-    text = str(told.value)
+    text = str(caught.value)
     assert "\n" not in text
-    assert "secret" not in text, "no password is told"
-    return told.value
+    assert "secret" not in text, "no password in an error"
+    return caught.value
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "expected"),
     [
         ("valky://localhost", 'there is no engine "valky".*did you mean "valkey"'),
         ("valkey+clustre://localhost", 'did you mean "valkey\\+cluster"'),
@@ -75,9 +75,9 @@ def refusal(opened: Opened, url: str, **settings: object) -> LanewayError:
         ("valkey://no.such.host.invalid", "no such host|no answer"),
     ],
 )
-def test_a_wrong_url(opened: Opened, url: str, said: str) -> None:
+def test_a_wrong_url(opened: Opened, url: str, expected: str) -> None:
     error = refusal(opened, url)
-    assert re.search(said, str(error)), error
+    assert re.search(expected, str(error)), error
 
 
 def test_nothing_listens(opened: Opened) -> None:
@@ -148,12 +148,12 @@ def test_tls_where_there_is_none(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize(
-    ("product", "version", "said"),
+    ("product", "version", "expected"),
     [("valkey", (7, 2, 5), "Valkey 7.2.5 is too old"), ("redis", (6, 2), "Redis 6.2 is too old")],
 )
-def test_too_old(product: str, version: tuple[int, ...], said: str) -> None:
+def test_too_old(product: str, version: tuple[int, ...], expected: str) -> None:
     facts = Facts(product, version, "master", False, "noeviction", False, "", 0)
-    assert said in server_check.problems(facts, parse("valkey://localhost"), "memory")[0]
+    assert expected in server_check.problems(facts, parse("valkey://localhost"), "memory")[0]
 
 
 def test_waitaof_came_with_redis_7_2() -> None:
@@ -194,10 +194,10 @@ def test_memory_that_has_run_out(opened: Opened) -> None:
         accepted = 0
         with pytest.raises(  # noqa: PT012
             EngineUnavailable, match=r"out of memory \(maxmemory\).*nothing was changed"
-        ) as told:
+        ) as caught:
             while True:
                 accepted += len(engine.put([Draft(f"t.{n}", b"x" * 2000) for n in range(100)]))
-        assert told.value.applied is False
+        assert caught.value.applied is False
         assert engine.overview().waiting == accepted
         assert len(drain(engine)) == accepted
         engine.put(some(10))
@@ -222,12 +222,12 @@ def test_another_number_of_shards_and_another_layout(opened: Opened) -> None:
     error = refusal(opened, f"{url}?shards=8", namespace="four-shards")
     assert "was made with 4 shards, the URL says 8" in str(error)
     assert "laneway migrate" in str(error)
-    for layout, mend in (("1", "take another namespace"), ("99", "upgrade Laneway")):
+    for layout, advice in (("1", "take another namespace"), ("99", "upgrade Laneway")):
         server().run("HSET", "laneway:{four-shards/0}:settings", "layout", layout)
         error = refusal(opened, url, namespace="four-shards")
         assert isinstance(error, SchemaMismatch)
         assert f"has layout {layout}" in str(error)
-        assert mend in str(error)
+        assert advice in str(error)
 
 
 def test_a_missing_namespace(opened: Opened) -> None:

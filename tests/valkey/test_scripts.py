@@ -56,7 +56,7 @@ def test_numbers() -> None:
     assert int(number("merging", "MAX_WAIT_WINDOWS")) == refusals.MAX_WAIT_WINDOWS
     assert int(number("serving", "STEP")) == refusals.STEP
     seconds = {"SECOND": 1_000_000}
-    told = [
+    answers = [
         (("settling", "BACK_OFF_FIRST"), base.BACK_OFF_FIRST_US),
         (("settling", "BACK_OFF_MAX"), base.BACK_OFF_MAX_US),
         (("settling", "UNHANDLED_FIRST"), base.UNHANDLED_FIRST_US),
@@ -67,7 +67,7 @@ def test_numbers() -> None:
         (("lanes", "DEFAULT_MEAN"), refusals.DEFAULT_MEAN_US),
         (("lanes", "RATE_WINDOW"), size_classes.WINDOW_US),
     ]
-    for where, value in told:
+    for where, value in answers:
         assert eval(number(*where), {}, seconds) == value, where
 
 
@@ -92,22 +92,22 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
             ),
             text("fairness"),
             (
-                "local told = {} for n = 1, #ARGV, 3 do local rate, tat, now = tonumber(ARGV[n]),"
-                " tonumber(ARGV[n + 1]), tonumber(ARGV[n + 2])"
+                "local answers = {} for n = 1, #ARGV, 3 do local rate, tat, now ="
+                " tonumber(ARGV[n]), tonumber(ARGV[n + 1]), tonumber(ARGV[n + 2])"
             ),
             (
                 "local step = fairness.interval(rate) local seven, three = fairness.depth(step, 7),"
                 " fairness.depth(step, 3.25)"
             ),
             (
-                "told[#told + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', step,"
+                "answers[#answers + 1] = string.format('%.0f %.0f %.0f %.0f %.0f %.0f', step,"
                 " fairness.permits(tat, now, step, seven),"
             ),
             (
                 "fairness.next_permit(tat, now, step, three), fairness.stride(7, rate),"
                 " fairness.stride_of_work(now % 1000003, rate),"
             ),
-            "fairness.size_class(now % 100000)) end return told",
+            "fairness.size_class(now % 100000)) end return answers",
         ]
     )
     cases = [
@@ -117,8 +117,8 @@ def test_the_arithmetic_is_the_same_number_for_number() -> None:
         for tat in (0, now * 4 - 1, now * 4 + 3, now * 4 + 4_000_000_001)
     ]
     with Server() as server:
-        told = server.run("EVAL", script, 0, *(each for case in cases for each in case))
-    for (rate, tat, now), line in zip(cases, told, strict=True):
+        answers = server.run("EVAL", script, 0, *(each for case in cases for each in case))
+    for (rate, tat, now), line in zip(cases, answers, strict=True):
         expected = (
             fairness.interval(rate),
             fairness.permits(tat, now, rate, 7),
@@ -165,9 +165,7 @@ def test_parts_say_what_they_use() -> None:
         stated = re.findall(r"^-- uses: (.*)$", head, re.MULTILINE)
         expected = [other for other in scripts.PARTS if other in used]
         assert stated == ([", ".join(expected)] if expected else []), part
-        later = [
-            other for other in expected if scripts.PARTS.index(other) > scripts.PARTS.index(part)
-        ]
+        later = used - set(scripts.PARTS[: scripts.PARTS.index(part)])
         assert later == ({"ids"} if part == "messages" else set()), f"{part} uses a later part"
 
 

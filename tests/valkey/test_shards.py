@@ -82,7 +82,7 @@ def test_a_bucket_is_one_lane(opened: Opened) -> None:
 
 
 def test_a_gate_is_never_passed_by_more_than_it_admits(opened: Opened) -> None:
-    """Fewer slots than shards, and topics on all of them: everybody has his turn."""
+    """Fewer slots than shards, and topics on all of them: every shard has its turn."""
     engine = sharded(opened)
     engine.gate_set("g", Gate(concurrency=3))
     engine.policy_set("code", "*", {"gate": "g"})
@@ -153,7 +153,7 @@ def calls() -> int:
     return int(line.partition("calls=")[2].partition(",")[0])
 
 
-def test_who_was_rung_asks_first_where_something_is(opened: Opened) -> None:
+def test_a_notified_worker_leases_first_from_the_shard_that_notified(opened: Opened) -> None:
     """
     Not one shard after the other: with 64 of them that would be 64 round trips before a single
     message begins.
@@ -183,7 +183,7 @@ def test_a_lease_that_has_something_leaves_the_other_shards_for_the_next(opened:
     assert found == 500
 
 
-def test_a_hand_out_has_a_number_that_no_other_shard_gives(opened: Opened) -> None:
+def test_a_fence_has_a_number_that_no_other_shard_gives(opened: Opened) -> None:
     """Workers know their leases by it; that of another shard does not settle."""
     engine = opened(f"{server().url}?shards=4")
     engine.put([Draft(f"t.{n}", b"x") for n in range(80)])
@@ -200,7 +200,7 @@ def test_a_hand_out_has_a_number_that_no_other_shard_gives(opened: Opened) -> No
 
 
 def test_a_limit_that_another_process_set_holds_at_once(opened: Opened) -> None:
-    """Who does not know of it yet is told by the shard, and looks at his messages again."""
+    """A client without it learns it from the shard, and checks its messages again."""
     url = f"{server().url}?shards=1"
     first = opened(url)
     other = opened(url, namespace=first.namespace)  # type: ignore[attr-defined]

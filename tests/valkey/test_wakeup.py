@@ -1,6 +1,6 @@
 """
-Waiting without polling: one is rung for one message, what is due is not missed, and who died is
-passed over.
+Waiting without polling: one worker is notified of one message, no event is missed, and workers that
+died are passed over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Opened = Callable[..., FullEngine]
 
 
 class Waiter(threading.Thread):
-    """Waits once; `answer` is what it was told, and `took` how long it waited."""
+    """Waits once; `answer` is the answer of `wait`, and `took` how long it waited."""
 
     def __init__(self, engine: FullEngine, timeout: float = 20.0, **options: object) -> None:
         super().__init__(daemon=True)
@@ -38,7 +38,7 @@ class Waiter(threading.Thread):
 
 
 def listening(engine: FullEngine, count: int, kind: str = "waiters:default") -> None:
-    """Until so many stand in the list of those to be rung, on each shard."""
+    """Until so many workers are registered to be notified, on each shard."""
     space = engine._space  # type: ignore[attr-defined]
     until(
         lambda: all(space.read(shard, "ZCARD", kind) == count for shard in range(space.shards)),
@@ -53,7 +53,7 @@ def test_a_message_rings_one(opened: Opened, where: str) -> None:
     waiters = [Waiter(engine) for _ in range(3)]
     listening(engine, 3)
     engine.put([Draft("a", b"1")])
-    until(lambda: any(waiter.answer for waiter in waiters), "one that was rung", 4.0)
+    until(lambda: any(waiter.answer for waiter in waiters), "one that was notified", 4.0)
     time.sleep(0.1)  # the others sleep on
     assert sum(waiter.answer is not None for waiter in waiters) == 1
     engine.lease(10)
@@ -74,7 +74,7 @@ def test_what_is_due_wakes_one_of_them_in_time(opened: Opened) -> None:
     engine.interrupt()
 
 
-def test_what_is_due_sooner_than_they_know_is_told(opened: Opened) -> None:
+def test_an_earlier_event_is_notified(opened: Opened) -> None:
     engine = opened(server().url)
     engine.put([Draft("a", b"1", delay_us=60_000_000)])
     waiter = Waiter(engine)
@@ -86,7 +86,7 @@ def test_what_is_due_sooner_than_they_know_is_told(opened: Opened) -> None:
 
 
 def test_a_full_lease_rings_the_next(opened: Opened) -> None:
-    """Who takes as much as he can hold says that there may be more."""
+    """A worker that leases as much as it can hold notifies the next one: there may be more."""
     engine = opened(server().url)
     waiters = [Waiter(engine) for _ in range(2)]
     listening(engine, 2)
@@ -153,7 +153,7 @@ def test_waiting_ends_by_its_time(opened: Opened) -> None:
 
 def test_many_idle_waiters_ask_nothing(opened: Opened) -> None:
     """
-    They look every five seconds by themselves, each at his own moment: no more calls than that.
+    They look every five seconds by themselves, each at its own moment: no more calls than that.
     """
     with Server() as own:
         engine = opened(own.url)
@@ -176,7 +176,7 @@ def _scripts(own: Server) -> int:
     return int(line.partition("calls=")[2].partition(",")[0])
 
 
-def test_a_connection_that_breaks_is_made_again(opened: Opened) -> None:
+def test_a_lost_connection_is_opened_again(opened: Opened) -> None:
     with Server() as own:
         engine = opened(own.url)
         waiter = Waiter(engine)
@@ -191,7 +191,7 @@ def test_a_connection_that_breaks_is_made_again(opened: Opened) -> None:
         ]
 
 
-def test_who_waits_is_rung_before_who_is_busy(opened: Opened) -> None:
+def test_a_waiting_worker_is_notified_before_a_busy_one(opened: Opened) -> None:
     engine = opened(server().url)
     listener = engine.arrival_listener()
     assert not listener.poll(0.05)

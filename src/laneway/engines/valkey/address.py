@@ -1,4 +1,4 @@
-"""Where the server is: the URL of an engine, taken apart."""
+"""The URL of an engine, taken apart: where the server is."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ ENCODE = "write / ? # @ of a password as %2F %3F %23 %40"
 
 class Address(msgspec.Struct, frozen=True):
     """
-    What a URL says.
+    The parts of a URL.
 
-    `kind`: `"one"`, `"unix"`, `"cluster"` or `"sentinel"`. `master`: the name that the sentinels
-    know it by. `timeout`: seconds for an answer. `replicas`: how many have to confirm, for
+    `kind`: `"one"`, `"unix"`, `"cluster"` or `"sentinel"`. `master`: its name at the
+    sentinels. `timeout`: seconds for an answer. `replicas`: how many have to confirm, for
     durability "replicated". `shards` None: the namespace's, or the usual number for a new one.
     """
 
@@ -69,7 +69,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What errors call it: no password."""
+        """The name in errors, without the password."""
         if self.kind == "unix":
             return f"unix://{self.path}"
         return ",".join(f"{host}:{port}" for host, port in self.hosts)
@@ -115,7 +115,7 @@ _OPTIONS: dict[str, tuple[Callable[[str], object], str]] = {
 
 
 def parse(url: str) -> Address:
-    """Take a URL apart. Raises UsageError, which never tells the password."""
+    """Take a URL apart. Raises UsageError, whose text never has the password."""
     scheme, _, rest = url.partition("://")
     safe = redacted(url)
     if scheme not in SCHEMES:
@@ -165,8 +165,8 @@ def parse(url: str) -> Address:
 
 def _split(safe: str, rest: str) -> SplitResult:
     """
-    The parts behind the scheme. What does not fit may be a piece of a password: no error repeats
-    it.
+    The parts behind the scheme. Errors do not repeat what cannot be read: it may be a piece of a
+    password.
     """
     try:
         parts = urlsplit(f"x://{rest}")

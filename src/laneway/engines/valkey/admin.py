@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from laneway.tiers import Tier, TierLayers
 
 PAGE = 250
-"""Messages that one call of a script takes away or puts back."""
+"""Messages that one function call removes or puts back."""
 
 
 class ValkeyEngine(ValkeyQueue):
@@ -70,7 +70,7 @@ class ValkeyEngine(ValkeyQueue):
         for shard in range(self._space.shards):
             self._space.run(
                 "extend", shard, now_us, records.pack([]), b"", repeatable=True
-            )  # nothing but the clock goes on
+            )  # advances only the clock
         return False
 
     # Policies
@@ -134,7 +134,7 @@ class ValkeyEngine(ValkeyQueue):
             for shard in range(self._space.shards):
                 self._space.run(
                     "extend", shard, now_us, records.pack([]), b"", repeatable=True
-                )  # nothing but the clock goes on
+                )  # advances only the clock
             return False
         policies.change(layer, [(pattern, dict.fromkeys(there))])
         return True
@@ -221,7 +221,7 @@ class ValkeyEngine(ValkeyQueue):
 
     # Messages
 
-    # Of a server that lost its data, each of these is told that nobody knows the message.
+    # If the server lost its data, each of these answers that the message is unknown.
 
     def lookup(
         self, topic: str, ids: Sequence[str], *, now_us: int | None = None
@@ -329,7 +329,7 @@ class ValkeyEngine(ValkeyQueue):
         spacing_us: int,
     ) -> int:
         done = 0
-        for shard, mids in self._dead_meant(topic, ids, limit):
+        for shard, mids in self._dead_letters(topic, ids, limit):
             pages: list[list[int] | None] = (
                 [None]
                 if mids is None
@@ -357,10 +357,10 @@ class ValkeyEngine(ValkeyQueue):
                         break
         return done
 
-    def _dead_meant(
+    def _dead_letters(
         self, topic: str | None, ids: Sequence[str] | None, limit: int
     ) -> list[tuple[int, list[int] | None]]:
-        """Shards, and of each the messages of these ids (None: the oldest)."""
+        """The messages with these ids by shard; None: the oldest."""
         if ids is None:
             shards = (
                 range(self._space.shards) if topic is None else self._space.routes.shards_of(topic)
@@ -395,7 +395,7 @@ class ValkeyEngine(ValkeyQueue):
     def gate_layers(self) -> list[tuple[str, Layer, Gate]]:
         return gate_layers(self._view())
 
-    # The whole
+    # The namespace
 
     def time_us(self, topic: str | None = None, *, now_us: int | None = None) -> int:
         if topic is None:

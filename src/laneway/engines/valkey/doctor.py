@@ -1,6 +1,6 @@
 """
-What the doctor looks at: whether the server is fit, and whether what is kept there agrees. Page by
-page, each at one moment.
+The doctor's checks: whether the server can be used, and whether its keys agree. Keys are checked
+page by page, each page at one moment.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ def _totals(
     space: Namespace, shard: int, before: bytes, held: Counter[str], *, repair: bool
 ) -> int:
     """
-    How many totals are wrong; none where somebody has worked meanwhile, for then nobody can say.
+    How many totals are wrong; 0 if something has changed meanwhile, because they cannot be
+    compared.
     """
     counters = records.read_counters(before)
     dead, lanes, names = space.read_many(
@@ -140,7 +141,7 @@ def _totals(
 
 
 def _rules(space: Namespace, *, repair: bool) -> Check:
-    """Whether all shards know the policies as they are."""
+    """Whether all shards have the current policies."""
     space.reload()
     book = space.routes
     patterns = {pattern for _, pattern, _ in book.policies.rows()}

@@ -1,4 +1,4 @@
-"""What this engine knows of a message, for `laneway.engines.shared.explaining`."""
+"""What this engine reads of a message, for `laneway.engines.shared.explaining`."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def _facts(view: View, shard: int, record: Record, message: MessageView, lane: L
 
 def _ahead(view: View, shard: int, record: Record, lane: Lane) -> int:
     """
-    Messages of its lane before it: of the sorted ones by its place there, of the plain ones by
-    halving.
+    The messages of its lane before it: among sorted ones by its position, among plain ones by
+    binary search.
     """
     place = (record.rank + 512).to_bytes(2) + record.position.to_bytes(7) + record.seq.to_bytes(7)
     sorted_ = view.space.read(shard, "ZLEXCOUNT", f"z:{lane.number}", "-", b"(" + place)

@@ -1,12 +1,11 @@
 """
-Older layouts of a namespace are brought up when it is opened.
+Opening a namespace brings an older layout to the one of this version.
 
-A step stands in `STEPS` under the layout that it begins with: the counters that the shards get, and
-a function. First the shards get the newest layout, with the counters of all steps (`relayout`):
-from then on older programs are refused there (BADLAYOUT), and today's functions can be called. Then
-the steps' functions run one after the other. Each may be run again after it broke off anywhere, and
-nobody but other openers works on the namespace meanwhile. How to add one: docs/architecture.md,
-"Layouts".
+`STEPS` has a step for each older layout: the counters that the shards get, and a function. First
+the shards get the newest layout with the counters of all steps (`relayout`): from then on they
+refuse older programs (BADLAYOUT), and today's functions can be called. Then the functions of the
+steps run in order. Each can be run again after it ended anywhere; only other programs that open the
+namespace work on it meanwhile. How to add a step: docs/architecture.md, "Layouts".
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.engine")
 
 LOCK_SECONDS = 60
-"""One program brings a namespace up at a time; after so long another one takes over."""
+"""One program at a time brings a namespace to a new layout; another takes over after so long."""
 
 LOOK_AGAIN = 0.1
-"""Seconds between two looks of those that wait."""
+"""Seconds between two looks of a program that waits for it."""
 
 
 def bring_up(space: Namespace) -> None:
@@ -84,8 +83,7 @@ def _mismatch(space: Namespace, layout: int, advice: str) -> SchemaMismatch:
 
 def _relayout(space: Namespace, layout: int) -> None:
     """
-    The counters of each shard get the newest layout; what has one of those between already goes on
-    from there.
+    Bring the counters of each shard to the newest layout, from the layout that they have.
     """
     for before in range(layout, records.LAYOUT):
         new = records.pack(STEPS[before].counters)
@@ -97,8 +95,8 @@ def _relayout(space: Namespace, layout: int) -> None:
 
 def _own_policies(space: Namespace) -> None:
     """
-    3 to 4: policies of exact topics become entries on their shards; rules say what an operator has
-    set.
+    3 to 4: policies of exact topics become entries on their home shards; rules have the names of
+    the fields that an operator has set.
     """
     default = records.rule_record(Resolved())
     for shard in range(space.shards):
@@ -107,12 +105,12 @@ def _own_policies(space: Namespace) -> None:
 
 
 class Step(NamedTuple):
-    """From one layout to the next."""
+    """The step from one layout to the next."""
 
     counters: list[tuple[int, Any]]
     """Values that the counters of each shard get, at these positions (from 1, in their order)."""
     fill: Callable[[Namespace], None]
-    """What else is to be done, with today's functions."""
+    """The rest of the step, with today's functions."""
 
 
 STEPS = {3: Step([(30, 0), (31, 0)], _own_policies)}  # own, marked

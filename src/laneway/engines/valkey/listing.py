@@ -1,4 +1,4 @@
-"""What this engine can tell of its topics, for `laneway.engines.shared.listing`."""
+"""What this engine reads of its topics, for `laneway.engines.shared.listing`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class _Order(NamedTuple):
     """
     How a top list is found.
 
-    `key`: the sorted set of lanes by size class; `is_falling`: the largest first; `worths`: what
-    lanes come to; `folded`: what a topic in a bucket comes to, None: nothing is counted by topic
-    there.
+    `key`: the sorted set of lanes by size class; `is_falling`: the largest first; `worths`: the
+    measures of lanes; `folded`: the measure of a topic in a bucket, None: buckets have none by
+    topic.
     """
 
     key: str
@@ -108,8 +108,7 @@ class _Topics:
 
     def _next(self, shard: int, kind: str, after: str) -> str | None:
         """
-        The next topic's name; lanes of a partitioned topic come as one, those of buckets not at
-        all.
+        The next topic's name. Lanes of a partitioned topic are one name, those of buckets none.
         """
         at = after.encode()
         if kind == "names":
@@ -157,8 +156,8 @@ class _Topics:
 
     def _lanes(self, entry: _Order, pattern: str, most: int) -> Iterator[tuple[int, Lane]]:
         """
-        All, where there are few. Else the first of the index; where it is short, others of the
-        pattern.
+        All lanes, if there are few; else the first of the index and, if it is short, others that
+        the pattern matches.
         """
         view = self._view
         if sum(counters.lanes for counters in view.counters) <= FEW:
@@ -176,8 +175,8 @@ class _Topics:
 
     def _listed(self, shard: int, entry: _Order, prefix: str, most: int) -> list[str]:
         """
-        Names of lanes: the first of the index, and where these are too few, buckets, the first of
-        those that wait for their turn, and of all that begin with the prefix.
+        Names of lanes: the first of the index; if these are too few, also buckets, the first
+        runnable lanes, and the first lanes with the prefix.
         """
         space = self._view.space
         looked_at = max(FEW, most) if prefix else most
@@ -247,5 +246,5 @@ class _Topics:
 
 
 def pattern_of_bucket(name: str) -> str:
-    """Whose topics are in it."""
+    """The pattern whose topics are in the bucket."""
     return name[1:].partition(PARTITION)[0]

@@ -1,6 +1,5 @@
 """
-One namespace on its shards: how it is made and opened, what is known of its policies, and how its
-scripts are called.
+One namespace on its shards: creating and opening it, calling its functions, and reading its keys.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ class Namespace(ShardedNamespace):
     # Keys
 
     def key(self, shard: int, name: str) -> str:
-        """A key of a shard: all of one have the same hash tag."""
+        """A key of a shard. All keys of a shard have the same hash tag."""
         return f"laneway:{{{self.name}/{shard}}}:{name}"
 
     def keys_of(self, shard: int) -> tuple[str, str]:
         """
-        What a script is given: the counters, and a key that never exists (see
+        The keys that every function gets: the counters, and a key that never exists (see
         `scripts/parts/shard.lua`).
         """
         return self.key(shard, "shard"), self.key(shard, "never")
@@ -74,7 +73,7 @@ class Namespace(ShardedNamespace):
         stored = self._settings()
         if (
             b"layout" not in stored
-        ):  # written last: who makes a namespace may have ended in the middle
+        ):  # written last, because a process that creates a namespace may end in between
             if not settings.create:
                 raise NoNamespace(
                     f"{self.server.name}: there is no namespace {self.name}; check the URL and the"
@@ -118,16 +117,16 @@ class Namespace(ShardedNamespace):
 
     def _create(self, settings: Settings, layers: TierLayers | None = None) -> dict[bytes, bytes]:
         """
-        Each step may be done by several processes at once, or have been done before by one that
-        ended in its middle.
+        Create the namespace. Several processes may do so at once, and one may have ended in
+        between: each step keeps what exists.
         """
         layers = layers or TierLayers.new(settings.tiers, settings.default_tier)
         values = {
             "shards": str(self.server.shards or self.server.usual_shards),
             "nonce": secrets.token_hex(4)[:7],
             "tier_layers": layers.json(),
-            # Of the policies: grows with each change, and is larger than any that a namespace lost
-            # with its server has had.
+            # The version of the policies grows with each change. It begins at the time, which is
+            # larger than any version of a namespace that was lost with its server.
             "version": self.server.read(0, [("TIME",)])[0][0],
         }
         key = self.key(0, "settings")
@@ -155,13 +154,13 @@ class Namespace(ShardedNamespace):
 
     def _create_again(self, error: NamespaceGone) -> None:
         """
-        The server has lost everything: it keeps nothing over a restart. The policies at least are
-        known here.
+        Create the namespace again after the server has lost it, because it stores nothing over a
+        restart. This process still knows the policies.
         """
         for shard in range(self.shards):
             self.read(
                 shard, "GET", "shard"
-            )  # raises EngineCorrupt where a key of another program is in the way
+            )  # raises EngineCorrupt if another program has a key of this name
         if self.server.durability != "memory":
             raise error
         log.warning(
@@ -216,7 +215,7 @@ class Namespace(ShardedNamespace):
         )
 
     def read(self, shard: int, command: str, key: str, *arguments: Any) -> Any:
-        """A command on a key of a shard, which is named without its prefix."""
+        """Send a command on a key of a shard. The key is named without its prefix."""
         return self.server.read(shard, [(command, self.key(shard, key), *arguments)])[0]
 
     def counters(self, shard: int) -> tuple[Counters, int]:
@@ -228,7 +227,7 @@ class Namespace(ShardedNamespace):
         )
         if stored is not None:
             return records.read_counters(stored), int(seconds) * SECOND + int(micros)
-        try:  # this looks again where the shard may have moved, and says what is wrong
+        try:  # a call looks where the shard may have moved, and explains an error
             self.server.call(shard, "policies", (b"", self._tiers), repeatable=True)
         except NamespaceGone:
             if self.server.durability != "memory":
@@ -240,7 +239,7 @@ class Namespace(ShardedNamespace):
         return self.counters(shard)
 
     def read_many(self, shard: int, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
-        """Several."""
+        """Send several commands on keys of a shard, in one round trip."""
         return self.server.read(
             shard,
             [(command, self.key(shard, key), *arguments) for command, key, *arguments in commands],
@@ -248,8 +247,8 @@ class Namespace(ShardedNamespace):
 
     def scan(self, shard: int, command: str, key: str) -> Iterator[tuple[bytes, bytes]]:
         """
-        All pairs of a hash (HSCAN) or sorted set (ZSCAN), page by page; one that changes meanwhile
-        may be told twice.
+        All pairs of a hash (HSCAN) or sorted set (ZSCAN), page by page. A pair that changes
+        meanwhile may come twice.
         """
         cursor = 0
         while True:
@@ -263,7 +262,7 @@ class Namespace(ShardedNamespace):
 
     def _set_tiers(self, stored: bytes) -> None:
         """
-        What the first shard has is what counts; every call brings it to the shard that it goes to.
+        Use the tiers that the first shard stores. Every call brings them to its shard.
         """
         self.tier_layers = TierLayers.read(stored)
         self.tiers = self.tier_layers.in_force()
@@ -272,15 +271,15 @@ class Namespace(ShardedNamespace):
 
     def _begin_layers(self) -> None:
         """
-        Of a namespace of before there were layers: what they were is the code's, and every shard
-        knows it before anything changes.
+        Give layers to the tiers of an older namespace: they become the code's. Every shard stores
+        the tiers before anything changes.
         """
         for shard in range(self.shards):
             self.read(shard, "SET", "tiers", self._tiers, "NX")
         self.read(0, "HSETNX", "settings", "tier_layers", self.tier_layers.json())
 
     def reload_tiers(self) -> None:
-        """Read them as they are."""
+        """Read the tiers of the first shard again."""
         stored = self.read(0, "HGET", "settings", "tier_layers")
         if stored is not None and stored != self._tiers_stored:
             self._set_tiers(stored)
@@ -289,7 +288,7 @@ class Namespace(ShardedNamespace):
     # Policies
 
     def reload(self) -> None:
-        """Read the policies as they are; those of the first shard are the ones that count."""
+        """Read the policies of the first shard again; they are the ones in force."""
         self.reload_tiers()
         version, nonce, rows = self.run("policies", 0, None, repeatable=True)
         self.nonce = nonce.decode()
@@ -443,8 +442,8 @@ NO_POLICY = OwnPolicy(b"", {})
 
 def _layer_and_pattern(field: str) -> tuple[str, str]:
     """
-    Of a field of the hash `policies`: `code:PATTERN`, `program:NAME:PATTERN`; a program's name has
-    no colon.
+    Layer and pattern of a field of the hash `policies`: `code:PATTERN`, `program:NAME:PATTERN`; a
+    program's name has no colon.
     """
     if field.startswith(PROGRAM):
         name, _, pattern = field.removeprefix(PROGRAM).partition(":")

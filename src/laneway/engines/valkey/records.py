@@ -1,5 +1,5 @@
 """
-How what the scripts keep and answer looks from here; the other half of each is in `scripts/parts/`.
+The records that the functions store and answer. `scripts/parts/` reads and writes them in Lua.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from laneway.tiers import TierLayers
 
 LAYOUT = 4
-"""Version of the keys and records; `scripts/parts/shard.lua` knows the same."""
+"""Version of the keys and records, the same as in `scripts/parts/shard.lua`."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder().decode
@@ -33,12 +33,12 @@ pack = _pack
 
 
 def pack_values(*values: Any) -> bytes:
-    """Several values one behind the other, as `cmsgpack.pack` writes them."""
+    """Several values in sequence, as `cmsgpack.pack` writes them."""
     return b"".join(map(_pack, values))
 
 
 def unpack_values(stored: bytes, count: int) -> list[Any]:
-    """`count` values one behind the other."""
+    """`count` values that are stored in sequence."""
     found: list[Any] = _unpack(b"\xdc" + struct.pack(">H", count) + stored)
     return found
 
@@ -128,7 +128,7 @@ _IN_LUA = {
     "delivery": ("at_most_once",),
     "max_body": (),
 }
-"""What fields are called in `rules.lua`, where not the same."""
+"""The names of fields in `rules.lua`, where they differ."""
 
 
 class OwnRecords:
@@ -225,18 +225,18 @@ if FOREVER != -1:
     raise AssertionError("messages.lua knows it as -1")
 
 
-# Messages on their way in
+# Messages in a put
 
 
 def plain_head(topic: str) -> bytes:
-    """What stands before the body of a message of which there is no more to say than its topic."""
+    """The record before the body of a message that has nothing but a topic and a body."""
     return plain_record(Draft(topic, b""))
 
 
 def plain_record(draft: Draft) -> bytes:
     """
-    A message that nothing but its body, key, id and headers make special: the record, but for the
-    time, which the script fills in.
+    The record of a message with nothing but a body, key, id and headers, without the time, which
+    the function appends.
     """
     meta = _pack([draft.topic, draft.key, draft.id, draft.headers or None, draft.sticky])
     return (b"p" if draft.sticky else b"P") + struct.pack(">H", len(meta)) + meta + draft.body
@@ -273,11 +273,11 @@ def draft_record(
     return struct.pack(">H", len(meta)) + meta + draft.body
 
 
-# Messages as they are kept
+# Messages as they are stored
 
 
 class Record(msgspec.Struct, array_like=True, kw_only=True):
-    """A message; False where there is nothing. Field order is that of `messages.lua`."""
+    """A message. False stands for none. The fields are in the order of `messages.lua`."""
 
     topic: str
     lane: str | bool = False
@@ -313,7 +313,7 @@ class Record(msgspec.Struct, array_like=True, kw_only=True):
 
     @property
     def position(self) -> int:
-        """Its place among those of its rank."""
+        """The position among messages of equal rank."""
         return self.since if self.rank & 1 else FRONT - self.seq
 
     @property
@@ -328,7 +328,7 @@ _PLAIN = msgspec.msgpack.Decoder(tuple[str, str | None, str | None, dict[str, st
 
 
 def read_record(mid: int, stored: bytes) -> Record:
-    """A message of its record."""
+    """Decode the record of a message."""
     if stored[:1] == b"R":
         end = 5 + int.from_bytes(stored[1:5])
         record = _RECORD.decode(stored[5:end])
@@ -352,7 +352,7 @@ def read_record(mid: int, stored: bytes) -> Record:
 
 
 def since_of(stored: bytes) -> int:
-    """When a message began to wait, of its record: plain ones end with it."""
+    """The *since* of a message, from its record: plain ones end with it."""
     return read_record(0, stored).since if stored[0] == _RICH else int.from_bytes(stored[-7:])
 
 
@@ -365,7 +365,7 @@ def leases_of(
     shards: int,
     shard: int,
 ) -> list[Lease]:
-    """The deliveries that the script answered; see `serving.lua` for what it tells of them."""
+    """The leases of an answer of `serving.lease`; see `serving.lua` for its parts."""
     leases: list[Lease] = []
     more = dict(zip(bodies[::2], bodies[1::2], strict=True)) if bodies else {}
     pairs = zip(found[::2], found[1::2], strict=True)
@@ -414,12 +414,12 @@ def leases_of(
 
 
 REMEMBERED = 10_000
-"""Topics of which this process remembers how they are written: few workers have more at a time."""
+"""Topics whose decoded records are cached; few workers have more at a time."""
 
 _PlainMeta = tuple[str, str | None, str | None, dict[str, str] | None]
 
 _recent_meta: dict[bytes, _PlainMeta] = {}
-"""What stands in plain records of which there is no more to say than the topic."""
+"""The decoded beginnings of plain records that have nothing but a topic."""
 
 
 def _plain_meta(meta: bytes) -> _PlainMeta:
@@ -437,7 +437,7 @@ def _lease_of(
     handle: int, fence: int, nonce: str, deadline: int, stored: bytes, bodies: Any, *, limited: bool
 ) -> Lease:
     """
-    Of a message that is not plain. `bodies`: those behind the first, None where it does not
+    The lease of a message that is not plain. `bodies`: those behind the first; None: it does not
     collect.
     """
     record = read_record(0, stored)
@@ -464,7 +464,7 @@ def _lease_of(
 
 
 class Held(msgspec.Struct, array_like=True):
-    """A lease; field order is that of `settling.lua`."""
+    """A lease. The fields are in the order of `settling.lua`."""
 
     fence: int
     lane: str
@@ -484,7 +484,7 @@ Bytes = bytes  # a lane has a field of that name
 
 
 class Lane(msgspec.Struct):
-    """A lane; field order is that of `lanes.lua`."""
+    """A lane. The fields are in the order of `lanes.lua`."""
 
     big: int
     old: int
@@ -545,7 +545,7 @@ _HELD = msgspec.msgpack.Decoder(Held)
 
 
 def read_lane(name: str, stored: bytes) -> Lane:
-    """A lane of its record."""
+    """Decode the record of a lane."""
     latest, rest = _counted(stored, _LANE_HEAD.size)
     gate, at = _counted(stored, rest + _LANE_TAIL.size)
     rare = _unpack(stored[at:]) if at < len(stored) else ()
@@ -562,7 +562,7 @@ def read_lane(name: str, stored: bytes) -> Lane:
 
 def _counted(stored: bytes, at: int) -> tuple[bytes, int]:
     """
-    Bytes behind their number, as `struct.pack("I2c0")` of Lua writes them; and where they end.
+    Bytes behind their count, as `struct.pack("I2c0")` of Lua writes them, and where they end.
     """
     begins = at + 2
     ends = begins + int.from_bytes(stored[at:begins], "little")
@@ -570,14 +570,14 @@ def _counted(stored: bytes, at: int) -> tuple[bytes, int]:
 
 
 def read_held(stored: bytes) -> Held:
-    """A lease of its record."""
+    """Decode the record of a lease."""
     return _HELD.decode(b"\xdc" + struct.pack(">H", len(Held.__struct_fields__)) + stored)
 
 
 class GateRecord(msgspec.Struct, array_like=True):
     """
-    A gate on a shard; each layer is [rate or False, burst or False, concurrency or False]. Field
-    order is that of `gates.lua`.
+    A gate on a shard. Each layer is [rate or False, burst or False, concurrency or False]. The
+    fields are in the order of `gates.lua`.
     """
 
     code: Any
@@ -590,12 +590,12 @@ class GateRecord(msgspec.Struct, array_like=True):
 
     @property
     def limits(self) -> Gate:
-        """What somebody set, the operator before the code."""
+        """The limits that were set; the operator's precede the code's."""
         return gate_of(self.operator or self.code or (False, False, False))
 
     @property
     def limits_here(self) -> Gate:
-        """The part of it that the shard has."""
+        """The part of the limits that this shard has."""
         return gate_of(self.grant or self.operator or self.code or (False, False, False))
 
     @property
@@ -617,12 +617,12 @@ _GATE = msgspec.msgpack.Decoder(GateRecord)
 
 
 def read_gate(stored: bytes) -> GateRecord:
-    """A gate of its record."""
+    """Decode the record of a gate."""
     return _GATE.decode(b"\xdc" + struct.pack(">H", len(GateRecord.__struct_fields__)) + stored)
 
 
 class Counters(msgspec.Struct, array_like=True):
-    """A shard's counters; field order is that of `shard.lua`."""
+    """A shard's counters. The fields are in the order of `shard.lua`."""
 
     layout: int
     nonce: str
@@ -662,7 +662,7 @@ _COUNTERS = msgspec.msgpack.Decoder(Counters)
 
 
 def read_counters(stored: bytes) -> Counters:
-    """A shard's counters of their record."""
+    """Decode the record of a shard's counters."""
     return _COUNTERS.decode(b"\xdc" + struct.pack(">H", len(Counters.__struct_fields__)) + stored)
 
 

@@ -1,13 +1,13 @@
 """
-The Lua of this engine, read once from `scripts/`: one library of server functions, which the server
-runs through when it is loaded and keeps from then on, over restarts and on its replicas.
+The Lua of this engine, read once from `scripts/`: one library of server functions. The server runs
+it once when it is loaded, and stores it over restarts and on replicas.
 
-`parts/*.lua` are what the functions are made of, `*.lua` the functions themselves, each the text of
-one: what a part calls `local` is there for all that follow. A first line `--@ allow-oom` gives the
-server's own flags (allow-oom: what empties queues is done also where memory has run out).
+`*.lua` are the functions, `parts/*.lua` what they have in common. All parts are one chunk: a
+top-level `local` of a part is visible to all later ones. The first line `--@ allow-oom` sets flags
+of the server (allow-oom: a function that empties queues may run when memory is used up).
 
-The library's name has its fingerprint in it: programs with different versions of it share a server
-without meeting.
+The library's name has a fingerprint of its code, so that programs with different versions can share
+a server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PARTS = (
     "serving",
     "wakeup",
 )
-"""In the order in which they build upon each other."""
+"""In the order of their dependencies."""
 
 FUNCTIONS = (
     "put",
@@ -105,4 +105,4 @@ LIBRARY, SOURCE = _assemble()
 """The library's name, and the library as the server gets it."""
 
 NAMES = {name: f"{LIBRARY}_{name}".encode() for name in FUNCTIONS}
-"""By which names the server knows the functions."""
+"""The functions' names on the server."""

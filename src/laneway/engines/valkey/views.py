@@ -1,6 +1,6 @@
 """
-Reading for people: topics, messages, cursors, gates. What is read is not one moment's; nothing here
-holds up those who work.
+Reading for administration: topics, messages, cursors, gates. Reads are not a snapshot of one
+moment, and they block no worker.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _RANK_ZERO = 512
 
 class View:
     """
-    What one question needs: the policies, and each shard's counters and time as they were when it
-    was asked.
+    What one administrative call needs: the policies, and each shard's counters and time when the
+    call began.
 
-    `times`: of each shard, which never go back; `clocks`: what the servers' clocks say. This
-    machine's clock counts for nothing.
+    `times`: the shards' times, which never go back; `clocks`: the servers' clocks. This machine's
+    clock is not used.
     """
 
     def __init__(self, space: Namespace, now_us: int | None) -> None:
@@ -70,7 +70,7 @@ class View:
         return found
 
     def load_policies(self, topics: Iterable[str]) -> None:
-        """Read what these topics set of their own, all at once."""
+        """Read the own policies of these topics, all at once."""
         space = self.space
         book = space.routes.policies
         wanted = [topic for topic in dict.fromkeys(topics) if topic not in self._policies]
@@ -94,13 +94,12 @@ class View:
 Command = tuple[Any, ...]
 Reads = Generator[list[Command], list[Any], T]
 """
-What reads in steps: it yields the commands of a step, is sent their answers, and returns what it
-found.
+A reader in steps: it yields the commands of a step, receives their answers, and returns a result.
 """
 
 
 def together(view: View, works: Sequence[tuple[int, Reads[T]]]) -> list[T]:
-    """Run all of these at once, each on its shard: a step of all is one round trip to a shard."""
+    """Run all readers at once, each on its shard: a step of all is one round trip to a shard."""
     found: dict[int, T] = {}
     answers: dict[int, list[Any] | None] = dict.fromkeys(range(len(works)))
     while answers:
@@ -123,7 +122,7 @@ def together(view: View, works: Sequence[tuple[int, Reads[T]]]) -> list[T]:
 
 
 def _read_merged(view: View, shard: int, commands: Sequence[Command]) -> list[Any]:
-    """Fields of the same hash are read by one command: many commands cost more than many fields."""
+    """Read fields of one hash by one command: many commands cost more than many fields."""
     merged: dict[Any, list[Any]] = {}
     for name, key, *fields in commands:
         if name == "HMGET":
@@ -209,11 +208,11 @@ def held_in(view: View, shard: int) -> Iterator[tuple[int, Held]]:
         yield int(mid), records.read_held(stored)
 
 
-# Members of sorted sets: state, rank, place, number, handle, see `scripts/parts/messages.lua`
+# Members of sorted sets: state, rank, position, seq, number; see `scripts/parts/messages.lua`
 
 
 def _rank_heads(name: str, prefix: bytes = b"") -> Reads[list[bytes]]:
-    """What members begin with, up to their rank, by skipping from one to the next."""
+    """The beginnings of members, up to their rank, by skipping from one rank to the next."""
     after, before = (
         (b"[" + prefix if prefix else b"-"),
         (b"(" + prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"+"),
@@ -276,7 +275,7 @@ def _by_age(record: Record) -> tuple[int, int]:
 
 
 def ready_in(view: View, shard: int, lane: Lane, most: int) -> list[Record]:
-    """The first of a lane, in its order."""
+    """The first ready messages of a lane, in its order."""
     sorted_ = (
         _mids(view.space.read(shard, "ZRANGE", f"z:{lane.number}", 0, most - 1))
         if lane.sorted
@@ -288,7 +287,7 @@ def ready_in(view: View, shard: int, lane: Lane, most: int) -> list[Record]:
 
 
 def _aside(view: View, shard: int, name: str, state: bytes, most: int) -> list[Record]:
-    """The oldest of those that are delayed or parked: members are sorted by rank first."""
+    """The oldest delayed or parked messages: members are sorted by rank first."""
     members = [
         member
         for head in _ranks(view, shard, name, state)
@@ -304,7 +303,7 @@ def oldest_in(lane: Lane) -> Reads[int | None]:
     first = lane.first_of_latest
     if lane.listed:
         listed = (yield [("LRANGE", f"q:{lane.number}", 0, 0)])[0]
-        first = int(listed[0]) if listed else first  # they were taken since the record was read
+        first = int(listed[0]) if listed else first  # else delivered meanwhile
     found = [] if first is None else (yield from _sinces([first]))
     if lane.sorted:
         found += yield from _oldest(f"z:{lane.number}", b"")
@@ -313,8 +312,8 @@ def oldest_in(lane: Lane) -> Reads[int | None]:
 
 def oldest_of(view: View, lanes: Sequence[tuple[int, Lane]]) -> list[int | None]:
     """
-    The same of many: most lanes say themselves which message is their first, and these are read by
-    one command.
+    The same of many lanes. Most lanes' records have the number of the first message, and these
+    messages are read by one command.
     """
     found: list[int | None] = [None] * len(lanes)
     known: dict[int, dict[int, int]] = {}
@@ -337,7 +336,7 @@ def oldest_of(view: View, lanes: Sequence[tuple[int, Lane]]) -> list[int | None]
 
 
 def _sinces(mids: Sequence[int]) -> Reads[list[int]]:
-    """When these messages began to wait."""
+    """The *since* of these messages."""
     if not mids:
         return []
     stored = (yield [("HMGET", "m", *mids)])[0]
@@ -346,8 +345,8 @@ def _sinces(mids: Sequence[int]) -> Reads[list[int]]:
 
 def _oldest(name: str, prefix: bytes) -> Reads[list[int]]:
     """
-    Of each rank; those that go to the front are not in the order of their age, and of so many the
-    first count.
+    The *since* of the oldest message of each rank. Messages `at_front` are not in the order of age:
+    of these, the first `COUNTED` are read.
     """
     heads = yield from _rank_heads(name, prefix)
     if not heads:
@@ -365,12 +364,12 @@ def oldest_folded(topic: str) -> Reads[list[int]]:
 
 
 def topic_stats(view: View, topic: str) -> TopicStats:
-    """What a topic holds and did; without its cursors."""
+    """A topic without its cursors."""
     return many_stats(view, [topic])[0]
 
 
 def many_stats(view: View, topics: Sequence[str]) -> list[TopicStats]:
-    """Several topics, in a few round trips together."""
+    """Several topics, together in a few round trips."""
     space = view.space
     lanes = lanes_of_many(view, topics)
     letters = [
@@ -410,7 +409,7 @@ def _number(command: Command) -> Reads[int]:
 
 
 def _begun(view: View, topic: str, lanes: Iterable[tuple[int, Lane]], dead: int) -> TopicStats:
-    """What the records of its lanes say."""
+    """The part of the stats that the records of lanes have."""
     stats = shared.empty_topic(topic, view.policy(topic), dead)
     for shard, lane in lanes:
         is_bucket = topic_of_lane(lane.name) is None
@@ -437,8 +436,8 @@ def _count_folded(stats: TopicStats) -> Reads[None]:
 
 def cursors(view: View, topic: str) -> dict[int, tuple[int, int]]:
     """
-    Per priority: scan and done cursor. Computed from what is outstanding: an idle topic keeps
-    nothing.
+    Scan and done cursor by priority, computed from the outstanding messages: nothing is stored of
+    an idle topic.
     """
     found = shared.Cursors()
     for shard, lane in lanes_of(view, topic):
@@ -450,17 +449,17 @@ def cursors(view: View, topic: str) -> dict[int, tuple[int, int]]:
 
 
 def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int, bool]]:
-    """(priority, number, whether it was delivered before) of those that may be the lowest."""
+    """(priority, seq, whether it was delivered) of messages that may have the lowest seq."""
     yield from ((0, mid, False) for mid in plain_mids(view, shard, lane, 1))
-    odd = f"o:{lane.number}"
+    unordered = f"o:{lane.number}"
     for name, prefix in ((f"z:{lane.number}", b""), (f"a:{lane.number}", b"p")):
         for head in _ranks(view, shard, name, prefix):
-            number = _first_even(view, shard, name, head, odd)
+            number = _first_in_sequence(view, shard, name, head, unordered)
             if number is not None:
                 yield _priority(head), number, False
-    for head in _ranks(view, shard, odd):
+    for head in _ranks(view, shard, unordered):
         for letter in (b"u", b"s"):
-            first = _under(view, shard, odd, head + letter, 0, 1)
+            first = _under(view, shard, unordered, head + letter, 0, 1)
             if first:
                 yield _priority(head), int.from_bytes(first[0][3:10]), letter == b"s"
     leased = [
@@ -475,14 +474,16 @@ def _outstanding(view: View, shard: int, lane: Lane) -> Iterator[tuple[int, int,
         )
 
 
-def _first_even(view: View, shard: int, name: str, head: bytes, odd: str) -> int | None:
+def _first_in_sequence(
+    view: View, shard: int, name: str, head: bytes, unordered: str
+) -> int | None:
     """
-    The number of the first of a rank that is no odd one: they stand in the order of their numbers.
+    The seq of the first message of a rank that is in sequence: those are in the order of seq.
     """
     start = 0
     while page := _under(view, shard, name, head, start, PAGE):
         places = [head[-2:] + letter + member[-14:] for member in page for letter in (b"u", b"s")]
-        scores = view.space.read(shard, "ZMSCORE", odd, *places)
+        scores = view.space.read(shard, "ZMSCORE", unordered, *places)
         for n, member in enumerate(page):
             if scores[2 * n] is None and scores[2 * n + 1] is None:
                 return int.from_bytes(member[-14:-7])
@@ -552,7 +553,7 @@ def lease_on(view: View, shard: int, mid: int) -> Held | None:
 
 
 def message_view(view: View, shard: int, record: Record) -> MessageView:
-    """A message as people see it."""
+    """A message as administration sees it."""
     space = view.space
     held = lease_on(view, shard, record.mid) if record.state != DEAD else None
     message = shared.message(
@@ -579,7 +580,7 @@ def message_view(view: View, shard: int, record: Record) -> MessageView:
 
 
 def all_messages(view: View) -> list[MessageView]:
-    """Everything, by number."""
+    """All messages, by seq."""
     found = []
     for shard in range(view.space.shards):
         for mid, stored in view.space.scan(shard, "HSCAN", "m"):
@@ -588,7 +589,7 @@ def all_messages(view: View) -> list[MessageView]:
 
 
 def peek(view: View, topic: str, limit: int) -> list[MessageView]:
-    """Ready ones in order, then the parked, then the delayed by due time."""
+    """Ready messages in order, then the parked, then the delayed by due time."""
     ready: list[tuple[int, Record]] = []
     aside: dict[bytes, list[tuple[int, Record]]] = {b"p": [], b"d": []}
     if view.policy(topic).buckets is not None:
@@ -622,7 +623,7 @@ def peek(view: View, topic: str, limit: int) -> list[MessageView]:
 def dead_list(
     view: View, topic: str | None, limit: int, after: int
 ) -> list[tuple[int, MessageView]]:
-    """By their numbers; of several shards these are mixed: number · shards + shard."""
+    """Dead letters by number, those of several shards together."""
     space = view.space
     name = "dead" if topic is None else f"dead:{topic}"
     found: list[tuple[int, MessageView]] = []
@@ -642,14 +643,14 @@ def dead_list(
 
 
 def drop_edges(view: View, shard: int, topic: str) -> None:
-    """Windows of a topic that was deleted."""
+    """Delete the merge windows of a topic that was deleted."""
     prefix = topic.encode() + b"\0"
     for member, _ in view.space.scan(shard, "ZSCAN", "edges"):
         if member.startswith(prefix):
             view.space.read(shard, "ZREM", "edges", member)
 
 
-# The whole
+# The namespace
 
 
 def gates(view: View) -> list[dict[str, Any]]:
