@@ -182,12 +182,12 @@ def test_failures_are_logged_as_one_line_each(tmp_path: Path, processes: str) ->
     failed, rejected = sorted(
         (line for line in lines if not line.startswith(" ")), key=lambda line: "rejected" in line
     )
-    assert "in push.acme: attempt 1 failed: LookupError: order 42 is unknown (" in failed
-    assert "shop.py:10); it is a dead letter now" in failed
+    assert "in topic push.acme: attempt 1 failed: LookupError: order 42 is unknown (" in failed
+    assert "shop.py:10); dead letter" in failed
     assert "ERROR" in failed
     assert "  Traceback (most recent call last):" in lines
     assert "WARNING" in rejected
-    assert "in push.acme: rejected: no such customer" in rejected
+    assert "in topic push.acme: rejected: no such customer" in rejected
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

@@ -38,7 +38,7 @@ def _logs_elsewhere() -> Iterator[None]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         handlers = [_Formatting(nowhere), _Formatting(nowhere)]
         handlers[0].setFormatter(log_format.JsonLines())
-        handlers[1].setFormatter(log_format.TextLines(log_format.TEXT))
+        handlers[1].setFormatter(log_format.TextLines(log_format.TEXT_FORMAT))
         logger.propagate = False
         for handler in handlers:
             logger.addHandler(handler)

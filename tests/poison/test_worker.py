@@ -146,7 +146,7 @@ def test_every_error_is_settled(app: Laneway, kind: str) -> None:
     assert "[escaped: it was not valid Unicode]" in told["lone surrogate"]
     assert "TextRaises" in told["str() raises"]
     assert "at most 100 years" in told["Retry in 30 million years"]
-    assert "the policy's is taken" in told["Retry at NaN"]
+    assert "using the policy's delay" in told["Retry at NaN"]
     assert "[cut: " in told["huge"]
     assert len(told["huge"]) <= 4_000
 

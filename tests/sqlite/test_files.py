@@ -217,7 +217,7 @@ def test_a_worker_waits_until_its_file_is_back(
             assert worker.stderr is not None
             assert worker.stdout.readline() == "ran\n"
             path.rename(path.with_name("away"))
-            while "the engine is away" not in (line := worker.stderr.readline()):
+            while "store unavailable" not in (line := worker.stderr.readline()):
                 assert line, "it ended"
             assert "removed or moved away" in line
             path.with_name("away").rename(path)

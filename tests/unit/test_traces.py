@@ -62,7 +62,7 @@ def test_large_errors_are_formatted_at_a_bounded_cost(name: str) -> None:
         told = describe(error)
     assert said in told.traceback
     assert "test_traces.py" in told.traceback
-    assert summary.call_count <= 2 * tracebacks.MOST_FRAMES
+    assert summary.call_count <= 2 * tracebacks.MAX_FRAMES
 
 
 def test_what_an_error_was_raised_from_is_told() -> None:

@@ -1,6 +1,6 @@
 """
-What a worker has ahead of its handlers: topics take turns, within a topic it is priority, then
-hand-out.
+The order in which a worker's prefetched messages begin: topics take turns, and within a topic
+messages begin by priority, then in the order of their leases.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from laneway.working.delivery import WorkerDelivery
 from laneway.working.handler import Handler
 
 
-def handlers(*patterns: str) -> list[Handler]:
+def create_handlers(*patterns: str) -> list[Handler]:
     app = Laneway("sqlite://")
-    made = []
+    handlers = []
     for pattern in patterns:
 
         async def nothing(message: Any) -> None:
             pass
 
         app.handler(pattern)(nothing)
-        found = app.handlers.find(Lease(1, 1, "1", pattern.replace("*", "x"), b"1", 0))
-        assert found is not None
-        made.append(found)
-    return made
+        handler = app.handlers.find(Lease(1, 1, "1", pattern.replace("*", "x"), b"1", 0))
+        assert handler is not None
+        handlers.append(handler)
+    return handlers
 
 
-class Numbered:
-    """Works with growing fences."""
+class Filler:
+    """Adds deliveries with growing fences to a buffer."""
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
@@ -53,30 +53,33 @@ class Numbered:
                 )
             )
 
-    def order(self, tell: Callable[[Lease], Any]) -> list[Any]:
-        out = []
+    def order(self, key: Callable[[Lease], Any]) -> list[Any]:
+        """Take all messages; `key` of each, in order."""
+        keys = []
         while (queue := self.buffer.next_queue()) is not None:
-            out.append(tell(queue.pop().lease))
-        return out
+            keys.append(key(queue.pop().lease))
+        return keys
 
 
 def test_a_quiet_topic_does_not_wait_behind_a_busy_one() -> None:
-    (handler,) = handlers("*")
-    box = Numbered(Buffer(10, keeps_all=True))
-    box.add(handler, "busy", *[0] * 5)
-    assert [box.buffer.next_queue().pop().lease.topic for _ in range(2)] == ["busy", "busy"]  # type: ignore[union-attr]
-    box.add(handler, "quiet", 0)
-    box.add(handler, "other", 0, 0)
-    order = box.order(lambda lease: lease.topic)
+    """Topics take turns, whatever the order in which their messages were leased."""
+    (handler,) = create_handlers("*")
+    filler = Filler(Buffer(10, accepts_all=True))
+    filler.add(handler, "busy", *[0] * 5)
+    assert [filler.buffer.next_queue().pop().lease.topic for _ in range(2)] == ["busy", "busy"]  # type: ignore[union-attr]
+    filler.add(handler, "quiet", 0)
+    filler.add(handler, "other", 0, 0)
+    order = filler.order(lambda lease: lease.topic)
     assert order.index("quiet") <= 1
     assert order == ["busy", "quiet", "other", "busy", "other", "busy"]
 
 
-def test_within_a_topic_priority_goes_first_then_the_hand_out() -> None:
-    (handler,) = handlers("*")
-    box = Numbered(Buffer(10, keeps_all=True))
-    box.add(handler, "a", 0, 5, 0, 5, -1, 9)
-    assert box.order(lambda lease: (lease.priority, lease.fence)) == [
+def test_within_a_topic_messages_begin_by_priority_then_by_lease() -> None:
+    """A larger priority begins first; equal ones begin in the order of their fences."""
+    (handler,) = create_handlers("*")
+    filler = Filler(Buffer(10, accepts_all=True))
+    filler.add(handler, "a", 0, 5, 0, 5, -1, 9)
+    assert filler.order(lambda lease: (lease.priority, lease.fence)) == [
         (9, 6),
         (5, 2),
         (5, 4),
@@ -86,13 +89,13 @@ def test_within_a_topic_priority_goes_first_then_the_hand_out() -> None:
     ]
 
 
-def test_turns_go_over_all_handlers() -> None:
+def test_topics_of_all_handlers_take_turns() -> None:
     """A topic of another handler does not wait until the first handler has nothing left."""
-    one, two = handlers("a.*", "b.*")
-    box = Numbered(Buffer(10, keeps_all=True))
-    box.add(one, "a.busy", *[0] * 4)
-    box.add(two, "b.quiet", 0)
-    assert box.order(lambda lease: lease.topic) == [
+    one, two = create_handlers("a.*", "b.*")
+    filler = Filler(Buffer(10, accepts_all=True))
+    filler.add(one, "a.busy", *[0] * 4)
+    filler.add(two, "b.quiet", 0)
+    assert filler.order(lambda lease: lease.topic) == [
         "a.busy",
         "b.quiet",
         "a.busy",
@@ -102,72 +105,70 @@ def test_turns_go_over_all_handlers() -> None:
 
 
 def test_a_handler_at_its_limit_is_passed_over() -> None:
-    one, two = handlers("a.*", "b.*")
-    buffer = Buffer(10, keeps_all=True)
-    box = Numbered(buffer)
-    box.add(one, "a.1", 0, 0)
-    box.add(two, "b.1", 0)
+    """Messages of other handlers begin meanwhile."""
+    one, two = create_handlers("a.*", "b.*")
+    buffer = Buffer(10, accepts_all=True)
+    filler = Filler(buffer)
+    filler.add(one, "a.1", 0, 0)
+    filler.add(two, "b.1", 0)
     buffer.queue(one).running = 10
-    assert box.order(lambda lease: lease.topic) == ["b.1"]
+    assert filler.order(lambda lease: lease.topic) == ["b.1"]
     buffer.queue(one).running = 0
     assert len(buffer.drain()) == 2
     assert len(buffer) == 0
 
 
-def begin(buffer: Buffer, queue: HandlerQueue, most: int = 10) -> list[str]:
-    """Begin all that can be begun, as a worker does; its topics."""
+def begin(buffer: Buffer, queue: HandlerQueue, slots: int = 10) -> list[str]:
+    """Begin all that may begin, as a worker does; returns the topics."""
     begun = []
     while True:
-        if queue.running < most - buffer.kept and buffer.next_queue() is not None:
+        if queue.running < slots - buffer.reserved and buffer.next_queue() is not None:
             begun.append(queue.pop().lease.topic)
-        elif buffer.kept and queue.running < most and buffer.newcomers_queue() is not None:
+        elif buffer.reserved and queue.running < slots and buffer.newcomers_queue() is not None:
             begun.append(queue.pop_newcomer().lease.topic)
         else:
             return begun
         queue.running += 1
 
 
-def test_one_slot_in_ten_is_kept_for_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While topics come and go."""
-    (handler,) = handlers("*")
-    buffer = Buffer(10, keeps_all=True)
-    box, queue = Numbered(buffer), buffer.queue(handler)
-    box.add(handler, "busy", *[0] * 30)
-    assert begin(buffer, queue) == ["busy"] * 10, "a topic that is alone has all of them"
-    box.add(handler, "quiet.1", 0)
+def test_one_slot_in_ten_is_reserved_for_newcomers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one topic has a crowd and others come and go."""
+    (handler,) = create_handlers("*")
+    buffer = Buffer(10, accepts_all=True)
+    filler, queue = Filler(buffer), buffer.queue(handler)
+    filler.add(handler, "busy", *[0] * 30)
+    assert begin(buffer, queue) == ["busy"] * 10, "a topic that is alone has all slots"
+    filler.add(handler, "quiet.1", 0)
     queue.running -= 1
-    assert begin(buffer, queue) == ["quiet.1"], "out of turn"
-    box.add(handler, "quiet.2", 0, 0)
-    assert begin(buffer, queue) == [], "all are taken"
+    assert begin(buffer, queue) == ["quiet.1"], "before the busy topic"
+    filler.add(handler, "quiet.2", 0, 0)
+    assert begin(buffer, queue) == [], "all slots are taken"
     queue.running -= 1
     assert begin(buffer, queue) == ["quiet.2"]
     queue.running -= 1
-    assert begin(buffer, queue) == [], "it had its turn; busy may not have the last one either"
-    assert buffer.seconds_kept() > 0
-    later = time.monotonic() + buffer_module.KEPT_SECONDS
+    assert begin(buffer, queue) == [], "quiet.2 had its turn; busy may not use the reserved slot"
+    assert buffer.seconds_reserved() > 0
+    later = time.monotonic() + buffer_module.RESERVED_SECONDS
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert buffer.seconds_kept() == 0, "nobody new has come for a while"
+    assert buffer.seconds_reserved() == 0, "there was no newcomer for a while"
     assert begin(buffer, queue) == ["busy"]
-    assert sorted(delivery.lease.topic for delivery in buffer.drain()) == ["busy"] * 19 + [
-        "quiet.2"
-    ]
+    left = sorted(delivery.lease.topic for delivery in buffer.drain())
+    assert left == ["busy"] * 19 + ["quiet.2"]
 
 
 @pytest.mark.parametrize(("topics", "messages"), [(1, 30), (20, 4), (3, 1)])
-def test_no_slot_is_kept_where_no_crowd_stands_before_a_newcomer(
-    topics: int, messages: int
-) -> None:
+def test_no_slot_is_reserved_without_a_crowd_of_another_topic(topics: int, messages: int) -> None:
     """
-    One topic by itself, many of which a few wait each, and slow handlers, of which nothing is
-    leased ahead.
+    Neither for a single topic, nor for many with a few messages each, nor for slow handlers, of
+    which nothing is prefetched.
     """
-    (handler,) = handlers("*")
-    buffer = Buffer(10, keeps_all=True)
-    box, queue = Numbered(buffer), buffer.queue(handler)
+    (handler,) = create_handlers("*")
+    buffer = Buffer(10, accepts_all=True)
+    filler, queue = Filler(buffer), buffer.queue(handler)
     for _ in range(3):
         for topic in range(topics):
-            box.add(handler, f"t{topic}", *[0] * messages)
+            filler.add(handler, f"t{topic}", *[0] * messages)
         queue.running = 0
         assert len(begin(buffer, queue)) == min(10, topics * messages)
-        assert buffer.kept == 0
+        assert buffer.reserved == 0
         buffer.drain()

@@ -52,7 +52,7 @@ def test_a_worker_that_works(port: int) -> None:
     """200 for both; 404 for anything else; HEAD has no body."""
     assert ask(port, "/live") == (200, '{"ok": true}\n')
     assert ask(port, "/ready") == (200, '{"ok": true}\n')
-    assert ask(port, "/") == (404, '{"error": "there are /live and /ready"}\n')
+    assert ask(port, "/") == (404, '{"error": "not found; use /live or /ready"}\n')
     assert ask(port, "/ready?x=1", "HEAD") == (200, "")
 
 

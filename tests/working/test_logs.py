@@ -19,7 +19,7 @@ import pytest
 
 from laneway import DestinationUnavailable, Laneway, Message, Reject, Retry
 from laneway.logs import AddFields, add_fields, fields
-from laneway.working.outcome_log import LINES_A_SECOND
+from laneway.working.outcome_log import LINES_PER_SECOND
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
@@ -60,19 +60,19 @@ def test_a_line_for_each_message(app: Laneway, caplog: pytest.LogCaptureFixture)
         app.publish(topic, id=topic)
     app.run_worker(burst=True)
     text = "\n".join(lines(caplog, "message "))
-    assert re.search(r"message fine in fine: succeeded in \d+\.\d{3} s", text)
-    assert re.search(r"in task\.\S+add: task \S+add succeeded in", text)
+    assert re.search(r"message fine in topic fine: succeeded in \d+\.\d{3} s", text)
+    assert re.search(r"in topic task\.\S+add: task \S+add succeeded in", text)
     assert re.search(
-        r"failed in failed: attempt 1 failed: ValueError: merchant said 500"
-        r" \(.*test_logs\.py:\d+\); again in 3600\.0 s \(3 left\)",
+        r"failed in topic failed: attempt 1 failed: ValueError: merchant said 500"
+        r" \(.*test_logs\.py:\d+\); next attempt in 3600\.0 s \(3 left\)",
         text,
     )
     assert (
-        "message again in again: attempt 1 asks to be tried again: HTTP 503; again in 5.0 s (3"
-        " left)" in text
+        "message again in topic again: attempt 1 requested a retry: HTTP 503; next attempt in 5.0 s"
+        " (3 left)" in text
     )
-    assert "message refused in refused: rejected: no such customer; it is a dead letter now" in text
-    assert "message away in away: the topic backs off for 3600.0 s: HTTP 429" in text
+    assert "message refused in topic refused: rejected: no such customer; dead letter" in text
+    assert "message away in topic away: topic backs off for 3600.0 s: HTTP 429" in text
     levels = {
         record.getMessage().split()[1]: record.levelname
         for record in caplog.records
@@ -118,12 +118,12 @@ def test_lines_are_bounded(app: Laneway, caplog: pytest.LogCaptureFixture) -> No
     app.run_worker(burst=True)
     seconds = int(time.monotonic() - began) + 2
     told = lines(caplog, ": succeeded in")
-    more = lines(caplog, "more succeeded")
-    assert LINES_A_SECOND <= len(told) <= LINES_A_SECOND * seconds
-    assert len(told) + sum(int(line.split()[1].replace(",", "")) for line in more) == 3000
-    failed, more = lines(caplog, "attempt 1 failed"), lines(caplog, "more failed")
-    assert LINES_A_SECOND <= len(failed) <= LINES_A_SECOND * seconds
-    assert len(failed) + sum(int(line.split()[1].replace(",", "")) for line in more) == 1000
+    more = lines(caplog, "more messages succeeded")
+    assert LINES_PER_SECOND <= len(told) <= LINES_PER_SECOND * seconds
+    assert len(told) + sum(int(line.split()[0].replace(",", "")) for line in more) == 3000
+    failed, more = lines(caplog, "attempt 1 failed"), lines(caplog, "more messages failed")
+    assert LINES_PER_SECOND <= len(failed) <= LINES_PER_SECOND * seconds
+    assert len(failed) + sum(int(line.split()[0].replace(",", "")) for line in more) == 1000
 
 
 def test_nothing_is_told_above_info(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from laneway import DestinationUnavailable, Laneway, Message, Reject, Retry, UsageError
 from laneway.message import Lease, Settlement
-from laneway.working.middleware import HandlingMiddlewares, HookThread
+from laneway.working.hook_thread import HookThread
+from laneway.working.middleware import HandlingMiddlewares
 from tests.working.support import Running, until
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(
 
 def test_hooks_that_are_slow_set_the_pace(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers do not run far ahead of hooks, and go on when those have caught up."""
-    monkeypatch.setattr("laneway.working.middleware.BEHIND", 4)
+    monkeypatch.setattr("laneway.working.hook_thread.MAX_PENDING", 4)
     told: list[Any] = []
     go_on, handled = threading.Event(), threading.Event()
 
@@ -274,7 +275,7 @@ def test_what_ended_too_late_is_not_told(app: Laneway) -> None:
 
 def test_hooks_that_were_behind_by_one_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever was told that they are behind is told when they are not, however little it was."""
-    monkeypatch.setattr("laneway.working.middleware.BEHIND", 2)
+    monkeypatch.setattr("laneway.working.hook_thread.MAX_PENDING", 2)
     go_on, resumed = threading.Event(), threading.Event()
     middlewares = HandlingMiddlewares()
     middlewares.add_hook("success", lambda message: go_on.wait(10))
@@ -282,8 +283,8 @@ def test_hooks_that_were_behind_by_one_go_on(monkeypatch: pytest.MonkeyPatch) ->
     leases = [Lease(n, n, f"{n}", "t", b"1", 0) for n in range(3)]
     for lease in leases:
         hooks.expect(lease, None)
-    hooks.told([Settlement(lease.handle, lease.fence) for lease in leases], ["acked"] * 3)
-    assert hooks.asks_to_wait()
+    hooks.settled([Settlement(lease.handle, lease.fence) for lease in leases], ["acked"] * 3)
+    assert hooks.is_behind()
     hooks.start()
     go_on.set()
     assert resumed.wait(10)

@@ -317,7 +317,7 @@ def test_a_worker_goes_on_after_the_engine_was_away(
         app.publish("e", 1)
         assert done.acquire(timeout=5)
         app.publish("e", 2)
-        until(lambda: "engine is away" in caplog.text)
+        until(lambda: "store unavailable" in caplog.text)
         away.clear()
         assert done.acquire(timeout=10)
         until(lambda: app.topic("e").stats().done == 2)

@@ -75,7 +75,7 @@ def virtual(app: Laneway, *, start: datetime | None = None) -> Iterator[World]:
         try:
             yield World(app, engine, clock)
         finally:
-            app.handlers.store_time(time.time_ns() // 1000)
+            app.handlers.set_store_time(time.time_ns() // 1000)
 
 
 @contextmanager
@@ -349,10 +349,12 @@ class _Worker(Worker):
         super().__init__(engine, handlers, options)
         self.errors: list[BaseException] = []
 
-    def _told_engine(self) -> FullEngine:
-        return cast("FullEngine", _NothingLater(super()._told_engine()))
+    def _reporting_engine(self) -> FullEngine:
+        return cast("FullEngine", _NothingLater(super()._reporting_engine()))
 
-    def _tell(self, delivery: WorkerDelivery, error: BaseException | None, cost_us: int) -> None:
+    def _report_end(
+        self, delivery: WorkerDelivery, error: BaseException | None, cost_us: int
+    ) -> None:
         if error is not None:
             self.errors.append(error)
-        super()._tell(delivery, error, cost_us)
+        super()._report_end(delivery, error, cost_us)

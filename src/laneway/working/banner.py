@@ -1,7 +1,4 @@
-"""
-The first lines of a worker's log: what it is, which store it serves, what it handles, and how to
-stop it.
-"""
+"""The first lines of a worker's log: version, store, handlers, options, and how to stop it."""
 
 from __future__ import annotations
 
@@ -18,14 +15,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("laneway.worker")
 
-MOST_NAMES = 20
-"""Handlers, tasks or schedules that a line names; of the others it says how many there are."""
+MAX_NAMES = 20
+"""How many handlers, tasks or schedules a line names; the others are counted."""
 
 
-def tell_banner(app: Any, options: Options, how_to_stop: str) -> None:
+def log_banner(app: Any, options: Options, how_to_stop: str) -> None:
     """
-    One record a line, at info; a warning where another store was named too. `app`: the `Laneway`
-    application, opened.
+    Log the banner at level INFO; the line about the store is a WARNING if another one was named.
+
+    `app`: the `Laneway` application, opened.
     """
     store = app.store
     level = logging.WARNING if store.passed_over else logging.INFO
@@ -40,7 +38,7 @@ def tell_banner(app: Any, options: Options, how_to_stop: str) -> None:
     if not log.isEnabledFor(logging.INFO):
         return
     handlers = app.handlers
-    _tell_names(
+    _log_names(
         "handlers",
         [
             f"{handler.pattern} ({handler.name})"
@@ -48,13 +46,13 @@ def tell_banner(app: Any, options: Options, how_to_stop: str) -> None:
             if not handler.pattern.startswith("laneway.")
         ],
     )
-    _tell_names("tasks", handlers.task_names())
-    _tell_names("queues", sorted(handlers.queues))
-    _tell_names("schedules", _schedules(app))
+    _log_names("tasks", handlers.task_names())
+    _log_names("queues", sorted(handlers.queues))
+    _log_names("schedules", _schedules(app))
     processes = f"{options.processes} processes, " if options.processes > 1 else ""
     topics = f", topics {', '.join(options.topics)}" if options.topics else ""
     log.info(
-        "%spool %s%s, %d at once%s; %s",
+        "%spool %s%s, concurrency %d%s; %s",
         processes,
         options.pool,
         topics,
@@ -64,20 +62,20 @@ def tell_banner(app: Any, options: Options, how_to_stop: str) -> None:
     )
 
 
-def _tell_names(what: str, names: Sequence[str]) -> None:
+def _log_names(what: str, names: Sequence[str]) -> None:
     if names:
-        more = len(names) - MOST_NAMES
+        more = len(names) - MAX_NAMES
         log.info(
             "%s: %s%s",
             what,
-            ", ".join(names[:MOST_NAMES]),
+            ", ".join(names[:MAX_NAMES]),
             f" and {more:,} more" if more > 0 else "",
         )
 
 
 def _schedules(app: Any) -> list[str]:
     try:
-        planned = app.schedules(limit=MOST_NAMES + 1)
+        planned = app.schedules(limit=MAX_NAMES + 1)
     except LanewayError as error:
         return [f"cannot be read ({error})"]
     return [
@@ -90,5 +88,5 @@ def _schedules(app: Any) -> list[str]:
 def _version() -> str:
     try:
         return version("laneway")
-    except PackageNotFoundError:  # run from its source
+    except PackageNotFoundError:  # not installed
         return "(unknown version)"

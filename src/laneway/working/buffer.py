@@ -1,14 +1,15 @@
 """
-What was leased and is not yet begun, by handler.
+Leased messages that have not begun, in the order in which they will.
 
-The engine is fair in what it hands out; this keeps the few milliseconds of work that a worker has
-ahead fair too. Topics take turns, one message each, so that what comes of a quiet topic does not
-stand behind all that was leased of a busy one before it. Within a topic it is priority, then
-hand-out. Whatever is here will be begun: shares and weights are decided by what was leased.
+The engine is fair in what it delivers; this buffer keeps the few milliseconds of work that a worker
+has prefetched fair too. In each round, each topic begins one message, so the message of a quiet
+topic does not wait behind all that was leased of a busy topic before it.
+Within a topic, messages begin by priority, then in the order of their leases.
+Each message here will begin: shares and weights were decided by the lease.
 
-Turns are of no use to a quiet topic whose message comes when a busy one has every slot. So while a
-crowd of one topic waits here and others come and go, one slot in ten is kept for *newcomers*:
-topics of which nothing waited here when their message came.
+Rounds do not help a quiet topic whose message comes while a busy topic has every slot.
+So while a *crowd* of one topic waits here and others come and go, one slot in ten is reserved for
+*newcomers*: topics of which nothing waited here when their message came.
 """
 
 from __future__ import annotations
@@ -21,33 +22,39 @@ if TYPE_CHECKING:
     from laneway.working.delivery import WorkerDelivery
     from laneway.working.handler import Handler
 
-KEPT_PART = 10
-"""One slot in so many is kept for newcomers; a worker with fewer keeps none."""
+RESERVED_DIVISOR = 10
+"""
+How many slots there are for one that is reserved for newcomers; a worker with fewer slots reserves
+none.
+"""
 
-KEPT_SECONDS = 1.0
-"""How long after the last newcomer."""
+RESERVED_SECONDS = 1.0
+"""How long slots stay reserved after the last newcomer; then all topics may use them."""
 
 CROWD = 8
-"""So many of one topic wait here only where handlers are quick and much of it is leased ahead."""
-
-SPARE = 16
 """
-Messages that wait for a handler which is at its own limit, beyond twice that limit; the others go
-back.
+How many messages of one topic are a crowd; so many wait here only if handlers are quick and much of
+the topic is prefetched.
+"""
+
+MAX_SPARE = 16
+"""
+How many messages wait for a handler that is at its own limit, beyond twice that limit; the worker
+releases the others.
 """
 
 
 class HandlerQueue:
-    """One handler's messages, and how many of it run."""
+    """The messages that wait for one handler, and how many calls of it run."""
 
     __slots__ = (
-        "_coming",
-        "_lines",
-        "_turn",
+        "_by_topic",
+        "_next_round",
+        "_this_round",
         "count",
         "crowd",
         "handler",
-        "most",
+        "max_running",
         "newcomers",
         "round",
         "running",
@@ -55,173 +62,176 @@ class HandlerQueue:
 
     def __init__(self, handler: Handler, concurrency: int) -> None:
         self.handler = handler
-        self.most = min(handler.concurrency or concurrency, concurrency)
+        self.max_running = min(handler.concurrency or concurrency, concurrency)
         self.running = 0
         self.count = 0
         self.round = 0
-        """How often all its topics have had their turn."""
-        self._lines: dict[str, deque[WorkerDelivery]] = {}
-        self._turn: deque[str] = deque()  # topics that have yet to have their turn in this round
-        self._coming: deque[str] = deque()  # those that had it
+        """How many rounds are complete."""
+        self._by_topic: dict[str, deque[WorkerDelivery]] = {}
+        self._this_round: deque[str] = deque()  # topics that have yet to begin a message
+        self._next_round: deque[str] = deque()  # topics that have begun one
         self.crowd = ""
-        """The last topic of which a crowd waited."""
+        """The last topic that had a crowd."""
         self.newcomers: dict[str, None] = {}
-        """Those that had no turn yet, in the order in which they came."""
+        """Newcomers that have not begun a message yet, in the order in which they came."""
 
     def add(self, delivery: WorkerDelivery) -> bool:
-        """Take it in. Returns whether nothing of its topic waited here."""
+        """Add a message. Returns whether it is the only one of its topic."""
         topic = delivery.lease.topic
-        line = self._lines.get(topic)
-        if line is None:
-            self._lines[topic] = deque((delivery,))
-            self._turn.append(topic)
-        elif line[-1].lease.priority >= delivery.lease.priority:
-            line.append(delivery)
+        waiting = self._by_topic.get(topic)
+        if waiting is None:
+            self._by_topic[topic] = deque((delivery,))
+            self._this_round.append(topic)
+        elif waiting[-1].lease.priority >= delivery.lease.priority:
+            waiting.append(delivery)
         else:
             priority = delivery.lease.priority
-            line.insert(
-                next(n for n, other in enumerate(line) if other.lease.priority < priority), delivery
+            waiting.insert(
+                next(n for n, other in enumerate(waiting) if other.lease.priority < priority),
+                delivery,
             )
         self.count += 1
-        if line is None:
+        if waiting is None:
             return True
-        if len(line) >= CROWD:
+        if len(waiting) >= CROWD:
             self.crowd = topic
         return False
 
     def has_crowd_beside(self, topic: str) -> bool:
-        """Whether some of another topic wait of which a crowd did."""
-        return self.crowd != topic and self.crowd in self._lines
+        """Whether messages wait of another topic that had a crowd."""
+        return self.crowd != topic and self.crowd in self._by_topic
 
     def pop(self) -> WorkerDelivery:
-        """The next message of the topic whose turn it is; there must be one."""
-        topic = self._turn.popleft()
+        """Take the first message of the round's next topic; there must be one."""
+        topic = self._this_round.popleft()
         if self.newcomers:
             self.newcomers.pop(topic, None)
         return self._take(topic)
 
     def pop_newcomer(self) -> WorkerDelivery:
-        """The first message of a newcomer, as its turn; there must be one."""
+        """Take the first message of the first newcomer; there must be one."""
         topic = next(iter(self.newcomers))
         del self.newcomers[topic]
-        self._turn.remove(topic)
+        self._this_round.remove(topic)
         return self._take(topic)
 
     def _take(self, topic: str) -> WorkerDelivery:
-        line = self._lines[topic]
-        delivery = line.popleft()
-        if line:
-            self._coming.append(topic)
+        waiting = self._by_topic[topic]
+        delivery = waiting.popleft()
+        if waiting:
+            self._next_round.append(topic)
         else:
-            del self._lines[topic]
-        if not self._turn:
-            self._turn, self._coming = self._coming, self._turn
+            del self._by_topic[topic]
+        if not self._this_round:
+            self._this_round, self._next_round = self._next_round, self._this_round
             self.round += 1
         self.count -= 1
         return delivery
 
     def rank(self) -> tuple[int, int]:
-        """Smaller goes first."""
-        return self.round, self._lines[self._turn[0]][0].lease.fence
+        """Of several queues, the one with the smallest rank is next."""
+        return self.round, self._by_topic[self._this_round[0]][0].lease.fence
 
     @property
     def is_open(self) -> bool:
-        return self.count > 0 and self.running < self.most
+        """Whether a message waits and may begin."""
+        return self.count > 0 and self.running < self.max_running
 
     @property
     def is_over_full(self) -> bool:
-        """
-        Whether a handler that has a limit of its own is so far behind that others should be served
-        instead.
-        """
+        """Whether a handler with a limit of its own is too far behind to take more messages."""
         return (
             self.handler.concurrency is not None
-            and self.count > 2 * self.most * (self.handler.batch or 1) + SPARE
+            and self.count > 2 * self.max_running * (self.handler.batch or 1) + MAX_SPARE
         )
 
 
 class Buffer:
-    """All shelves. The caller counts `running` of a shelf up and down."""
+    """
+    The queues of all handlers. The caller counts `running` of a queue up and down.
 
-    def __init__(self, concurrency: int, *, keeps_all: bool) -> None:
+    `accepts_all`: never refuse a message (a burst does not wait for messages that are put off).
+    """
+
+    def __init__(self, concurrency: int, *, accepts_all: bool) -> None:
         self._concurrency = concurrency
-        self._keeps_all = keeps_all  # a burst does not wait for what it would put off
+        self._accepts_all = accepts_all
         self._queues: dict[Handler, HandlerQueue] = {}
         self._filled: dict[Handler, HandlerQueue] = {}
         self._round = 0
-        self.kept = 0
-        """Slots that are kept for newcomers now."""
-        self._kept_until = 0.0
+        self.reserved = 0
+        """How many slots are reserved for newcomers now."""
+        self._reserved_until = 0.0
 
     def __len__(self) -> int:
         return sum(queue.count for queue in self._filled.values())
 
     def queue(self, handler: Handler) -> HandlerQueue:
-        found = self._queues.get(handler)
-        if found is None:
-            found = self._queues[handler] = HandlerQueue(handler, self._concurrency)
-        return found
+        """The queue of a handler."""
+        queue = self._queues.get(handler)
+        if queue is None:
+            queue = self._queues[handler] = HandlerQueue(handler, self._concurrency)
+        return queue
 
     def add(self, delivery: WorkerDelivery) -> bool:
-        """Take it in; False: its handler is too far behind, it should go back."""
+        """Add a message; False: its handler is too far behind, release it."""
         queue = self._queues.get(delivery.handler) or self.queue(delivery.handler)
-        if queue.is_over_full and not self._keeps_all:
+        if queue.is_over_full and not self._accepts_all:
             return False
         if queue.count == 0:
-            queue.round = max(queue.round, self._round)  # while it was empty it saved nothing up
+            queue.round = max(queue.round, self._round)  # an empty queue saves no rounds up
             self._filled[delivery.handler] = queue
         topic = delivery.lease.topic
         if queue.add(delivery):
             for other in self._filled.values():
                 if other.crowd and other.has_crowd_beside(topic):
                     queue.newcomers[topic] = None
-                    self.kept = self._concurrency // KEPT_PART
-                    self._kept_until = time.monotonic() + KEPT_SECONDS
+                    self.reserved = self._concurrency // RESERVED_DIVISOR
+                    self._reserved_until = time.monotonic() + RESERVED_SECONDS
                     break
         return True
 
-    def seconds_kept(self) -> float:
+    def seconds_reserved(self) -> float:
         """
-        For how long slots are kept from now on, if nobody new comes. Keeps none any more when that
-        is over.
+        How long slots stay reserved if no newcomer comes. Ends the reservation when that is 0.
         """
-        left = self._kept_until - time.monotonic()
-        if left <= 0:
-            self.kept = 0
-        return max(left, 0.0)
+        seconds = self._reserved_until - time.monotonic()
+        if seconds <= 0:
+            self.reserved = 0
+        return max(seconds, 0.0)
 
     def newcomers_queue(self) -> HandlerQueue | None:
-        """A shelf that has a newcomer which can be begun."""
+        """A queue with a newcomer whose message may begin."""
         return next(
             (queue for queue in self._filled.values() if queue.newcomers and queue.is_open), None
         )
 
     def next_queue(self) -> HandlerQueue | None:
-        """The shelf whose first message is to be begun next; None: nothing can be begun."""
+        """The queue whose first message begins next; None: none may begin."""
         filled = self._filled
         if len(filled) == 1:
-            (found,) = filled.values()
-            if found.count == 0:
+            (queue,) = filled.values()
+            if queue.count == 0:
                 filled.clear()
                 return None
-            if found.running >= found.most:
+            if queue.running >= queue.max_running:
                 return None
         else:
-            for handler in [handler for handler, queue in filled.items() if queue.count == 0]:
+            for handler in [handler for handler, each in filled.items() if each.count == 0]:
                 del filled[handler]
-            queue = min(
-                (queue for queue in filled.values() if queue.is_open),
+            first = min(
+                (each for each in filled.values() if each.is_open),
                 key=HandlerQueue.rank,
                 default=None,
             )
-            if queue is None:
+            if first is None:
                 return None
-            found = queue
-        self._round = found.round
-        return found
+            queue = first
+        self._round = queue.round
+        return queue
 
     def drain(self) -> list[WorkerDelivery]:
-        """Take everything out."""
-        out = [queue.pop() for queue in self._filled.values() for _ in range(queue.count)]
+        """Take all messages out."""
+        deliveries = [queue.pop() for queue in self._filled.values() for _ in range(queue.count)]
         self._filled.clear()
-        return out
+        return deliveries

@@ -1,9 +1,10 @@
 """
-Starting processes that never run the program's main module again.
+Starts processes that never run the program's main module again.
 
-A *fresh* process is a new interpreter that imports what it needs by name. A *forked* one has what
-only this process has, such as the functions of the main module; it is copied from this process, or
-from a `Template` that was copied while this process had no other threads at work.
+A *spawned* process is a new interpreter that imports what it needs by name.
+A *forked* process also has what only this process has, such as the functions of the main module.
+It is copied from this process, or from a `ForkServer`: a copy of this process that was made while
+no other threads were at work.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-LOOK_SECONDS = 0.5
-"""How often a process looks whether its parent is still there."""
+PARENT_LOOK_SECONDS = 0.5
+"""How long between two checks for the parent; an orphan ends that late at most."""
 
 WAIT_SECONDS = 0.01
+"""How long between two checks for the end of a process; its end is noticed that late at most."""
+
 END_SECONDS = 5.0
-"""How long a killed process may take until its exit code is known."""
+"""How long to wait for the exit code of a killed process; after that it stays unknown."""
 
 MAIN = "__main__"
+"""The name of the program's main module, which only copies of this process have."""
 
 _BOOT = (
-    # a Ctrl-C in the terminal reaches the whole group; the parent acts on it
+    # A Ctrl-C in the terminal reaches the whole group; the parent acts on it.
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from multiprocessing.connection import Connection; pipe = Connection({fd}); sys.path[:] ="
     " pipe.recv(); "
@@ -48,31 +52,30 @@ _BOOT = (
 
 
 class CannotStart(LanewayError):
-    """A child process could not be started; no message is to blame."""
+    """A child process could not be started; no message caused that."""
 
 
 class Process(Protocol):
-    """A process that this one has started, and the pipe to it."""
+    """A process that this one has started, with the pipe to it."""
 
     pid: int
     pipe: Connection
 
     def exit_code(self, seconds: float = 0) -> int | None:
         """
-        Its exit code (minus the signal that killed it), waited for at most so long; None: it still
-        runs.
+        Its exit code; minus the signal's number if a signal killed it. Waits up to `seconds`;
+        None: it still runs.
         """
         ...
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send it a signal if it still runs."""
         ...
 
 
 class SpawnedProcess:
     """
-    A new interpreter that calls `entry` ("module:function") with its end of the pipe and the
-    arguments.
+    A new interpreter that calls `entry` ("module:function") with its end of the pipe and `args`.
     """
 
     def __init__(self, entry: str, args: tuple[Any, ...]) -> None:
@@ -89,9 +92,8 @@ class SpawnedProcess:
                 ]
                 self._process = subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)  # noqa: S603  # this interpreter
             self.pid = self._process.pid
-            with contextlib.suppress(
-                OSError
-            ):  # it has died already; who asks it something learns that
+            # A process that has died already is noticed by the next use of the pipe.
+            with contextlib.suppress(OSError):
                 self.pipe.send(list(sys.path))
                 self.pipe.send((list(sys.argv), entry, args))
         except BaseException:
@@ -109,7 +111,7 @@ class SpawnedProcess:
 
 
 def boot(pipe: Connection) -> None:
-    """What a new interpreter does."""
+    """The entry point of a spawned process: receives what to call, and calls it."""
     parent = os.getppid()
     sys.argv[:], entry, args = pipe.recv()
     _begin(pipe, parent, entry, args)
@@ -122,11 +124,11 @@ def _begin(pipe: Connection, parent: int, entry: str, args: tuple[Any, ...]) -> 
 
 
 _parent = 0
-"""The process that started this one; 0: another program did."""
+"""The id of the worker or supervisor that started this process; 0: another program did."""
 
 
 def is_child() -> bool:
-    """Whether a worker, or a supervisor, has started this process."""
+    """Whether a worker or a supervisor started this process."""
     return _parent != 0
 
 
@@ -136,35 +138,35 @@ def is_orphan() -> bool:
 
 
 def when_orphaned(call: Callable[[], object]) -> None:
-    """Have something called, from a thread, when the process ends that started this one."""
+    """Call `call` from a thread once this process's parent has ended; a no-op in other programs."""
     if not is_child():
         return
 
     def watch() -> None:
         while not is_orphan():
-            time.sleep(LOOK_SECONDS)
+            time.sleep(PARENT_LOOK_SECONDS)
         call()
 
     threading.Thread(target=watch, name="laneway-parent", daemon=True).start()
 
 
 def end_at_once() -> None:
-    """End this process, whatever it does."""
+    """Kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def resolve(address: str) -> Any:
-    """What stands at `module:attribute`."""
+    """The object at `module:attribute`. Raises what importing the module raises."""
     module, _, name = address.partition(":")
     with importing(module):
-        found: Any = sys.modules[MAIN] if module == MAIN else importlib.import_module(module)
+        value: Any = sys.modules[MAIN] if module == MAIN else importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 class ForkedProcess:
-    """A copy of this process that calls `entry`; this process's threads are not in it."""
+    """A copy of this process that calls `entry`; it has none of this process's threads."""
 
     def __init__(self, entry: str, args: tuple[Any, ...]) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
@@ -188,15 +190,14 @@ class ForkedProcess:
 
 def fork(run: Callable[[int], object]) -> int:
     """
-    Run a function in a copy of this process; it gets this process's id, and never returns from it.
-    Returns the copy's id.
+    Copy this process and return the copy's id. The copy calls `run` with this process's id, then
+    exits.
     """
     parent = os.getpid()
     flush()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # other threads: what of them could be in the way is renewed after a fork
+        # The warning is about other threads; the locks that matter are renewed after a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
         return pid
@@ -209,7 +210,7 @@ def fork(run: Callable[[int], object]) -> int:
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:  # noqa: BLE001  # nobody is behind it who could show it
+    except BaseException:  # noqa: BLE001  # no caller in this process could show it
         traceback.print_exc()
     finally:
         flush()
@@ -217,19 +218,19 @@ def fork(run: Callable[[int], object]) -> int:
 
 
 def flush() -> None:
-    """Write what was printed."""
+    """Write buffered standard output and standard error."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError, OSError):
             stream.flush()
 
 
 def wait_for(pid: int, seconds: float = 0) -> int | None:
-    """The exit code of a child of this process; None: it still runs after so long."""
+    """The exit code of a child of this process; None: it still runs after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             ended, status = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # somebody else in this process has asked for it
+        except ChildProcessError:  # other code in this process has collected it
             return 0
         if ended:
             return os.waitstatus_to_exitcode(status)
@@ -240,10 +241,10 @@ def wait_for(pid: int, seconds: float = 0) -> int | None:
 
 class ForkServer:
     """
-    A copy of this process that does nothing but copy itself again: its copies have the functions of
-    the main module, and no other thread's locks.
+    A copy of this process that does nothing but fork further copies on request.
 
-    Made before a worker starts its threads.
+    These have the functions of the main module, and no lock that another thread holds.
+    Create it before the worker starts its threads.
     """
 
     def __init__(self) -> None:
@@ -257,17 +258,17 @@ class ForkServer:
         _serve_copies(theirs, parent)
 
     def start(self, entry: str, args: tuple[Any, ...]) -> Process:
-        """A copy that calls `entry`. Raises OSError."""
-        return _Copy(self, entry, args)
+        """Start a copy that calls `entry`. Raises OSError."""
+        return _ServedProcess(self, entry, args)
 
     def copy(self, fd: int) -> int:
-        """A copy that has this end of a pipe; returns its id."""
+        """Start a copy that has this end of a pipe; returns its id. Raises OSError."""
         with self._lock:
             socket.send_fds(self._socket, [b"copy"], [fd])
             return self._answer()
 
     def exit_code(self, pid: int, seconds: float) -> int | None:
-        """Of a copy."""
+        """The exit code of a copy; None: it still runs after `seconds`. Raises OSError."""
         deadline = time.monotonic() + seconds
         while True:
             with self._lock:
@@ -280,16 +281,16 @@ class ForkServer:
             time.sleep(WAIT_SECONDS)
 
     def _answer(self) -> int:
-        said = self._socket.recv(4)
-        if not said:
+        answer = self._socket.recv(4)
+        if not answer:
             raise OSError("the process that children are copied from has ended")
-        number = int.from_bytes(said, "big", signed=True)
+        number = int.from_bytes(answer, "big", signed=True)
         if number == _REFUSED:
             raise OSError("the system refuses another process")
         return number
 
     def close(self) -> None:
-        """End it; copies end with it."""
+        """End it; its copies end with it."""
         with self._lock:
             self._socket.close()
         with contextlib.suppress(ProcessLookupError):
@@ -298,18 +299,19 @@ class ForkServer:
 
 
 _RUNS, _REFUSED = 1_000_000, 1_000_001
+"""Answers of the fork server that no exit code and no process id equals."""
 
 
-class _Copy:
-    """A copy of the template. Its id stays its own until its exit code was asked for."""
+class _ServedProcess:
+    """A copy of the fork server. Its id is not reused before its exit code is collected."""
 
-    def __init__(self, template: ForkServer, entry: str, args: tuple[Any, ...]) -> None:
-        self._template = template
+    def __init__(self, server: ForkServer, entry: str, args: tuple[Any, ...]) -> None:
+        self._server = server
         self._code: int | None = None
         self.pipe, theirs = multiprocessing.Pipe()
         try:
             with theirs:
-                self.pid = template.copy(theirs.fileno())
+                self.pid = server.copy(theirs.fileno())
             self.pipe.send((entry, args))
         except BaseException:
             self.pipe.close()
@@ -318,8 +320,8 @@ class _Copy:
     def exit_code(self, seconds: float = 0) -> int | None:
         if self._code is None:
             try:
-                self._code = self._template.exit_code(self.pid, seconds)
-            except OSError:  # the template has ended, and its copies with it
+                self._code = self._server.exit_code(self.pid, seconds)
+            except OSError:  # the fork server has ended, and its copies with it
                 self._code = -signal.SIGKILL
         return self._code
 
@@ -328,32 +330,32 @@ class _Copy:
             os.kill(self.pid, number)
 
 
-def _serve_copies(asked: socket.socket, parent: int) -> None:
-    """What the template does."""
+def _serve_copies(requests: socket.socket, parent: int) -> None:
+    """The fork server's loop: a request is a pipe's end, or a copy's id to get its exit code."""
     global _parent  # noqa: PLW0603  # of this process
     _parent = parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asked.settimeout(LOOK_SECONDS)
+    requests.settimeout(PARENT_LOOK_SECONDS)
     while not is_orphan():
         try:
-            said, fds, _, _ = socket.recv_fds(asked, 4, 1)
+            request, fds, _, _ = socket.recv_fds(requests, 4, 1)
         except TimeoutError:
             continue
         except OSError:
             return
-        if not said:
+        if not request:
             return
         if fds:
-            answer = _copy(asked, fds[0])
+            answer = _copy(requests, fds[0])
         else:
-            code = wait_for(int.from_bytes(said, "big"))
+            code = wait_for(int.from_bytes(request, "big"))
             answer = _RUNS if code is None else code
-        asked.sendall(answer.to_bytes(4, "big", signed=True))
+        requests.sendall(answer.to_bytes(4, "big", signed=True))
 
 
-def _copy(asked: socket.socket, fd: int) -> int:
+def _copy(requests: socket.socket, fd: int) -> int:
     def run(parent: int) -> None:
-        asked.close()
+        requests.close()
         pipe = multiprocessing.connection.Connection(fd)
         entry, args = pipe.recv()
         _begin(pipe, parent, entry, args)
@@ -364,3 +366,16 @@ def _copy(asked: socket.socket, fd: int) -> int:
         return _REFUSED
     finally:
         os.close(fd)
+
+
+def describe_exit(code: int | None) -> str:
+    """How a process ended, by its exit code; None: unknown."""
+    if code is None:
+        return "closed its pipe"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-code} ({name})"

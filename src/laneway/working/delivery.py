@@ -1,4 +1,4 @@
-"""One delivery inside a worker: its lease, who handles it, and how far it is."""
+"""A delivery inside a worker: its lease, its handler and its state."""
 
 from __future__ import annotations
 
@@ -18,24 +18,30 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    """Whatever runs a delivery, and can be told to end it."""
+    """Stops a unit that is running; an executor sets it as `unit.runner`."""
 
-    def warn(self, delivery: WorkerDelivery, error: Exception) -> None:
-        """Raise the error in the handler, which may tidy up."""
+    def warn(self, unit: WorkerDelivery, error: Exception) -> None:
+        """Raise the error in the handler, which may clean up and end."""
         ...
 
-    def stop(self, delivery: WorkerDelivery, error: Exception) -> None:
-        """End the handler, for good where that is possible; the error says why."""
+    def stop(self, unit: WorkerDelivery, error: Exception) -> None:
+        """End the handler, by force where possible; the error says why."""
         ...
 
 
 class WorkerDelivery:
     """
-    A delivery on its way: buffered, begun, over.
+    A delivery that this worker has leased: buffered, running, or over.
 
-    `expires` is the lease's end by this process's monotonic clock; `length_us` how long leases of
-    its topic are. `over` is set once its end is decided: what a handler does later changes nothing.
-    A batch is a whole of several `parts`, with the `messages` that its handler gets.
+    `expires`: the lease's end (monotonic seconds).
+    `length_us`: how long a lease of its topic is.
+    `began`: when its handler began (`perf_counter` seconds).
+    `over`: its outcome is decided; what its handler does from then on changes nothing.
+    `runner`: what stops its handler; None while that does not run.
+    `timers`: its time limits; None: it has none.
+
+    A batch is a WorkerDelivery with `parts`, its deliveries, and the `messages` that its handler
+    gets. Each part has it as its `whole`.
     """
 
     __slots__ = (
@@ -67,7 +73,7 @@ class WorkerDelivery:
 
     @staticmethod
     def batch_of(parts: list[WorkerDelivery], messages: list[Any]) -> WorkerDelivery:
-        """Several deliveries for one call of a batch handler."""
+        """A batch: several deliveries for one call of a batch handler."""
         first = parts[0]
         whole = WorkerDelivery(first.lease, first.handler, first.expires, first.length_us)
         whole.parts = parts
@@ -78,12 +84,12 @@ class WorkerDelivery:
 
     @property
     def handle_and_fence(self) -> tuple[int, int]:
-        """What the engine needs to find the lease."""
+        """The engine's reference to the lease."""
         return self.lease.handle, self.lease.fence
 
     @property
     def log_subject(self) -> Any:
-        """What log lines of the handler are about, see `handler.fields`."""
+        """What log lines of the handler are about; see `handler.fields`."""
         return (
             self.lease
             if self.parts is None
@@ -93,7 +99,7 @@ class WorkerDelivery:
     @property
     def limits(self) -> tuple[float | None, float | None]:
         """
-        How long it may run, and after how long it is warned: what its call says, or its handler.
+        Its time limit and its soft time limit in seconds: those of its call, else its handler's.
         """
         handler, headers = self.handler, self.lease.headers
         if headers is None or self.parts is not None:
@@ -109,23 +115,27 @@ class WorkerDelivery:
 
     def is_gone(self) -> bool:
         """
-        Whether it is not to be begun any more: its end is decided, or its lease ran out and
-        somebody else has it.
+        Whether it must not begin any more: its outcome is decided, or its lease ran out and another
+        worker may have the message.
         """
         if self.expires <= time.monotonic():
             self.over = True
         return self.over
 
+    def open_parts(self) -> list[WorkerDelivery]:
+        """The deliveries of this unit: itself, or the batch's parts that are not over."""
+        return [self] if self.parts is None else [part for part in self.parts if not part.over]
+
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the handler is called with. Raises Reject where the body cannot be that."""
+        """The handler's arguments. Raises Reject if the body cannot be decoded to them."""
         if self.parts is None:
             return self.handler.arguments(self.lease)
         return (self.messages,), {}
 
     def subject(self) -> Message | list[Any]:
         """
-        What middlewares get: the message, or the list of a batch. Raises Reject where the body
-        cannot be read.
+        What middlewares get: the message, or a batch's list of messages. Raises Reject if the body
+        cannot be decoded.
         """
         if self.messages is not None:
             return self.messages
@@ -138,28 +148,27 @@ class WorkerDelivery:
         self, returned: Any, error: BaseException | None
     ) -> list[tuple[WorkerDelivery, BaseException | None]]:
         """
-        What became of each delivery: an error holds for all; a batch may return one outcome for
-        each.
+        Each delivery with its error or None. An error of the handler is the error of all; a batch
+        handler may return a list with one of each.
         """
         if self.parts is None:
             return [(self, error)]
         if error is not None or returned is None:
             return [(part, error) for part in self.parts]
-        each = (
-            list.copy(returned) if issubclass(type(returned), list) else None
-        )  # not its own iterator, which may raise
+        # Not a subclass's own iterator, which may raise.
+        errors = list.copy(returned) if issubclass(type(returned), list) else None
         if (
-            each is None
-            or len(each) != len(self.parts)
-            or not all(_is_outcome(one) for one in each)
+            errors is None
+            or len(errors) != len(self.parts)
+            or not all(_is_error_or_none(one) for one in errors)
         ):
             wrong = TypeError(
                 "a batch handler returns None, or a list with None or an exception for each of its"
                 f" {len(self.parts)} messages, got {texts.shown(returned, 200)}"
             )
             return [(part, wrong) for part in self.parts]
-        return list(zip(self.parts, each, strict=True))
+        return list(zip(self.parts, errors, strict=True))
 
 
-def _is_outcome(value: object) -> bool:
+def _is_error_or_none(value: object) -> bool:
     return value is None or issubclass(type(value), BaseException)

@@ -1,6 +1,6 @@
 """
-`app.worker()` and `app.arun_worker()`: a worker inside a program that does other things too, such
-as a web server.
+`app.worker()` and `app.arun_worker()`: a worker in a program with other duties, such as a web
+server.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from laneway.errors import UsageError
-from laneway.working.banner import tell_banner
+from laneway.working.banner import log_banner
 from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import STOP_SECONDS, Worker, check_handlers
 
@@ -29,10 +29,10 @@ log = logging.getLogger("laneway.worker")
 
 class EmbeddedWorker:
     """
-    A worker on the caller's event loop, or in the caller's thread. It never touches signals.
+    A worker on the caller's event loop or in the caller's thread; it installs no signal handlers.
 
     `async with app.worker() as worker:` runs it during the block; leaving the block stops it in
-    order and waits for its end. `await worker.arun()` and `worker.run()` return when it was
+    order and waits for its end. `await worker.arun()` and `worker.run()` return when it has been
     stopped. Used once.
     """
 
@@ -45,33 +45,37 @@ class EmbeddedWorker:
         self._stops = 0
         self._is_used = False
         self._task: asyncio.Task[Summary] | None = None
-        self._thread = 0
+        self._thread_id = 0
         self.ended = threading.Event()
-        """Set once it uses the engine no more."""
+        """Set once the worker no longer uses the engine."""
         self.stop_seconds = options.grace + 3 * STOP_SECONDS
-        """Longest time from the stop to the end."""
+        """The longest time from the stop to the end."""
 
     def run(self) -> Summary:
         """
         Work in this thread until `stop` is called, or with `burst` until nothing is left to run
-        now. Raises UsageError.
+        now.
+
+        Returns what was handled. Raises UsageError if an event loop runs in this thread.
         """
         self._use("worker.run")
         refuse_running_loop("worker.run")
         with self._running():
-            return self._make().run(signals=())
+            return self._create().run(signals=())
 
     async def arun(self) -> Summary:
         """
-        As `run`, on the running event loop. Cancelled, it stops in order; cancelled again, at once.
+        As `run`, on the running event loop. If it is cancelled, it stops in order; if it is
+        cancelled again, at once.
         """
         self._use("arun_worker")
         return await self._arun(None)
 
     def stop(self) -> None:
         """
-        Stop in order: running handlers may end within the grace; called again, at once. From any
-        thread; does not wait.
+        Stop in order: running handlers may end within the grace period. Called again: stop at once.
+
+        From any thread; does not wait.
         """
         with self._lock:
             self._stops += 1
@@ -79,7 +83,11 @@ class EmbeddedWorker:
                 self._worker.stop()
 
     async def astop(self) -> Summary:
-        """Stop in order and wait for the end; inside `async with`. Returns what was handled."""
+        """
+        Stop in order and wait for the end; inside `async with`.
+
+        Returns what was handled. Raises UsageError if `async with` did not start it.
+        """
         if self._task is None:
             raise UsageError("astop: the worker was not started by async with; stop() ends it")
         self.stop()
@@ -91,8 +99,8 @@ class EmbeddedWorker:
         self._task = asyncio.create_task(self._arun(ready), name="laneway-worker")
         await asyncio.wait((ready, self._task), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
-            await self._task  # raises why it could not start
-        self._task.add_done_callback(_tell_failure)
+            await self._task  # raises the reason
+        self._task.add_done_callback(_log_failure)
         return self
 
     async def __aexit__(
@@ -108,19 +116,21 @@ class EmbeddedWorker:
         except Exception:
             if error is None:
                 raise
-            # The block's own error goes on; the worker's was logged.
+            # The block's own error is raised; the worker's was logged.
 
     async def _arun(self, ready: asyncio.Future[None] | None) -> Summary:
         with self._running():
-            worker = await asyncio.get_running_loop().run_in_executor(self._app.threads, self._make)
+            worker = await asyncio.get_running_loop().run_in_executor(
+                self._app.threads, self._create
+            )
             return await worker.arun(
                 ready=None if ready is None else lambda: ready.set_result(None)
             )
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """From before it opens the engine, so that a `close` meanwhile ends it too."""
-        self._thread = threading.get_ident()
+        """Registers the worker before it opens the engine, so that `app.close` ends it too."""
+        self._thread_id = threading.get_ident()
         with self._registry.running(self):
             try:
                 yield
@@ -128,8 +138,8 @@ class EmbeddedWorker:
                 self.ended.set()
 
     def runs_in_this_thread(self) -> bool:
-        """Whether waiting for its end here would block it."""
-        return self._thread == threading.get_ident() and not self.ended.is_set()
+        """Whether waiting for its end in the current thread would block the worker itself."""
+        return self._thread_id == threading.get_ident() and not self.ended.is_set()
 
     def _use(self, call: str) -> None:
         refuse_while_importing(call)
@@ -138,10 +148,10 @@ class EmbeddedWorker:
         self._is_used = True
         check_handlers(self._app.handlers)
 
-    def _make(self) -> Worker:
-        """Opens the engine, so not on an event loop."""
+    def _create(self) -> Worker:
+        """Create the worker; blocks, because it opens the engine."""
         self._app.install_schedules()
-        tell_banner(self._app, self._options, "the program stops it")
+        log_banner(self._app, self._options, "the program stops it")
         worker = Worker(self._app.engine, self._app.handlers, self._options)
         with self._lock:
             self._worker = worker
@@ -151,7 +161,7 @@ class EmbeddedWorker:
 
 
 def refuse_running_loop(call: str) -> None:
-    """Raise UsageError where this thread runs an event loop, which the worker would block."""
+    """Raise UsageError if an event loop runs in this thread: the worker would block it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -162,6 +172,6 @@ def refuse_running_loop(call: str) -> None:
     )
 
 
-def _tell_failure(task: asyncio.Task[Summary]) -> None:
+def _log_failure(task: asyncio.Task[Summary]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the worker has ended by an error: %s: %s", type(error).__name__, error)
+        log.error("worker failed: %s: %s", type(error).__name__, error)

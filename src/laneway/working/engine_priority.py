@@ -1,10 +1,11 @@
 """
-Standing aside while an embedded engine works.
+Handlers wait while an embedded engine works.
 
-SQLite gives up the interpreter's lock (GIL) at every row; with busy threads around, the engine's
-thread would wait for it at each, and an engine call of milliseconds would take seconds. So whoever
-runs handlers stands aside while the engine works, but no longer than the call may need: an engine
-that waits (for another process, for the disk) holds nobody up.
+SQLite releases the interpreter's lock (GIL) at every row.
+With busy threads around, the engine's thread would wait for the lock at each row, and an engine
+call of milliseconds would take seconds.
+So the event loop and the handlers' threads wait while the engine works, but no longer than the call
+may need: an engine that itself waits (for another process, for the disk) delays nobody.
 """
 
 from __future__ import annotations
@@ -16,12 +17,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-CALL_SECONDS, MESSAGE_SECONDS = 0.001, 0.00003
-"""How long an engine call may need: at all, and for each message."""
+CALL_SECONDS = 0.001
+"""How long others wait for any engine call; a longer call gets no further priority."""
+
+MESSAGE_SECONDS = 0.00003
+"""How much longer others wait for each message of the call."""
 
 
 class EnginePriority:
-    """One engine thread, any number of others that `respect` it."""
+    """
+    Gives one engine thread precedence over any number of threads that call `yield_to_engine`.
+
+    `embedded`: whether the engine runs in this process; priority has no effect otherwise.
+    """
 
     def __init__(self, *, embedded: bool) -> None:
         self._embedded = embedded
@@ -33,18 +41,19 @@ class EnginePriority:
         self, messages: int, call_soon: Callable[[Callable[[], None]], object]
     ) -> Iterator[None]:
         """
-        Hold the others off while the engine handles so many messages; `call_soon` brings `respect`
-        to the event loop.
+        Have the others wait while the engine handles `messages` messages inside this block.
+
+        `call_soon` schedules `yield_to_engine` on the event loop.
         """
         if not self._embedded:
             yield
             return
         self._allowance = CALL_SECONDS + MESSAGE_SECONDS * messages
         with self._gate:
-            call_soon(self.respect)
+            call_soon(self.yield_to_engine)
             yield
 
-    def respect(self) -> None:
-        """Stand aside if the engine is at work."""
+    def yield_to_engine(self) -> None:
+        """Wait if the engine is at work, but no longer than its call may need."""
         if self._gate.locked() and self._gate.acquire(timeout=self._allowance):
             self._gate.release()

@@ -1,4 +1,4 @@
-"""What is kept of an error with its message: its text, and details for results and logs."""
+"""What is kept of a handler's error: its text with the message, its details in the outcome."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from laneway.errors import LanewayError, Reject, Retry
 from laneway.working import tracebacks
 
 ERROR_FRAMES = 5
-"""Innermost lines of a traceback that are kept with the message."""
+"""How many innermost frames of a traceback are kept with the message."""
 
 ERROR_CHARACTERS = texts.MAX_ERROR
-TRACEBACK_CHARACTERS = 20_000
+"""How long the text of an error may be; a longer one is cut."""
 
-MOST_CAUSES = 10
-"""How far the causes of an error are followed: they may be a circle."""
+TRACEBACK_CHARACTERS = 20_000
+"""How long the traceback in a result may be; the middle of a longer one is left out."""
+
+MAX_CAUSES = 10
+"""How many causes of an error are followed; they may be a circle."""
 
 
 class Details(msgspec.Struct, omit_defaults=True):
     """
-    What is told of an error: `module:Class`, its text, its arguments where JSON can hold them, and
-    the traceback.
+    What is kept of an error in a job's outcome: `module:Class`, its text, its traceback, and its
+    arguments if JSON can hold them.
     """
 
     type: str
@@ -34,8 +37,7 @@ class Details(msgspec.Struct, omit_defaults=True):
 
 class RemoteFailure(LanewayError):
     """
-    An exception of a handler in a child process: all that came over is its text, and what is told
-    of it.
+    An exception of a handler in a child process, which sends only its text and its details.
     """
 
     def __init__(self, text: str, details: Details | None = None) -> None:
@@ -56,14 +58,15 @@ class WorkerLost(LanewayError):
 
 def error_text(error: BaseException) -> str:
     """
-    What is kept of an error with its message. Of a Retry: its reason, and the error that it was
-    raised from or while handling.
+    The text that is kept of an error with its message; never raises.
+
+    Of a Retry: its reason, then the error that it was raised from or while handling.
     """
     if not issubclass(type(error), Retry):
         return text_of(error)
-    reason, cause = said(error, "reason"), cause_of(error)
-    told = [*([reason] if reason else []), *([text_of(cause)] if cause is not None else [])]
-    return texts.clean("\n".join(told)) or "the handler asked for a retry"
+    reason, cause = text_attribute(error, "reason"), cause_of(error)
+    lines = [*([reason] if reason else []), *([text_of(cause)] if cause is not None else [])]
+    return texts.clean("\n".join(lines)) or "the handler asked for a retry"
 
 
 def cause_of(error: BaseException) -> BaseException | None:
@@ -71,13 +74,13 @@ def cause_of(error: BaseException) -> BaseException | None:
     names = (
         ["__cause__"] if attribute(error, "__suppress_context__") else ["__cause__", "__context__"]
     )
-    found = [attribute(error, name) for name in names]
-    return next((each for each in found if issubclass(type(each), BaseException)), None)
+    causes = (attribute(error, name) for name in names)
+    return next((each for each in causes if issubclass(type(each), BaseException)), None)
 
 
 def attribute(error: BaseException, name: str) -> Any:
     """
-    What an error says of itself; None where a class of the user's own has left that out, or raises.
+    An attribute of an error; None if the user's class lacks it or raises.
     """
     try:
         return getattr(error, name, None)
@@ -85,20 +88,21 @@ def attribute(error: BaseException, name: str) -> Any:
         return None
 
 
-def said(error: BaseException, name: str) -> str | None:
-    """As `attribute`, as text."""
-    found = attribute(error, name)
-    return None if found is None else texts.clean(found) or None
+def text_attribute(error: BaseException, name: str) -> str | None:
+    """As `attribute`, as text; None if it is empty."""
+    value = attribute(error, name)
+    return None if value is None else texts.clean(value) or None
 
 
 def describe(error: BaseException, depth: int = 0) -> Details:
     """
-    What is told of an error; of a Retry, and of a Reject that was made of another error, that one.
-    Never raises.
+    The details of an error; never raises.
+
+    Of a Retry, or of a Reject that stands for another error, those of the other error.
     """
-    told = attribute(error, "details")
-    if type(told) is Details:
-        return told
+    details = attribute(error, "details")
+    if type(details) is Details:
+        return details
     kind = type(error)
     cause = cause_of(error) if issubclass(kind, Retry) else attribute(error, "__cause__")
     stands_for_another = issubclass(kind, Retry) or (
@@ -108,7 +112,7 @@ def describe(error: BaseException, depth: int = 0) -> Details:
         stands_for_another
         and cause is not None
         and issubclass(type(cause), BaseException)
-        and depth < MOST_CAUSES
+        and depth < MAX_CAUSES
     ):
         return describe(cause, depth + 1)
     return Details(
@@ -122,7 +126,7 @@ def describe(error: BaseException, depth: int = 0) -> Details:
 def _traceback_of(error: BaseException) -> str:
     try:
         trace = tracebacks.whole(error)
-    except BaseException as fault:  # noqa: BLE001  # notes, causes and frames may be of classes of the user's own
+    except BaseException as fault:  # noqa: BLE001  # notes, causes and frames may run the user's code
         trace = (
             f"{texts.type_name(type(error))}: {texts.of(error)}\n(its traceback cannot be read:"
             f" {texts.type_name(type(fault))})"
@@ -134,21 +138,20 @@ def _traceback_of(error: BaseException) -> str:
 
 def _arguments_of(error: BaseException) -> list[Any] | None:
     """
-    As JSON gives them back; None where it cannot hold them: the error is told by its text alone
-    then.
+    The error's arguments as JSON returns them; None if JSON cannot hold them.
     """
     try:
         encoded = msgspec.json.encode(error.args)
-        found: list[Any] | None = (
+        decoded: list[Any] | None = (
             msgspec.json.decode(encoded) if len(encoded) <= ERROR_CHARACTERS else None
         )
-    except BaseException:  # noqa: BLE001  # encoding runs code of the user's own
+    except BaseException:  # noqa: BLE001  # encoding runs the user's code
         return None
-    return found
+    return decoded
 
 
 def text_of(error: BaseException) -> str:
-    """Type, message and the innermost frames, as they are kept with the message. Never raises."""
+    """An error's type, message and innermost frames, as kept with the message; never raises."""
     kind = type(error)
     if issubclass(kind, (RemoteFailure, ChildDied)):
         return texts.of(error, ERROR_CHARACTERS)

@@ -1,5 +1,5 @@
 """
-What handles which message: registration, its checks, and the choice of the most specific pattern.
+Handlers: their options and checks, registration, and the choice of the handler for a message.
 """
 
 from __future__ import annotations
@@ -25,28 +25,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.worker")
 
 TIME_LIMIT_HEADER, SOFT_TIME_LIMIT_HEADER = headers.TIME_LIMIT, headers.SOFT_TIME_LIMIT
-"""Limits of one call instead of its handler's: seconds."""
+"""Headers with the time limits of one call, in seconds, instead of its handler's."""
 
 CURRENT: ContextVar[Any] = ContextVar("laneway_run")
-"""The run of a task that this code is part of: a `laneway.Request`."""
+"""The `laneway.Request` of the task that runs here."""
 
-DELIVERY: ContextVar[Any] = ContextVar("laneway_delivery", default=None)
+CURRENT_DELIVERY: ContextVar[Any] = ContextVar("laneway_delivery", default=None)
 """
-What the running handler was given: a lease, a message, or of a batch what its log lines are to say.
+What the handler runs with: a lease, a message, or the fields of a batch's log lines (a dict).
 """
 
-KNOWN_TOPICS = 100_000
-"""Topics whose handler is remembered; beyond it the memory begins anew."""
+MAX_CACHED_TOPICS = 100_000
+"""How many topics' handlers are cached; the cache is emptied when it is full."""
 
 Isolation = Literal["thread", "process"]
 
 
 class Handler:
     """
-    One function that handles messages, and how it is run.
+    A function that handles messages, and how it runs.
 
-    `kind`: `"async"` on the event loop, `"thread"`, or `"process"`: a child that can be killed.
-    `batch`: how many messages it takes at once, None: one by one.
+    `function`: called with a Message, or with a list of them if `batch` is set.
+    `pattern`: the topics that it handles.
+    `name`: for logs and errors; default: the function's qualified name.
+    `concurrency`: how many calls of it may run at once in one worker; None: no limit of its own.
+    `isolation`: "thread" or "process" for a plain function; a coroutine function has none.
+    `batch`: how many messages one call takes at most; None: a call takes one message.
+    `time_limit`: after which it is stopped. `soft_time_limit`: after which `SoftTimeLimit` is
+    raised inside it. Seconds, `timedelta` or text such as "10m".
+
+    Raises UsageError, which names the handler, the option and what was expected.
+    `kind` is "async" (event loop), "thread" or "process" (a child process that can be killed).
     """
 
     def __init__(
@@ -65,7 +74,7 @@ class Handler:
         self.pattern = pattern
         self.name = name or str(getattr(function, "__qualname__", function))
         self.adds_nothing = type(self).concluded is Handler.concluded
-        """Nothing but an ack comes of a run that returned."""
+        """Whether a call that returned None leads to a plain ack."""
         where = f"handler {self.name}"
         self.kind = _kind(where, function, isolation)
         self.concurrency = _count(where, "concurrency", concurrency)
@@ -85,11 +94,11 @@ class Handler:
 
     @property
     def address(self) -> str:
-        """`module:attribute` of the function, by which a child process finds it."""
+        """`module:attribute` of the function, by which a child process imports it."""
         return f"{self.function.__module__}:{self.function.__qualname__}"
 
     def arguments(self, lease: Lease) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the function is called with. Raises Reject where the body cannot be that."""
+        """The function's arguments. Raises Reject if the body cannot be decoded to them."""
         try:
             return (codec.message_of(lease),), {}
         except ValueError as error:
@@ -97,14 +106,13 @@ class Handler:
 
     asks_for_losses = False
     """
-    Whether `refusal` is to be told how often a message has lost its worker: that is one more
-    question to the engine.
+    Whether `refusal` needs the number of lost workers, which costs one more call of the engine.
     """
 
     def refusal(self, lease: Lease, losses: int) -> Exception | None:
         """
-        What a message ends with that has lost its worker `losses` times in a row, the starts of
-        suspects counted; None: it is tried once more.
+        The error that ends a message which lost its worker `losses` times in a row; None: it runs
+        again. A loss is counted if the start was recorded, as it is for suspects.
         """
         del lease, losses
         return None
@@ -113,13 +121,15 @@ class Handler:
         self, lease: Lease, returned: Any, error: BaseException | None, settlement: Settlement
     ) -> Sequence[Draft]:
         """
-        The handler has ended, and this is how its lease will: what is kept of that may be added.
-        Returns what is to be published with it.
+        Called when the handler has ended, before its lease does; may add to the settlement.
 
-        Raises Reject where what was returned cannot be kept; it is asked again then.
+        `returned`, `error`: what the function returned or raised.
+        `settlement`: how the lease will end; its fields for results may be set.
+        Returns messages to publish together with the settlement.
+        Raises Reject if the returned value cannot be stored; it is called again with that error.
         """
         if returned is not None and error is None:
-            log.debug("handler %s returned %.200r, which is not used", self.name, returned)
+            log.debug("handler %s returned %.200r; the value is ignored", self.name, returned)
         del lease, settlement
         return ()
 
@@ -152,12 +162,11 @@ def _kind(where: str, function: Callable[..., Any], isolation: Isolation | None)
 
 def check_parameters(handler: Handler) -> None:
     """
-    A handler gets the message and nothing else. Raises UsageError where its function cannot be
-    called so.
+    Raise UsageError if the handler's function cannot be called with one argument, the message.
     """
     try:
         signature = inspect.signature(handler.function)
-    except (TypeError, ValueError):  # some written in C do not tell
+    except (TypeError, ValueError):  # a function in C without a signature
         return
     try:
         signature.bind(None)
@@ -194,13 +203,14 @@ def _covering(text: str) -> str:
 
 def fields() -> dict[str, Any]:
     """
-    What the code that runs here is about: message, topic, attempt, and of a task its name; empty
-    outside of handlers.
+    Fields for log lines of the running handler: message, topic, attempt, and a task's name.
+
+    Empty outside of handlers.
     """
     run = CURRENT.get(None)
     if run is not None:
         return {"task": run.task, "message": run.id, "topic": run.topic, "attempt": run.attempt}
-    delivery = DELIVERY.get()
+    delivery = CURRENT_DELIVERY.get()
     if delivery is None or isinstance(delivery, dict):
         return dict(delivery or {})
     return {"message": delivery.id, "topic": delivery.topic, "attempt": delivery.attempt}
@@ -208,8 +218,8 @@ def fields() -> dict[str, Any]:
 
 def kind_of(message: Message | Lease) -> str:
     """
-    What a message is one of, among few: the task that it names, else the pattern one above its
-    topic.
+    A label with few values for logs, metrics and traces: the message's task, else the pattern one
+    level above its topic.
     """
     task = (message.headers or {}).get(TASK_HEADER)
     if task is not None:
@@ -220,7 +230,7 @@ def kind_of(message: Message | Lease) -> str:
 
 class Handlers:
     """
-    All handlers of an application, by pattern, and tasks by name; and what surrounds them all.
+    All handlers of an application: by pattern, and tasks by name; also the middlewares around them.
     """
 
     def __init__(self) -> None:
@@ -228,26 +238,26 @@ class Handlers:
         self._by_task: dict[str, Handler] = {}
         self._own: dict[str, Handler] = {}
         self.queues: dict[str, Any] = {}
-        """Topics where functions are called by their names."""
+        """By topic: queues whose messages name the function to call."""
         self.find_named: Callable[[str, str], Handler | None] | None = None
-        """Finds who handles the call of a function by its name in a topic."""
+        """Finds the handler for a function's name and a topic; None: names are not looked up."""
         self._by_topic = _ByTopic(self._by_pattern)
         self.middlewares = HandlingMiddlewares()
         self._ahead_us = 0
 
-    def store_time(self, now_us: int) -> None:
-        """What time it is at the store, as it has just said."""
+    def set_store_time(self, now_us: int) -> None:
+        """Set the store's clock (µs since 1970), as read just now."""
         self._ahead_us = now_us - time.time_ns() // 1000
 
     def now(self) -> float:
         """
-        Unix seconds by the store's clock, as far as a worker has read it; else by this machine's.
+        Unix seconds by the store's clock; by this machine's until a worker has leased.
         """
         return time.time() + self._ahead_us / units.SECOND
 
     def add(self, handler: Handler) -> None:
         """
-        Register for the handler's pattern. Raises UsageError where the pattern has one already.
+        Register a handler for its pattern. Raises UsageError if the pattern has a handler.
         """
         try:
             check_pattern(handler.pattern)
@@ -266,8 +276,9 @@ class Handlers:
 
     def add_task(self, handler: Handler, *, replaces: bool = False) -> None:
         """
-        Register a task by its name. Raises UsageError where the name is taken, unless it `replaces`
-        that.
+        Register a task by its name.
+
+        Raises UsageError if there is a task of that name, unless `replaces` is True.
         """
         if handler.name in self._by_task and not replaces:
             raise UsageError(
@@ -277,14 +288,14 @@ class Handlers:
         self._by_task[handler.name] = handler
 
     def add_own(self, handler: Handler) -> None:
-        """Register one of Laneway's own tasks, which is not counted."""
+        """Register one of Laneway's own tasks, which `len` and `iter` leave out."""
         self._own[handler.name] = handler
 
-    def coverage(self) -> list[str] | None:
+    def handled_patterns(self) -> list[str] | None:
         """
-        Patterns that cover the topics of all handlers, tasks and queues; None: it may be any topic.
+        Patterns that cover the topics of all handlers, tasks and queues; None: any topic.
         """
-        texts = [
+        patterns = [
             handler.pattern
             for handler in (
                 *self._by_pattern.values(),
@@ -292,15 +303,15 @@ class Handlers:
                 *self._own.values(),
             )
         ]
-        found = {_covering(text) for text in texts} | set(self.queues)
-        return None if "*" in found else sorted(found)
+        covering = {_covering(pattern) for pattern in patterns} | set(self.queues)
+        return None if "*" in covering else sorted(covering)
 
     def by_pattern(self) -> list[Handler]:
-        """Those that were registered for a pattern, in the order of these."""
+        """The handlers that have a pattern, sorted by it."""
         return [self._by_pattern[pattern] for pattern in sorted(self._by_pattern)]
 
     def task_names(self) -> list[str]:
-        """The names of all tasks, in their order."""
+        """The names of all tasks, sorted."""
         return sorted(self._by_task)
 
     def tasks(self) -> list[Any]:
@@ -311,39 +322,37 @@ class Handlers:
         return iter([*self._by_pattern.values(), *self._by_task.values()])
 
     def has_pattern(self, pattern: str) -> bool:
-        """Whether exactly this pattern is handled."""
+        """Whether a handler is registered for exactly this pattern."""
         return pattern in self._by_pattern
 
     def __len__(self) -> int:
         return len(self._by_pattern) + len(self._by_task) + len(self.queues)
 
     def task(self, name: str) -> Handler:
-        """The task of a name. Raises UnknownHandler."""
+        """The task with this name. Raises UnknownHandler."""
         if name not in self._by_task:
             raise UnknownHandler(
-                f'task "{name}": there is none of that name; there are:'
+                f'task "{name}": there is no task of that name; there are:'
                 f" {', '.join(sorted(self._by_task)) or 'none'}"
             )
         return self._by_task[name]
 
     def find(self, lease: Lease) -> Handler | None:
         """
-        Who handles a delivery: the task it names, else the handler with the most specific pattern.
+        The handler of a message: the task that it names, else the handler with the most specific
+        pattern. None: there is none.
         """
         if lease.headers is not None and (task := lease.headers.get(TASK_HEADER)) is not None:
-            found = self._by_task.get(task) or self._own.get(task)
-            return (
-                self.find_named(task, lease.topic)
-                if found is None and self.find_named is not None
-                else found
-            )
+            handler = self._by_task.get(task) or self._own.get(task)
+            if handler is None and self.find_named is not None:
+                return self.find_named(task, lease.topic)
+            return handler
         return self._by_topic[lease.topic]
 
 
 class _ByTopic(dict[str, "Handler | None"]):
     """
-    Who handles a topic, by the most specific pattern; whoever asks for one that is not there finds
-    it.
+    A cache: the handler of each topic by the most specific pattern. A missing topic is looked up.
     """
 
     def __init__(self, by_pattern: Mapping[str, Handler]) -> None:
@@ -351,14 +360,13 @@ class _ByTopic(dict[str, "Handler | None"]):
         self._by_pattern = by_pattern
 
     def __missing__(self, topic: str) -> Handler | None:
-        if len(self) >= KNOWN_TOPICS:
+        if len(self) >= MAX_CACHED_TOPICS:
             self.clear()
         by_pattern = self._by_pattern
-        found = by_pattern.get(topic)
+        handler = by_pattern.get(topic)
         end = len(topic)
-        while (
-            found is None and (end := topic.rfind(".", 0, end)) >= 0
-        ):  # as `policy.prefixes`, without the list: this may be every message
-            found = by_pattern.get(topic[: end + 1] + "*")
-        self[topic] = found = found if found is not None else by_pattern.get("*")
-        return found
+        # As `policy.prefixes`, without the list: each message may have a topic of its own.
+        while handler is None and (end := topic.rfind(".", 0, end)) >= 0:
+            handler = by_pattern.get(topic[: end + 1] + "*")
+        self[topic] = handler = handler if handler is not None else by_pattern.get("*")
+        return handler

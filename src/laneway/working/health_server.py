@@ -1,9 +1,10 @@
 """
-`--health-port`: whether the worker lives, and whether its store answers, over HTTP for Kubernetes
-and the like.
+The HTTP server of `--health-port`, for the probes of Kubernetes and other supervisors.
 
-`GET /live`: the event loop turns and the engine thread is alive; on 503 restart the process. `GET
-/ready`: the worker has started, is not stopping, and the store has answered within some seconds.
+- `GET /live`: the event loop responds and the engine thread is alive. After a 503, restart the
+  process.
+- `GET /ready`: the worker has started, is not stopping, and its store has answered recently.
+
 One thread serves one request after the other.
 """
 
@@ -29,23 +30,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.worker")
 
 LOOP_SECONDS = 5.0
-"""How long the event loop may take to turn."""
+"""How long the event loop may take to respond; after that `/live` answers 503."""
 
 STORE_SECONDS = 3.0
-"""How long the store may take to answer."""
+"""How long the store may take to answer; after that `/ready` answers 503."""
 
 RECENT_SECONDS = 5.0
-"""An answer of the store counts for so long."""
+"""How long an answer of the store is valid; until then the store is not asked again."""
 
 STOP_LOOK_SECONDS = 0.1
-"""How soon the server sees that it is to end."""
+"""How often the server checks whether it is to end; the worker's end waits that long at most."""
 
 REQUEST_SECONDS = 5.0
-"""How long a client may take to ask."""
+"""How long a client may take to send its request; then the connection is closed."""
 
 
 class HealthServer:
-    """Serves from `start` to `close`. The probes are called in the server's thread."""
+    """
+    Serves the two probes from `start` to `close`.
+
+    `call_soon` calls a function on the worker's event loop. `is_alive`, `is_serving` and
+    `ask_store` are called in the server's threads.
+    Raises UsageError if the port cannot be opened.
+    """
 
     def __init__(
         self,
@@ -61,9 +68,9 @@ class HealthServer:
         self._is_alive = is_alive
         self._is_serving = is_serving
         self._ask_store = ask_store
-        self._answered = -RECENT_SECONDS
-        self._asking: Future[object] | None = None
-        self._asker = ThreadPoolExecutor(1, thread_name_prefix="laneway-health")
+        self._answered_at = -RECENT_SECONDS
+        self._request: Future[object] | None = None
+        self._store_thread = ThreadPoolExecutor(1, thread_name_prefix="laneway-health")
         server_class = _ServerV6 if ":" in address else _Server
         try:
             self._server = server_class((address, port), _Request)
@@ -90,36 +97,38 @@ class HealthServer:
         if self._thread.is_alive():
             self._server.shutdown()
         self._server.server_close()
-        self._asker.shutdown(wait=False, cancel_futures=True)
+        self._store_thread.shutdown(wait=False, cancel_futures=True)
 
-    # Probes: what is wrong, or None
+    # A probe returns what is wrong, or None.
 
     def _live(self) -> str | None:
-        turned = threading.Event()
+        responded = threading.Event()
         try:
-            self._call_soon(turned.set)
+            self._call_soon(responded.set)
         except RuntimeError:
             return "the event loop has ended"
-        if not turned.wait(LOOP_SECONDS):
-            return f"the event loop has not turned for {LOOP_SECONDS:g} s: a handler blocks it"
+        if not responded.wait(LOOP_SECONDS):
+            return f"the event loop has not responded for {LOOP_SECONDS:g} s: a handler blocks it"
         return None if self._is_alive() else "the engine thread has ended"
 
     def _ready(self) -> str | None:
         if not self._is_serving():
             return "the worker is stopping"
-        if time.monotonic() - self._answered < RECENT_SECONDS:
+        if time.monotonic() - self._answered_at < RECENT_SECONDS:
             return None
-        if self._asking is None:  # at most one at a time: a store that is away answers none
-            self._asking = self._asker.submit(self._ask_store)
+        if (
+            self._request is None
+        ):  # at most one at a time: a store that is away answers none of them
+            self._request = self._store_thread.submit(self._ask_store)
         try:
-            self._asking.result(STORE_SECONDS)
+            self._request.result(STORE_SECONDS)
         except NotYet:
             return f"the store has not answered for {STORE_SECONDS:g} s"
         except LanewayError as error:
-            self._asking = None
+            self._request = None
             return f"the store cannot be used: {without_passwords(str(error))}"
-        self._asking = None
-        self._answered = time.monotonic()
+        self._request = None
+        self._answered_at = time.monotonic()
         return None
 
 
@@ -128,7 +137,7 @@ class _Server(http.server.HTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         del request
-        log.debug("health: a request of %s failed: %s", client_address, sys.exception())
+        log.debug("health: a request from %s failed: %s", client_address, sys.exception())
 
 
 class _ServerV6(_Server):
@@ -141,18 +150,18 @@ class _Request(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         probe = cast("_Server", self.server).probes.get(self.path.partition("?")[0])
         if probe is None:
-            self._answer(404, {"error": "there are /live and /ready"})
+            self._answer(404, {"error": "not found; use /live or /ready"})
             return
-        wrong = probe()
+        problem = probe()
         self._answer(
-            200 if wrong is None else 503,
-            {"ok": wrong is None, **({"error": wrong} if wrong is not None else {})},
+            200 if problem is None else 503,
+            {"ok": problem is None, **({"error": problem} if problem is not None else {})},
         )
 
     do_HEAD = do_GET  # noqa: N815
 
-    def _answer(self, status: int, what: dict[str, object]) -> None:
-        body = json.dumps(what).encode() + b"\n"
+    def _answer(self, status: int, answer: dict[str, object]) -> None:
+        body = json.dumps(answer).encode() + b"\n"
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -164,4 +173,4 @@ class _Request(http.server.BaseHTTPRequestHandler):
         return "laneway"
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """A probe every few seconds is no news."""
+        """Log nothing: there is a probe every few seconds."""

@@ -1,13 +1,16 @@
 """
-Leasing only what this worker can handle, once it has met another program's messages in its pool.
+Leasing only what this worker can handle, once other programs' messages are in its pool.
 
-As long as a worker handles all that it gets, it leases all. When a message comes whose topic no
-handler's pattern covers, it leases by its own patterns from then on (`lease(only=…)`): the engine
-passes over the others, a bounded number in a call. While others stand there, a worker that found
-nothing of its own looks again after ten times as long as looking took. A few messages are leased
-without regard to patterns every few seconds: tasks may be called in any topic, and what no program
-handles has to be met by somebody to be told of. What such a probe gets first goes back at once:
-another program may handle it.
+While a worker has a handler for each message that it gets, it leases whatever there is.
+After the first message whose topic no handler's pattern covers, it leases by its own patterns
+(`lease(only=…)`); the engine passes over the other topics, a bounded number in a call.
+
+- A worker that finds only others' messages looks again after `SEARCH_DIVISOR` times as long as its
+  search took.
+- Every few seconds a *probe* leases a few messages of any topic.
+  Tasks may be called in any topic, and messages that no program handles have to be found by a
+  worker so that they become dead letters.
+- A probe releases at once what no worker has had before: another program may handle it.
 """
 
 from __future__ import annotations
@@ -26,44 +29,53 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.worker")
 
 ALONE_SECONDS = 60.0
-"""After so long without others' messages everything is leased again."""
+"""How long no others' messages are met before the worker leases everything again."""
 
-PROBE_SECONDS, PROBE = 5.0, 20
-"""How often, and how many, messages are leased whatever their topic."""
+PROBE_SECONDS = 5.0
+"""How long between two probes; a message that no program handles waits that long to be met."""
 
-PART = 10
-"""Looking through others' lanes takes one part in so many of the time, at most."""
+PROBE_SIZE = 20
+"""How many messages a probe leases at most."""
 
-PAUSE_LEAST, PAUSE_MOST = 0.02, 1.0
+SEARCH_DIVISOR = 10
+"""How many times longer the pause is than a search; searches take 1/10 of the time at most."""
 
-MOST_LEARNED = 1_000
-"""Topics outside of the patterns for which a handler was found."""
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.02, 1.0
+"""How long the pause between two searches is at least and at most."""
+
+MAX_LEARNED = 1_000
+"""How many topics outside the patterns are remembered as handled; others are met by probes only."""
+
+MAX_PATTERNS_SHOWN = 20
+"""How many patterns a log line names."""
 
 
 class LeaseFilter:
-    """For the engine thread alone. `patterns` None: every topic may be one of this worker's."""
+    """
+    Chooses the patterns to lease by. For the engine thread alone.
+
+    `patterns`: what the handlers cover; None: this worker may handle any topic.
+    """
 
     def __init__(self, patterns: Sequence[str] | None) -> None:
         self._patterns = None if patterns is None else list(patterns)
-        self._covering = frozenset(patterns or ())
+        self._covered = frozenset(patterns or ())
         self.only: list[str] | None = None
-        """The patterns to lease by; None: everything."""
-        self.look_at = 0.0
-        """
-        When to look again (monotonic seconds), where others' messages stand before this worker's.
-        """
-        self._seconds = 0.0
+        """The patterns to lease by; None: lease everything."""
+        self.search_at = 0.0
+        """When to search again (monotonic seconds) behind others' messages; 0: no search is due."""
+        self._search_seconds = 0.0
         self._met_at = 0.0
         self._probe_at = 0.0
 
     def covers(self, topic: str) -> bool:
-        """Whether a topic is one of this worker's."""
+        """Whether this worker may handle messages of a topic."""
         return self._patterns is None or any(
-            pattern in self._covering for pattern in prefixes(topic)
+            pattern in self._covered for pattern in prefixes(topic)
         )
 
-    def met(self, leases: Iterable[Lease]) -> None:
-        """There is no handler for these."""
+    def add_unhandled(self, leases: Iterable[Lease]) -> None:
+        """No handler was found for these messages: lease by patterns if a topic is not covered."""
         if (
             self._patterns is None
             or self.only is not None
@@ -72,24 +84,24 @@ class LeaseFilter:
             return
         self.only = self._patterns
         self._met_at = time.monotonic()
-        self._probe_at = self._met_at + 1.5 * PROBE_SECONDS  # not when these are due again
+        # Not when the messages that were just released are due again.
+        self._probe_at = self._met_at + 1.5 * PROBE_SECONDS
         log.info(
-            "other programs' messages are in this pool: only topics of these patterns are leased"
-            " from now on: %s",
-            ", ".join(self.only[:20]),
+            "pool has messages of other programs; leasing only topics that match: %s",
+            ", ".join(self.only[:MAX_PATTERNS_SHOWN]),
         )
 
-    def learn(self, topics: Iterable[str]) -> None:
-        """There are handlers for messages of these topics."""
+    def add_handled(self, topics: Iterable[str]) -> None:
+        """A handler was found for a message of each of these topics: lease them too."""
         if self.only is None or self._patterns is None:
             return
         for topic in topics:
-            if not self.covers(topic) and len(self._patterns) < MOST_LEARNED:
+            if not self.covers(topic) and len(self._patterns) < MAX_LEARNED:
                 self._patterns.append(topic)
-                self._covering |= {topic}
+                self._covered |= {topic}
 
-    def is_time_to_probe(self) -> bool:
-        """Whether the next lease is to take whatever there is."""
+    def take_due_probe(self) -> bool:
+        """Whether the next lease should be a probe; True once per `PROBE_SECONDS`."""
         now = time.monotonic()
         if now < self._probe_at:
             return False
@@ -98,20 +110,24 @@ class LeaseFilter:
             self.only = None
         return True
 
-    def looked(self, batch: Batch, seconds: float) -> None:
-        """What a lease by the patterns has brought, and how long it took."""
+    def record_search(self, batch: Batch, seconds: float) -> None:
+        """Record the answer of a lease by patterns and how long the call took."""
         if batch.passed_over:
             self._met_at = time.monotonic()
-        self._seconds = 0.0 if batch.leases or not batch.passed_over else self._seconds + seconds
+        found_nothing = batch.passed_over and not batch.leases
+        self._search_seconds = self._search_seconds + seconds if found_nothing else 0.0
 
-    def pause(self) -> None:
-        """All was looked at, and nothing is left for this worker."""
-        self.look_at = time.monotonic() + min(max(self._seconds * PART, PAUSE_LEAST), PAUSE_MOST)
-        self._seconds = 0.0
+    def search_later(self) -> None:
+        """The whole pool was searched, and nothing is left for this worker: pause the search."""
+        pause = min(
+            max(self._search_seconds * SEARCH_DIVISOR, MIN_PAUSE_SECONDS), MAX_PAUSE_SECONDS
+        )
+        self.search_at = time.monotonic() + pause
+        self._search_seconds = 0.0
 
-    def take_due(self) -> bool:
-        """Whether it is time to look again; once."""
-        if not self.look_at or time.monotonic() < self.look_at:
+    def take_due_search(self) -> bool:
+        """Whether the pause is over; True once."""
+        if not self.search_at or time.monotonic() < self.search_at:
             return False
-        self.look_at = 0.0
+        self.search_at = 0.0
         return True

@@ -1,4 +1,4 @@
-"""Which leases have to be extended, and when to look again."""
+"""Which leases have to be extended now, and when to look again."""
 
 from __future__ import annotations
 
@@ -14,38 +14,43 @@ if TYPE_CHECKING:
     from laneway.working.delivery import WorkerDelivery
 
 PARTS = 3
-"""A lease is extended when a third of it is over: two more attempts fit before it ends."""
+"""A lease is extended when 1/PARTS of it is over; two more attempts fit before it ends."""
 
 
 class LeaseRenewal:
     """
-    Extends running and buffered deliveries at a third of their lease, all that are due in one batch
-    per length of lease.
+    Finds running and prefetched deliveries whose lease is due for an extension.
+
+    The engine thread extends them with one call for each length of lease.
     """
 
     def __init__(self) -> None:
         self.next_look = float(FOREVER)
+        """When the first lease is due (monotonic seconds)."""
 
-    def took(self, deliveries: Iterable[WorkerDelivery]) -> None:
-        """New leases: look in time for the shortest."""
+    def add(self, deliveries: Iterable[WorkerDelivery]) -> None:
+        """New leases: look in time for the shortest of them."""
         shortest = min(delivery.length_us for delivery in deliveries) / units.SECOND
         self.next_look = min(self.next_look, time.monotonic() + shortest / PARTS)
 
     def is_due(self, held: Mapping[int, WorkerDelivery | None]) -> bool:
+        """Whether a lease may be due now."""
         return bool(held) and time.monotonic() >= self.next_look
 
-    def due(self, held: Mapping[int, WorkerDelivery | None]) -> dict[int, list[WorkerDelivery]]:
-        """What has to be extended now, by length of lease."""
+    def take_due(
+        self, held: Mapping[int, WorkerDelivery | None]
+    ) -> dict[int, list[WorkerDelivery]]:
+        """The deliveries whose lease has to be extended now, by the lease's length (µs)."""
         now = time.monotonic()
-        found: dict[int, list[WorkerDelivery]] = {}
+        due: dict[int, list[WorkerDelivery]] = {}
         self.next_look = float(FOREVER)
         for delivery in held.values():
             if delivery is None or delivery.over:
                 continue
             length = delivery.length_us / units.SECOND
-            fresh_until = delivery.expires - length * (PARTS - 1) / PARTS
-            if now >= fresh_until:
-                found.setdefault(delivery.length_us, []).append(delivery)
-                fresh_until = now + length / PARTS
-            self.next_look = min(self.next_look, fresh_until)
-        return found
+            extend_at = delivery.expires - length * (PARTS - 1) / PARTS
+            if now >= extend_at:
+                due.setdefault(delivery.length_us, []).append(delivery)
+                extend_at = now + length / PARTS
+            self.next_look = min(self.next_look, extend_at)
+        return due

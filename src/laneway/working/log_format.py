@@ -1,7 +1,4 @@
-"""
-How a worker's log is written: lines for people, or one JSON object a line for machines; and what is
-said of a message that ended.
-"""
+"""How a worker's log is written: lines for people, or one JSON object a line for machines."""
 
 from __future__ import annotations
 
@@ -20,59 +17,57 @@ from laneway.working.handler import fields
 log = logging.getLogger("laneway.worker")
 
 FIELDS = "laneway"
-"""The attribute of a log record that holds what the line is about, field by field."""
+"""The attribute of a log record that holds the fields of the line, such as message and topic."""
 
-TEXT = "%(asctime)s %(levelname)-7s %(message)s"
-
-
-def _about(record: logging.LogRecord) -> dict[str, Any]:
-    """What a line is about: what it says itself, else the handler that it was written in."""
-    said: dict[str, Any] | None = getattr(record, FIELDS, None)
-    return fields() if said is None else said
+TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(message)s"
 
 
-def _in_words(about: dict[str, Any]) -> str:
-    """As lines for people have it at their end."""
-    if not about:
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """The fields of a line: its own, else those of the handler that wrote it."""
+    own: dict[str, Any] | None = getattr(record, FIELDS, None)
+    return fields() if own is None else own
+
+
+def _in_words(values: dict[str, Any]) -> str:
+    """The fields as text for the end of a line."""
+    if not values:
         return ""
-    return f" [{', '.join(f'{name} {escaped(str(value))}' for name, value in about.items())}]"
+    return f" [{', '.join(f'{name} {escaped(str(value))}' for name, value in values.items())}]"
 
 
 class TextLines(logging.Formatter):
     """
-    Lines for people: what strangers wrote into them is shown and does nothing, and no password is
-    in them.
+    Lines for people. Control characters are escaped, and passwords are left out.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        record.exc_text = None  # it may have been made for other handlers: here it is indented
+        record.exc_text = None  # other handlers may have formatted it; here it is indented
         return super().format(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        is_ours = (
-            record.name.partition(".")[0] == "laneway"
-        )  # the program's own lines may be several
+        # A record of the program may have several lines, and does not name the message itself.
+        is_ours = record.name.partition(".")[0] == "laneway"
         record.message = escaped(without_passwords(record.message), lines=not is_ours)
-        if not is_ours:  # ours name it themselves
-            record.message += _in_words(_about(record))
+        if not is_ours:
+            record.message += _in_words(_fields_of(record))
         return super().formatMessage(record)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        """Local time with its zone."""
+        """The local time with its zone."""
         del datefmt
         return (
             datetime.fromtimestamp(record.created, UTC).astimezone().isoformat(" ", "milliseconds")
         )
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        told = escaped(without_passwords(super().formatException(ei)), lines=True)
-        return textwrap.indent(told, "  ")  # what an error says begins no line of the log
+        text = escaped(without_passwords(super().formatException(ei)), lines=True)
+        return textwrap.indent(text, "  ")  # no text of an error can look like a line of the log
 
 
 class JsonLines(logging.Formatter):
     """
-    One JSON object a line: time, level, logger, event, the error if there is one, and what it is
-    about.
+    One JSON object a line: time, level, logger, process, event, the line's fields, and a traceback
+    if there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -82,7 +77,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "process": record.process,
             "event": without_passwords(record.getMessage()),
-            **_about(record),
+            **_fields_of(record),
         }
         if record.exc_info is not None and record.exc_info[0] is not None:
             line["traceback"] = without_passwords(
@@ -95,14 +90,14 @@ class JsonLines(logging.Formatter):
 
 
 class LogStyle(msgspec.Struct, frozen=True):
-    """What a program has chosen, so that the processes it starts write the same."""
+    """A program's choice of level and format, for the processes that it starts."""
 
     level: int = logging.INFO
     as_json: bool = False
 
     @staticmethod
     def present() -> LogStyle:
-        """That of this process."""
+        """The style of this process."""
         root = logging.getLogger()
         if not root.handlers:
             return LogStyle()
@@ -112,12 +107,11 @@ class LogStyle(msgspec.Struct, frozen=True):
         )
 
     def apply(self) -> None:
-        """Write so from now on, unless the program has set up logging itself."""
+        """Use this style in this process, unless the program has set up logging itself."""
         handler = logging.StreamHandler()
-        handler.setFormatter(JsonLines() if self.as_json else TextLines(TEXT))
+        handler.setFormatter(JsonLines() if self.as_json else TextLines(TEXT_FORMAT))
         logging.basicConfig(level=self.level, handlers=[handler])
-        selector = logging.getLogger("asyncio")
-        if selector.level == logging.NOTSET:
-            selector.setLevel(
-                max(self.level, logging.INFO)
-            )  # at debug it tells of its own parts only
+        asyncio_log = logging.getLogger("asyncio")
+        if asyncio_log.level == logging.NOTSET:
+            # Its debug lines are only about asyncio itself.
+            asyncio_log.setLevel(max(self.level, logging.INFO))

@@ -1,4 +1,4 @@
-"""What can be said to a worker, and what it says at the end."""
+"""The options of a worker, and its summary of what it did."""
 
 from __future__ import annotations
 
@@ -12,20 +12,27 @@ from laneway.safetext import without_passwords
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-MOST_CONCURRENCY = 100_000
-MOST_PROCESSES = 1_000
+MAX_CONCURRENCY = 100_000
+"""How many handlers one worker may run at once; more is refused as a mistake."""
+
+MAX_PROCESSES = 1_000
+"""How many processes one supervisor may run; more is refused as a mistake."""
 
 
 class EmbeddedOptions(TypedDict, total=False):
     """
     Options of `app.worker` and `app.arun_worker`.
 
-    `concurrency`: most handlers at once (100). `burst`: end when nothing is left to run now.
-    `pool`, `topics`: what to serve; named topics strictly in their order. `grace`: how long running
-    handlers may go on at the end (30 s). `traceback`: log the traceback of every failed attempt,
-    not of the last one alone; default: where standard error is a terminal. `health_port`: answer
-    /live and /ready over HTTP there, on `health_address` (127.0.0.1). `max_messages`: end after so
-    many deliveries.
+    - `concurrency`: how many handlers run at once at most (100).
+    - `burst`: end when nothing is left to run now.
+    - `pool`: the pool to serve ("default").
+    - `topics`: serve only these topics, strictly in this order; None: all topics of the pool.
+    - `grace`: how long running handlers may go on when the worker stops (30 s).
+    - `traceback`: log the traceback of each failed attempt, and not only of the last one;
+      None: only if standard error is a terminal.
+    - `health_port`: answer /live and /ready over HTTP on this port; 0: any free port.
+    - `health_address`: the address of that port ("127.0.0.1").
+    - `max_messages`: end after this number of deliveries; None: no limit.
     """
 
     concurrency: int
@@ -40,14 +47,19 @@ class EmbeddedOptions(TypedDict, total=False):
 
 
 class WorkerOptions(EmbeddedOptions, total=False):
-    """Options of `app.run_worker`: also several `processes`, and `reload` when the code changes."""
+    """
+    Options of `app.run_worker`: those of EmbeddedOptions, and two more.
+
+    - `processes`: how many workers run, each in a process of its own (1).
+    - `reload`: restart when the code changes, for development.
+    """
 
     processes: int
     reload: bool
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker is to run."""
+    """The checked options of a worker; see WorkerOptions."""
 
     concurrency: int = 100
     burst: bool = False
@@ -60,32 +72,33 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     health_port: int | None = None
     health_address: str = "127.0.0.1"
     max_messages: int | None = None
-    """End after so many deliveries."""
     store: tuple[str | None, str | None] = (None, None)
-    """URL and namespace, where the command line names others than the code."""
+    """The URL and the namespace that replace those in the code; None: the code's."""
 
     def __repr__(self) -> str:
         return without_passwords(msgspec.Struct.__repr__(self))  # a store's URL is in it
 
     @staticmethod
     def checked(
-        call: str, given: dict[str, Any], known: frozenset[str] = WorkerOptions.__optional_keys__
+        call: str, options: dict[str, Any], known: frozenset[str] = WorkerOptions.__optional_keys__
     ) -> Options:
         """
-        Check what `run_worker` was given. Raises UsageError, which names the option and what was
-        expected.
+        Check the keyword arguments of a call.
+
+        `call`: the function's name for errors. `known`: the options that it takes.
+        Raises UsageError, which names the option and what was expected.
         """
-        config.refuse_unknown(call, given.keys() - known, known)
+        config.refuse_unknown(call, options.keys() - known, known)
         checks: dict[str, Callable[[Any], Any]] = {
             "concurrency": lambda value: arguments.whole(
-                call, "concurrency", value, most=MOST_CONCURRENCY
+                call, "concurrency", value, most=MAX_CONCURRENCY
             ),
             "burst": bool,
             "pool": lambda value: arguments.pool(call, value),
             "topics": lambda value: arguments.topics(call, value),
             "grace": lambda value: arguments.seconds(call, "grace", value),
             "processes": lambda value: arguments.whole(
-                call, "processes", value, most=MOST_PROCESSES
+                call, "processes", value, most=MAX_PROCESSES
             ),
             "reload": bool,
             "health_port": lambda value: (
@@ -99,12 +112,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
                 None if value is None else arguments.whole(call, "max_messages", value)
             ),
         }
-        checked: dict[str, Any] = {name: checks[name](value) for name, value in given.items()}
+        checked: dict[str, Any] = {name: checks[name](value) for name, value in options.items()}
         return Options(**checked)
 
 
 class Summary(msgspec.Struct):
-    """What a worker did, or several under a supervisor together: settlements by kind."""
+    """
+    How many deliveries ended in each way: of one worker, or of all workers of a supervisor.
+
+    - `acked`: the handler returned. `retried`: the message will be delivered again.
+    - `died`: it became a dead letter. `released`: its lease was released without an attempt.
+    - `lost`: the lease had ended before it was settled.
+    """
 
     acked: int = 0
     retried: int = 0
@@ -114,18 +133,18 @@ class Summary(msgspec.Struct):
 
     @property
     def handled(self) -> int:
-        """Deliveries that were run to an end."""
+        """How many deliveries were acked, retried or died."""
         return self.acked + self.retried + self.died
 
     def in_words(self) -> str:
-        """As the last line of a log has it."""
-        told = [f"{self.acked:,} done"]
+        """As text for the last line of a log."""
+        parts = [f"{self.acked:,} done"]
         for count, what in (
             (self.retried, "to be retried"),
             (self.died, "dead"),
-            (self.released, "given back"),
+            (self.released, "released"),
             (self.lost, "leases lost"),
         ):
             if count:
-                told.append(f"{count:,} {what}")
-        return ", ".join(told)
+                parts.append(f"{count:,} {what}")
+        return ", ".join(parts)

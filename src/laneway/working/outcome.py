@@ -1,4 +1,4 @@
-"""The one place where all endings of a handler become settlements."""
+"""How a delivery ends: from what its handler returned or raised to a settlement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from laneway import texts, units
 from laneway.errors import DestinationUnavailable, Reject, Retry
 from laneway.message import Settlement
-from laneway.working.error_details import attribute, error_text, said, text_of
+from laneway.working.error_details import attribute, error_text, text_attribute, text_of
 
 if TYPE_CHECKING:
     from laneway.units import Duration
@@ -20,34 +20,32 @@ log = logging.getLogger("laneway.worker")
 
 
 class Portable(bytes):
-    """What a function returns that is to leave the child process in which it ran."""
+    """An encoded result that a handler in a child process sends to its worker."""
 
 
 CANNOT_SETTLE = "cannot be settled: "
-"""
-How the reason of a dead letter begins whose handler ended in a way that no settlement can say.
-"""
+"""How a dead letter's reason begins if the store cannot take what its handler ended with."""
 
 
 def settlement_for(
     delivery: WorkerDelivery, error: BaseException | None, cost_us: int
 ) -> Settlement:
-    """How a lease ends, from what its handler raised (None: it returned)."""
+    """How a lease ends if its handler raised `error`; None: the handler returned."""
     handle, fence = delivery.lease.handle, delivery.lease.fence
     if error is None:
         return Settlement(handle, fence, "ack", cost_us=cost_us)
-    kind = type(error)  # not isinstance: it asks the error's own `__class__`
+    kind = type(error)  # not isinstance, which asks the error's own `__class__`
     if issubclass(kind, Reject):
         return Settlement(
             handle,
             fence,
             "dead",
-            reason=said(error, "reason"),
-            error=said(error, "error"),
+            reason=text_attribute(error, "reason"),
+            error=text_attribute(error, "error"),
             cost_us=cost_us,
         )
     if issubclass(kind, Retry):
-        return _again(
+        return _with_delay(
             Settlement(handle, fence, "retry", error=error_text(error), cost_us=cost_us),
             delivery,
             "delay",
@@ -55,9 +53,9 @@ def settlement_for(
         )
     if issubclass(kind, DestinationUnavailable):
         settlement = Settlement(
-            handle, fence, "back_off", error=said(error, "reason"), cost_us=cost_us
+            handle, fence, "back_off", error=text_attribute(error, "reason"), cost_us=cost_us
         )
-        return _again(settlement, delivery, "retry_after", attribute(error, "retry_after"))
+        return _with_delay(settlement, delivery, "retry_after", attribute(error, "retry_after"))
     return Settlement(handle, fence, "retry", error=text_of(error), cost_us=cost_us)
 
 
@@ -65,8 +63,8 @@ def dead_letter_for_fault(
     delivery: WorkerDelivery, error: BaseException | None, fault: BaseException, cost_us: int
 ) -> Settlement:
     """
-    The dead letter of a message whose handler ended in a way that cannot be settled; `fault`: what
-    went wrong with that.
+    The settlement that makes a dead letter of a message if no settlement can be made of its
+    handler's end. `error`: what the handler raised. `fault`: what went wrong afterwards.
     """
     reason = (
         f"{CANNOT_SETTLE}{texts.type_name(type(fault))}: {texts.of(fault, texts.MAX_REASON // 2)}"
@@ -81,20 +79,21 @@ def dead_letter_for_fault(
     )
 
 
-def _again(
+def _with_delay(
     settlement: Settlement, delivery: WorkerDelivery, name: str, delay: Duration | None
 ) -> Settlement:
     """
-    With the delay that the handler asked for. Of one that cannot be, the message's history tells,
-    and the policy's is taken.
+    Set the delay that the handler requested, if any.
+
+    An invalid one is reported in the message's history, and the policy's delay is used.
     """
     if delay is not None:
         try:
             settlement.delay_us = max(0, units.microseconds(delay))
-        except BaseException as error:  # noqa: BLE001  # it may be of a class of the user's own
-            fault = f"({name}: {texts.of(error, 200)}; the policy's is taken)"
+        except BaseException as error:  # noqa: BLE001  # its class may be the user's
+            fault = f"({name}: {texts.of(error, 200)}; using the policy's delay)"
             log.warning(
-                "message %s in %s: its handler asks for a delay that cannot be %s",
+                "message %s in topic %s: invalid delay from its handler %s",
                 delivery.lease.id,
                 delivery.lease.topic,
                 fault,
@@ -105,18 +104,24 @@ def _again(
 
 
 def unawaited_coroutine(handler: str, returned: Any) -> TypeError | None:
-    """What a handler may return, but for a coroutine: its work was never done."""
+    """
+    The error of a handler that returned a coroutine: its work was never done. Else None.
+    """
     if issubclass(type(returned), types.CoroutineType):
         with contextlib.suppress(Exception):
             returned.close()
         return TypeError(
-            f'handler {handler} returned a coroutine that nobody awaits; write it as "async def"'
+            f'handler {handler} returned a coroutine that is never awaited; write it as "async def"'
         )
     return None
 
 
 def release(delivery: WorkerDelivery, *, begun: bool, delay_us: int | None = None) -> Settlement:
-    """A release: no attempt is counted; what was not begun gives its rate permit back too."""
+    """
+    A release, which counts no attempt.
+
+    `begun`: whether its handler has begun; if not, its rate's permit is released too.
+    """
     return Settlement(
         delivery.lease.handle, delivery.lease.fence, "release", begun=begun, delay_us=delay_us
     )

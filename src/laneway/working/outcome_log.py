@@ -1,9 +1,8 @@
 """
-What a worker logs of messages that ended: a line each, up to a number a second; of the others how
-many there were.
+The log lines of messages that ended: a line each, up to a number a second, then a count.
 
-Successes are told on the event loop. What failed is told in the engine thread, once the engine has
-answered what became of it.
+Successes are logged on the event loop. Failures are logged in the engine thread, once the engine
+has answered whether the message will be retried or is a dead letter.
 """
 
 from __future__ import annotations
@@ -34,8 +33,9 @@ log = logging.getLogger("laneway.worker")
 
 def _escape_traceback(record: logging.LogRecord) -> bool:
     """
-    Programs with a formatter of their own, or none, write this text as it is; what strangers wrote
-    must do nothing in a terminal.
+    Escape control characters in a traceback, which may contain text of strangers.
+
+    Programs with a formatter of their own, or none, write that text to a terminal as it is.
     """
     if record.exc_info and record.exc_info[1] is not None and not record.exc_text:
         try:
@@ -43,16 +43,16 @@ def _escape_traceback(record: logging.LogRecord) -> bool:
                 without_passwords(tracebacks.whole(record.exc_info[1]).rstrip("\n")), lines=True
             )
         except BaseException:  # noqa: BLE001  # the error's own code
-            record.exc_text = "its traceback cannot be shown"
+            record.exc_text = "(the traceback cannot be formatted)"
     return True
 
 
 log.addFilter(_escape_traceback)
 
-LINES_A_SECOND = 100
+LINES_PER_SECOND = 100
 """
-Of successes, and as many of failures: a line costs some ten microseconds, and nobody reads
-thousands a second.
+How many successes, and how many failures, are logged one by one in a second; the others are only
+counted. A line costs about ten microseconds.
 """
 
 
@@ -64,64 +64,66 @@ class _Failure(msgspec.Struct):
 
 class OutcomeLog:
     """
-    Tells how messages ended. The caller counts `count` up at each success, and calls `succeeded`
-    while `is_open`.
+    Logs how messages ended.
+
+    The worker adds 1 to `count` at each success, and calls `succeeded` while `is_open`.
     """
 
     def __init__(
         self, engine: FullEngine, loop: asyncio.AbstractEventLoop, *, with_tracebacks: bool
     ) -> None:
         self.count = 0
-        """Successes of this second."""
+        """How many messages succeeded in this second."""
         self.is_open = log.isEnabledFor(logging.INFO)
+        """Whether the next success is logged one by one."""
         self._engine = engine
         self._loop = loop
         self._with_tracebacks = with_tracebacks
-        self._told = 0
+        self._logged = 0
         self._lock = threading.Lock()  # guards the next four
         self._failures: dict[int, _Failure] = {}
         self._failed_since = 0.0
-        self._failures_told = 0
-        self._failures_untold = 0
+        self._failures_logged = 0
+        self._failures_counted = 0
 
     # Successes
 
     def succeeded(self, lease: Lease, cost_us: int) -> None:
-        """One line; on the event loop."""
-        if not self._told:
+        """Log a success; on the event loop."""
+        if not self._logged:
             self._loop.call_later(1.0, self._begin_second)
-        self._told += 1
-        self.is_open = self._told < LINES_A_SECOND
+        self._logged += 1
+        self.is_open = self._logged < LINES_PER_SECOND
         log.info(
-            "message %s in %s: %ssucceeded in %.3f s",
+            "message %s in topic %s: %ssucceeded in %.3f s",
             lease.id,
             lease.topic,
             _task(lease),
             cost_us / units.SECOND,
-            extra=_about(lease, cost_us),
+            extra=_fields(lease, cost_us),
         )
 
     def _begin_second(self) -> None:
-        more = self.count - self._told
+        more = self.count - self._logged
         if more > 0:
-            log.info("… %s more succeeded in the last second", f"{more:,}")
-        self.count = self._told = 0
+            log.info("%s more messages succeeded in the last second", f"{more:,}")
+        self.count = self._logged = 0
         self.is_open = log.isEnabledFor(logging.INFO)
-        self._tell_untold()
+        self._log_failure_count()
 
     # Failures
 
     def expect(self, lease: Lease, error: BaseException, cost_us: int) -> None:
-        """The handler has failed, and its settlement is on its way."""
+        """A handler has failed; log it once `settled` reports what became of the message."""
         if issubclass(type(error), DependencyFailed):  # its message is acked
-            said = texts.of(error, texts.MAX_REASON)
+            reason = texts.of(error, texts.MAX_REASON)
             log.info(
-                "message %s in %s: %snot run: %s",
+                "message %s in topic %s: %snot run: %s",
                 lease.id,
                 lease.topic,
                 _task(lease),
-                said,
-                extra=_about(lease, cost_us, error),
+                reason,
+                extra=_fields(lease, cost_us, error),
             )
             return
         with self._lock:
@@ -129,121 +131,121 @@ class OutcomeLog:
 
     def settled(self, settlement: Settlement, answer: str) -> None:
         """
-        What became of a message that was not simply acked; in the engine thread. Never raises.
+        The engine's answer to a settlement that was not simply acked; in the engine thread.
+
+        Never raises.
         """
         failure = self._failures.pop(settlement.fence, None)
         if (
             failure is None
             or (settlement.action == "unhandled" and answer != "died")
-            or not self._may_tell()
+            or not self._may_log()
         ):
             return
         try:
-            self._tell(failure, settlement, answer)
+            self._log(failure, settlement, answer)
         except BaseException:  # noqa: BLE001  # the error's own code, or a log handler of the program
             log.warning(
-                "message %s in %s: its handler failed, and how cannot be told",
+                "message %s in topic %s: its handler failed, and the error cannot be logged",
                 failure.lease.id,
                 failure.lease.topic,
             )
 
-    def _may_tell(self) -> bool:
+    def _may_log(self) -> bool:
         now = time.monotonic()
         if now - self._failed_since >= 1.0:
-            self._tell_untold()
-            self._failed_since, self._failures_told = now, 0
+            self._log_failure_count()
+            self._failed_since, self._failures_logged = now, 0
         with self._lock:
-            if self._failures_told < LINES_A_SECOND:
-                self._failures_told += 1
+            if self._failures_logged < LINES_PER_SECOND:
+                self._failures_logged += 1
                 return True
-            self._failures_untold += 1
+            self._failures_counted += 1
             return False
 
-    def _tell_untold(self) -> None:
+    def _log_failure_count(self) -> None:
         with self._lock:
-            more, self._failures_untold = self._failures_untold, 0
+            more, self._failures_counted = self._failures_counted, 0
         if more:
-            log.warning("… %s more failed", f"{more:,}")
+            log.warning("%s more messages failed", f"{more:,}")
 
-    def _tell(self, failure: _Failure, settlement: Settlement, answer: str) -> None:
+    def _log(self, failure: _Failure, settlement: Settlement, answer: str) -> None:
         lease, error = failure.lease, failure.error
         attempt = f"{_task(lease)}attempt {lease.attempt}"
         cause: BaseException | None = error
-        kind, said = (
-            type(error),
-            texts.of(error, texts.MAX_REASON),
-        )  # not isinstance: it asks the error's own `__class__`
+        kind = type(error)  # not isinstance, which asks the error's own `__class__`
+        text = texts.of(error, texts.MAX_REASON)
         if issubclass(kind, Reject):
             is_refusal = attribute(error, "error") is None
             level, what = (
                 logging.WARNING,
-                f"rejected: {said}" if is_refusal else f"{attempt} failed: {said}",
+                f"rejected: {text}" if is_refusal else f"{attempt} failed: {text}",
             )
             cause = None if is_refusal else attribute(error, "__cause__") or error
         elif settlement.action == "unhandled":
-            level, what, cause = logging.ERROR, said, None
+            level, what, cause = logging.ERROR, text, None
         elif issubclass(kind, DestinationUnavailable):
             span = (
                 ""
                 if settlement.delay_us is None
                 else f" for {settlement.delay_us / units.SECOND:.1f} s"
             )
-            level, what, cause = logging.WARNING, f"the topic backs off{span}: {said}", None
+            level, what, cause = logging.WARNING, f"topic backs off{span}: {text}", None
         elif issubclass(kind, Retry):
             level, what, cause = (
                 logging.INFO,
-                f"{attempt} asks to be tried again: {error_text(error).partition(chr(10))[0]}",
+                f"{attempt} requested a retry: {error_text(error).partition(chr(10))[0]}",
                 cause_of(error),
             )
         else:
-            level, what = logging.WARNING, f"{attempt} failed: {_shortly(error)}"
+            level, what = logging.WARNING, f"{attempt} failed: {_in_one_line(error)}"
         is_last = answer == "died"
         if answer == "retried":
-            what += self._again(lease, settlement)
+            what += self._next_attempt(lease, settlement)
         elif is_last and cause is not None:
             level = logging.ERROR
         if is_last:
-            what += "; it is a dead letter now"
+            what += "; dead letter"
         if not log.isEnabledFor(level):
             return
         shows = cause is not None and (is_last or self._with_tracebacks) and _can_be_shown(cause)
         log.log(
             level,
-            "message %s in %s: %s",
+            "message %s in topic %s: %s",
             lease.id,
             lease.topic,
             escaped(what),
             exc_info=(
                 (type(cause), cause, cause.__traceback__) if shows and cause is not None else None
             ),
-            extra=_about(lease, failure.cost_us, error),
+            extra=_fields(lease, failure.cost_us, error),
         )
 
-    def _again(self, lease: Lease, settlement: Settlement) -> str:
+    def _next_attempt(self, lease: Lease, settlement: Settlement) -> str:
         policy = self._engine.policy_of(lease.topic)
         left = f"{max(policy.retries - lease.attempt + 1, 0):,} left"
         if settlement.delay_us is not None:
-            return f"; again in {settlement.delay_us / units.SECOND:.1f} s ({left})"
+            return f"; next attempt in {settlement.delay_us / units.SECOND:.1f} s ({left})"
         delay_us = policy.backoff.delay_us(lease.attempt, 1.0)
         return (
-            f"; again {'within' if policy.backoff.jitter else 'in'} {delay_us / units.SECOND:.1f} s"
-            f" ({left})"
+            f"; next attempt {'within' if policy.backoff.jitter else 'in'}"
+            f" {delay_us / units.SECOND:.1f} s ({left})"
         )
 
     def close(self) -> None:
-        """Tell how many were not told."""
-        more = self.count - self._told
-        if self._told and more > 0:
-            log.info("… %s more succeeded", f"{more:,}")
-        self.count = self._told = 0
-        self._tell_untold()
+        """Log how many messages were only counted."""
+        more = self.count - self._logged
+        if self._logged and more > 0:
+            log.info("%s more messages succeeded", f"{more:,}")
+        self.count = self._logged = 0
+        self._log_failure_count()
 
 
 def _can_be_shown(error: BaseException) -> bool:
-    """Whoever formats the line has no bound for it."""
+    """Whether formatting the traceback has a bounded cost; a log formatter knows no bound."""
     try:
         return tracebacks.is_small(error)
-    except BaseException:  # noqa: BLE001  # its class may be of the user's own
+    except BaseException:  # noqa: BLE001  # its class may be the user's
         return False
 
 
@@ -252,22 +254,22 @@ def _task(lease: Lease) -> str:
     return f"task {task} " if task is not None else ""
 
 
-def _about(lease: Lease, cost_us: int, error: BaseException | None = None) -> dict[str, Any]:
-    about: dict[str, Any] = {
+def _fields(lease: Lease, cost_us: int, error: BaseException | None = None) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "message": lease.id,
         "topic": lease.topic,
         "attempt": lease.attempt,
         "seconds": cost_us / units.SECOND,
     }
     if error is not None:
-        about["error"] = texts.type_name(type(error))
-    return {FIELDS: about}
+        fields["error"] = texts.type_name(type(error))
+    return {FIELDS: fields}
 
 
-def _shortly(error: BaseException) -> str:
-    """Type, first line, and where; the whole is kept with the message."""
-    said = texts.of(error, texts.MAX_REASON).partition("\n")[0]
+def _in_one_line(error: BaseException) -> str:
+    """Type, first line and place; the whole error is kept with the message."""
+    first_line = texts.of(error, texts.MAX_REASON).partition("\n")[0]
     kind = texts.type_name(type(error))
-    text = f"{kind}: {said}" if said else kind
+    text = f"{kind}: {first_line}" if first_line else kind
     frame = tracebacks.where(error)
     return f"{text} ({frame.filename}:{frame.lineno})" if frame is not None else text

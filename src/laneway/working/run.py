@@ -1,6 +1,6 @@
 """
-`app.run_worker`: one worker in this process, or a supervisor of several, or one that begins anew
-when the code changes.
+`app.run_worker`: one worker in this process, or a supervisor of several processes, which also
+restarts a worker when the code changes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from laneway.errors import UsageError
 from laneway.safetext import redacted
-from laneway.working.banner import tell_banner
+from laneway.working.banner import log_banner
 from laneway.working.embedded_worker import refuse_running_loop
 from laneway.working.user_imports import refuse_while_importing
 from laneway.working.worker import Worker, check_handlers
@@ -23,15 +23,19 @@ if TYPE_CHECKING:
 
 
 def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegistry) -> Summary:
-    """Handle messages until told to stop."""
+    """
+    Handle messages until stopped. Returns what was handled.
+
+    Raises UsageError if the application has no handlers, or cannot run in several processes.
+    """
     refuse_while_importing("run_worker")
     refuse_running_loop("run_worker")
     check_handlers(app.handlers)
     app.install_schedules()
-    tell_banner(
+    log_banner(
         app,
         options,
-        f"stop with Ctrl-C or SIGTERM: running handlers may go on for {options.grace:g} s",
+        f"stop with Ctrl-C or SIGTERM; running handlers may go on for {options.grace:g} s",
     )
     if options.processes > 1 or options.reload:
         from laneway.working.supervisor import (  # noqa: PLC0415

@@ -1,10 +1,15 @@
 """
-Several whole workers under one parent that restarts the dead, forwards signals, and, in
-development, begins anew when the code changes.
+Runs several workers as processes: restarts those that die, forwards signals, and, in development,
+restarts them when the code changes.
 
-Each worker is a fresh interpreter that imports the application by its address; one of the main
-module is a copy of this process, so that the main module never runs twice. Nothing is shared but
-the engine.
+Each worker is a new interpreter that imports the application by its address.
+If the application is in the main module, each worker is a copy of this process, so that the main
+module never runs twice. Workers share nothing but the engine.
+
+    starting ──> running ──> ended by itself, or stopped: not wanted any more
+       ↑            ├─ died: waits for restart_at ──┐
+       │            └─ code changed ────────────────┤
+       └────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -25,7 +30,6 @@ import msgspec
 from laneway.errors import EngineUnavailable, LanewayError, UsageError
 from laneway.safetext import escaped, without_passwords
 from laneway.working import child_processes, log_format
-from laneway.working.executors.processes import describe_exit
 from laneway.working.options import Options, Summary
 from laneway.working.user_imports import own_files, own_lines
 from laneway.working.worker import Worker
@@ -39,28 +43,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("laneway.supervisor")
 
-RESTART_FIRST, RESTART_MOST = 0.1, 10.0
-"""Seconds before a worker that died is started again, doubled while it keeps dying."""
+MIN_RESTART_SECONDS, MAX_RESTART_SECONDS = 0.1, 10.0
+"""
+How long to wait before a worker that died is restarted; the wait doubles from the first to the
+second while the worker keeps dying.
+"""
 
 HEALTHY_SECONDS = 30.0
-"""A worker that lived so long did not die of its start."""
+"""How long a worker has to run so that its death is not blamed on its start."""
 
 LOOK_SECONDS = 1.0
-"""How often source files are looked at in development."""
+"""How often source files are checked in development; a change is noticed that late at most."""
 
 IN_MAIN = f"{child_processes.MAIN}:"
 
-USAGE, AWAY, RELOAD = 2, 3, 4
+EXIT_USAGE, EXIT_AWAY, EXIT_RELOAD = 2, 3, 4
 """
-Exit codes of a worker: the program has to be changed; the engine is away, try again; the code has
-changed.
+Exit codes of a worker: the program has to be changed; the store is unavailable, try again; the code
+has changed.
 """
 
 
 def target_of(app: ProcessApplication, options: Options) -> str | ProcessApplication:
     """
-    `module:name` by which another process finds the application; of the main module, itself: its
-    workers are copies. Raises UsageError.
+    `module:name` by which another process imports the application. If it is in the main module: the
+    application itself, because its workers are copies of this process.
+
+    Raises UsageError if the application is not at the top of a module.
     """
     found = [
         f"{name}:{each}"
@@ -98,8 +107,8 @@ def _names_of(app: ProcessApplication, module_name: str, module: object) -> list
 
 
 def _stands_for(value: object, app: ProcessApplication) -> bool:
-    """Whether it is an application in another system's words, with this one beneath it."""
-    module = getattr(type(value), "__module__", None)  # of a stranger's class it may be anything
+    """Whether a value is a compatibility application (Celery, RQ) around this one."""
+    module = getattr(type(value), "__module__", None)  # of a user's class it may be anything
     return (
         isinstance(module, str)
         and module.startswith("laneway.compat.")
@@ -109,12 +118,12 @@ def _stands_for(value: object, app: ProcessApplication) -> bool:
 
 class Supervisor:
     """
-    Keeps `processes` workers running until told to stop, or until all have ended by themselves.
+    Keeps `processes` workers running until it is stopped, or until all have ended by themselves.
     """
 
     def __init__(self, target: str | ProcessApplication, options: Options) -> None:
         """
-        `options.store` is what the application was told to use instead of what its code names.
+        `target`: see `target_of`. `options.store`: the store to use instead of the code's.
         """
         self._options = options
         self._workers = [
@@ -124,8 +133,8 @@ class Supervisor:
 
     def run(self) -> Summary:
         """
-        Returns what all workers together did. Raises UsageError where a worker could not be started
-        by the program's fault.
+        Returns what all workers together handled. Raises UsageError if a worker cannot run because
+        of a mistake in the program.
         """
         with _signals(self._stop):
             for worker in self._workers:
@@ -156,7 +165,7 @@ class Supervisor:
         for worker in self._workers:
             worker.collect()
             if worker.process is not None and (code := worker.process.exit_code()) is not None:
-                worker.bury(code, is_stopping=self._stops > 0)
+                worker.end(code, is_stopping=self._stops > 0)
             if worker.is_wanted and worker.process is None:
                 if self._stops:
                     worker.is_wanted = False
@@ -170,7 +179,7 @@ class Supervisor:
 
 
 class _SupervisedWorker:
-    """One of the workers, through all its restarts."""
+    """One of the workers, with all its restarts."""
 
     def __init__(self, number: int, target: str | ProcessApplication, options: Options) -> None:
         self.number = number
@@ -178,7 +187,7 @@ class _SupervisedWorker:
         self.restart_at = 0.0
         self.process: Process | None = None
         self.answers: Connection | None = None
-        """What it says at its end; None once its end of the pipe is closed."""
+        """The pipe on which it sends its summary; None once that is closed."""
         self.summary = Summary()
         self._target = target
         port = (
@@ -187,7 +196,7 @@ class _SupervisedWorker:
             else options.health_port + (number if options.health_port else 0)
         )
         self._options = msgspec.structs.replace(options, processes=1, health_port=port)
-        self._pause = RESTART_FIRST
+        self._pause = MIN_RESTART_SECONDS
         self._started = 0.0
 
     def start(self) -> None:
@@ -199,7 +208,7 @@ class _SupervisedWorker:
         )
         try:
             self.process = kind(
-                "laneway.working.supervisor:work",
+                "laneway.working.supervisor:serve",
                 (self._target, self._options, log_format.LogStyle.present()),
             )
         except OSError as error:
@@ -211,34 +220,34 @@ class _SupervisedWorker:
         if self.process is not None:
             self.process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
 
-    def bury(self, code: int, *, is_stopping: bool) -> None:
-        """A worker ended: by itself, by the program's fault, for new code, or by an accident."""
+    def end(self, code: int, *, is_stopping: bool) -> None:
+        """Its process has ended with an exit code: give it up, or decide when to restart it."""
         while self.answers is not None:
             self.collect()
         self.process = None
-        if code == USAGE:
+        if code == EXIT_USAGE:
             raise UsageError(f"worker: {self._name} cannot be run, see the error above")
         if code == 0 or is_stopping:
             self.is_wanted = False
             return
-        if code == RELOAD or time.monotonic() - self._started > HEALTHY_SECONDS:
-            self._pause = RESTART_FIRST
-        if code == RELOAD:
+        if code == EXIT_RELOAD or time.monotonic() - self._started > HEALTHY_SECONDS:
+            self._pause = MIN_RESTART_SECONDS
+        if code == EXIT_RELOAD:
             self.restart_at = time.monotonic()
         else:
-            self._start_later(describe_exit(code))
+            self._start_later(child_processes.describe_exit(code))
 
     @property
     def _name(self) -> str:
         return self._target if isinstance(self._target, str) else "the application"
 
-    def _start_later(self, what: str) -> None:
-        log.warning("worker %d %s; it is started again in %.1f s", self.number, what, self._pause)
+    def _start_later(self, problem: str) -> None:
+        log.warning("worker %d %s; restarting in %.1f s", self.number, problem, self._pause)
         self.restart_at = time.monotonic() + self._pause
-        self._pause = min(self._pause * 2, RESTART_MOST)
+        self._pause = min(self._pause * 2, MAX_RESTART_SECONDS)
 
     def collect(self) -> None:
-        """Take in what it says, if it has said something."""
+        """Add the summary that it has sent, if any."""
         if self.answers is None:
             return
         try:
@@ -248,15 +257,15 @@ class _SupervisedWorker:
                 and self.process.exit_code() is None
             ):
                 return
-            done: Summary | None = self.answers.recv() if self.answers.poll() else None
+            summary: Summary | None = self.answers.recv() if self.answers.poll() else None
         except (EOFError, OSError):
-            done = None
-        if done is None:
+            summary = None
+        if summary is None:
             self.answers.close()
             self.answers = None
             return
         for field in Summary.__struct_fields__:
-            setattr(self.summary, field, getattr(self.summary, field) + getattr(done, field))
+            setattr(self.summary, field, getattr(self.summary, field) + getattr(summary, field))
 
 
 @contextlib.contextmanager
@@ -271,65 +280,66 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def work(
+def serve(
     answers: Connection,
     target: str | ProcessApplication,
     options: Options,
     style: log_format.LogStyle,
 ) -> None:
-    """What a worker process does."""
+    """The entry point of a worker process: runs a worker and sends its summary."""
     # A Ctrl-C in the terminal reaches every process of the group; only the parent acts on it, and
     # sends SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     style.apply()
     began = time.time()
     try:
-        found: Any = child_processes.resolve(target) if isinstance(target, str) else target
-        app: ProcessApplication = found.for_worker() if hasattr(found, "for_worker") else found
+        value: Any = child_processes.resolve(target) if isinstance(target, str) else target
+        app: ProcessApplication = value.for_worker() if hasattr(value, "for_worker") else value
         if isinstance(target, str):
             app.use_store(*options.store)
         app.install_schedules()
         worker = Worker(app.engine, app.handlers, options)
     except Exception as error:  # noqa: BLE001  # whatever the user's module raises
         sys.exit(_cannot_start(error, options, began))
-    child_processes.when_orphaned(worker.stop)  # nobody would restart or stop it
+    child_processes.when_orphaned(worker.stop)  # no supervisor would restart or stop it
     changed = _watch_files(worker, began) if options.reload else None
     try:
         summary = worker.run((signal.SIGTERM,))
     except child_processes.CannotStart as error:
-        log.error("the worker ends: %s", error)  # noqa: TRY400  # one sentence
+        log.error("worker failed: %s", error)  # noqa: TRY400  # one sentence
         sys.exit(1)
     with contextlib.suppress(OSError):
         answers.send(summary)
     if changed is not None and changed.is_set():
-        sys.exit(RELOAD)
+        sys.exit(EXIT_RELOAD)
 
 
 def _cannot_start(error: Exception, options: Options, began: float) -> int:
     """
-    Tell why, in one line and the user's own; returns the exit code. In development the next change
-    of the code is waited for.
+    Log the error, with the user's lines of its traceback; returns the exit code.
+
+    In development, waits for the next change of the code.
     """
     sys.stderr.write(
         ""
         if isinstance(error, LanewayError)
         else escaped(without_passwords(own_lines(error)), lines=True)
     )
-    what = error if isinstance(error, LanewayError) else f"{type(error).__name__}: {error}"
-    log.error("the worker cannot start: %s", what)
+    text = error if isinstance(error, LanewayError) else f"{type(error).__name__}: {error}"
+    log.error("the worker cannot start: %s", text)
     if isinstance(error, EngineUnavailable):
-        return AWAY
+        return EXIT_AWAY
     if not options.reload:
-        return USAGE if isinstance(error, LanewayError) else 1
+        return EXIT_USAGE if isinstance(error, LanewayError) else 1
     files = own_files(error)
-    before = _as_they_were(_modification_times(files), began)
+    before = _as_at_start(_modification_times(files), began)
     log.info("waiting for the code to change")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     while _modification_times(files) == before:
         if child_processes.is_orphan():
             return 0
         time.sleep(LOOK_SECONDS)
-    return RELOAD
+    return EXIT_RELOAD
 
 
 def _watch_files(worker: Worker, began: float) -> threading.Event:
@@ -337,7 +347,7 @@ def _watch_files(worker: Worker, began: float) -> threading.Event:
     changed = threading.Event()
 
     def watch() -> None:
-        before = _as_they_were(_modification_times(), began)
+        before = _as_at_start(_modification_times(), began)
         while True:
             time.sleep(LOOK_SECONDS)
             now = _modification_times()
@@ -345,7 +355,7 @@ def _watch_files(worker: Worker, began: float) -> threading.Event:
                 path for path, modified in now.items() if before.get(path, modified) != modified
             )
             if different:
-                log.info("%s has changed; beginning anew", different[0])
+                log.info("%s has changed; restarting", different[0])
                 changed.set()
                 worker.stop()
                 return
@@ -355,10 +365,10 @@ def _watch_files(worker: Worker, began: float) -> threading.Event:
     return changed
 
 
-def _as_they_were(times: dict[str, float], began: float) -> dict[str, float]:
+def _as_at_start(times: dict[str, float], began: float) -> dict[str, float]:
     """
-    What was changed after the worker had begun to read it counts as changed, whichever of the two
-    it has read.
+    Modification times, with `began` for sources that changed after the worker began to read them:
+    these count as changed later, because the worker may have read the old text.
     """
     return {
         path: began if modified > began and path.endswith(".py") else modified
@@ -368,7 +378,8 @@ def _as_they_were(times: dict[str, float], began: float) -> dict[str, float]:
 
 def _modification_times(others: Iterable[str] = ()) -> dict[str, float]:
     """
-    Of all loaded modules, and of other files with their folders (something may be added there).
+    By path: modification times of all loaded modules, and of other files with their folders, where
+    a file may be added.
     """
     times: dict[str, float] = {}
     paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]

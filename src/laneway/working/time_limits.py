@@ -1,6 +1,5 @@
 """
-Time limits: what is raised in a handler that takes too long, and how it gets into a coroutine or a
-thread.
+Time limits: the errors that end a handler, and how to raise them in a coroutine or a thread.
 """
 
 from __future__ import annotations
@@ -18,29 +17,30 @@ if TYPE_CHECKING:
 
 class SoftTimeLimit(LanewayError):
     """
-    Raised inside a handler at its `soft_time_limit`: time to tidy up and end.
+    Raised inside a handler at its `soft_time_limit`, so that it can clean up and end.
 
-    A handler that lets it out is retried like after any other exception.
+    If the handler does not catch it, the message is retried as after any other exception.
     """
 
 
 class TimeLimit(LanewayError):
     """
-    What the error of a message says whose handler was stopped at its `time_limit`; never raised in
-    the handler.
+    The error of a message whose handler was stopped at its `time_limit`.
+
+    It ends a handler in a thread where that is possible; a coroutine is cancelled and a child
+    process is killed.
     """
 
 
 class WorkerStopped(LanewayError):
     """
-    Raised in a thread's handler that has not ended when the worker does; its message was given
-    back.
+    Raised in a handler that has not ended when the worker stops; its message was released.
     """
 
 
 class Interrupter:
     """
-    Brings an exception into a coroutine that `interruptible` runs: asyncio itself can only cancel.
+    Raises an error in a coroutine that `interruptible` runs; asyncio itself can only cancel.
     """
 
     __slots__ = ("_error", "task")
@@ -50,12 +50,12 @@ class Interrupter:
         self._error: BaseException | None = None
 
     def throw(self, error: BaseException) -> None:
-        """Raise the error at the coroutine's next step; on its loop."""
+        """Raise the error at the coroutine's next step; on its event loop."""
         self._error = error
         self.task.cancel()
 
     def take(self) -> BaseException | None:
-        """The error that stands behind a cancellation, if it was ours."""
+        """The error behind a cancellation; None: the cancellation has another cause."""
         error, self._error = self._error, None
         if error is not None:
             self.task.uncancel()
@@ -66,7 +66,7 @@ class Interrupter:
 def interruptible(
     coroutine: Coroutine[Any, Any, Any], interrupter: Interrupter
 ) -> Generator[Any, Any, Any]:
-    """Run the coroutine; an error thrown by the interrupter is raised where it awaits."""
+    """Run a coroutine; an error that the interrupter throws is raised where it awaits."""
     error: BaseException | None = None
     while True:
         try:
@@ -80,7 +80,7 @@ def interruptible(
             raise
         except asyncio.CancelledError as cancelled:
             error = interrupter.take() or cancelled
-        except BaseException as raised:  # noqa: BLE001  # whatever the awaited future raised belongs to the coroutine
+        except BaseException as raised:  # noqa: BLE001  # what the awaited future raises is for the coroutine
             error = raised
         else:
             error = None
@@ -88,16 +88,16 @@ def interruptible(
 
 def raise_in_thread(ident: int, error: Exception | None) -> None:
     """
-    Raise an error in a thread at its next bytecode; None takes back one that was not raised yet.
+    Raise an error in a thread at its next bytecode; None revokes one that was not raised yet.
     """
-    what = ctypes.py_object(_without_arguments(error)) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), what)
+    error_class = ctypes.py_object(_class_of(error)) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), error_class)
 
 
-def _without_arguments(error: Exception) -> type[Exception]:
+def _class_of(error: Exception) -> type[Exception]:
     """
-    The error as a class: the interpreter takes only a class, and makes the instance without
-    arguments.
+    A class whose instances equal the error: the interpreter takes only a class, and creates the
+    instance without arguments.
     """
     kind = type(error)
 

@@ -1,6 +1,7 @@
 """
-Tracebacks of errors of unknown origin, at a bounded cost: one may have 100,000 frames, causes, or
-members of groups.
+Formats tracebacks of users' errors at a bounded cost.
+
+An error may have 100,000 frames, causes, or members of groups.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ from itertools import islice
 
 from laneway import texts
 
-MOST_ERRORS = 200
+MAX_ERRORS = 200
 """
-With more causes and members of groups together, only the error itself is formatted: `traceback` has
-no bound of its own.
+How many causes and members of groups are formatted; with more of them, only the error itself is:
+`traceback` has no bound of its own.
 """
 
-MOST_FRAMES = 500
-"""Innermost frames that are formatted of each error."""
+MAX_FRAMES = 500
+"""How many innermost frames of each error are formatted; the others are left out."""
 
 
 def is_small(error: BaseException) -> bool:
     """
-    Whether `traceback` formats it at once. It formats an error as often as groups have it, but
-    causes only once.
+    Whether `traceback` formats it at a bounded cost. `traceback` formats an error as often as
+    groups contain it, but each cause only once.
     """
     left, seen, count = [error], {id(error)}, 0
     while left:
         count += 1
-        if count > MOST_ERRORS:
+        if count > MAX_ERRORS:
             return False
         each = left.pop()
         causes = [
@@ -39,35 +40,36 @@ def is_small(error: BaseException) -> bool:
         seen.update(map(id, causes))
         left += causes
         if issubclass(type(each), BaseExceptionGroup):
-            left += islice(each.exceptions, MOST_ERRORS)  # type: ignore[attr-defined]
+            left += islice(each.exceptions, MAX_ERRORS)  # type: ignore[attr-defined]
     return True
 
 
 def whole(error: BaseException) -> str:
     """
-    The traceback with all causes, or that of the error alone where these are too many. May raise
-    what the error's class raises.
+    The traceback with all causes, or without them if they are too many.
+
+    Raises what the error's own class raises.
     """
     if is_small(error):
-        return "".join(traceback.format_exception(error, limit=-MOST_FRAMES))
+        return "".join(traceback.format_exception(error, limit=-MAX_FRAMES))
     return (
-        f"{innermost(error, MOST_FRAMES)}{head(error)}\n(more than {MOST_ERRORS} causes or members:"
+        f"{innermost(error, MAX_FRAMES)}{head(error)}\n(more than {MAX_ERRORS} causes or members:"
         " their tracebacks are left out)"
     )
 
 
 def head(error: BaseException) -> str:
-    """Type and message, and notes. May raise what the error's class raises."""
+    """The error's type, message and notes. Raises what the error's own class raises."""
     if is_small(error):
         return "".join(traceback.format_exception_only(type(error), error)).strip()
     return f"{texts.type_name(type(error))}: {texts.of(error)}"
 
 
 def innermost(error: BaseException, count: int) -> str:
-    """The lines of so many of its innermost frames."""
+    """The traceback's lines for the `count` innermost frames."""
     return "".join(traceback.format_tb(error.__traceback__, limit=-count))
 
 
 def where(error: BaseException) -> traceback.FrameSummary | None:
-    """The frame in which it was raised."""
+    """The frame in which the error was raised; None: unknown."""
     return next(iter(traceback.extract_tb(error.__traceback__, limit=-1)), None)

@@ -1,6 +1,5 @@
 """
-What a worker says of messages that it has no handler for: once a minute for each kind, however many
-there are.
+Warnings about messages without a handler: one a minute for each kind of message.
 """
 
 from __future__ import annotations
@@ -19,36 +18,44 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.worker")
 
 WARN_SECONDS = 60.0
-"""Between warnings about one kind of message."""
+"""How long between two warnings about one kind of message; those between are counted."""
 
-MOST_KINDS = 100
-"""Kinds that are told apart: topics without a dot are a kind each, and there may be a million."""
+MAX_KINDS = 100
+"""
+How many kinds get a warning of their own; the others share one. Each topic without a dot is a kind,
+and there may be a million.
+"""
 
 
 class UnhandledWarnings:
-    """A kind is the task that messages name, else the pattern one above their topic."""
+    """
+    Warns of messages that are released because no handler takes them.
+
+    A kind is the task that a message names, else the pattern one level above its topic.
+    """
 
     def __init__(self) -> None:
         self._warned_at: dict[str, float] = {}
-        self._not_told: dict[str, int] = {}
+        self._unreported: dict[str, int] = {}
 
     def warn(self, leases: Iterable[Lease]) -> None:
-        """These go back."""
+        """Warn of these messages."""
         now = time.monotonic()
         for lease in leases:
             kind = kind_of(lease)
-            if kind not in self._warned_at and len(self._warned_at) >= MOST_KINDS:
+            if kind not in self._warned_at and len(self._warned_at) >= MAX_KINDS:
                 kind = "further topics"
             if now - self._warned_at.get(kind, -WARN_SECONDS) < WARN_SECONDS:
-                self._not_told[kind] = self._not_told.get(kind, 0) + 1
+                self._unreported[kind] = self._unreported.get(kind, 0) + 1
                 continue
             self._warned_at[kind] = now
-            more = self._not_told.pop(kind, 0)
+            more = self._unreported.pop(kind, 0)
             log.warning(
-                "no handler here for %s: message %s in %s goes back and waits%s; register a"
-                " handler, or give this program a pool of its own",
-                kind,
+                "no handler for message %s in topic %s (%s); returned (dead letter if none appears"
+                " within on_unhandled, default 1 h)%s; register a handler, or give this program its"
+                " own pool",
                 lease.id,
                 lease.topic,
-                f" ({more:,} more since the last warning)" if more else "",
+                kind,
+                f"; {more:,} more since the last warning" if more else "",
             )

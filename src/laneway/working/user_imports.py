@@ -1,6 +1,6 @@
 """
-Importing the user's modules: what is refused meanwhile, and what is told when that fails (the
-user's own lines, nothing of ours).
+Imports of the user's modules: calls that are refused meanwhile, and the user's lines of a traceback
+if an import fails.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from laneway.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OTHERS = (
+_NOT_THE_USERS = (
     "<frozen",
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
     os.path.dirname(importlib.__file__) + os.sep,
 )
-"""Where frames of an import are that are not the user's: the import system, and this package."""
+"""Where files are that are not the user's: the import system and this package."""
 
 
 class _Importing(threading.local):
-    """Modules that this thread is importing for a worker."""
+    """The modules that this thread is importing for a worker."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -39,7 +39,7 @@ _importing = _Importing()
 @contextlib.contextmanager
 def importing(name: str) -> Iterator[None]:
     """
-    A worker imports the module: code that starts a worker at the module's top level is refused.
+    A worker imports the module in this block; its top level may not start a worker.
     """
     _importing.names.append(name)
     try:
@@ -50,10 +50,10 @@ def importing(name: str) -> Iterator[None]:
 
 def refuse_while_importing(call: str) -> None:
     """
-    Raise UsageError where a worker or a new process is importing the module that makes this call.
+    Raise UsageError if this call is made at the top level of a module that a worker, or a new
+    process, is importing.
     """
-    # `_inheriting`: multiprocessing runs the program's main module again in a process that it has
-    # spawned.
+    # `_inheriting`: multiprocessing runs the main module again in a process that it has spawned.
     is_main_again = getattr(multiprocessing.current_process(), "_inheriting", False)
     if _importing.names or is_main_again:
         name = _importing.names[-1] if _importing.names else "the main module"
@@ -65,13 +65,13 @@ def refuse_while_importing(call: str) -> None:
 
 def own_lines(error: BaseException) -> str:
     """
-    Where in the user's modules it happened, as a traceback shows it; empty where that was in none.
+    The lines of an error's traceback that are in the user's modules; empty if there are none.
     """
     lines = traceback.format_list(
         [
             frame
             for frame in traceback.extract_tb(error.__traceback__)
-            if not _is_other(frame.filename)
+            if not _is_not_the_users(frame.filename)
         ]
     )
     if isinstance(error, SyntaxError):
@@ -80,12 +80,12 @@ def own_lines(error: BaseException) -> str:
 
 
 def own_files(error: BaseException) -> set[str]:
-    """The user's files that have to do with it."""
+    """The user's files in an error's traceback."""
     files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     if isinstance(error, SyntaxError) and error.filename is not None:
         files.add(error.filename)
-    return {file for file in files if not _is_other(file) and os.path.exists(file)}
+    return {file for file in files if not _is_not_the_users(file) and os.path.exists(file)}
 
 
-def _is_other(filename: str) -> bool:
-    return filename.startswith(("<", *_OTHERS))
+def _is_not_the_users(filename: str) -> bool:
+    return filename.startswith(("<", *_NOT_THE_USERS))

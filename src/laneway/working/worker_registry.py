@@ -1,6 +1,5 @@
 """
-The workers that an application runs in this process, so that closing the application ends them
-first.
+The workers that an application runs in this process: closing the application ends them first.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     class Stoppable(Protocol):
-        """A worker."""
+        """What the registry needs of a worker."""
 
         ended: threading.Event
         stop_seconds: float
@@ -31,7 +30,7 @@ log = logging.getLogger("laneway.worker")
 
 
 class WorkerRegistry:
-    """One for each application. A forked child has none of its parent's workers."""
+    """Belongs to one application. A forked child has none of its parent's workers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,8 +39,8 @@ class WorkerRegistry:
 
     @contextlib.contextmanager
     def running(self, worker: Stoppable) -> Iterator[None]:
-        """It runs in this block."""
-        self._forget_parents()
+        """The worker runs in this block."""
+        self._forget_workers_of_parent()
         with self._lock:
             self._workers.add(worker)
         try:
@@ -52,10 +51,12 @@ class WorkerRegistry:
 
     def end_all(self, call: str) -> None:
         """
-        Stop all workers in order and wait for their end. Raises UsageError where waiting would
-        block the worker itself.
+        Stop all workers in order and wait for their end.
+
+        `call`: the caller's name for errors and logs.
+        Raises UsageError if waiting would block a worker itself.
         """
-        self._forget_parents()
+        self._forget_workers_of_parent()
         with self._lock:
             workers = list(self._workers)
         if workers and fields():
@@ -73,11 +74,11 @@ class WorkerRegistry:
         for worker in workers:
             if not worker.ended.wait(worker.stop_seconds):
                 log.warning(
-                    "%s: a worker has not ended after %g s; it goes on without its engine",
+                    "%s: a worker has not ended after %g s; closing its engine",
                     call,
                     worker.stop_seconds,
                 )
 
-    def _forget_parents(self) -> None:
+    def _forget_workers_of_parent(self) -> None:
         if self._pid != os.getpid():
             self._lock, self._workers, self._pid = threading.Lock(), set(), os.getpid()

@@ -1,1 +1,1 @@
-"""Where handlers run: on the event loop, in threads, in child processes."""
+"""Where handlers run: on the event loop, in threads, or in child processes that can be killed."""

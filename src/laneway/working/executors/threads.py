@@ -1,171 +1,206 @@
 """
-Plain functions in threads.
+Runs plain functions in threads.
 
-Threads take deliveries from one deque. A thread that takes one while more are waiting wakes the
-next thread first, so that blocking handlers get a thread each, while for short ones the running
-thread has emptied the deque before the other gets the interpreter.
+Threads take units from one deque.
+A thread that takes one while more are waiting first wakes the next thread.
+So blocking handlers get a thread each, while for short ones the running thread has emptied the
+deque before the other thread gets the interpreter.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from laneway.working.handler import DELIVERY
+from laneway.working.handler import CURRENT_DELIVERY
 from laneway.working.time_limits import raise_in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from laneway.working.delivery import WorkerDelivery
+    from laneway.working.delivery import Runner, WorkerDelivery
     from laneway.working.engine_priority import EnginePriority
-
-    Call = Callable[[WorkerDelivery], Any]
+    from laneway.working.executors.executor import Finished
+    from laneway.working.middleware import HandlingMiddlewares
 
 
 class ThreadExecutor:
     """
-    Runs functions in at most `most` threads; `ring` is called, from a thread, when there is
-    something to `collect`.
+    Runs functions in at most `max_threads` threads. An `Executor`.
 
     A thread cannot be killed: one whose handler is given up is replaced, and ends when its handler
     does.
     """
 
+    reports_begin = False
+
     def __init__(
-        self, most: int, call: Call, notify: Callable[[], None], pause: EnginePriority
+        self,
+        finished: Finished,
+        middlewares: HandlingMiddlewares,
+        max_threads: int,
+        priority: EnginePriority,
     ) -> None:
-        self.call = call
-        self.pause = pause
         self.ready: deque[WorkerDelivery] = deque()
-        self.results: deque[tuple[WorkerDelivery, Any, BaseException | None]] = deque()
-        self.notify = notify
-        self._most = most
-        self._lock = threading.Lock()  # guards the next four; not taken per delivery
-        self._idle: list[_Runner] = []
+        self.priority = priority
+        self.runner: Runner | None = None
+        """Stops units; None: the thread that runs the unit does."""
+        self._finished = finished
+        self._middlewares = middlewares if middlewares.has_middlewares else None
+        self._loop = asyncio.get_running_loop()
+        self._results: deque[tuple[WorkerDelivery, Any, BaseException | None]] = deque()
+        self._is_collect_due = False
+        self._max_threads = max_threads
+        self._lock = threading.Lock()  # guards the next four; not taken for each unit
+        self._idle: list[_HandlerThread] = []
         self._alive = 0
-        self.coming = False
-        self._closed = False
+        self.is_thread_waking = False
+        self.is_closed = False
 
-    def start(self, delivery: WorkerDelivery) -> None:
-        self.ready.append(delivery)
-        if not self.coming:
-            self.wake_one()
+    def start(self, unit: WorkerDelivery) -> None:
+        self.ready.append(unit)
+        if not self.is_thread_waking:
+            self.wake_thread()
 
-    def wake_one(self) -> None:
-        """Bring one more thread to the deque, if there is one to bring."""
+    async def close(self, seconds: float) -> None:
+        """End the idle threads; the others end with their handlers. Does not wait."""
+        del seconds
         with self._lock:
-            if self.coming or self._closed:
+            self.is_closed = True
+            idle, self._idle = self._idle, []
+        for thread in idle:
+            thread.wakeup.release()
+
+    # Called by the threads
+
+    def wake_thread(self) -> None:
+        """Wake an idle thread, or start one if there may be one more."""
+        with self._lock:
+            if self.is_thread_waking or self.is_closed:
                 return
             if self._idle:
-                self.coming = True
+                self.is_thread_waking = True
                 self._idle.pop().wakeup.release()
-            elif self._alive < self._most:
-                self.coming = True
+            elif self._alive < self._max_threads:
+                self.is_thread_waking = True
                 self._alive += 1
-                _Runner(self).start()
+                _HandlerThread(self).start()
 
-    def rest(self, runner: _Runner) -> bool:
-        """A thread found nothing to do; False: there is something after all."""
+    def become_idle(self, thread: _HandlerThread) -> bool:
+        """A thread found nothing to do; False: meanwhile there is something."""
         with self._lock:
-            if self._closed or self.ready:
+            if self.is_closed or self.ready:
                 return False
-            self._idle.append(runner)
+            self._idle.append(thread)
             return True
 
-    def give_up(self) -> None:
-        """A thread's handler was given up: another may take its place."""
+    def replace_thread(self) -> None:
+        """A thread's handler was given up: another thread may take its place."""
         with self._lock:
             self._alive -= 1
         if self.ready:
-            self.wake_one()
+            self.wake_thread()
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
+    def call(self, unit: WorkerDelivery) -> Any:
+        """Call the unit's handler, inside the middlewares."""
+        if self._middlewares is None:
+            return self._call_handler(unit)
+        with self._middlewares.around(unit.subject()):
+            return self._call_handler(unit)
+        return None  # a middleware has suppressed the handler's error
 
-    def close(self) -> None:
-        """End the idle threads; the others end with their handlers."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for runner in idle:
-            runner.wakeup.release()
+    def _call_handler(self, unit: WorkerDelivery) -> Any:
+        args, kwargs = unit.arguments()
+        return unit.handler.function(*args, **kwargs)
+
+    def report(self, unit: WorkerDelivery, returned: Any, error: BaseException | None) -> None:
+        """Report the end of a unit to the event loop."""
+        self._results.append((unit, returned, error))
+        if not self._is_collect_due:
+            self._is_collect_due = True
+            # A closed loop: a handler that was given up has ended after all.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._collect)
+
+    # On the event loop
+
+    def _collect(self) -> None:
+        self._is_collect_due = False
+        results = self._results
+        while results:
+            self._finished(*results.popleft())
 
 
-class _Runner(threading.Thread):
-    """One thread. Daemonic: a handler that never ends must not keep the process."""
+class _HandlerThread(threading.Thread):
+    """One thread. Daemonic: a handler that never ends must not keep the process alive."""
 
     def __init__(self, executor: ThreadExecutor) -> None:
         super().__init__(name="laneway-handler", daemon=True)
         self.wakeup = threading.Lock()
         self.wakeup.acquire()
         self._executor = executor
-        self._lock = (
-            threading.Lock()
-        )  # held while an exception is aimed at the thread, and while its target changes
-        self._work: WorkerDelivery | None = None
-        self._abandoned = False
+        # Held while an exception is raised in this thread, and while its target changes.
+        self._lock = threading.Lock()
+        self._unit: WorkerDelivery | None = None
+        self._is_abandoned = False
 
     def run(self) -> None:
         executor = self._executor
         ready = executor.ready
-        executor.coming = False
-        while not self._abandoned:
+        executor.is_thread_waking = False
+        while not self._is_abandoned:
             try:
-                delivery = ready.popleft()
+                unit = ready.popleft()
             except IndexError:
-                if executor.closed:
+                if executor.is_closed:
                     return
-                if executor.rest(self):
+                if executor.become_idle(self):
                     self.wakeup.acquire()
-                    executor.coming = False
+                    executor.is_thread_waking = False
                 continue
-            executor.pause.respect()
-            if ready and not executor.coming:
-                executor.wake_one()
-            self._run_one(delivery)
+            executor.priority.yield_to_engine()
+            if ready and not executor.is_thread_waking:
+                executor.wake_thread()
+            self._run_unit(unit)
 
-    def _run_one(self, delivery: WorkerDelivery) -> None:
-        if delivery.over:
+    def _run_unit(self, unit: WorkerDelivery) -> None:
+        if unit.over:
             return
-        delivery.runner = self
-        self._work = delivery
-        delivery.began = perf_counter()
+        unit.runner = self._executor.runner or self
+        self._unit = unit
+        unit.began = perf_counter()
         returned: Any = None
         error: BaseException | None = None
-        DELIVERY.set(delivery.log_subject)
+        CURRENT_DELIVERY.set(unit.log_subject)
         try:
             try:
-                returned = self._executor.call(delivery)
+                returned = self._executor.call(unit)
             except BaseException as raised:  # noqa: BLE001  # also SystemExit: it is a failure of the message, not of the worker
                 error = raised
-            self._let_go(delivery)
-        except BaseException as late:  # noqa: BLE001  # an exception aimed at the handler that came just after it
+            self._let_go(unit)
+        except BaseException as late:  # noqa: BLE001  # an exception for the handler that was raised just after it
             error = error or late
-            self._let_go(delivery)
-        executor = self._executor
-        executor.results.append((delivery, returned, error))
-        executor.notify()
+            self._let_go(unit)
+        self._executor.report(unit, returned, error)
 
-    def _let_go(self, delivery: WorkerDelivery) -> None:
+    def _let_go(self, unit: WorkerDelivery) -> None:
         with self._lock:
-            self._work = None
-            delivery.runner = None
+            self._unit = None
+            unit.runner = None
             raise_in_thread(self.ident or 0, None)
 
-    def warn(self, delivery: WorkerDelivery, error: Exception) -> None:
+    def warn(self, unit: WorkerDelivery, error: Exception) -> None:
         with self._lock:
-            if self._work is delivery:
+            if self._unit is unit:
                 raise_in_thread(self.ident or 0, error)
 
-    def stop(self, delivery: WorkerDelivery, error: Exception) -> None:
-        """Tell the handler, give it up, and let another thread take the place of this one."""
+    def stop(self, unit: WorkerDelivery, error: Exception) -> None:
+        """Raise the error in the handler, give it up, and let another thread take its place."""
         with self._lock:
-            if self._work is not delivery:
+            if self._unit is not unit:
                 return
             raise_in_thread(self.ident or 0, error)
-            self._abandoned = True
-        self._executor.give_up()
+            self._is_abandoned = True
+        self._executor.replace_thread()

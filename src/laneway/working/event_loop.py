@@ -1,0 +1,44 @@
+"""Helpers for the event loop of a worker that runs by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TypeVar
+
+T = TypeVar("T")
+
+log = logging.getLogger("laneway.worker")
+
+CANCEL_SECONDS = 2.0
+"""How long cancelled tasks may take to end; those that take longer are left behind."""
+
+
+def run_to_end(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T]) -> T:
+    """Run a task to its end, even if a handler stops the event loop."""
+    while True:
+        try:
+            return loop.run_until_complete(task)
+        except RuntimeError:
+            if task.done():
+                raise
+            log.warning(
+                "a handler stopped the event loop; the worker continues"
+                " (use worker.stop() to end it)"
+            )
+
+
+async def cancel_tasks() -> None:
+    """
+    Cancel the tasks that handlers left behind.
+
+    Unlike `asyncio.run`, waits at most CANCEL_SECONDS for tasks that ignore their cancellation.
+    """
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        _, stubborn = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+        for task in stubborn:
+            log.warning("task ignores its cancellation and is left behind: %r", task)
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -1,0 +1,38 @@
+"""What the worker needs of an executor, the same for coroutines, threads and child processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from laneway.working.delivery import WorkerDelivery
+
+    Finished = Callable[[WorkerDelivery, Any, BaseException | None], None]
+    """Called on the event loop with a unit and what its handler returned or raised."""
+
+
+class Executor(Protocol):
+    """
+    Runs units: a unit is one delivery, or a batch of deliveries for one call of their handler.
+
+    It reports each unit once, on the event loop, by the `finished` that it was created with.
+    While a unit runs, `unit.runner` stops it.
+    """
+
+    reports_begin: bool
+    """
+    Whether a unit begins later than `start` and is reported then: a child process has to start
+    first. Time limits count from there.
+    """
+
+    def start(self, unit: WorkerDelivery) -> None:
+        """Run a unit as soon as possible; on the event loop, returns at once."""
+        ...
+
+    async def close(self, seconds: float) -> None:
+        """
+        Drop what has not begun, stop what still runs, and wait for that at most `seconds`.
+        """
+        ...
