@@ -1,1 +1,1 @@
-"""How messages get into an engine."""
+"""Publishing: from a message to the engine's receipt, one by one or in bulk."""

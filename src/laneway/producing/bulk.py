@@ -1,4 +1,4 @@
-"""`publish_many`: any iterable, streamed in batches, with progress on a terminal."""
+"""`publish_many`: streams any iterable in batches, with progress on a terminal."""
 
 from __future__ import annotations
 
@@ -18,13 +18,21 @@ if TYPE_CHECKING:
     from laneway.message import Draft, Receipt
 
 BATCH = 1_000
-"""Messages of one transaction; larger ones are hardly cheaper and hold others up."""
+"""
+How many messages one call of the engine has; larger calls are hardly cheaper and delay others.
+"""
 
 BATCH_BYTES = 8_000_000
-ROOM_FIRST, ROOM_MOST = 0.01, 0.5
-"""Seconds between looks for room in a full backlog: the first, and the longest."""
+"""How many bytes of bodies one call of the engine has at most, unless one message is larger."""
+
+MIN_ROOM_SECONDS, MAX_ROOM_SECONDS = 0.01, 0.5
+"""
+How long to wait between two attempts to publish into a full backlog; the wait doubles from the
+first to the second while nothing is accepted.
+"""
 
 SHOW_AFTER, SHOW_EVERY = 0.5, 0.1
+"""How many seconds pass before progress is shown first, and between two updates."""
 
 
 def put_all(
@@ -37,33 +45,37 @@ def put_all(
     is_one: bool = False,
 ) -> list[Receipt]:
     """
-    Publish everything; answers per message. An error's notes say how many messages were accepted
-    before it.
+    Publish all messages in batches; returns their receipts in order.
 
-    `is_one`: in one batch, however many bytes they are.
+    `put`: calls the engine. `has_to_wait`: whether producers of a topic wait for room in a full
+    backlog. `timeout`: how long to wait for room, in seconds; None: forever.
+    `progress`: show progress on a terminal. `is_one`: ignore BATCH_BYTES, because the messages are
+    to be stored together.
+
+    A note of a raised error says how many messages were answered before.
     """
     receipts: list[Receipt] = []
-    bar = _Progress() if progress else None
+    display = _Progress() if progress else None
     try:
-        for drafts in _batches(messages, most_bytes=sys.maxsize if is_one else BATCH_BYTES):
+        for drafts in _batches(messages, max_bytes=sys.maxsize if is_one else BATCH_BYTES):
             answers = put(drafts)
             if any(answer.outcome == "refused" for answer in answers):
                 wait_for_room(drafts, answers, put, has_to_wait, timeout)
             receipts += answers
-            if bar is not None:
-                bar.show(len(receipts))
+            if display is not None:
+                display.show(len(receipts))
     except Exception as error:
         error.add_note(
             f"publish_many: the first {len(receipts):,} messages had been answered before"
         )
         raise
     finally:
-        if bar is not None:
-            bar.end()
+        if display is not None:
+            display.end()
     return receipts
 
 
-def _batches(messages: Iterable[Message], *, most_bytes: int) -> Iterator[list[Draft]]:
+def _batches(messages: Iterable[Message], *, max_bytes: int) -> Iterator[list[Draft]]:
     stream = iter(messages)
     position = 0
     while True:
@@ -77,7 +89,7 @@ def _batches(messages: Iterable[Message], *, most_bytes: int) -> Iterator[list[D
             drafts.append(codec.draft(message))
             position += 1
             size += len(drafts[-1].body)
-            if size > most_bytes:
+            if size > max_bytes:
                 break
         if not drafts:
             return
@@ -93,12 +105,14 @@ def wait_for_room(
     given_up: threading.Event | None = None,
 ) -> None:
     """
-    Offer what was refused again, where the policy says that producers wait, until it is taken, the
-    time is over, or it is given up.
+    Publish refused messages again until they are accepted, where the policy has producers wait.
+
+    `answers`: the receipts of `drafts`; those of accepted messages are replaced in place.
+    Ends early after `timeout` seconds, or when `given_up` is set.
     """
     given_up = given_up or threading.Event()
     deadline = None if timeout is None else time.monotonic() + timeout
-    pause = ROOM_FIRST
+    pause = MIN_ROOM_SECONDS
     while waiting := [
         n
         for n, answer in enumerate(answers)
@@ -110,14 +124,14 @@ def wait_for_room(
         if given_up.wait(min(pause, left)):
             return
         again = put([drafts[n] for n in waiting])
-        taken = any(answer.outcome != "refused" for answer in again)
-        pause = ROOM_FIRST if taken else min(pause * 2, ROOM_MOST)
+        is_any_accepted = any(answer.outcome != "refused" for answer in again)
+        pause = MIN_ROOM_SECONDS if is_any_accepted else min(pause * 2, MAX_ROOM_SECONDS)
         for n, answer in zip(waiting, again, strict=True):
             answers[n] = answer
 
 
 class _Progress:
-    """One line on standard error, for what takes longer than a moment."""
+    """One line on standard error, for calls that take longer than SHOW_AFTER."""
 
     def __init__(self) -> None:
         self._started = self._shown = time.monotonic()

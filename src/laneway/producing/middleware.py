@@ -1,8 +1,9 @@
 """
-The middlewares that messages pass on their way to the engine: in, and back with the receipt.
+Middlewares around publishing: each gets the message, and afterwards the receipt.
 
-A middleware is a generator function, so one shape serves single messages and streams, threads and
-coroutines: whoever publishes waits between its two halves in his own way.
+A middleware is a generator function that yields the message and receives the receipt.
+So it works for single messages and streams, threads and coroutines: the caller decides how to wait
+between its two halves.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     Put = Callable[[list[Draft]], list[Receipt]]
 
 
-class Passing:
+class Passage:
     """
-    One message on its way through the middlewares: in by the first that was registered, back by the
-    last.
+    One message's way through the middlewares: the first that was registered gets it first, and its
+    receipt last.
     """
 
     __slots__ = ("_entered", "message", "receipt")
@@ -39,7 +40,7 @@ class Passing:
         for middleware in middlewares:
             try:
                 self._enter(middleware)
-            except BaseException as error:  # noqa: BLE001  # those before it are told, then it is raised
+            except BaseException as error:  # noqa: BLE001  # the middlewares before it get the error, then it is raised
                 self.fail(error)
 
     def _enter(self, middleware: Middleware) -> None:
@@ -54,7 +55,7 @@ class Passing:
         self.message = changed
 
     def leave(self, receipt: Receipt) -> None:
-        """It was published: each middleware gets the receipt."""
+        """The message was published: give each middleware the receipt. Raises what one raises."""
         self.receipt = receipt
         while self._entered:
             middleware, generator = self._entered.pop()
@@ -62,7 +63,7 @@ class Passing:
                 generator.send(receipt)
             except StopIteration:
                 continue
-            except BaseException as error:  # noqa: BLE001  # those before it are told, then it is raised
+            except BaseException as error:  # noqa: BLE001  # the middlewares before it get the error, then it is raised
                 self.fail(error)
             self.fail(
                 UsageError(f"{_name(middleware)}: a middleware yields once, this one yielded again")
@@ -70,8 +71,8 @@ class Passing:
 
     def fail(self, error: BaseException) -> None:
         """
-        It was not published: each middleware gets the error, and may raise another one instead.
-        Raises.
+        The message was not published: raise the error in each middleware, which may raise another
+        one instead. Always raises.
         """
         cause = error
         while self._entered:
@@ -79,8 +80,8 @@ class Passing:
             try:
                 generator.throw(error)
             except StopIteration:
-                continue  # it cannot make a receipt out of an error
-            except BaseException as other:  # noqa: BLE001  # goes on as the error
+                continue  # a middleware cannot turn an error into a receipt
+            except BaseException as other:  # noqa: BLE001  # replaces the error
                 error = other
         if error is cause:
             raise error
@@ -97,14 +98,14 @@ class Middlewares:
         return bool(self._middlewares)
 
     def add(self, middleware: Middleware) -> None:
-        """Raises UsageError where it is no generator function."""
+        """Add a middleware; it gets messages after those before it. Raises UsageError."""
         check_middleware("around_publish", middleware)
         self._middlewares.append(middleware)
 
     @contextmanager
-    def around(self, message: Message) -> Iterator[Passing]:
-        """Publish `message` of what this gives, and set its `receipt`."""
-        passing = Passing(self._middlewares, message)
+    def around(self, message: Message) -> Iterator[Passage]:
+        """In this block, publish the passage's `message` and set its `receipt`."""
+        passing = Passage(self._middlewares, message)
         try:
             yield passing
         except BaseException as error:  # noqa: BLE001  # raised again by fail
@@ -113,9 +114,9 @@ class Middlewares:
             passing.leave(passing.receipt)
 
     @contextmanager
-    def around_many(self, messages: Iterable[Message], put: Put) -> Iterator[Stream]:
-        """The same for a stream that is published in batches by `put`."""
-        stream = Stream(self._middlewares, messages, put)
+    def around_many(self, messages: Iterable[Message], put: Put) -> Iterator[PassageStream]:
+        """As `around`, for a stream that is published in batches by `put`."""
+        stream = PassageStream(self._middlewares, messages, put)
         try:
             yield stream
         except BaseException as error:
@@ -125,9 +126,9 @@ class Middlewares:
             stream.end(None)
 
 
-class Stream:
+class PassageStream:
     """
-    Many messages on their way: each goes back through the middlewares when its batch was answered.
+    Many messages on their way through the middlewares, which get the receipts batch by batch.
     """
 
     def __init__(
@@ -136,26 +137,25 @@ class Stream:
         self._middlewares = middlewares
         self._messages = messages
         self._put = put
-        self._coming: deque[Passing] = deque()
-        self._refused: dict[
-            int, tuple[Draft, Passing]
-        ] = {}  # of the last batch, by the draft's identity: there may be room later
+        self._unanswered: deque[Passage] = deque()
+        # Of the last batch, by the draft's identity: they may be published again.
+        self._refused: dict[int, tuple[Draft, Passage]] = {}
 
     def __iter__(self) -> Iterator[Message]:
         for message in self._messages:
             if isinstance(message, Message):
-                self._coming.append(Passing(self._middlewares, message))
-                yield self._coming[-1].message
+                self._unanswered.append(Passage(self._middlewares, message))
+                yield self._unanswered[-1].message
             else:
-                yield message  # whoever encodes it says what is wrong with it
+                yield message  # encoding it raises the error
 
     def put(self, drafts: list[Draft]) -> list[Receipt]:
-        """As the engine's, and those that it took go back."""
-        if id(drafts[0]) in self._refused:  # they are offered again
+        """Publish a batch; the middlewares get the receipts of the accepted messages."""
+        if id(drafts[0]) in self._refused:  # refused before
             passings = [self._refused.pop(id(draft))[1] for draft in drafts]
         else:
             self._leave_refused()
-            passings = [self._coming.popleft() for _ in drafts]
+            passings = [self._unanswered.popleft() for _ in drafts]
         try:
             receipts = self._put(drafts)
         except BaseException as error:
@@ -173,12 +173,11 @@ class Stream:
 
     def end(self, error: BaseException | None) -> None:
         """
-        What nobody offers again goes back with its refusal; what was not published is told the
-        error.
+        Give refused messages their receipts, and the error to those that were not published.
         """
         self._leave_refused()
         if error is not None:
-            for passing in self._coming:
+            for passing in self._unanswered:
                 _quietly(passing.fail, error)
 
     def _leave_refused(self) -> None:
@@ -188,13 +187,13 @@ class Stream:
 
 
 def _quietly(call: Callable[[BaseException], None], error: BaseException) -> None:
-    """One error is raised for all of a batch; this one is told of it."""
+    """Call with the error, and ignore what that raises: one error is raised for the batch."""
     with suppress(BaseException):
         call(error)
 
 
 def check_middleware(call: str, middleware: Callable[..., Any]) -> None:
-    """Raises UsageError where it is no generator function."""
+    """Raise UsageError if a middleware is no generator function."""
     if not inspect.isgeneratorfunction(middleware):
         raise UsageError(f"{call}: expected a function that yields once, got {_name(middleware)}")
 

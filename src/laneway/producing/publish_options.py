@@ -1,4 +1,4 @@
-"""What a call of `publish` can say."""
+"""The options of `publish`, and the messages that a call describes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class PublishOptions(TypedDict, total=False):
-    """The options of `publish`; what each means is said at `Message`."""
+    """The options of `publish`; `Message` documents them."""
 
     key: str | None
     priority: int
@@ -28,20 +28,24 @@ class PublishOptions(TypedDict, total=False):
 
 
 BATCH = 1_000
-"""Messages of an async stream that are published together."""
+"""How many messages of an async stream are published with one call of the engine."""
 
 KNOWN = frozenset(PublishOptions.__annotations__)
 
 
 def message_from(call: str, topic: str, body: Any, options: PublishOptions) -> Message:
-    """The message that is meant. Raises UsageError where the call says something unknown."""
+    """
+    The message that a call of `publish` describes.
+
+    `call`: the function's name for errors. Raises UsageError for an unknown option.
+    """
     if options and not KNOWN.issuperset(options):
         config.refuse_unknown(call, options.keys() - KNOWN, {*KNOWN, "timeout"})
     return Message(topic, body, **options)
 
 
 async def batches_of(messages: AsyncIterable[Message]) -> AsyncIterator[list[Message]]:
-    """An async stream, by batches."""
+    """An async stream in batches of at most BATCH messages."""
     batch: list[Message] = []
     async for message in messages:
         batch.append(message)

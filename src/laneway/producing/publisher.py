@@ -1,11 +1,12 @@
 """
-Group commit: whoever publishes while a commit is running joins the next one, so that many callers
-cost one transaction.
+Group commit: callers that publish while a commit runs join the next one, so that many callers cost
+one transaction.
 
-Leader and followers: who finds nobody committing commits at once, so a lone call goes straight
-through. Who comes meanwhile queues and sleeps; when the leader is done, the first of the queue
-leads the next commit with all that has queued up. Coroutines are gathered per turn of their event
-loop and join the same queue as one group.
+The threads are a leader and its followers.
+A thread that finds no commit running leads one at once, so a single caller does not wait.
+Threads that come meanwhile queue and sleep. When the leader is done, the first of the queue leads
+the next commit with everything in the queue.
+Coroutines are gathered for one iteration of their event loop and join the same queue as one group.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ if TYPE_CHECKING:
         def engine(self) -> Queue: ...
 
 
-GATHER = 0.0003
-"""Seconds that a leader waits for those who joined the last commit: some ten changes of thread."""
+GATHER_SECONDS = 0.0003
+"""
+How long a leader waits for the callers that joined the last commit, about ten thread switches; a
+single caller does not wait.
+"""
 
-MOST = 5_000
-"""Most messages of one commit: beyond it a transaction only gets longer, not cheaper."""
+MAX_MESSAGES = 5_000
+"""How many messages one commit has at most; beyond that a transaction is longer, not cheaper."""
 
 
 class _Entry:
-    """One caller's messages and what became of them."""
+    """One caller's messages, and their receipts or error."""
 
     __slots__ = ("drafts", "error", "future", "receipts")
 
@@ -52,13 +56,13 @@ class _Entry:
         self.receipts: list[Receipt] = []
         self.error: BaseException | None = None
 
-    def answer(self) -> list[Receipt]:
+    def result(self) -> list[Receipt]:
         if self.error is not None:
             raise self.error
         return self.receipts
 
-    def tell(self) -> None:
-        """Answer a coroutine; on its loop."""
+    def resolve(self) -> None:
+        """Resolve the future of a coroutine; on its event loop."""
         if self.future is None or self.future.done():
             return
         if self.error is not None:
@@ -69,8 +73,7 @@ class _Entry:
 
 def _error_of(entry: _Entry, error: Exception) -> Exception:
     """
-    What the caller gets whose messages the engine did not take: always one of the library's own
-    errors.
+    The error for a caller whose messages the engine did not accept: always a LanewayError.
     """
     if isinstance(error, LanewayError):
         return error
@@ -80,16 +83,16 @@ def _error_of(entry: _Entry, error: Exception) -> Exception:
         if len(entry.drafts) == 1
         else f"one of {len(entry.drafts):,} messages (the first to {first})"
     )
-    made = BadMessage(
+    bad_message = BadMessage(
         f"{which}: the store cannot hold it ({texts.type_name(type(error))}:"
         f" {texts.of(error, 200)}); nothing was stored, change it"
     )
-    made.__cause__ = error
-    return made
+    bad_message.__cause__ = error
+    return bad_message
 
 
 class _Group:
-    """The entries that one thread brings, and the lock on which it sleeps while others commit."""
+    """The entries of one thread, and the lock on which it sleeps while others commit."""
 
     __slots__ = ("awake", "done", "entries", "size")
 
@@ -102,40 +105,45 @@ class _Group:
 
 
 class Publisher:
-    """The one way of an application's messages into its engine."""
+    """
+    Passes an application's messages to its engine, many callers' with one call.
+
+    `put`: calls the engine. `threads`: runs the commits of coroutines.
+    """
 
     def __init__(self, holder: Holder, threads: Executor) -> None:
         self._holder = holder
         self._threads = threads
-        self._mutex = threading.Lock()  # guards the next four; held for a few instructions only
+        self._mutex = threading.Lock()  # guards the next four; held for a few instructions
         self._leading = False
         self._queue: deque[_Group] = deque()
         self._companions = 0  # groups that joined the last commit
         self._gathering: _Group | None = None  # the leader that waits for them
-        self._turns: dict[asyncio.AbstractEventLoop, list[_Entry]] = {}
+        self._gathered: dict[asyncio.AbstractEventLoop, list[_Entry]] = {}
 
     def _put(self, drafts: list[Draft]) -> list[Receipt]:
         return self._holder.engine.put(drafts)
 
     def put(self, drafts: list[Draft]) -> list[Receipt]:
         """
-        Accept messages, together with those of whoever else publishes now. Raises what the engine
-        raises.
+        Publish messages, together with those of other callers; returns their receipts.
+
+        Raises a LanewayError; that of another caller's messages does not fail these.
         """
         entry = _Entry(drafts)
         self._join(_Group([entry]))
-        return entry.answer()
+        return entry.result()
 
     def put_alone(self, drafts: list[Draft]) -> list[Receipt]:
         """
-        As `put`, in a call of the engine by themselves: a flow is stored in one step only there.
+        As `put`, with a call of the engine of their own, which stores a flow in one step.
         """
         entry = _Entry(drafts)
         self._commit([entry])
-        return entry.answer()
+        return entry.result()
 
     def _join(self, group: _Group) -> None:
-        """Returns when the group is done: by leading a commit, or by sleeping while others do."""
+        """Return when the group is done: lead a commit, or sleep while another thread does."""
         with self._mutex:
             leads = not self._leading
             self._leading = True
@@ -144,7 +152,7 @@ class Publisher:
                 and self._gathering is not None
                 and len(self._queue) + 1 >= self._companions
             ):
-                # The last of those that were waited for leads: it is awake.
+                # The last group that was waited for leads, because its thread is awake.
                 self._queue.appendleft(self._gathering)
                 self._gathering = None
                 leads = True
@@ -152,20 +160,22 @@ class Publisher:
                 self._queue.append(group)
         if not leads:
             group.awake.acquire()
-        if not group.done and not self._waits_for_others(group):
+        if not group.done and not self._wait_for_others(group):
             self._lead(group)
 
-    def _waits_for_others(self, group: _Group) -> bool:
+    def _wait_for_others(self, group: _Group) -> bool:
         """
-        A leader waits a moment for as many as joined the last commit: just woken, they are likely
-        to come again at once, and a transaction of one costs as much as one of several. True: the
-        last of them has led and the group is done. A lone caller finds nobody to wait for.
+        Wait a moment for as many groups as joined the last commit.
+
+        They have just been woken and are likely to publish again at once, and a transaction of one
+        message costs as much as one of several.
+        True: the last of them has led the commit, and the group is done.
         """
         with self._mutex:
             if len(self._queue) >= self._companions:
                 return False
             self._gathering = group
-        if group.awake.acquire(timeout=GATHER):
+        if group.awake.acquire(timeout=GATHER_SECONDS):
             return True
         with self._mutex:
             if self._gathering is group:
@@ -178,7 +188,7 @@ class Publisher:
         groups = [own]
         count = own.size
         with self._mutex:
-            while self._queue and count < MOST:
+            while self._queue and count < MAX_MESSAGES:
                 groups.append(self._queue.popleft())
                 count += groups[-1].size
             self._companions = len(groups) - 1
@@ -202,7 +212,7 @@ class Publisher:
     def _commit(self, entries: list[_Entry]) -> None:
         try:
             receipts = self._put([draft for entry in entries for draft in entry.drafts])
-        except EngineUnavailable as error:  # every caller is told what happened to its messages
+        except EngineUnavailable as error:  # every caller gets it: `applied` is about its messages
             for entry in entries:
                 entry.error = error
         except Exception as error:  # noqa: BLE001  # a driver may raise anything for what it cannot store
@@ -211,10 +221,10 @@ class Publisher:
             elif getattr(error, "applied", False) is None:
                 self._commit_unclear(entries, error)
             else:
-                # Nothing was changed. One caller's bad message must not fail the others.
+                # Nothing was changed; one caller's bad message must not fail the others.
                 for entry in entries:
                     self._commit([entry])
-        except BaseException as error:  # noqa: BLE001  # the thread that commits is interrupted
+        except BaseException as error:  # noqa: BLE001  # the committing thread was interrupted
             self._commit_unclear(entries, error)
             entries[0].error = error
         else:
@@ -225,7 +235,7 @@ class Publisher:
 
     @staticmethod
     def _commit_unclear(entries: list[_Entry], error: BaseException) -> None:
-        """A part of a commit may have been stored: to repeat it would publish that part twice."""
+        """A part of the commit may be stored; repeating it would publish that part twice."""
         text = (
             f"publishing was interrupted ({texts.of(error, 200)}), perhaps after the message was"
             " stored; publish the same ids again"
@@ -235,13 +245,14 @@ class Publisher:
 
     async def aput(self, drafts: list[Draft]) -> list[Receipt]:
         """
-        As `put`, awaited; what coroutines publish in one turn of their loop becomes one group.
+        As `put`, awaited. What coroutines publish in one iteration of their event loop becomes one
+        group.
         """
         loop = asyncio.get_running_loop()
         entry = _Entry(drafts, loop.create_future())
-        gathered = self._turns.get(loop)
+        gathered = self._gathered.get(loop)
         if gathered is None:
-            self._turns[loop] = [entry]
+            self._gathered[loop] = [entry]
             loop.call_soon(self._send, loop)
         else:
             gathered.append(entry)
@@ -250,14 +261,14 @@ class Publisher:
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         """
-        End of the turn: what was gathered goes to a thread. What comes meanwhile is gathered for
-        the next time.
+        At the end of the iteration: give the gathered entries to a thread. New entries are gathered
+        for the next time.
         """
-        entries = self._turns[loop]
+        entries = self._gathered[loop]
         if not entries:
-            del self._turns[loop]
+            del self._gathered[loop]
             return
-        self._turns[loop] = []
+        self._gathered[loop] = []
         self._threads.submit(self._commit_for, loop, entries)
 
     def _commit_for(self, loop: asyncio.AbstractEventLoop, entries: list[_Entry]) -> None:
@@ -267,7 +278,7 @@ class Publisher:
 
     def _answer(self, loop: asyncio.AbstractEventLoop, entries: list[_Entry]) -> None:
         for entry in entries:
-            entry.tell()
-        # The callers that were answered run first and may publish again: theirs goes with this
-        # turn's.
+            entry.resolve()
+        # The answered callers run first and may publish again: their messages join this
+        # iteration's.
         loop.call_soon(self._send, loop)
