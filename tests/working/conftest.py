@@ -1,4 +1,4 @@
-"""An application on a file of its own."""
+"""An application with an SQLite file of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[Laneway]:
-    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as application:
         # Retries at once, so that no test waits for a backoff.
-        made.policy("*", backoff=0)
-        yield made
+        application.policy("*", backoff=0)
+        yield application

@@ -1,4 +1,4 @@
-"""A worker that a test can stop, and waiting for what it does."""
+"""Helpers: a worker that a test can stop, and waiting for a condition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Running:
-    """A worker in a thread."""
+    """A worker in a thread; it stops at the end of the block."""
 
     def __init__(self, app: Laneway, **options: object) -> None:
         defaults = {
@@ -56,7 +56,7 @@ class Running:
 
 
 def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait for what another thread does to the engine."""
+    """Wait until a condition holds; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

@@ -1,4 +1,6 @@
-"""A worker inside an async program or a thread: it starts, it stops, it leaves nothing behind."""
+"""
+A worker inside an async program or a thread: how it starts and stops, and that nothing is left.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def handling(app: Laneway, kind: str = "async") -> tuple[list[object], asyncio.Event]:
-    """A handler of "t" that notes what it got."""
+    """Register a handler of "t" that records the bodies it gets."""
     seen: list[object] = []
     came = asyncio.Event()
 
@@ -56,7 +58,7 @@ async def _serve(app: Laneway, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 def test_async_with(app: Laneway, kind: str) -> None:
-    """It handles messages inside the block, and nothing after it; no task is left on the loop."""
+    """It handles messages inside the block and none after it; no task is left on the event loop."""
     asyncio.run(_serve(app, kind))
 
 
@@ -90,7 +92,7 @@ def test_stop_from_another_thread(app: Laneway) -> None:
 
 
 def test_astop_returns_what_was_handled(app: Laneway) -> None:
-    """`await worker.astop()` ends it inside the block."""
+    """`await worker.astop()` ends the worker inside the block and returns its summary."""
 
     async def main() -> None:
         _, came = handling(app)
@@ -103,7 +105,7 @@ def test_astop_returns_what_was_handled(app: Laneway) -> None:
 
 
 def test_cancelling_stops_in_order(app: Laneway) -> None:
-    """A cancelled `arun_worker` lets the running handler end, and its message is done."""
+    """A cancelled `arun_worker` lets the running handler end, and its message is acked."""
 
     async def main() -> None:
         begun, go_on = asyncio.Event(), asyncio.Event()
@@ -127,7 +129,7 @@ def test_cancelling_stops_in_order(app: Laneway) -> None:
 
 
 def test_cancelling_twice_stops_at_once(app: Laneway) -> None:
-    """The second cancellation does not wait for handlers; their messages go back."""
+    """The second cancellation does not wait for handlers; their messages are released."""
 
     async def main() -> None:
         begun = asyncio.Event()
@@ -153,8 +155,8 @@ def test_cancelling_twice_stops_at_once(app: Laneway) -> None:
 
 def test_aclose_ends_the_workers_first(app: Laneway) -> None:
     """
-    `aclose` stops this application's workers, on this loop and in threads, before the engine is
-    closed.
+    `aclose` stops this application's workers, on this event loop and in threads, before it closes
+    the engine.
     """
 
     async def main() -> None:
@@ -175,7 +177,9 @@ def test_aclose_ends_the_workers_first(app: Laneway) -> None:
 
 
 def test_close_on_the_workers_loop_says_what_to_do(app: Laneway) -> None:
-    """A blocking close on the worker's own loop would wait for itself."""
+    """
+    A blocking close on the worker's own event loop is refused, because it would wait for itself.
+    """
 
     async def main() -> None:
         handling(app)
@@ -186,8 +190,10 @@ def test_close_on_the_workers_loop_says_what_to_do(app: Laneway) -> None:
     asyncio.run(main())
 
 
-def test_close_in_a_handler_says_that_it_cannot(app: Laneway) -> None:
-    """It would wait for the worker, which waits for the handler."""
+def test_close_in_a_handler_is_refused(app: Laneway) -> None:
+    """
+    A close in a handler is refused: it would wait for the worker, which waits for the handler.
+    """
     app.policy("t", retries=0)
 
     @app.handler("t")
@@ -202,7 +208,7 @@ def test_close_in_a_handler_says_that_it_cannot(app: Laneway) -> None:
 
 
 def test_two_workers_in_one_process(app: Laneway) -> None:
-    """Each message is handled by one of them; ending one leaves the other."""
+    """Each message is handled by one of two workers; ending one does not affect the other."""
 
     async def main() -> None:
         seen, came = handling(app)
@@ -218,8 +224,10 @@ def test_two_workers_in_one_process(app: Laneway) -> None:
     asyncio.run(main())
 
 
-def test_no_signal_is_touched(app: Laneway) -> None:
-    """The program's own handlers of SIGTERM and SIGINT stay, on a loop in the main thread too."""
+def test_no_signal_handler_is_installed(app: Laneway) -> None:
+    """
+    The program's own handlers of SIGTERM and SIGINT stay, also on an event loop in the main thread.
+    """
 
     async def main() -> None:
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -234,7 +242,7 @@ def test_no_signal_is_touched(app: Laneway) -> None:
 
 
 def test_a_worker_that_cannot_start_raises(tmp_path: Path) -> None:
-    """Without handlers, and with a store that cannot be opened: on entering."""
+    """Entering the block raises if there are no handlers or the store cannot be opened."""
 
     async def main() -> None:
         app = Laneway(f"sqlite:///{tmp_path}/no/such/folder.db")
@@ -250,7 +258,7 @@ def test_a_worker_that_cannot_start_raises(tmp_path: Path) -> None:
 
 
 def test_used_once_and_options(app: Laneway) -> None:
-    """Wrong options and a second use say what is wrong."""
+    """A wrong option and a second use raise an error that names the mistake."""
 
     async def main() -> None:
         handling(app)
@@ -267,7 +275,7 @@ def test_used_once_and_options(app: Laneway) -> None:
 
 
 def test_run_worker_in_a_running_loop(app: Laneway) -> None:
-    """One sentence says what to use; no coroutine is left unawaited."""
+    """The error says what to use instead; no coroutine is left that is never awaited."""
 
     async def main() -> None:
         handling(app)
@@ -279,7 +287,9 @@ def test_run_worker_in_a_running_loop(app: Laneway) -> None:
 
 @pytest.mark.parametrize("call", ["run_worker", "arun_worker", "worker"])
 def test_while_a_worker_imports_the_module(app: Laneway, call: str) -> None:
-    """A module that starts a worker at its top level is told where the call belongs."""
+    """
+    A module that starts a worker at its top level gets an error that says where the call belongs.
+    """
 
     async def main() -> None:
         if call == "arun_worker":
@@ -309,15 +319,17 @@ app.run_worker(burst=True)
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_the_command_says_where_run_worker_belongs(tmp_path: Path, processes: int) -> None:
-    """`laneway worker shop:app` of a module that runs a worker itself: one line, exit code 2."""
+    """
+    `laneway worker shop:app` prints one line and exits with 2 if the module runs a worker itself.
+    """
     (tmp_path / "shop.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "laneway", "worker", "shop:app", "--processes", str(processes)]
-    told = subprocess.run(
+    ended = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    assert told.returncode == 2, told.stderr
-    assert 'if __name__ == "__main__":' in told.stderr
-    assert told.stderr.count("\n") == 1
+    assert ended.returncode == 2, ended.stderr
+    assert 'if __name__ == "__main__":' in ended.stderr
+    assert ended.stderr.count("\n") == 1
 
 
 def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
@@ -331,12 +343,12 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
         pytest.importorskip("starlette.routing"),
     )
     app = Laneway(f"sqlite:///{tmp_path}/web.db")
-    told: list[object] = []
+    bodies: list[object] = []
     started: list[str] = []
 
     @app.handler("mail.*")
     async def mail(message: Message) -> None:
-        told.append(message.body)
+        bodies.append(message.body)
         came.set()
 
     @contextlib.asynccontextmanager
@@ -382,7 +394,7 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
 
     came = asyncio.Event()
     asyncio.run(main())
-    assert told == [42]
+    assert bodies == [42]
     assert started == ["started", "stopped"]
 
 

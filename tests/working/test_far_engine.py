@@ -1,6 +1,6 @@
 """
-A store at the other end of a network: a call takes long, so callers must share calls, and leases
-must outlast them.
+A store on a remote network: a call takes long, so callers must share calls, and leases must outlast
+them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ CALL = 0.05
 
 @pytest.fixture
 def far(app: Laneway) -> Laneway:
-    """The application on its engine, 50 ms away."""
+    """An application whose engine is 50 ms away."""
     app._holder.opened = with_latency(app.engine, CALL)
     return app
 
 
-def test_a_worker_takes_and_settles_many_in_one_call(far: Laneway) -> None:
-    """500 messages in far fewer calls than messages."""
+def test_a_worker_leases_and_settles_many_in_one_call(far: Laneway) -> None:
+    """500 messages take far fewer calls than messages."""
     far.publish_many(Message("a", n) for n in range(500))
     seen: list[object] = []
 
@@ -40,7 +40,7 @@ def test_a_worker_takes_and_settles_many_in_one_call(far: Laneway) -> None:
 
 
 def test_threads_that_publish_share_a_call(far: Laneway) -> None:
-    """Each is told of its own message when that is stored."""
+    """Each thread gets the receipt of its own message once that is stored."""
     with ThreadPoolExecutor(40) as threads:
         ids = list(threads.map(lambda n: far.publish("a", n).id, range(200)))
     assert far.engine.call_counts["put"] < 200 / 4  # type: ignore[attr-defined]
@@ -48,7 +48,7 @@ def test_threads_that_publish_share_a_call(far: Laneway) -> None:
 
 
 def test_a_lease_outlasts_the_calls_that_extend_it(far: Laneway) -> None:
-    """A handler that takes longer than its lease keeps its message, once."""
+    """A handler that takes longer than its lease keeps its message and runs once."""
     far.policy("a", lease=0.6, retries=0)
     starts = []
 

@@ -1,4 +1,4 @@
-"""Handlers: who gets which message, and what becomes of it."""
+"""Handlers: which handler gets a message, and how the message ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.working.support import Running
 
 
 def test_a_burst_handles_everything_and_ends(app: Laneway) -> None:
-    """A burst ends by itself when nothing is left, and each message was handled once."""
+    """A burst ends by itself when nothing is left; each message was handled once."""
     seen: list[int] = []
 
     @app.handler("push.*")
@@ -32,29 +32,29 @@ def test_a_burst_handles_everything_and_ends(app: Laneway) -> None:
 
 def test_a_burst_ends_when_nothing_is_left_to_run_now(app: Laneway) -> None:
     """
-    Topics that back off or are paused, delays and schedules hold up no burst; a rate does: what it
-    holds back could run now.
+    A burst does not wait for back-offs, pauses, delays and schedules. It waits for a rate, because
+    those messages could run now.
     """
     app.policy("slow", rate="20/s", burst=1)
 
     @app.handler("*")
     async def handle(message: Message) -> None:
-        if message.topic == "unwell":
+        if message.topic == "unavailable":
             raise DestinationUnavailable(retry_after="1h")
 
     app.schedule("nightly", Message("nightly"), every="1d")
     app.topic("paused").pause()
-    for topic in ("unwell", "unwell", "paused", "slow", "slow", "slow"):
+    for topic in ("unavailable", "unavailable", "paused", "slow", "slow", "slow"):
         app.publish(topic)
     app.publish("later", delay="1h")
     began = time.monotonic()
     assert app.run_worker(burst=True, concurrency=1).acked == 3
     assert time.monotonic() - began < 20
-    assert app.topic("unwell").stats().waiting == 2
+    assert app.topic("unavailable").stats().waiting == 2
 
 
 def test_the_most_specific_pattern_wins(app: Laneway) -> None:
-    """A handler of the exact name goes before one of a prefix, that before `*`."""
+    """A handler of the exact name precedes one of a prefix, which precedes `*`."""
     seen: list[tuple[str, str]] = []
 
     @app.handler("*")
@@ -76,7 +76,7 @@ def test_the_most_specific_pattern_wins(app: Laneway) -> None:
 
 
 def test_what_a_handler_gets(app: Laneway) -> None:
-    """The message as it was published, with its attempt; bytes come as bytes."""
+    """A handler gets the message as it was published, with its attempt; bytes stay bytes."""
     seen: list[Message] = []
 
     @app.handler("a.*")
@@ -101,7 +101,7 @@ def test_what_a_handler_gets(app: Laneway) -> None:
 
 
 def test_collected_bodies_come_as_a_list(app: Laneway) -> None:
-    """With merge="all" the handler gets the bodies in the order in which they were published."""
+    """With merge="all" the handler gets a list of the bodies in the order of publishing."""
     seen: list[object] = []
     app.policy("m", merge="all")
 
@@ -126,7 +126,7 @@ def test_collected_bodies_come_as_a_list(app: Laneway) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_whatever_a_handler_raises_is_a_failure_of_its_message(
+def test_any_error_of_a_handler_is_a_failure_of_its_message(
     app: Laneway, error: BaseException, kind: str
 ) -> None:
     """
@@ -159,16 +159,16 @@ def test_whatever_a_handler_raises_is_a_failure_of_its_message(
 
 
 def test_one_warning_for_each_kind_without_a_handler(caplog: pytest.LogCaptureFixture) -> None:
-    """However many messages and topics there are, and however many kinds."""
-    warnings = UnhandledWarnings()
-    warnings.warn(Lease(n, n, str(n), f"push.{n}", b"1", 0) for n in range(300))
-    warnings.warn(Lease(n, n, str(n), f"single-{n}", b"1", 0) for n in range(300))
-    told = [record.getMessage() for record in caplog.records]
-    assert sum("for push.*:" in line for line in told) == 1
-    assert len(told) <= 101
+    """The number of warnings depends on neither the messages nor the topics, and has a bound."""
+    unhandled = UnhandledWarnings()
+    unhandled.warn(Lease(n, n, str(n), f"push.{n}", b"1", 0) for n in range(300))
+    unhandled.warn(Lease(n, n, str(n), f"single-{n}", b"1", 0) for n in range(300))
+    warnings = [record.getMessage() for record in caplog.records]
+    assert sum("(push.*);" in line for line in warnings) == 1
+    assert len(warnings) <= 101
 
 
-def test_the_error_text_tells_where(app: Laneway) -> None:
+def test_the_error_text_has_the_place(app: Laneway) -> None:
     """Type, message and the innermost lines of the traceback are kept."""
     app.policy("bad", retries=0)
 
@@ -185,7 +185,7 @@ def test_the_error_text_tells_where(app: Laneway) -> None:
 
 
 def test_reject_makes_a_dead_letter_at_once(app: Laneway) -> None:
-    """Reject ends the tries."""
+    """Reject makes a dead letter whatever retries are left."""
 
     @app.handler("r")
     def handle(_: Message) -> None:
@@ -197,7 +197,7 @@ def test_reject_makes_a_dead_letter_at_once(app: Laneway) -> None:
 
 
 def test_retry_with_a_delay(app: Laneway) -> None:
-    """Retry asks for its own delay and counts an attempt."""
+    """Retry sets its own delay and counts an attempt."""
 
     @app.handler("r")
     async def handle(_: Message) -> None:
@@ -209,8 +209,8 @@ def test_retry_with_a_delay(app: Laneway) -> None:
     assert (stats.delayed, stats.ready) == (1, 0)
 
 
-def test_a_retry_with_a_senseless_delay_is_told(app: Laneway) -> None:
-    """A delay that cannot be read is named in the error; the message is retried all the same."""
+def test_an_invalid_delay_of_a_retry_is_reported(app: Laneway) -> None:
+    """A delay that cannot be parsed is named in the error; the message is retried all the same."""
     app.policy("r", retries=0)
 
     @app.handler("r")
@@ -222,8 +222,8 @@ def test_a_retry_with_a_senseless_delay_is_told(app: Laneway) -> None:
     assert "'soon'" in (app.topic("r").dead_letters()[0].error or "")
 
 
-def test_an_unwell_destination_rests_the_topic(app: Laneway) -> None:
-    """The whole topic waits, no attempt is counted."""
+def test_a_topic_backs_off_if_its_destination_is_unavailable(app: Laneway) -> None:
+    """The whole topic waits, and no attempt is counted."""
 
     @app.handler("u")
     async def handle(_: Message) -> None:
@@ -240,8 +240,8 @@ def test_an_unwell_destination_rests_the_topic(app: Laneway) -> None:
     assert stats.died == stats.retried == 0
 
 
-def test_nonsense_returned_is_ignored(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
-    """A return value changes nothing and is told at debug level."""
+def test_a_returned_value_is_ignored(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
+    """A returned value changes nothing and is logged at level debug."""
     caplog.set_level(logging.DEBUG, "laneway.worker")
 
     @app.handler("n")
@@ -254,7 +254,7 @@ def test_nonsense_returned_is_ignored(app: Laneway, caplog: pytest.LogCaptureFix
 
 
 def test_a_returned_coroutine_is_a_failure(app: Laneway) -> None:
-    """A plain function that returns a coroutine has not done its work."""
+    """A plain function that returns a coroutine has not done its work, so the message fails."""
     app.policy("n", retries=0)
 
     async def work() -> None: ...
@@ -268,8 +268,8 @@ def test_a_returned_coroutine_is_a_failure(app: Laneway) -> None:
     assert "async def" in (app.topic("n").dead_letters()[0].error or "")
 
 
-def test_a_body_that_cannot_be_read_is_a_dead_letter(app: Laneway) -> None:
-    """A body that is not what its headers say is refused with a clear reason."""
+def test_a_body_that_cannot_be_decoded_is_a_dead_letter(app: Laneway) -> None:
+    """A body that is not what its headers say becomes a dead letter with a clear reason."""
     from laneway.message import Draft
 
     @app.handler("x")
@@ -280,8 +280,10 @@ def test_a_body_that_cannot_be_read_is_a_dead_letter(app: Laneway) -> None:
     assert "not JSON" in app.topic("x").dead_letters()[0].reason
 
 
-def test_no_handler_here(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
-    """A message that nothing handles goes back delayed, with a warning and no attempt."""
+def test_a_message_without_a_handler_is_returned(
+    app: Laneway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is released with a delay, a warning and no attempt."""
 
     @app.handler("known")
     async def handle(_: Message) -> None: ...
@@ -293,10 +295,10 @@ def test_no_handler_here(app: Laneway, caplog: pytest.LogCaptureFixture) -> None
     assert "no handler for message" in caplog.text
 
 
-def test_a_handler_takes_the_message_and_nothing_else(app: Laneway) -> None:
+def test_a_handler_takes_one_argument(app: Laneway) -> None:
     """
-    A function that cannot be called with one message is refused where it is registered, not message
-    by message.
+    A function that cannot be called with one message is refused when it is registered, not for each
+    message.
     """
 
     def nothing() -> None: ...
@@ -317,7 +319,10 @@ def test_a_handler_takes_the_message_and_nothing_else(app: Laneway) -> None:
 
 @pytest.mark.parametrize("raised", [False, True])
 def test_batches(app: Laneway, raised: bool) -> None:
-    """A batch handler gets lists; what it raises holds for all, a returned list for each."""
+    """
+    A batch handler gets lists; its error is the error of all messages, a returned list has one
+    outcome for each.
+    """
     app.policy("b", retries=0)
     sizes: list[int] = []
 
@@ -335,8 +340,10 @@ def test_batches(app: Laneway, raised: bool) -> None:
     assert (summary.acked, summary.died) == ((0, 40) if raised else (20, 20))
 
 
-def test_a_batch_that_returns_nonsense(app: Laneway) -> None:
-    """A list of the wrong length is an error of all its messages, which says what was expected."""
+def test_a_batch_that_returns_a_wrong_list(app: Laneway) -> None:
+    """
+    A list of the wrong length is an error of all its messages; the error says what was expected.
+    """
     app.policy("b", retries=0)
 
     @app.handler("b", batch=10)
@@ -349,7 +356,7 @@ def test_a_batch_that_returns_nonsense(app: Laneway) -> None:
 
 
 def test_one_bad_body_does_not_spoil_its_batch(app: Laneway) -> None:
-    """Of a batch only the message that cannot be read is refused."""
+    """Of a batch, only the message that cannot be decoded becomes a dead letter."""
     from laneway.message import Draft
 
     got: list[int] = []
@@ -365,7 +372,7 @@ def test_one_bad_body_does_not_spoil_its_batch(app: Laneway) -> None:
 
 
 def test_context_variables_do_not_leak(app: Laneway) -> None:
-    """What a handler sets in a context variable, no other message's handler sees."""
+    """No handler sees a context variable that the handler of another message has set."""
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=-1)
     seen: list[int] = []
 
@@ -381,8 +388,8 @@ def test_context_variables_do_not_leak(app: Laneway) -> None:
 
 def test_concurrency_of_worker_and_handler(app: Laneway) -> None:
     """
-    No more handlers run at once than the worker and the handler allow; others go on beside a slow
-    one.
+    No more handlers run at once than the worker and the handler allow; others continue beside a
+    slow one.
     """
     running = {"slow": 0, "fast": 0}
     most = {"slow": 0, "fast": 0}
@@ -404,7 +411,7 @@ def test_concurrency_of_worker_and_handler(app: Laneway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "expected"),
     [
         ({"concurency": 3}, 'did you mean "concurrency"'),
         ({"concurrency": 0}, "concurrency"),
@@ -415,16 +422,16 @@ def test_concurrency_of_worker_and_handler(app: Laneway) -> None:
         ({"isolation": "container"}, "isolation"),
     ],
 )
-def test_bad_options_of_a_handler(app: Laneway, options: dict[str, object], told: str) -> None:
-    """An unknown or impossible option names itself."""
-    with pytest.raises(UsageError, match=told):
+def test_bad_options_of_a_handler(app: Laneway, options: dict[str, object], expected: str) -> None:
+    """The error names the unknown or invalid option."""
+    with pytest.raises(UsageError, match=expected):
         app.handler("x", **options)(lambda _: None)  # type: ignore[arg-type]
 
 
 def test_bad_handlers(app: Laneway) -> None:
     """
-    A second handler of a pattern, a bad pattern, an async or hidden function in a process: errors
-    at the start.
+    A second handler of a pattern, a bad pattern, and an async or nested function in a process are
+    refused when they are registered.
     """
     app.handler("x")(print)
     with pytest.raises(UsageError, match="already"):
@@ -454,7 +461,7 @@ def test_bad_handlers(app: Laneway) -> None:
 
 
 def test_publishing_from_handlers(app: Laneway) -> None:
-    """Handlers of both kinds publish while the worker works."""
+    """Coroutine and thread handlers may publish while the worker works."""
     seen: list[int] = []
 
     @app.handler("first")
@@ -475,7 +482,7 @@ def test_publishing_from_handlers(app: Laneway) -> None:
 
 
 def test_at_most_once(app: Laneway) -> None:
-    """With delivery="at_most_once" a failure is not tried again."""
+    """With delivery="at_most_once" a failed message is not retried."""
     app.policy("o", delivery="at_most_once")
 
     @app.handler("o")
@@ -489,7 +496,7 @@ def test_at_most_once(app: Laneway) -> None:
 
 
 def test_bad_messages_are_refused_before_anything_is_stored(app: Laneway) -> None:
-    """A handler's own mistakes in publishing are errors like any other."""
+    """A handler's mistake in publishing is an error like any other, and nothing is stored."""
     app.policy("h", retries=0)
 
     @app.handler("h")
@@ -504,8 +511,8 @@ def test_bad_messages_are_refused_before_anything_is_stored(app: Laneway) -> Non
 @pytest.mark.parametrize("kind", ["from", "context", "reason", "bare", "process"])
 def test_retry_keeps_its_cause(app: Laneway, kind: str) -> None:
     """
-    An empty Retry tells the error that it was raised from, or while handling; the reason and the
-    history of the dead letter have it.
+    A Retry without a reason shows the error that it was raised from or while handling, in the
+    reason and the history of the dead letter.
     """
     app.policy("*", retries=1, backoff=0)
 
@@ -528,11 +535,11 @@ def test_retry_keeps_its_cause(app: Laneway, kind: str) -> None:
     while not (letters := app.topic("t").dead_letters()):
         app.run_worker(burst=True)
     (letter,) = letters
-    said = {"reason": "busy", "bare": "the handler asked for a retry"}.get(
+    expected = {"reason": "busy", "bare": "the handler asked for a retry"}.get(
         kind, "ValueError: HTTP 500"
     )
-    assert letter.reason == f"retries used up (2 attempts): {said}"
-    assert [entry["error"].partition("\n")[0] for entry in letter.history] == [said, said]
+    assert letter.reason == f"retries used up (2 attempts): {expected}"
+    assert [entry["error"].partition("\n")[0] for entry in letter.history] == [expected] * 2
     assert ("HTTP 500" in (letter.error or "")) == (kind != "bare")
 
 

@@ -1,4 +1,4 @@
-"""The health port: whether the worker lives, and whether its store answers."""
+"""The health port: whether the worker is alive, and whether its store answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
 
 @pytest.fixture
 def port(caplog: pytest.LogCaptureFixture, app: Laneway) -> Iterator[int]:
-    """Of a worker of the application, which runs during the test."""
+    """The health port of a worker of the application, which runs during the test."""
     caplog.set_level("INFO", "laneway.worker")
     blocked = threading.Event()
 
@@ -49,28 +49,28 @@ def port(caplog: pytest.LogCaptureFixture, app: Laneway) -> Iterator[int]:
 
 
 def test_a_worker_that_works(port: int) -> None:
-    """200 for both; 404 for anything else; HEAD has no body."""
+    """Both probes answer 200, any other path 404; the answer to HEAD has no body."""
     assert ask(port, "/live") == (200, '{"ok": true}\n')
     assert ask(port, "/ready") == (200, '{"ok": true}\n')
     assert ask(port, "/") == (404, '{"error": "not found; use /live or /ready"}\n')
     assert ask(port, "/ready?x=1", "HEAD") == (200, "")
 
 
-def test_a_loop_that_is_blocked(app: Laneway, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blocked_event_loop(app: Laneway, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """/live is 503 while a coroutine blocks the event loop, and 200 afterwards."""
     monkeypatch.setattr(health_server, "LOOP_SECONDS", 0.2)
     app.publish("block")
     assert app.block_began.wait(60)  # type: ignore[attr-defined]
-    status, said = ask(port, "/live")
-    assert (status, "a handler blocks it" in said) == (503, True)
+    status, body = ask(port, "/live")
+    assert (status, "a handler blocks it" in body) == (503, True)
     monkeypatch.setattr(health_server, "LOOP_SECONDS", 60.0)
     assert ask(port, "/live")[0] == 200
 
 
-def test_a_store_that_is_away(app: Laneway, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_store(app: Laneway, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    /ready is 503 while the store fails or does not answer, /live stays 200; both are 200 when it is
-    back.
+    /ready answers 503 while the store fails or does not answer, /live stays 200; both answer 200
+    once it is back.
     """
     back = threading.Event()
     real = app.engine.overview
@@ -86,7 +86,7 @@ def test_a_store_that_is_away(app: Laneway, port: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(health_server, "STORE_SECONDS", 0.2)
     monkeypatch.setattr(app.engine, "overview", fail)
     # The worker has the method of before: ask through the engine.
-    made = health_server.HealthServer(
+    server = health_server.HealthServer(
         "127.0.0.1",
         0,
         call_soon=lambda call: call(),
@@ -94,11 +94,11 @@ def test_a_store_that_is_away(app: Laneway, port: int, monkeypatch: pytest.Monke
         is_serving=lambda: True,
         ask_store=lambda: app.engine.overview(now_us=None),
     )
-    made.start()
-    own = int(made.url.rpartition(":")[2])
+    server.start()
+    own = int(server.url.rpartition(":")[2])
     try:
-        status, said = ask(own, "/ready")
-        assert (status, "cannot be used" in said, "s3cret" in said) == (503, True, False)
+        status, body = ask(own, "/ready")
+        assert (status, "cannot be used" in body, "s3cret" in body) == (503, True, False)
         monkeypatch.setattr(app.engine, "overview", hang)
         assert ask(own, "/ready")[0] == 503
         assert ask(own, "/ready")[0] == 503
@@ -107,12 +107,12 @@ def test_a_store_that_is_away(app: Laneway, port: int, monkeypatch: pytest.Monke
         monkeypatch.setattr(health_server, "STORE_SECONDS", 60.0)
         assert ask(own, "/ready")[0] == 200
     finally:
-        made.close()
+        server.close()
     assert ask(port, "/live")[0] == 200
 
 
 def test_a_port_that_is_taken(app: Laneway) -> None:
-    """One sentence, before anything is leased."""
+    """A port that is in use is one error, before anything is leased."""
     app.handler("*")(print)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = taken.getsockname()[1]

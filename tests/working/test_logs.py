@@ -1,6 +1,6 @@
 """
-What a worker logs: a line for each message that ended, bounded in number; fields in every line of a
-handler.
+A worker's log: one line for each message that ended, bounded in number, and fields in each line of
+a handler.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def lines(caplog: pytest.LogCaptureFixture, what: str) -> list[str]:
 
 def test_a_line_for_each_message(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     """
-    What succeeded and in how long, what failed and when it is tried again, what is dead; of a task
-    its name.
+    A line has the duration of a success, the error and the next attempt of a failure, or the dead
+    letter; and the name of a task.
     """
     caplog.set_level(logging.INFO)
     app.policy("*", backoff="1h", retries=3)
@@ -102,8 +102,8 @@ def test_a_line_for_each_message(app: Laneway, caplog: pytest.LogCaptureFixture)
 
 def test_lines_are_bounded(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
     """
-    Of thousands that succeed or fail in a second a hundred each are told, and of the others how
-    many.
+    Of thousands of successes or failures in a second, a hundred each are logged, and the others are
+    counted.
     """
     caplog.set_level(logging.INFO)
     app.policy("*", retries=0)
@@ -117,17 +117,19 @@ def test_lines_are_bounded(app: Laneway, caplog: pytest.LogCaptureFixture) -> No
     began = time.monotonic()
     app.run_worker(burst=True)
     seconds = int(time.monotonic() - began) + 2
-    told = lines(caplog, ": succeeded in")
+    succeeded = lines(caplog, ": succeeded in")
     more = lines(caplog, "more messages succeeded")
-    assert LINES_PER_SECOND <= len(told) <= LINES_PER_SECOND * seconds
-    assert len(told) + sum(int(line.split()[0].replace(",", "")) for line in more) == 3000
+    assert LINES_PER_SECOND <= len(succeeded) <= LINES_PER_SECOND * seconds
+    assert len(succeeded) + sum(int(line.split()[0].replace(",", "")) for line in more) == 3000
     failed, more = lines(caplog, "attempt 1 failed"), lines(caplog, "more messages failed")
     assert LINES_PER_SECOND <= len(failed) <= LINES_PER_SECOND * seconds
     assert len(failed) + sum(int(line.split()[0].replace(",", "")) for line in more) == 1000
 
 
-def test_nothing_is_told_above_info(app: Laneway, caplog: pytest.LogCaptureFixture) -> None:
-    """At level warning a worker that has nothing to warn of is silent."""
+def test_a_worker_without_problems_is_silent_at_warning(
+    app: Laneway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At level warning a worker without problems logs nothing."""
     caplog.set_level(logging.WARNING)
     app.handler("*")(print)
     app.publish("a")
@@ -136,18 +138,15 @@ def test_nothing_is_told_above_info(app: Laneway, caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("kind", ["async", "thread", "batch"])
-def test_each_line_of_a_handler_says_what_it_is_about(app: Laneway, kind: str) -> None:
-    """
-    Message, topic and attempt, with many at once; nothing outside of handlers, and nothing in what
-    one has left behind.
-    """
+def test_each_line_of_a_handler_has_fields(app: Laneway, kind: str) -> None:
+    """Message, topic and attempt, with many handlers at once; no fields outside of handlers."""
     log = logging.getLogger("shop")
     log.setLevel(logging.INFO)
-    told: list[tuple[str, Any]] = []
+    recorded: list[tuple[str, Any]] = []
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            told.append((record.getMessage(), record.laneway))  # type: ignore[attr-defined]
+            recorded.append((record.getMessage(), record.laneway))  # type: ignore[attr-defined]
 
     collect = Collect()
     collect.addFilter(AddFields())
@@ -173,14 +172,14 @@ def test_each_line_of_a_handler_says_what_it_is_about(app: Laneway, kind: str) -
         log.info("outside")
     finally:
         log.removeHandler(collect)
-    assert told.pop() == ("outside", {})
+    assert recorded.pop() == ("outside", {})
     if kind == "batch":
-        assert sum(about["messages"] for _, about in told) == 50
+        assert sum(about["messages"] for _, about in recorded) == 50
     else:
-        assert {message for message, _ in told} == {str(n) for n in range(50)}
+        assert {message for message, _ in recorded} == {str(n) for n in range(50)}
         assert all(
             about == {"message": message, "topic": f"push.{message}", "attempt": 1}
-            for message, about in told
+            for message, about in recorded
         )
     assert fields() == {}
 
@@ -199,7 +198,7 @@ def test_structlog(app: Laneway) -> None:
 
         @app.handler("push.*")
         async def handle(message: Message) -> None:
-            structlog.get_logger().info("telling", merchant=message.topic)
+            structlog.get_logger().info("delivering", merchant=message.topic)
 
         app.publish("push.acme", id="17")
         app.run_worker(burst=True)
@@ -207,7 +206,7 @@ def test_structlog(app: Laneway) -> None:
         structlog.reset_defaults()
     assert capture.entries == [
         {
-            "event": "telling",
+            "event": "delivering",
             "merchant": "push.acme",
             "log_level": "info",
             "message": "17",
@@ -231,10 +230,10 @@ def test_structlog(app: Laneway) -> None:
     }
 
 
-def test_a_tracker_of_errors_gets_each_dead_letter_once(app: Laneway) -> None:
+def test_an_error_tracker_gets_each_dead_letter_once(app: Laneway) -> None:
     """
     Sentry's integration takes records of level error with their exception: one for each dead
-    letter, none for an attempt that is repeated.
+    letter, none for an attempt that is retried.
     """
     events: list[logging.LogRecord] = []
 
@@ -313,15 +312,15 @@ def worked(tmp_path: Path, *arguments: str) -> list[str]:
 
 def test_banner_and_last_line(tmp_path: Path) -> None:
     """
-    Version, store, handlers, tasks, schedules, how to stop; at the end what was done. Times have
-    their zone; asyncio is silent at debug.
+    The banner has version, store, handlers, tasks, schedules and how to stop; the last line the
+    summary. Times have their zone; asyncio is silent at debug.
     """
-    told = worked(tmp_path, "-l", "debug", "--traceback")
-    text = "\n".join(told)
+    log_lines = worked(tmp_path, "-l", "debug", "--traceback")
+    text = "\n".join(log_lines)
     assert re.search(
         r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d INFO    laneway \S+: store"
         r" sqlite:///work.db",
-        told[0],
+        log_lines[0],
     )
     for expected in (
         "handlers: push.* (push)",
@@ -333,26 +332,26 @@ def test_banner_and_last_line(tmp_path: Path) -> None:
         assert expected in text
     assert re.search(r"worker \d+ stopped after \d+\.\d s: 0 done, 1 to be retried", text)
     assert "selector" not in text
-    assert "Traceback" in text  # of an attempt that is tried again
+    assert "Traceback" in text  # of an attempt that is retried
     assert any(
         re.search(r"from the child \[message 17, topic push.acme, attempt 1\]$", line)
-        for line in told
+        for line in log_lines
     )
 
 
-def test_child_processes_say_what_their_lines_are_about(tmp_path: Path) -> None:
+def test_lines_of_child_processes_have_fields(tmp_path: Path) -> None:
     """
-    As JSON: message, topic and attempt. Without --traceback there is none of an attempt that is
-    tried again.
+    As JSON: message, topic and attempt. Without --traceback, an attempt that is retried has no
+    traceback.
     """
-    told = [json.loads(line) for line in worked(tmp_path, "--log-json", "--no-traceback")]
-    (line,) = [line for line in told if line["event"] == "from the child"]
+    log_lines = [json.loads(line) for line in worked(tmp_path, "--log-json", "--no-traceback")]
+    (line,) = [line for line in log_lines if line["event"] == "from the child"]
     assert (line["message"], line["topic"], line["attempt"]) == ("17", "push.acme", 1)
-    assert not [line for line in told if "traceback" in line]
+    assert not [line for line in log_lines if "traceback" in line]
 
 
 def test_a_program_that_sets_up_logging_keeps_it(tmp_path: Path) -> None:
-    """`laneway worker` leaves it alone."""
+    """`laneway worker` does not change a program's own logging."""
     (tmp_path / "own.py").write_text(
         "import logging\nlogging.basicConfig(format='OWN %(message)s', level=logging.INFO)\n"
         "from laneway import Laneway\napp = Laneway('sqlite:///own.db')\napp.handler('*')(print)\n"
@@ -364,9 +363,9 @@ def test_a_program_that_sets_up_logging_keeps_it(tmp_path: Path) -> None:
     assert all(line.startswith("OWN ") for line in ended.stderr.splitlines())
 
 
-def test_errors_do_nothing_in_a_terminal_without_logging_set_up(app: Laneway) -> None:
+def test_control_characters_are_escaped_without_logging_set_up(app: Laneway) -> None:
     """
-    A program that has no formatter, or one of its own, gets message and traceback with control
+    A program without a formatter, or with one of its own, gets message and traceback with control
     characters escaped.
     """
     out = io.StringIO()

@@ -135,18 +135,18 @@ def start(folder: Path, program: str) -> subprocess.Popen[str]:
     ids=["isolation", "processes", "rq"],
 )
 def test_the_main_module_runs_once(tmp_path: Path, program: str, lines: set[str]) -> None:
-    """All is handled in other processes, and the program's own lines run once."""
+    """Other processes handle all messages, and the lines of the main module run once."""
     process = start(tmp_path, program)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 0, told
-    assert "Traceback" not in told
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 0, log
+    assert "Traceback" not in log
     assert (tmp_path / "mains").read_text() == "main\n"
     assert sorted((tmp_path / "notes").read_text().splitlines()) == sorted(lines)
 
 
 @pytest.mark.parametrize("program", [SLEEPS, FRESH], ids=["copy", "fresh"])
 def test_children_end_with_their_worker(tmp_path: Path, program: str) -> None:
-    """A worker that is killed leaves no child behind, whatever that is doing."""
+    """A worker that is killed leaves no child process behind, whatever the child is doing."""
     process = start(tmp_path, program)
     try:
         until(
@@ -182,7 +182,7 @@ if "the child" in {place}:
 def test_a_child_that_cannot_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """It costs no attempt, and stops the worker with one sentence."""
+    """A child that cannot start counts no attempt and stops the worker with one error."""
     name = f"cannot_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(MODULE.format(folder=tmp_path, place="sys.argv"))
     monkeypatch.syspath_prepend(tmp_path)

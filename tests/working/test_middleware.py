@@ -1,4 +1,4 @@
-"""Middlewares around handlers, and hooks that are told how messages ended."""
+"""Middlewares around handlers, and hooks that are called with the end of messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = ["async", "thread"]
 
 
 def register(app: Laneway, kind: str, work: Any, **options: Any) -> None:
-    """The same handler as a coroutine or a plain function."""
+    """Register the same handler as a coroutine or as a plain function."""
 
     async def ahandle(message: Any) -> Any:
         return work(message)
@@ -35,7 +35,7 @@ def register(app: Laneway, kind: str, work: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_middlewares_run_around_every_handler(app: Laneway, kind: str) -> None:
-    """The first is the outermost; what one sets in a context variable the handler sees."""
+    """The first is the outermost; the handler sees context variables that a middleware sets."""
     seen: list[Any] = []
     trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="none")
 
@@ -59,8 +59,8 @@ def test_middlewares_run_around_every_handler(app: Laneway, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_middleware_judges_what_the_handler_raised(app: Laneway, kind: str) -> None:
-    """It may turn an error into Reject, swallow it, or refuse to run the handler at all."""
+def test_a_middleware_may_change_the_outcome(app: Laneway, kind: str) -> None:
+    """It may turn an error into Reject, suppress it, or refuse to run the handler."""
     ran: list[str] = []
 
     @app.around_handling
@@ -88,7 +88,7 @@ def test_a_middleware_judges_what_the_handler_raised(app: Laneway, kind: str) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_passes_as_a_list(app: Laneway, kind: str) -> None:
-    """Around a batch handler a middleware gets what the handler gets."""
+    """Around a batch handler, a middleware gets the list that the handler gets."""
     seen: list[int] = []
 
     @app.around_handling
@@ -103,8 +103,8 @@ def test_a_batch_passes_as_a_list(app: Laneway, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_body_that_cannot_be_read_passes_none(app: Laneway, kind: str) -> None:
-    """There is no message to pass; it is a dead letter as without middlewares."""
+def test_no_middleware_runs_for_a_body_that_cannot_be_decoded(app: Laneway, kind: str) -> None:
+    """There is no message to pass; it becomes a dead letter as without middlewares."""
 
     @app.around_handling
     def never(message: Message) -> Generator[None, None, None]:
@@ -119,8 +119,8 @@ def test_a_body_that_cannot_be_read_passes_none(app: Laneway, kind: str) -> None
     assert "not JSON" in app.dead_letters()[0].reason
 
 
-def tell_all(app: Laneway, seen: list[Any]) -> None:
-    """Every hook, writing down what it is told."""
+def record_hooks(app: Laneway, seen: list[Any]) -> None:
+    """Register a hook of each kind that records its arguments."""
     app.on_success(lambda message: seen.append(("success", message.body)))
     app.on_failure(
         lambda message, error: seen.append(("failure", message.body, type(error).__name__))
@@ -130,13 +130,13 @@ def tell_all(app: Laneway, seen: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hooks_are_told_what_became_of_each(app: Laneway, kind: str) -> None:
+def test_hooks_are_called_with_the_end_of_each_message(app: Laneway, kind: str) -> None:
     """
-    Success, failure, retry, dead: by what the engine answered, in the order of the settlements.
+    Success, failure, retry and dead follow the engine's answers, in the order of the settlements.
     """
     app.policy("*", retries=1)
     seen: list[Any] = []
-    tell_all(app, seen)
+    record_hooks(app, seen)
 
     def work(message: Message) -> None:
         match message.body:
@@ -164,10 +164,10 @@ def test_hooks_are_told_what_became_of_each(app: Laneway, kind: str) -> None:
 
 
 def test_hooks_and_time_limits_and_batches(app: Laneway) -> None:
-    """A handler that was stopped has failed; of a batch each message is told of by itself."""
+    """A handler that was stopped has failed; for a batch, hooks are called for each message."""
     app.policy("*", retries=0)
     seen: list[Any] = []
-    tell_all(app, seen)
+    record_hooks(app, seen)
 
     @app.handler("slow", time_limit=0.05)
     async def slow(_: Message) -> None:
@@ -195,13 +195,13 @@ def test_hooks_and_time_limits_and_batches(app: Laneway) -> None:
     )
 
 
-def test_a_rest_is_no_failure(app: Laneway) -> None:
-    """An unwell destination is nobody's failure: no hook is told."""
+def test_a_back_off_is_no_failure(app: Laneway) -> None:
+    """A message whose destination is unavailable has not failed: on_failure is not called."""
     seen: list[Any] = []
-    tell_all(app, seen)
+    record_hooks(app, seen)
 
     @app.handler("*")
-    async def unwell(_: Message) -> None:
+    async def unavailable(_: Message) -> None:
         raise DestinationUnavailable("503", retry_after=60)
 
     app.publish("t")
@@ -213,7 +213,7 @@ def test_a_rest_is_no_failure(app: Laneway) -> None:
 def test_a_hook_that_fails_is_logged_and_changes_nothing(
     app: Laneway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The message is finished, and the next hook is told."""
+    """The message is acked, and the next hook is called."""
     seen: list[Any] = []
 
     @app.on_success
@@ -229,16 +229,16 @@ def test_a_hook_that_fails_is_logged_and_changes_nothing(
     assert "mail server" in caplog.text
 
 
-def test_hooks_that_are_slow_set_the_pace(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Handlers do not run far ahead of hooks, and go on when those have caught up."""
+def test_slow_hooks_set_the_pace(app: Laneway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers do not run far ahead of hooks, and continue when the hooks have caught up."""
     monkeypatch.setattr("laneway.working.hook_thread.MAX_PENDING", 4)
-    told: list[Any] = []
+    called: list[Any] = []
     go_on, handled = threading.Event(), threading.Event()
 
     @app.on_success
     def slow(message: Message) -> None:
         assert go_on.wait(10)
-        told.append(message.body)
+        called.append(message.body)
 
     def work(message: Message) -> None:
         handled.set()
@@ -250,12 +250,12 @@ def test_hooks_that_are_slow_set_the_pace(app: Laneway, monkeypatch: pytest.Monk
         threading.Event().wait(0.3)  # time enough to run far ahead
         assert app.topic("t").stats().done < 30
         go_on.set()
-        until(lambda: len(told) == 100)
-    assert sorted(told) == list(range(100))
+        until(lambda: len(called) == 100)
+    assert sorted(called) == list(range(100))
 
 
 def test_hooks_are_plain_functions(app: Laneway) -> None:
-    """An async hook would never be awaited: it is refused."""
+    """An async hook is refused, because it would never be awaited."""
 
     async def hook(message: Message) -> None: ...
 
@@ -263,18 +263,18 @@ def test_hooks_are_plain_functions(app: Laneway) -> None:
         app.on_success(hook)
 
 
-def test_what_ended_too_late_is_not_told(app: Laneway) -> None:
-    """Of a lost lease somebody else decides."""
+def test_no_hook_is_called_for_a_lost_lease(app: Laneway) -> None:
+    """Another worker decides how that message ends."""
     seen: list[Any] = []
-    tell_all(app, seen)
+    record_hooks(app, seen)
     register(app, "thread", lambda message: app.topic("t").delete())
     app.publish("t", 1)
     assert app.run_worker(burst=True).lost == 1
     assert seen == []
 
 
-def test_hooks_that_were_behind_by_one_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever was told that they are behind is told when they are not, however little it was."""
+def test_hooks_that_were_behind_by_one_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`resume` is called after `is_behind` was True, however far behind the hooks were."""
     monkeypatch.setattr("laneway.working.hook_thread.MAX_PENDING", 2)
     go_on, resumed = threading.Event(), threading.Event()
     middlewares = HandlingMiddlewares()

@@ -1,6 +1,6 @@
 """
-Messages that kill their worker: dead letters within their retries, and their neighbors run. Real
-processes, real SIGKILLs.
+Messages that kill their worker become dead letters within their retries, and their neighbors run.
+Real processes, real SIGKILLs.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def test_a_celery_task_that_kills_its_worker(
     tmp_path: Path, store: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    It fails with WorkerLostError, though its retries have no end; a task over its time limit fails
+    It fails with WorkerLostError although its retries have no end; a task over its time limit fails
     once; their neighbors end.
     """
     name = f"poison_{store['namespace']}"
@@ -179,10 +179,10 @@ def test_a_celery_task_that_kills_its_worker(
     assert notes.count("kill") <= 3
 
 
-def test_a_celery_task_over_its_time_limit_is_not_tried_again(
+def test_a_celery_task_over_its_time_limit_is_not_retried(
     tmp_path: Path, store: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One run, one FAILURE, and never RETRY."""
+    """It runs once and ends as FAILURE, never as RETRY."""
     name = f"slow_{store['namespace']}"
     (tmp_path / f"{name}.py").write_text(CELERY.format(**store))
     monkeypatch.syspath_prepend(tmp_path)
@@ -199,7 +199,7 @@ def test_a_celery_task_over_its_time_limit_is_not_tried_again(
 def test_an_rq_job_that_kills_its_worker(
     tmp_path: Path, store: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It fails, as it has no retries; its neighbors end."""
+    """It fails, because it has no retries; its neighbors end."""
     from laneway.compat.rq import Queue
 
     name = f"rq_{store['namespace']}"

@@ -48,7 +48,7 @@ def child(message):
         raise Reject("no such customer")
     if what == "retry":
         raise Retry("later", delay="1h")
-    if what == "unwell":
+    if what == "unavailable":
         raise DestinationUnavailable("503", retry_after=60)
     note("children")
 
@@ -81,7 +81,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laneway]:
-    """The program above as a module that child processes can import."""
+    """An application with the program above as a module that child processes can import."""
     name = f"program_{tmp_path.name}"
     (tmp_path / f"{name}.py").write_text(PROGRAM.format(folder=tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
@@ -92,7 +92,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laneway]:
 
 
 @pytest.mark.parametrize(
-    ("topic", "told"),
+    ("topic", "expected"),
     [
         ("kill", "killed by signal 9 (SIGKILL)"),
         ("exit", "exit code 7"),
@@ -100,41 +100,39 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Laneway]:
         ("raise", "LookupError: order 42 is unknown"),
     ],
 )
-def test_a_child_that_fails_or_dies(app: Laneway, topic: str, told: str) -> None:
+def test_a_child_that_fails_or_dies(app: Laneway, topic: str, expected: str) -> None:
     """
-    What a child raises, or how it died, is the message's error; the worker and the other messages
-    go on.
+    The error of a child, or how it died, is the message's error; the worker and the other messages
+    continue.
     """
     app.publish(f"child.{topic}", priority=1)
     app.publish("child.fine")
     summary = app.run_worker(burst=True, concurrency=1)
     assert (summary.died, summary.acked) == (1, 1)
-    assert told in (app.topic(f"child.{topic}").dead_letters()[0].error or "")
+    assert expected in (app.topic(f"child.{topic}").dead_letters()[0].error or "")
 
 
-def test_signals_of_a_handler_come_over(app: Laneway) -> None:
-    """Retry, Reject and DestinationUnavailable mean in a child what they mean elsewhere."""
+def test_retry_reject_and_back_off_in_a_child(app: Laneway) -> None:
+    """Retry, Reject and DestinationUnavailable have the same effect in a child as elsewhere."""
     app.policy("child.retry", retries=1)
-    for topic in ("reject", "retry", "unwell"):
+    for topic in ("reject", "retry", "unavailable"):
         app.publish(f"child.{topic}")
     with Running(app, concurrency=3):
         until(lambda: app.topic("child.reject").stats().dead)
         until(lambda: app.topic("child.retry").stats().retried)
         until(
             lambda: (
-                app.topic("child.unwell").stats().delivered
-                and not app.topic("child.unwell").stats().leased
+                app.topic("child.unavailable").stats().delivered
+                and not app.topic("child.unavailable").stats().leased
             )
         )
     assert app.topic("child.reject").dead_letters()[0].reason == "no such customer"
     assert app.topic("child.retry").stats().delayed == 1
-    assert app.topic("child.unwell").stats().waiting == 1
+    assert app.topic("child.unavailable").stats().waiting == 1
 
 
 def test_a_lost_lease_kills_its_child(app: Laneway, tmp_path: Path) -> None:
-    """
-    When the lease is gone the handler is ended for good, and another message gets a fresh child.
-    """
+    """When the lease is lost the child is killed, and another message gets a new child."""
     app.policy("*", lease=0.5)
     app.publish("child.sleep")
     with Running(app, concurrency=1):
@@ -147,7 +145,7 @@ def test_a_lost_lease_kills_its_child(app: Laneway, tmp_path: Path) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is still there."""
+    """Whether a process still runs."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -156,14 +154,14 @@ def runs(pid: int) -> bool:
 
 
 def test_a_child_serves_many_messages(app: Laneway, tmp_path: Path) -> None:
-    """Children are kept between messages."""
+    """Children are reused for the next messages."""
     app.publish_many(Message("child.fine", n) for n in range(30))
     assert app.run_worker(burst=True, concurrency=2).acked == 30
     assert len(set((tmp_path / "children").read_text().split())) <= 2
 
 
 def test_a_child_is_killed_at_its_time_limit(app: Laneway) -> None:
-    """A handler that hangs in a child is really ended."""
+    """A handler that hangs in a child is ended by force."""
     app.publish("hang")
     began = time.monotonic()
     assert app.run_worker(burst=True).died == 1
@@ -179,20 +177,20 @@ def test_the_soft_limit_reaches_into_a_sleeping_child(app: Laneway, tmp_path: Pa
 
 
 def test_batches_in_children(app: Laneway) -> None:
-    """A batch handler in a child answers for each message."""
+    """A batch handler in a child returns an outcome for each message."""
     app.publish_many(Message("batch", n) for n in range(10))
     summary = app.run_worker(burst=True)
     assert (summary.acked, summary.died) == (5, 5)
 
 
 def start(source: Path) -> subprocess.Popen[bytes]:
-    """The program, as a user would start it."""
+    """Start the program as a user would."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.Popen([sys.executable, str(source)], cwd=source.parent, env=environment)
 
 
 def test_several_workers_share_a_burst(app: Laneway, tmp_path: Path) -> None:
-    """With processes=2 a supervisor runs two workers; together they handle everything once."""
+    """With processes=2 a supervisor runs two workers; together they handle each message once."""
     app.publish_many(Message(f"work.{n % 5}", n) for n in range(500))
     summary = app.run_worker(burst=True, processes=2, concurrency=4)
     assert summary.acked == 500
@@ -200,10 +198,10 @@ def test_several_workers_share_a_burst(app: Laneway, tmp_path: Path) -> None:
     assert str(os.getpid()) not in (tmp_path / "workers").read_text().split()
 
 
-def test_a_worker_that_dies_is_started_again(app: Laneway, tmp_path: Path) -> None:
+def test_a_worker_that_dies_is_restarted(app: Laneway, tmp_path: Path) -> None:
     """
-    A message that kills its worker becomes a dead letter; the innocent are handled by the next
-    worker.
+    A message that kills its worker becomes a dead letter; the next worker handles the other
+    messages.
     """
     app.publish("work.bad", "die")
     app.policy(
@@ -250,7 +248,7 @@ def test_sigterm_and_sigint_stop_a_worker(app: Laneway, tmp_path: Path) -> None:
 
 
 def test_several_processes_need_an_importable_application(tmp_path: Path) -> None:
-    """An application that no module holds cannot be found by other processes."""
+    """Other processes cannot find an application that no module holds."""
     app = Laneway(f"sqlite:///{tmp_path}/x.db")
     app.handler("*")(print)
     with pytest.raises(UsageError, match="top of a module"):
@@ -258,21 +256,21 @@ def test_several_processes_need_an_importable_application(tmp_path: Path) -> Non
 
 
 def test_several_processes_need_a_store_that_they_share() -> None:
-    """What lives in memory is not there for another process."""
+    """Another process cannot use a store in memory."""
     app = Laneway("sqlite://")
     app.handler("*")(print)
     with app, pytest.raises(UsageError, match="this process alone"):
         app.run_worker(processes=2)
 
 
-def test_reload_begins_anew_when_the_code_changes(app: Laneway, tmp_path: Path) -> None:
+def test_reload_restarts_when_the_code_changes(app: Laneway, tmp_path: Path) -> None:
     """
-    With reload a changed source file is what handles the next message; versions that cannot be used
-    are told, and waited out.
+    With reload, a changed source file handles the next message; versions with mistakes are logged,
+    and the next change is awaited.
     """
     source = next(tmp_path.glob("program_*.py"))
-    seen, told = tmp_path / "seen", tmp_path / "told"
-    with told.open("wb") as stderr:
+    seen, log_file = tmp_path / "seen", tmp_path / "log"
+    with log_file.open("wb") as stderr:
         command = [sys.executable, "-m", "laneway", "worker", f"{source.stem}:app", "--reload"]
         program = subprocess.Popen(
             command, cwd=source.parent, env={**os.environ, "LANEWAY_URL": ""}, stderr=stderr
@@ -294,14 +292,12 @@ def test_reload_begins_anew_when_the_code_changes(app: Laneway, tmp_path: Path) 
                 until(lambda: published_after(app, seen, new.split('"')[-2]), 30)  # noqa: B023
             else:
                 mistakes += 1
-                until(
-                    lambda: told.read_text().count("waiting for the code to change") == mistakes,  # noqa: B023
-                    30,
-                )
+                awaited = "waiting for the code to change"
+                until(lambda: log_file.read_text().count(awaited) == mistakes, 30)  # noqa: B023
     finally:
         program.send_signal(signal.SIGTERM)
         assert program.wait(20) == 0
-    text = told.read_text()
+    text = log_file.read_text()
     assert "SyntaxError" in text
     assert "rate: expected" in text
     assert "importlib" not in text
@@ -309,7 +305,7 @@ def test_reload_begins_anew_when_the_code_changes(app: Laneway, tmp_path: Path) 
 
 def published_after(app: Laneway, seen: Path, text: str) -> bool:
     """
-    Whether the version that writes this text has handled a message; publishes another one if not.
+    Whether the version that writes this text has handled a message; if not, publish another one.
     """
     if seen.exists() and text in seen.read_text().split():
         return True

@@ -1,5 +1,5 @@
 """
-Several programs on one store and in one pool: each gets its own messages, and nobody starves, spins
+Several programs on one store and in one pool: each gets its own messages, and none starves, spins
 or floods the log.
 """
 
@@ -36,8 +36,8 @@ def program(tmp_path: Path, pattern: str, seen: list[str]) -> Laneway:
 
 def test_two_programs_share_a_pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """
-    Both get all of theirs; but for the first that a worker meets, nothing is given back, and a
-    pattern is warned of once a minute.
+    Both get all of their messages; only the first foreign one that a worker leases is released, and
+    one warning a minute is logged for each kind.
     """
     pushed: list[str] = []
     mailed: list[str] = []
@@ -59,12 +59,12 @@ def test_two_programs_share_a_pool(tmp_path: Path, caplog: pytest.LogCaptureFixt
     )
 
 
-def test_others_messages_that_stand_there_cost_little(
+def test_waiting_messages_of_others_cost_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A worker with nothing of its own does not spin while another program's messages wait; its own
-    start soon.
+    A worker without messages of its own does not spin while another program's messages wait; its
+    own start soon.
     """
     pushed: list[str] = []
     with program(tmp_path, "push.*", pushed) as push:
@@ -89,12 +89,12 @@ def test_others_messages_that_stand_there_cost_little(
         assert waiting == TOPICS
 
 
-def test_what_a_probe_gets_first_goes_back_without_a_delay(
+def test_a_probe_releases_at_once_what_no_worker_had_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Another program may be about to take it; one that comes again has no handler anywhere, and
-    waits.
+    Another program may be about to lease it; a message that comes again has no handler anywhere,
+    and waits.
     """
     monkeypatch.setattr(lease_filter, "PROBE_SECONDS", 0.01)
     actions: dict[int, list[str]] = {}
@@ -118,27 +118,24 @@ def test_what_a_probe_gets_first_goes_back_without_a_delay(
 def test_the_log_says_when_a_message_without_a_handler_dies(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """
-    With `on_unhandled` a line says that it is a dead letter now; a message that only goes back has
-    none.
-    """
+    """A dead letter by `on_unhandled` is logged; a message that is only returned is not."""
     with program(tmp_path, "push.*", []) as push:
         push.policy("mail.*", on_unhandled="1ms")
         push.publish_many([Message("mail.a", id="dies"), Message("fax.a", id="waits")])
         with Running(push):
             until(lambda: [letter.message.id for letter in push.dead_letters()] == ["dies"], 60)
             until(lambda: any("; dead letter" in record.getMessage() for record in caplog.records))
-    (told,) = [record for record in caplog.records if "; dead letter" in record.getMessage()]
+    (line,) = [record for record in caplog.records if "; dead letter" in record.getMessage()]
     assert (
-        told.getMessage()
-        == "message dies in mail.a: no worker had a handler for it within on_unhandled; it is a"
-        " dead letter now"
+        line.getMessage()
+        == "message dies in topic mail.a: no worker had a handler for it within on_unhandled;"
+        " dead letter"
     )
-    assert told.levelname == "ERROR"
+    assert line.levelname == "ERROR"
 
 
 def test_a_burst_ends_beside_others_messages(tmp_path: Path) -> None:
-    """What no handler of this program covers holds up no burst."""
+    """A burst does not wait for messages that no handler of this program covers."""
     pushed: list[str] = []
     with program(tmp_path, "push.*", pushed) as push:
         push.publish_many(
@@ -149,8 +146,8 @@ def test_a_burst_ends_beside_others_messages(tmp_path: Path) -> None:
 
 def test_what_handlers_cover(tmp_path: Path) -> None:
     """
-    Patterns, topics of tasks with their arguments cut off, queues; a handler or a task of any topic
-    covers all.
+    The patterns, the topics of tasks without their arguments, and the queues; a handler or a task
+    of any topic covers all.
     """
     app = Laneway(f"sqlite:///{tmp_path}/x.db")
     app.handler("push.*")(print)

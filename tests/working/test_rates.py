@@ -1,11 +1,10 @@
 """
 Rates by the wall clock, with workers in several processes and busy processes beside them.
 
-A visit up to 50 ms late loses no permit. What the machine delays by more than that is the
-machine's, so a probe process beside the workers measures it: every 20 ms it does 2 ms of work and
-notes by how much it ended late. The bound of a window is that of the contract, less the time that
-the probe lost. Where that is more than `JUDGED` of the window, the bound says little about rates:
-another window is measured.
+A visit that is up to 50 ms late loses no permit. The machine's delays are measured by a probe
+process beside the workers: every 20 ms it does 2 ms of work and records how late it ended. The
+bound of a window is that of the specification, less the time that the probe lost. If that is more
+than `JUDGED` of the window, the bound says little about rates, and another window is measured.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ while True:
 
 @dataclass
 class Sample:
-    """How many messages were delivered, read between two moments."""
+    """How many messages were delivered; read between two moments."""
 
     before: float
     delivered: int
@@ -112,7 +111,10 @@ class Program:
 
 @pytest.mark.parametrize("store", ["sqlite", "valkey"])
 def test_rates_hold_on_a_busy_machine(tmp_path: Path, store: str) -> None:
-    """At most rate · T + burst, and at least 0.99 · rate · T - 1 as far as the machine keeps up."""
+    """
+    Deliveries are at most rate · T + burst, and at least 0.99 · rate · T - 1 as far as the machine
+    keeps up.
+    """
     with ExitStack() as stack:
         server = stack.enter_context(Server()) if store == "valkey" else None
         url = server.url if server is not None else f"sqlite:///{tmp_path}/q.db"
@@ -139,12 +141,12 @@ def test_rates_hold_on_a_busy_machine(tmp_path: Path, store: str) -> None:
             lost.append(measure(apps, probe) / WINDOW)
             if lost[-1] <= JUDGED:
                 return
-    told = ", ".join(f"{part:.0%}" for part in lost)
-    pytest.skip(f"too busy a machine to judge rates: the probe lost {told} of the windows")
+    parts = ", ".join(f"{part:.0%}" for part in lost)
+    pytest.skip(f"too busy a machine to judge rates: the probe lost {parts} of the windows")
 
 
 def backlog(url: str, name: str) -> Laneway:
-    """The application of a namespace, with more messages than all windows take."""
+    """The application of a namespace, with more messages than all windows deliver."""
     app = Laneway(url, namespace=name, durability="memory")
     rate, fields, _ = CASES[name]
     app.policy("a", rate=rate, **fields)

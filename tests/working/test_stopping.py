@@ -1,6 +1,4 @@
-"""
-Time limits, lost leases, shutdown, and an engine that goes away: nothing is lost, nothing hangs.
-"""
+"""Time limits, lost leases, shutdown, and an unavailable store: nothing is lost, nothing hangs."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def dead_error(app: Laneway, topic: str) -> str:
 
 
 def test_a_coroutine_is_cancelled_at_its_time_limit(app: Laneway) -> None:
-    """At the hard limit a coroutine is cancelled and its message retried as timed out."""
+    """At the time limit a coroutine is cancelled and its message is retried."""
     app.policy("t", retries=0)
     ended: list[str] = []
 
@@ -45,11 +43,8 @@ def test_a_coroutine_is_cancelled_at_its_time_limit(app: Laneway) -> None:
     assert "time limit of 0.05 s" in dead_error(app, "t")
 
 
-def test_a_coroutine_that_will_not_end_is_given_up(app: Laneway) -> None:
-    """
-    One that swallows its cancellation loses its message all the same, and what it does later
-    changes nothing.
-    """
+def test_a_coroutine_that_ignores_its_cancellation_is_given_up(app: Laneway) -> None:
+    """Its message fails all the same, and what the coroutine does later changes nothing."""
     app.policy("t", retries=0)
 
     @app.handler("t", time_limit=0.05)
@@ -67,7 +62,7 @@ def test_a_coroutine_that_will_not_end_is_given_up(app: Laneway) -> None:
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 def test_the_soft_limit_is_raised_in_the_handler(app: Laneway, kind: str) -> None:
-    """At the soft limit the handler may tidy up and end well."""
+    """At the soft limit the handler may clean up and succeed."""
     seen: list[str] = []
 
     async def ahandle(_: Message) -> None:
@@ -92,10 +87,7 @@ def test_the_soft_limit_is_raised_in_the_handler(app: Laneway, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 def test_an_uncaught_soft_limit_is_a_failure(app: Laneway, kind: str) -> None:
-    """
-    A handler that lets it out is retried like after any other exception, and the next message is
-    not hit by it.
-    """
+    """The message is retried as after any other exception, and the next message is not affected."""
     app.policy("t", retries=0)
 
     async def ahandle(message: Message) -> None:
@@ -115,8 +107,8 @@ def test_an_uncaught_soft_limit_is_a_failure(app: Laneway, kind: str) -> None:
 
 def test_a_thread_that_hangs_is_given_up_and_replaced(app: Laneway) -> None:
     """
-    A thread cannot be killed: its message is timed out, and others are handled although only one
-    may run at once.
+    A thread cannot be killed: its message fails, and others are handled although only one may run
+    at once.
     """
     app.policy("*", retries=0)
     release = threading.Event()
@@ -142,7 +134,7 @@ def test_a_thread_that_hangs_is_given_up_and_replaced(app: Laneway) -> None:
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
 def test_leases_are_extended_while_a_handler_runs(app: Laneway, kind: str) -> None:
-    """A handler may take longer than the lease; nobody else is given its message."""
+    """A handler may take longer than the lease; no other worker gets its message."""
     app.policy("long", lease=0.3)
     starts: list[int] = []
 
@@ -161,7 +153,7 @@ def test_leases_are_extended_while_a_handler_runs(app: Laneway, kind: str) -> No
 
 
 def test_a_lost_lease_cancels_its_coroutine(app: Laneway) -> None:
-    """When the lease is gone the handler is cancelled, and the message is not settled by it."""
+    """When the lease is lost the handler is cancelled, and the message is not settled."""
     app.policy("l", lease=0.3)
     begun, cancelled = threading.Event(), threading.Event()
 
@@ -182,9 +174,9 @@ def test_a_lost_lease_cancels_its_coroutine(app: Laneway) -> None:
 
 
 def test_a_lost_lease_is_raised_in_its_thread(app: Laneway) -> None:
-    """A plain function is told by LeaseLost."""
+    """LeaseLost is raised in a plain function."""
     app.policy("l", lease=0.3)
-    begun, told = threading.Event(), threading.Event()
+    begun, lost = threading.Event(), threading.Event()
 
     @app.handler("l")
     def handle(_: Message) -> None:
@@ -193,19 +185,19 @@ def test_a_lost_lease_is_raised_in_its_thread(app: Laneway) -> None:
             while True:
                 time.sleep(0.001)
         except LeaseLost:
-            told.set()
+            lost.set()
 
     app.publish("l")
     with Running(app):
         assert begun.wait(10)
         app.topic("l").delete()
-        assert told.wait(10)
+        assert lost.wait(10)
 
 
-def test_stop_finishes_what_runs_and_gives_back_the_rest(app: Laneway) -> None:
+def test_stop_finishes_running_handlers_and_releases_the_rest(app: Laneway) -> None:
     """
-    At a stop running handlers finish within the grace; what was not begun goes back, no attempt
-    counted.
+    Running handlers end within the grace period; messages that have not begun are released without
+    an attempt.
     """
     begun, finish = threading.Event(), threading.Event()
 
@@ -231,8 +223,8 @@ def test_stop_finishes_what_runs_and_gives_back_the_rest(app: Laneway) -> None:
 @pytest.mark.parametrize("stops", [1, 2])
 def test_stop_ends_handlers_after_the_grace_or_at_a_second_stop(app: Laneway, stops: int) -> None:
     """
-    What has not finished within the grace is given back without an attempt; a second stop does not
-    wait for the grace.
+    What has not ended within the grace period is released without an attempt; a second stop does
+    not wait for the grace period.
     """
     begun = threading.Event()
 
@@ -253,7 +245,7 @@ def test_stop_ends_handlers_after_the_grace_or_at_a_second_stop(app: Laneway, st
 
 
 def test_a_message_published_to_an_idle_worker_starts_at_once(app: Laneway) -> None:
-    """An idle worker is woken, also after a while."""
+    """An idle worker is notified, also after a while."""
     got: list[float] = []
     arrived = threading.Semaphore(0)
 
@@ -269,7 +261,7 @@ def test_a_message_published_to_an_idle_worker_starts_at_once(app: Laneway) -> N
     assert sorted(got)[10] < 0.05
 
 
-def test_what_is_due_later_is_handled_when_it_is_due(app: Laneway) -> None:
+def test_a_delayed_message_is_handled_when_it_is_due(app: Laneway) -> None:
     """A worker sleeps exactly until the next message is due."""
     late: list[float] = []
     arrived = threading.Event()
@@ -285,10 +277,12 @@ def test_what_is_due_later_is_handled_when_it_is_due(app: Laneway) -> None:
     assert -0.005 < late[0] < 0.2
 
 
-def test_a_worker_goes_on_after_the_engine_was_away(
+def test_a_worker_continues_after_the_store_was_unavailable(
     app: Laneway, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While the engine is away the worker tries again; then it settles what it has and goes on."""
+    """
+    While the store is unavailable the worker retries; then it settles what has ended and continues.
+    """
     caplog.set_level(logging.WARNING)
     away = threading.Event()
     done = threading.Semaphore(0)
@@ -326,7 +320,8 @@ def test_a_worker_goes_on_after_the_engine_was_away(
 
 def test_an_expired_lease_is_dropped_unstarted(app: Laneway) -> None:
     """
-    What ran out in the worker's buffer is not begun there; it is handed out anew and handled once.
+    A message whose lease expires in the worker's buffer does not begin there; it is delivered again
+    and handled once.
     """
     app.policy("x", lease=0.2)
     handled: list[int] = []
@@ -336,7 +331,7 @@ def test_an_expired_lease_is_dropped_unstarted(app: Laneway) -> None:
     async def handle(message: Message) -> None:
         if not blocked.is_set():
             blocked.set()
-            time.sleep(0.5)  # noqa: ASYNC251  # the event loop stands still, but the courier extends
+            time.sleep(0.5)  # noqa: ASYNC251  # the event loop is blocked, but the engine thread extends
         handled.append(message.body)
 
     app.publish_many(Message("x", n) for n in range(20))
@@ -345,10 +340,13 @@ def test_an_expired_lease_is_dropped_unstarted(app: Laneway) -> None:
     assert sorted(handled) == list(range(20))
 
 
-def test_a_worker_whose_engine_is_damaged_waits_for_no_suspect(
+def test_a_worker_with_a_damaged_store_does_not_wait_for_suspects(
     app: Laneway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its start would never be recorded: the worker ends at once, whatever its grace is."""
+    """
+    The suspect's start can never be recorded: the worker ends at once, whatever its grace period
+    is.
+    """
     app.policy("t", lease=0.05)
     app.publish("t")
     app.lease()

@@ -1,4 +1,4 @@
-"""What the machine does to a worker: a clock that is set, a disk that is full."""
+"""A worker on a machine whose clock is changed or whose disk is full."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ HOUR = 3600
 
 
 def set_clock(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """From now on the machine's clock is that far off."""
+    """Set the machine's clock off by `seconds` from now on."""
     for module in (engine, admin):
         monkeypatch.setattr(
             module, "_clock", lambda: time.time_ns() // 1000 + round(seconds * 1_000_000)
         )
 
 
-def test_a_clock_that_is_set_back_holds_nothing_up_that_is_ready(
+def test_a_clock_that_is_set_back_delays_no_ready_message(
     app: Laneway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """
-    What is ready goes on, what waits for a time waits, nothing is lost; and it is told where and
-    what to do.
+    Ready messages run, delayed ones wait, and nothing is lost; a warning names the store and what
+    to do.
     """
     app.policy("t", lease=5)
     app.publish_many(Message("t", n) for n in range(20))
@@ -51,22 +51,23 @@ def test_a_clock_that_is_set_back_holds_nothing_up_that_is_ready(
         app.run_worker(burst=True)
     assert sorted(each for each in seen if isinstance(each, int)) == list(range(40))
     assert app.engine.overview().waiting == 1
-    (told,) = caplog.messages
+    (warning,) = caplog.messages
     assert (
-        "clock is 3600 s behind the time of the store" in told or "clock is 3599 s behind" in told
+        "clock is 3600 s behind the time of the store" in warning
+        or "clock is 3599 s behind" in warning
     )
-    assert str(app.url.removeprefix("sqlite:///")) in told
+    assert str(app.url.removeprefix("sqlite:///")) in warning
     set_clock(monkeypatch, 120)
     app.run_worker(burst=True)
     assert seen[-1] == "later"
 
 
-def test_a_clock_that_is_set_forward_takes_leases_back_and_loses_nothing(
+def test_a_clock_that_is_set_forward_expires_leases_and_loses_nothing(
     app: Laneway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A running handler's lease is over: it is stopped, and the message handed out again. What is due
-    is due once.
+    A running handler's lease has expired: it is stopped, and the message is delivered again.
+    Delayed messages run once.
     """
     app.policy("t", lease=5, retries=0)
     app.publish("t", "long")
@@ -89,10 +90,10 @@ def test_a_clock_that_is_set_forward_takes_leases_back_and_loses_nothing(
     assert (summary.acked, summary.died) == (2, 0)
 
 
-def test_a_full_disk_is_told_to_publishers_and_the_worker_goes_on_when_there_is_room(
+def test_a_full_disk_fails_publishers_and_the_worker_continues_with_room(
     tmp_path: Path,
 ) -> None:
-    """Through the application: one clear error, all that was accepted is handled."""
+    """The publisher gets one clear error, and each accepted message is handled."""
     program = """
 import resource, signal, sys
 from laneway import EngineUnavailable, Laneway, Message
@@ -104,20 +105,20 @@ async def handle(message): done.append(message.body)
 app.publish("a", 0)
 _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, most))
-accepted, told = 1, ""
+accepted, reason = 1, ""
 try:
     while accepted < 100_000:
         app.publish("a", accepted, headers={"h": "x" * 1000})
         accepted += 1
 except EngineUnavailable as error:
-    told = str(error)
+    reason = str(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 app.publish("a", accepted)
 app.run_worker(burst=True)
-print(sorted(done) == list(range(accepted + 1)), accepted > 1, told)
+print(sorted(done) == list(range(accepted + 1)), accepted > 1, reason)
 """
     source = str(Path(__file__).parents[2] / "src")
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program, f"sqlite:///{tmp_path}/q.db"],
         capture_output=True,
         text=True,
@@ -125,13 +126,13 @@ print(sorted(done) == list(range(accepted + 1)), accepted > 1, told)
         env={**os.environ, "PYTHONPATH": source},
         timeout=60,
     ).stdout
-    assert told.startswith("True True ")
-    assert "q.db" in told
-    assert "disk" in told
+    assert output.startswith("True True ")
+    assert "q.db" in output
+    assert "disk" in output
 
 
-def test_a_handler_that_stops_the_loop_hurts_nobody(app: Laneway) -> None:
-    """The worker goes on, and so do the other messages."""
+def test_a_handler_that_stops_the_event_loop_ends_nothing(app: Laneway) -> None:
+    """The worker continues, and so do the other messages."""
     seen: list[object] = []
 
     @app.handler("a")
@@ -147,6 +148,7 @@ def test_a_handler_that_stops_the_loop_hurts_nobody(app: Laneway) -> None:
 
 
 def test_a_dead_letter_without_a_handler_is_reported_to_hooks(app: Laneway) -> None:
+    """on_dead is called for a message that died because no worker had a handler."""
     app.policy("b", on_unhandled=0.001)
     dead: list[str] = []
     app.handler("a")(lambda message: None)
