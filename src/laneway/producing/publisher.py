@@ -108,7 +108,7 @@ class Publisher:
     """
     Passes an application's messages to its engine, many callers' with one call.
 
-    `put`: calls the engine. `threads`: runs the commits of coroutines.
+    `holder`: opens the engine at first use. `threads`: run the commits of coroutines.
     """
 
     def __init__(self, holder: Holder, threads: Executor) -> None:
