@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.chart import drain_chart, name_of, shown
+from bench.chart import drain_chart, name_of, number, shown
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES, PAGE, CHART = DOCS / "figures.json", DOCS / "benchmarks.md", DOCS / "drain.svg"
@@ -133,12 +133,13 @@ def keep(tables: list[Table], new: Table) -> None:
 
 
 def _with_other_peers(old: Table, new: Table) -> Table:
-    """The new rows; peers that were not measured again keep theirs, with their date."""
-    names = {_peer(row) for row in new["figures"]}
+    """The new rows; peers that were not measured again, or failed, keep theirs, with their date."""
+    measured = [row for row in new["figures"] if any(number(value) for value in row.values())]
+    names = {_peer(row) for row in measured}
     others = [
         {"date": old["machine"]["date"], **row} for row in old["figures"] if _peer(row) not in names
     ]
-    return {**new, "figures": [*new["figures"], *others]}
+    return {**new, "figures": [*measured, *others]}
 
 
 def _peer(row: Row) -> str:

@@ -88,13 +88,14 @@ def test_the_benchmarks_page_and_the_chart_show_the_kept_figures() -> None:
 
 
 def test_new_results_of_some_peers_leave_the_others() -> None:
-    """A row that was not measured again keeps its figures, with the day of its run."""
+    """A row that was not measured again, or failed, keeps its figures, with the day of its run."""
     machine = {"date": "2026-11-22"}
     rows = [{"": "Celery 5.7.0", "settings": "Valkey"}, {"": "RQ 3.0.0", "settings": "Valkey"}]
     old = {"bench": "peers", "command": "python -m bench.peers", "machine": machine}
     tables: list[dict[str, Any]] = [{**old, "figures": rows}]
-    again = {"": "RQ 3.1.0", "settings": "Valkey"}
-    document.keep(tables, {**old, "machine": {"date": "2026-11-30"}, "figures": [again]})
+    again = {"": "RQ 3.1.0", "1 queues/s": 200.0, "settings": "Valkey"}
+    failed = {"": "Celery", "1 queues/s": "-", "settings": "Valkey; failed: not installed"}
+    document.keep(tables, {**old, "machine": {"date": "2026-11-30"}, "figures": [failed, again]})
     assert tables[0]["figures"] == [again, {"date": "2026-11-22", **rows[0]}]
 
 

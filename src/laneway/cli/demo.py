@@ -7,7 +7,7 @@ import click
 from laneway.cli.session import exit_with, json_option
 
 
-@click.command(short_help="A demonstration that takes half a minute.")
+@click.command(short_help="Run a demonstration of half a minute.")
 @click.option(
     "--seconds",
     type=click.FloatRange(6),

@@ -16,7 +16,7 @@ from laneway.errors import NoNamespace
 from laneway.safetext import redacted, without_passwords
 
 
-@click.command()
+@click.command(short_help="Check the store, and repair it.")
 @click.argument("url", required=False)
 @click.option("--repair", is_flag=True, help="Repair counters and indexes that disagree.")
 @click.option(

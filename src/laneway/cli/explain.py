@@ -15,7 +15,7 @@ from laneway.cli.session import (
 from laneway.presenting import duration
 
 
-@click.command()
+@click.command(short_help="Explain what a message waits for.")
 @click.argument("message_id")
 @click.option("--topic", help="Its topic; needed for ids of your own that several topics have.")
 @json_option

@@ -17,7 +17,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(short_help="Serve the store's metrics to Prometheus.", epilog=EXAMPLES)
 @click.option("--port", type=click.IntRange(1, 65_535), default=9200, show_default=True)
 @click.option(
     "--address",

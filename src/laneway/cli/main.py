@@ -70,13 +70,13 @@ def with_store_options(command: click.Command) -> click.Command:
         command.params += [
             click.Option(
                 ["-u", "--url", "store_url"],
-                help="The same as before the command.",
+                help="The store, like sqlite:///laneway.db.",
                 expose_value=False,
                 callback=_set_url,
             ),
             click.Option(
                 ["-n", "--namespace", "store_namespace"],
-                help="The same as before the command.",
+                help="A separate set of topics and policies in the store.",
                 expose_value=False,
                 callback=_set_namespace,
             ),

@@ -7,7 +7,7 @@ import click
 from laneway.cli.session import Session, pass_session, say
 
 
-@click.command()
+@click.command(short_help="Stop delivery from the topics of PATTERN.")
 @click.argument("pattern")
 @pass_session
 def pause(session: Session, pattern: str) -> None:

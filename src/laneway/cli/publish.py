@@ -33,7 +33,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(short_help="Publish BODY to TOPIC.", epilog=EXAMPLES)
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option("--key", help="The message key; messages about the same thing share one.")

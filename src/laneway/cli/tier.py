@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from laneway.tiers import TierLayers
 
 
-@click.group()
+@click.group(short_help="Show and change tiers and their shares.")
 def tier() -> None:
     """Show and change tiers: service classes of topics, each with a share of the deliveries."""
 

@@ -25,7 +25,7 @@ WIDE = 160
 """Width of the output without a terminal: scripts need whole names."""
 
 
-@click.command(short_help="Throughput, tiers and the top topics, live.")
+@click.command(short_help="Show throughput, tiers and the first topics, live.")
 @click.option("--order", type=click.Choice(ORDERS[1:]), default="backlog", show_default=True)
 @click.option("--limit", type=click.IntRange(1, 200), default=15, show_default=True)
 @click.option(

@@ -40,7 +40,7 @@ Examples:
 """
 
 
-@click.command(epilog=EXAMPLES)
+@click.command(short_help="List topics, the largest or oldest first.", epilog=EXAMPLES)
 @click.argument("pattern", default="*")
 @click.option("--order", type=click.Choice(ORDERS), default="backlog", show_default=True)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True)
