@@ -53,7 +53,7 @@ def sentence(text: str) -> str:
         return ""
     if re.match(r"[a-z]+( |,|;|$)", text):
         text = text[0].upper() + text[1:]
-    return text if text[-1] in ".!?)" else text + "."
+    return text if text[-1] in ".!?" else text + "."
 
 
 # Policy fields
@@ -335,7 +335,8 @@ def commands(
 
 def option_text(text: str) -> str:
     """The help of an option; brackets would be links."""
-    return sentence(text.replace("[", "(").replace("]", ")"))
+    plain = text.replace("[", "(").replace("]", ")").strip()
+    return plain if plain.endswith(")") else sentence(plain)
 
 
 STORE_OPTIONS = ("store_url", "store_namespace")
@@ -559,7 +560,7 @@ def errors_page() -> str:
     for name, value in classes.items():
         bases = ", ".join(f"`{base.__name__}`" for base in value.__bases__)
         where = "" if name in laneway.__all__ else " Import it from `laneway.errors`."
-        parts.append(f"## {name}\n\nIs a {bases}.{where}\n\n{docstring(value)}\n")
+        parts.append(f"## {name}\n\nBase: {bases}.{where}\n\n{docstring(value)}\n")
     return f"""# Errors
 
 {NOTE}
