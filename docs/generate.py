@@ -605,7 +605,14 @@ MODULES = {
     "Tests": ["laneway.testing.virtual", "laneway.testing.eager"],
     "Monitoring": ["laneway.metrics.measure", "laneway.tracing.trace"],
     "Logging": ["laneway.logs"],
-    "Engines": ["laneway.engines.base", "laneway.engines.shared.fairness"],
+    "Engines": [
+        "laneway.engines.base",
+        *(
+            f"laneway.engines.base.{path.stem}"
+            for path in sorted((SOURCES / "engines" / "base").glob("[a-z]*.py"))
+        ),
+        "laneway.engines.shared.fairness",
+    ],
 }
 
 
