@@ -1,0 +1,92 @@
+"""Grants divide a gate over shards and never exceed its limits, without any server."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from laneway.engines.sharded.grants import EVERY, Grant, Grants, Usage, divide, slots
+from laneway.policy import Gate
+
+
+class Shards:
+    """Gates in memory: a grant is at least what is leased, as on every engine."""
+
+    def __init__(self, limits: Gate, usage: list[Usage]) -> None:
+        self.shards = len(usage)
+        self.limits = limits
+        self.usage = usage
+        self.written: list[tuple[int, Grant]] = []
+        self.is_claimed = False
+
+    def gate_names(self) -> list[str]:
+        return ["account"]
+
+    def claim_grants(self, seconds: float) -> bool:
+        assert 0 < seconds < EVERY
+        self.is_claimed, was_claimed = True, self.is_claimed
+        return not was_claimed
+
+    def gate_usage(self, gate: str) -> tuple[Gate, list[Usage]] | None:
+        return self.limits, [Usage(each.leased, each.waiting, each.granted) for each in self.usage]
+
+    def grant(self, gate: str, shard: int, grant: Grant) -> int:
+        self.written.append((shard, grant))
+        if grant.concurrency is None:
+            return -1
+        granted = max(grant.concurrency, self.usage[shard].leased)
+        self.usage[shard].granted = granted
+        return granted
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_sum_of_grants_never_exceeds_the_concurrency(seed: int) -> None:
+    """Also while demand moves: those that shrink do so before the others grow."""
+    draw = random.Random(seed)
+    concurrency, count = draw.randint(1, 20), draw.randint(2, 6)
+    shards = Shards(Gate(None, None, concurrency), [Usage(0, 0, None) for _ in range(count)])
+    grants = Grants(shards)
+    grants.begin("account", shards.limits)
+    for _ in range(20):
+        for usage in shards.usage:
+            usage.leased = draw.randint(0, usage.granted or 0)
+            usage.waiting = draw.choice([0, 0, draw.randint(1, 9)])
+        grants._renew("account")
+        assert sum(usage.granted or 0 for usage in shards.usage) <= concurrency
+
+
+def test_slots_follow_demand() -> None:
+    assert slots(10, [Usage(0, 3, None), Usage(0, 1, None), Usage(0, 0, None)]) in (
+        [8, 2, 0],
+        [7, 3, 0],
+    )
+    assert slots(None, [Usage(0, 3, None)]) == [0]
+
+
+def test_fewer_slots_than_shards_go_round() -> None:
+    """Chance decides, so that each shard with demand gets one in turn."""
+    seen = {tuple(slots(1, [Usage(0, 1, None)] * 3)) for _ in range(200)}
+    assert seen == {(1, 0, 0), (0, 1, 0), (0, 0, 1)}
+
+
+def test_a_gate_is_shut_where_nobody_waits() -> None:
+    written: dict[int, Grant] = {}
+
+    def write(shard: int, grant: Grant) -> int:
+        written[shard] = grant
+        return -1 if grant.concurrency is None else grant.concurrency
+
+    divide(Gate(100.0, 10, None), [Usage(1, 2, None), Usage(0, 0, None)], write)
+    assert written == {0: Grant(100.0, 10, None), 1: Grant(100.0, 1, 0)}
+
+
+def test_one_process_renews_for_all() -> None:
+    """The claim is for almost the whole interval; a namespace with one shard has no grants."""
+    shards = Shards(Gate(None, None, 4), [Usage(1, 0, 2), Usage(0, 1, 2)])
+    assert Grants(shards).renew()
+    count = len(shards.written)
+    assert count == 2
+    assert Grants(shards).renew()
+    assert len(shards.written) == count
+    assert not Grants(Shards(Gate(None, None, 4), [Usage(1, 0, 2)])).renew()
