@@ -53,7 +53,7 @@ fmt: $(READY) ## format, and fix what ruff can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## every figure of the README, beside the peers (a while); ENGINE=valkey
+bench: $(READY) ## measure every published figure, beside the peers (a while); ENGINE=valkey
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r bench/requirements.txt
 	@if command -v npm >/dev/null 2>&1; then npm install --prefix bench/node --no-package-lock --no-audit --no-fund --loglevel=error; \
 	else echo "the peers on Node are left out: they need npm"; fi
