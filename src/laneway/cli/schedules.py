@@ -118,7 +118,9 @@ def add(
     when = times.chosen(name, every, cron, _place(sun), _moment(moment), timezone)
     is_new = schedule_store.put(
         session.engine(create=True),
-        schedule_store.made(name, when, message, missed=missed, spread_us=microseconds(spread)),
+        schedule_store.new_schedule(
+            name, when, message, missed=missed, spread_us=microseconds(spread)
+        ),
     )
     planned = schedule_store.find(session.engine(), name)
     if planned is None:

@@ -151,7 +151,7 @@ class Planned(msgspec.Struct, frozen=True):
     is_paused: bool
 
 
-def made(
+def new_schedule(
     name: str,
     when: Every | Cron | Sun | Once,
     message: Message,
@@ -222,7 +222,7 @@ def declared(where: str, name: str, call: object, options: Options) -> Schedule:
         options.get("timezone", "UTC"),
     )
     spread = arguments.seconds(f"schedule {name}", "spread", options.get("spread", 0))
-    return made(
+    return new_schedule(
         name,
         when,
         message,
