@@ -1,6 +1,6 @@
 """
-The publisher of a flow ends with SIGKILL at random moments: either all of the flow runs, its body
-once, or nothing does.
+The publisher of a flow is killed by SIGKILL at random moments: either all of the flow runs, its
+body once, or nothing does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOURCE = str(Path(__file__).parents[2] / "src")
 ROUNDS = int(os.environ.get("LANEWAY_FLOW_KILLS", "3"))
 SIZES = (400, 2_000, 6_000)
 LONGEST = {400: 0.05, 2_000: 0.3, 6_000: 1.0}
-"""About how long storing it takes, in seconds: the moment of the kill is within that."""
+"""About how many seconds storing a flow takes; the kill comes within that time."""
 
 PUBLISHER = """
 import sys
@@ -46,13 +46,13 @@ flow = chord([one.s(n) for n in range(int(sys.argv[3]))], total.s())
 put = app.engine.put
 
 
-def told_put(drafts, **options):
+def announced_put(drafts, **options):
     app.engine.put = put
     print("begins", flush=True)
     return put(drafts, **options)
 
 
-app.engine.put = told_put
+app.engine.put = announced_put
 flow.enqueue()
 print("stored", flush=True)
 sys.stdin.read()
@@ -61,11 +61,11 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("store", ["sqlite", "valkey", "valkey, shards"])
 def test_a_flow_is_stored_whole_or_not_at_all(tmp_path: Path, store: str) -> None:
-    """After an hour nothing of it waits, whatever became of it."""
+    """After an hour nothing of the flow waits, whether it ran or not."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    became: Counter[str] = Counter()
+    endings: Counter[str] = Counter()
     with ExitStack() as stack:
         url = f"sqlite:///{tmp_path}/q.db"
         if store != "sqlite":
@@ -74,12 +74,12 @@ def test_a_flow_is_stored_whole_or_not_at_all(tmp_path: Path, store: str) -> Non
             )
         for n in range(ROUNDS):
             size = SIZES[n % len(SIZES)]
-            became[one_round(url, f"round{n}", size, draw.uniform(0, LONGEST[size]))] += 1
-    print(dict(became))
+            endings[one_round(url, f"round{n}", size, draw.uniform(0, LONGEST[size]))] += 1
+    print(dict(endings))
 
 
 def one_round(url: str, namespace: str, size: int, seconds: float) -> str:
-    """Publish, kill, work, an hour later work again; returns what became of the flow."""
+    """Publish, kill, work, and work again an hour later; returns how the flow ended."""
     calls: Counter[str] = Counter()
     with closing(Laneway(url, namespace=namespace)) as app:
 
@@ -104,11 +104,11 @@ def one_round(url: str, namespace: str, size: int, seconds: float) -> str:
         overview = app.engine.overview()
         assert (overview.waiting, overview.leased, overview.dead) == (0, 0, 0)
         assert [check for check in app.engine.doctor() if not check.ok] == []
-        return "ran" if calls else "ended" if overview.published else "never began"
+        return "ran" if calls else "ended" if overview.published else "did not begin"
 
 
 def publish_and_kill(url: str, namespace: str, size: int, seconds: float) -> bool:
-    """Whether the publisher had been told that its flow is stored."""
+    """Returns whether the publisher knew that its flow is stored."""
     command = [sys.executable, "-c", PUBLISHER, url, namespace, str(size)]
     environment = {**os.environ, "PYTHONPATH": SOURCE}
     with subprocess.Popen(

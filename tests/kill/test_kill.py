@@ -1,6 +1,6 @@
 """
-Producers and workers ended with SIGKILL at random moments: nothing accepted is lost, nothing is
-handed out twice while a lease is held.
+Producers and workers killed by SIGKILL at random moments: no accepted message is lost, and none is
+delivered again while its lease is held.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ with open(sys.argv[2], "a", buffering=1) as log:
         log.write("".join(f"{each}\\n" for each in ids))
         time.sleep(0.02)  # no more than can be checked afterwards, also where the store is fast
 """
-"""Writes down the ids that `put` has returned for."""
+"""Logs the ids that `put` has returned for."""
 
 WORKER = """
 import os, random, sys, time
@@ -75,7 +75,9 @@ with open(sys.argv[2], "a", buffering=1) as log:
 
 @pytest.mark.parametrize("store", ["sqlite", "valkey"])
 def test_nothing_is_lost_or_held_twice_through_many_kills(tmp_path: Path, store: str) -> None:
-    """Every id that put returned for ends acked, exactly one lease at a time holds a message."""
+    """
+    Each id that `put` returned for ends acked, and exactly one lease at a time holds a message.
+    """
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     draw = random.Random(seed)
@@ -89,8 +91,8 @@ def test_nothing_is_lost_or_held_twice_through_many_kills(tmp_path: Path, store:
 
 def kill_many(tmp_path: Path, url: str, engine: FullEngine, draw: random.Random) -> None:
     """
-    Producers and workers on a store, killed one after the other; then what they wrote down is
-    compared with what is there.
+    Kill producers and workers on a store one after the other; then compare their logs with the
+    store.
     """
     engine.policy_set(
         "code", "*", {"lease": LEASE_SECONDS, "retries": 1_000_000, "dedupe": "forever"}
@@ -109,7 +111,7 @@ def kill_many(tmp_path: Path, url: str, engine: FullEngine, draw: random.Random)
                     )
             victims = alive[draw.choice(["producer", "worker"])]
             victim = victims.pop(draw.randrange(len(victims)))
-            victim.wait_until_at_work()
+            victim.wait_for_log()
             time.sleep(draw.uniform(0, 0.3))  # the moment of the kill is what is random
             victim.kill()
     finally:
@@ -153,21 +155,21 @@ def kill_many(tmp_path: Path, url: str, engine: FullEngine, draw: random.Random)
 
 @dataclass
 class Running:
-    """A producer or worker, and what it writes down."""
+    """A producer or worker, and its log."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
-    def wait_until_at_work(self) -> None:
+    def wait_for_log(self) -> None:
         """
-        On a busy machine a process may take seconds until its first call has returned; killed
+        Wait until its first call has returned, which may take seconds on a busy machine; killed
         before, it would test nothing.
         """
         deadline = time.monotonic() + 60
         while not (self.log.exists() and self.log.stat().st_size):
-            assert self.process.poll() is None, "it ended by itself; what it said stands above"
-            assert time.monotonic() < deadline, "it does not begin"
-            time.sleep(0.005)  # it is another process's file that is looked at
+            assert self.process.poll() is None, "it ended by itself; see its output above"
+            assert time.monotonic() < deadline, "it did not begin"
+            time.sleep(0.005)  # another process writes the file
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -185,7 +187,7 @@ def start(program: str, url: str, log: Path, draw: random.Random) -> Running:
 
 
 def drain(engine: object) -> None:
-    """What is left is finished here; leases of the dead run out."""
+    """Finish what is left; leases of killed workers expire."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         leases = engine.lease(500).leases  # type: ignore[attr-defined]
@@ -195,14 +197,14 @@ def drain(engine: object) -> None:
             return
         else:
             engine.wait(0.5)  # type: ignore[attr-defined]
-    raise AssertionError("it does not drain")
+    raise AssertionError("the store was not drained")
 
 
 @dataclass
 class Hold:
     """
-    One lease, by what its worker wrote down. Times are microseconds of the engine's clock, which is
-    that of all processes here.
+    One lease, from its worker's log. Times are microseconds of the engine's clock, which all
+    processes share here.
     """
 
     topic: str
@@ -211,16 +213,16 @@ class Hold:
     key: str
     deadline: int
     settled_at: int | None = None
-    """When its worker was about to settle it; None: it was killed before."""
+    """When its worker was about to settle it; None: the worker was killed before."""
     answer: str | None = None
 
     @property
-    def handed_out(self) -> int:
+    def delivered_at(self) -> int:
         return self.deadline - round(LEASE_SECONDS * SECOND)
 
     @property
     def over(self) -> int:
-        """It was held at least until then."""
+        """Until when it was held at least."""
         if self.settled_at is None or self.answer == "lost":
             return self.deadline
         return min(self.settled_at, self.deadline)
@@ -228,14 +230,13 @@ class Hold:
 
 def read_holds(history: list[list[str]]) -> list[Hold]:
     """
-    In the order of the hand-outs. A lease that its worker did not live to write down is not among
-    them.
+    The leases in the order of their deliveries, without those that a worker did not live to log.
     """
     holds: dict[int, Hold] = {}
     for what, topic, each, fence, at, key in history:
         number = int(fence)
         if what == "leased":
-            assert number not in holds, "a fence was given twice"
+            assert number not in holds, "a fence was used twice"
             holds[number] = Hold(topic, each, number, key, int(at))
         elif what == "settling":
             holds[number].settled_at = int(at)
@@ -246,21 +247,23 @@ def read_holds(history: list[list[str]]) -> list[Hold]:
 
 def check_one_holder(holds: list[Hold]) -> None:
     """
-    A message is handed out again only when the lease before was settled, or had run out: that of a
-    dead worker by its deadline alone.
+    A message is delivered again only when its previous lease was settled or had expired; a killed
+    worker's lease by its deadline alone.
     """
     by_message: dict[tuple[str, str], list[Hold]] = {}
     for hold in holds:
         by_message.setdefault((hold.topic, hold.id), []).append(hold)
     for of_one in by_message.values():
         for before, after in pairwise(of_one):
-            assert after.handed_out >= before.over, ("handed out while it was held", before, after)
+            assert after.delivered_at >= before.over, ("delivered while it was held", before, after)
 
 
-def check_at_most(most: int, holds: list[Hold]) -> None:
-    """So many are held at once, and no more."""
-    changes = sorted([(hold.over, -1) for hold in holds] + [(hold.handed_out, 1) for hold in holds])
+def check_at_most(limit: int, holds: list[Hold]) -> None:
+    """Never more leases at once than `limit`."""
+    changes = sorted(
+        [(hold.over, -1) for hold in holds] + [(hold.delivered_at, 1) for hold in holds]
+    )
     held = 0
     for _, change in changes:
         held += change
-        assert held <= most, f"{held} are held at once"
+        assert held <= limit, f"{held} are held at once"

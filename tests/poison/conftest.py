@@ -1,4 +1,4 @@
-"""An application on each engine, in a world of its own."""
+"""An application on each engine, with a namespace of its own."""
 
 from __future__ import annotations
 
@@ -19,19 +19,16 @@ ENGINES = ["sqlite", "valkey"]
 
 
 class _Formatting(logging.StreamHandler[TextIO]):
-    """
-    Formats everything and writes it nowhere; that an error cannot be formatted is logging's
-    business.
-    """
+    """Formats each record and writes it nowhere; errors in formatting are ignored."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         del record
 
 
 @pytest.fixture(autouse=True)
-def _logs_elsewhere() -> Iterator[None]:
+def _format_logs_without_capture() -> Iterator[None]:
     """
-    The lines are made as in production, but not captured: pytest-xdist cannot carry lone
+    Format log lines as in production, but do not capture them: pytest-xdist cannot carry lone
     surrogates.
     """
     logger = logging.getLogger("laneway")
@@ -54,16 +51,16 @@ def url_of(engine: str, folder: Path) -> str:
 
 @pytest.fixture(params=ENGINES)
 def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Laneway]]:
-    made: list[Laneway] = []
+    apps: list[Laneway] = []
 
-    def make(**settings: object) -> Laneway:
+    def create(**settings: object) -> Laneway:
         settings = {"namespace": uuid4().hex, "durability": "memory", **settings}
-        made.append(Laneway(url_of(request.param, tmp_path), **settings))  # type: ignore[arg-type]
-        made[-1].policy("*", backoff=0, retries=1)
-        return made[-1]
+        apps.append(Laneway(url_of(request.param, tmp_path), **settings))  # type: ignore[arg-type]
+        apps[-1].policy("*", backoff=0, retries=1)
+        return apps[-1]
 
-    yield make
-    for app in made:
+    yield create
+    for app in apps:
         app.close()
 
 

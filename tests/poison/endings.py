@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """
-All that a handler can do to the worker that runs it: what it raises, returns, asks for and says.
-Chosen by a number.
+What a handler can do to its worker: values that it returns and errors that it raises, chosen by a
+number.
 """
 
 # ruff: noqa: PLE0303, PLW0108, SLOT000  # wrong on purpose; and a list of lambdas reads best where
@@ -123,38 +123,38 @@ VALUES: list[Callable[[], Any]] = [
 
 
 def text(chance: random.Random) -> Any:
-    """What stands where text is expected."""
+    """A value where text is expected."""
     return chance.choice(TEXTS)()
 
 
 def number(chance: random.Random) -> Any:
-    """What stands where a duration is expected. None of them is a long time that could be meant."""
+    """A value where a duration is expected; none is a long time that could be meant."""
     return chance.choice(NUMBERS)()
 
 
 def value(chance: random.Random) -> Any:
-    """What a handler returns, or gives to JSON."""
+    """A value that a handler returns or encodes as JSON."""
     return chance.choice(VALUES)()
 
 
 def _endless() -> list[Any]:
-    made: list[Any] = []
-    made.append(made)
-    return made
+    endless: list[Any] = []
+    endless.append(endless)
+    return endless
 
 
 def _deep() -> list[Any]:
-    made: list[Any] = []
+    nested: list[Any] = []
     for _ in range(20_000):
-        made = [made]
-    return made
+        nested = [nested]
+    return nested
 
 
-# Things that fail when they are touched
+# Values that fail when they are used
 
 
 class Hostile:
-    """Nothing can be asked of it."""
+    """Raises whatever is done with it."""
 
     def __str__(self) -> str:
         raise ValueError(LONE)
@@ -189,7 +189,7 @@ class Hostile:
 
 
 class Liar:
-    """Says that it is something else."""
+    """Raises when it is asked for its class."""
 
     @property
     def __class__(self) -> Any:
@@ -200,7 +200,7 @@ class Liar:
 
 
 class Letters(str):
-    """Text that cannot be read."""
+    """Text that raises when it is read."""
 
     def __str__(self) -> str:
         raise KeyboardInterrupt
@@ -237,7 +237,7 @@ class Numbers(list):
 
 
 class Model:
-    """As pydantic's."""
+    """Looks like a pydantic model."""
 
     def model_dump(self, **_: object) -> Any:
         raise KeyboardInterrupt
@@ -251,7 +251,7 @@ class Record:
         raise SystemExit(name)
 
 
-# What is raised
+# Errors
 
 
 class TextRaises(Exception):
@@ -322,17 +322,17 @@ class OfNoName(Exception, metaclass=_Nameless):
 
 class BareReject(Reject):
     def __init__(self, *_: object) -> None:
-        """Leaves out what its base does."""
+        """Do not call the base."""
 
 
 class BareRetry(Retry):
     def __init__(self, *_: object) -> None:
-        """Leaves out what its base does."""
+        """Do not call the base."""
 
 
-class BareUnwell(DestinationUnavailable):
+class BareUnavailable(DestinationUnavailable):
     def __init__(self, *_: object) -> None:
-        """Leaves out what its base does."""
+        """Do not call the base."""
 
 
 class RaisingRetry(Retry):
@@ -340,11 +340,11 @@ class RaisingRetry(Retry):
     delay = property(lambda _: 1 / 0)
 
     def __init__(self, *_: object) -> None:
-        """Nothing can be set."""
+        """Do not call the base: the properties cannot be set."""
 
 
 class Ours(BaseException):
-    """No Exception."""
+    """Derives from BaseException only."""
 
 
 class WithDetails(Exception):
@@ -360,32 +360,32 @@ def _circle(_: random.Random) -> BaseException:
 
 
 def _noted(chance: random.Random) -> BaseException:
-    made = ValueError("noted")
-    made.__notes__ = [text(chance), LONE, 3]
-    return made
+    error = ValueError("noted")
+    error.__notes__ = [text(chance), LONE, 3]
+    return error
 
 
 def _renamed(chance: random.Random) -> BaseException:
     kind = type("Renamed", (Exception,), {"__module__": text(chance)})
     kind.__qualname__ = LONE
-    made: BaseException = kind("x")
-    return made
+    error: BaseException = kind("x")
+    return error
 
 
 def _nested(_: random.Random) -> BaseException:
-    made: BaseException = ValueError(LONE)
+    error: BaseException = ValueError(LONE)
     for _n in range(200):
-        made = BaseExceptionGroup(LONE, [made, KeyboardInterrupt()])
-    return made
+        error = BaseExceptionGroup(LONE, [error, KeyboardInterrupt()])
+    return error
 
 
 def _chained(_: random.Random) -> BaseException:
-    made: BaseException = ValueError(LONE)
+    error: BaseException = ValueError(LONE)
     for _n in range(2_000):
         following = ValueError(LONE)
-        following.__cause__ = made
-        made = following
-    return made
+        following.__cause__ = error
+        error = following
+    return error
 
 
 def _recursed(_: random.Random) -> BaseException:
@@ -409,7 +409,7 @@ ERRORS: list[Callable[[random.Random], BaseException]] = [
     lambda c: Retry("later", delay=number(c)),
     lambda c: DestinationUnavailable(text(c), retry_after=number(c)),
     lambda c: DestinationUnavailable("503", retry_after=number(c)),
-    lambda c: c.choice([BareReject, BareRetry, BareUnwell, RaisingRetry])(),
+    lambda c: c.choice([BareReject, BareRetry, BareUnavailable, RaisingRetry])(),
     lambda c: c.choice([TextRaises, TextExits, TextInterrupts, TextRecurses])("x"),
     lambda c: c.choice([ClassRaises, ClassLies, NotesRaise, PlaceRaises, Undecided, OfNoName])("x"),
     lambda c: c.choice(
@@ -441,8 +441,8 @@ VARIABLE: contextvars.ContextVar[Any] = contextvars.ContextVar("left behind")
 
 
 @contextmanager
-def leaving_something(chance: random.Random) -> Iterator[None]:
-    """Now and then a handler leaves a context variable that cannot be compared."""
+def leaving_a_variable(chance: random.Random) -> Iterator[None]:
+    """Sometimes leave a context variable behind that cannot be compared."""
     if chance.random() < 0.1:
         with suppress(BaseException):
             VARIABLE.set(Hostile())
@@ -450,35 +450,33 @@ def leaving_something(chance: random.Random) -> Iterator[None]:
 
 
 def end(seed: int) -> Any:
-    """Do one of these. Raises it, or returns something."""
+    """End as the seed says: raise an error or return a value."""
     chance = random.Random(seed)
-    with leaving_something(chance):
+    with leaving_a_variable(chance):
         if chance.random() < 0.35:
             return value(chance)
         raise chance.choice(ERRORS)(chance)
 
 
 def end_many(seeds: list[int]) -> Any:
-    """
-    Of a batch: one error for all, a list with one outcome for each, or something that is none.
-    """
+    """End a batch: one error for all, a list with one outcome for each, or an invalid list."""
     chance = random.Random(sum(seeds))
-    found = [chance.choice([None, chance.choice(ERRORS)(chance)]) for _ in seeds]
+    outcomes = [chance.choice([None, chance.choice(ERRORS)(chance)]) for _ in seeds]
     match chance.randrange(5):
         case 0:
             return end(seeds[0])
         case 1:
-            return found[:-1]
+            return outcomes[:-1]
         case 2:
-            return Numbers(found)
+            return Numbers(outcomes)
         case 3:
             return [value(chance) for _ in seeds]
         case _:
-            return found
+            return outcomes
 
 
 def called(seed: int) -> Any:
-    """A function by its name, for queues."""
+    """A function that queues call by its name."""
     return end(seed)
 
 
@@ -488,7 +486,7 @@ def called_apart(message: Any) -> Any:
 
 
 def texts_of(error: BaseException) -> str:
-    """For messages of assertions."""
+    """An error as text for the message of an assertion."""
     from laneway import texts
 
     return f"{texts.type_name(type(error))}: {texts.of(error)}"

@@ -2,7 +2,7 @@
 Random endings of all kinds of handlers at once, with innocent neighbors that must all finish.
 
 A few hundred in each run of the tests, 10,000 for each engine with `make fuzz`. A failure prints
-the seed: `FUZZ_SEED=… FUZZ_ENDINGS=… pytest tests/poison/test_fuzz.py` does the same again.
+the seed: `FUZZ_SEED=… FUZZ_ENDINGS=… pytest tests/poison/test_fuzz.py` repeats it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OWN = (
 )
 """What hostile objects raise by themselves."""
 
-MOST_DELIVERIES = 5
+MAX_DELIVERIES = 5
 """A topic whose destination asks for no rest at all is probed again and again."""
 
 ROUND = 1_000
@@ -58,7 +58,7 @@ def apart(message):
 
 
 class World:
-    """An application with a handler of every kind, and what became of the neighbors."""
+    """An application with a handler of each kind, and which neighbors were handled."""
 
     def __init__(self, app: Laneway) -> None:
         self.app = app
@@ -67,7 +67,7 @@ class World:
         self._lock = threading.Lock()
         self._register_bad()
         self._register_good()
-        self._surround()
+        self._add_middleware()
 
     def _register_bad(self) -> None:
         app = self.app
@@ -159,16 +159,14 @@ class World:
         for kind in ("async", "thread", "batch"):
             self.good.append(functools.partial(app.publish, f"good.{kind}"))
 
-    def _surround(self) -> None:
-        """Hooks and a middleware that fail now and then, for the bad ones only."""
+    def _add_middleware(self) -> None:
+        """Add hooks and a middleware that sometimes fail for bad messages."""
 
         @self.app.around_handling
         def around(subject: Any) -> Generator[None, None, None]:
             first = subject[0] if isinstance(subject, list) else subject
-            if first.deliveries > MOST_DELIVERIES:
-                raise Reject(
-                    "it rests again and again, since its destination asks for nothing else"
-                )
+            if first.deliveries > MAX_DELIVERIES:
+                raise Reject("it backs off again and again, as its destination demands")
             chance = random.Random(first.id)
             if first.topic.startswith("bad.") and chance.random() < 0.05:
                 raise chance.choice(endings.ERRORS)(chance)
@@ -217,7 +215,7 @@ class World:
                 self.good[number % len(self.good)](number)
 
     def settle_by_hand(self, chance: random.Random) -> None:
-        """As a consumer of its own would, with what it should not say."""
+        """Lease and settle without a worker, with invalid arguments."""
         while deliveries := self.app.lease(20, topics=[f"hand.{n}" for n in range(50)]):
             for delivery in deliveries:
                 calls = [
@@ -243,7 +241,7 @@ class World:
                 except LanewayError:
                     continue
                 except OWN:
-                    continue  # what an argument itself raises belongs to its caller
+                    continue  # an argument's own error is for the caller
                 finally:
                     try:
                         delivery.ack()
@@ -251,31 +249,30 @@ class World:
                         pass
 
     def work(self) -> None:
-        """Bursts until nothing more happens; each has to end by itself."""
+        """Run bursts until nothing more happens; each has to end by itself."""
         for _ in range(30):
-            found: list[Any] = []
+            summaries: list[Any] = []
             thread = threading.Thread(
-                target=lambda found=found: found.append(_run(self.app)), daemon=True
+                target=lambda summaries=summaries: summaries.append(_run(self.app)), daemon=True
             )
             thread.start()
             thread.join(300)
-            assert found, "the burst did not end"
-            assert not isinstance(found[0], BaseException), (
-                f"the worker ended with {endings.texts_of(found[0])}"
+            assert summaries, "the burst did not end"
+            assert not isinstance(summaries[0], BaseException), (
+                f"the worker ended with {endings.texts_of(summaries[0])}"
             )
-            if not (found[0].acked + found[0].retried + found[0].died or self.busy()):
+            if not (
+                summaries[0].acked + summaries[0].retried + summaries[0].died or self.ready_topics()
+            ):
                 return
-            time.sleep(0.01)  # retries are due
+            time.sleep(0.01)  # until retries are due
 
-    def busy(self) -> list[str]:
-        """
-        Topics of which something could be handled now. One that rests is one of them once its rest
-        is over.
-        """
-        found = self.app.topics(order="backlog", limit=1000)
+    def ready_topics(self) -> list[str]:
+        """The topics of which a message could be handled now, also those whose back-off is over."""
+        topics = self.app.topics(order="backlog", limit=1000)
         return [
             topic.topic
-            for topic in found
+            for topic in topics
             if topic.ready and topic.state != "asleep" and not topic.topic.startswith("hand.")
         ]
 
@@ -289,7 +286,9 @@ def _run(app: Laneway) -> Any:
 
 @pytest.mark.timeout(300 + COUNT // 2)
 def test_random_endings(app: Laneway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever handlers do, the worker goes on, every lease ends, and all neighbors are handled."""
+    """
+    Whatever handlers do, the worker continues, every lease ends, and all neighbors are handled.
+    """
     print(f"FUZZ_SEED={SEED} FUZZ_ENDINGS={COUNT}")
     chance = random.Random(SEED)
     (tmp_path / "fuzz_apart.py").write_text(PROGRAM)

@@ -1,7 +1,4 @@
-"""
-What cannot be published is a clear error at its own caller, and nobody else's publish fails with
-it.
-"""
+"""An invalid publish is a clear error for its own caller, and fails no other publish."""
 
 from __future__ import annotations
 
@@ -44,21 +41,21 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "told"), BAD_OPTIONS, ids=lambda value: str(value)[:40])
-def test_options_that_cannot_be_are_refused_before_the_engine_sees_them(
-    app: Laneway, options: dict[str, Any], told: str
+@pytest.mark.parametrize(("options", "expected"), BAD_OPTIONS, ids=lambda value: str(value)[:40])
+def test_invalid_options_are_refused_before_the_engine_is_called(
+    app: Laneway, options: dict[str, Any], expected: str
 ) -> None:
-    """Each way to publish says the same, in the library's own words."""
-    with pytest.raises(BadMessage, match=told):
+    """Each way to publish raises the same error of the library."""
+    with pytest.raises(BadMessage, match=expected):
         app.publish("t", 1, **options)
-    with pytest.raises(BadMessage, match=told):
+    with pytest.raises(BadMessage, match=expected):
         app.publish_many([Message("t", 1, **options)])
-    with pytest.raises(BadMessage, match=told):
+    with pytest.raises(BadMessage, match=expected):
         asyncio.run(app.apublish("t", 1, **options))
     if "delay" not in options and "at" not in options:
         app.publish("parent")
         (delivery,) = app.lease()
-        with pytest.raises(BadMessage, match=told):
+        with pytest.raises(BadMessage, match=expected):
             delivery.ack(publish=[Message("t", 1, **options)])
         delivery.ack()
     assert app.topic("t").stats().waiting == 0
@@ -68,7 +65,7 @@ def test_options_that_cannot_be_are_refused_before_the_engine_sees_them(
     "name", ["*x", "a*b", "a.*", "*", "a\x85b", "a\x9b", LONE, "x" * 256, "é" * 200, ""]
 )
 def test_a_topic_that_no_policy_could_name_is_refused(app: Laneway, name: str) -> None:
-    """Every topic that is accepted can be paused and given a policy."""
+    """Each topic that is accepted can be paused and can have a policy."""
     with pytest.raises(BadMessage):
         app.publish(name)
     with pytest.raises(UsageError):
@@ -77,26 +74,26 @@ def test_a_topic_that_no_policy_could_name_is_refused(app: Laneway, name: str) -
 
 def test_one_producers_mistake_fails_no_other_publish(app: Laneway) -> None:
     """
-    Threads that share commits with one that publishes nonsense: it gets its errors, they get their
+    Threads share commits with one that publishes invalid messages: it gets errors, they get
     receipts.
     """
     ends = threading.Event()
     failed: list[BaseException] = []
     accepted = [0] * 4
 
-    def publish(place: int) -> None:
+    def publish(number: int) -> None:
         while not ends.is_set():
             try:
-                accepted[place] += app.publish("good", place).outcome == "accepted"
+                accepted[number] += app.publish("good", number).outcome == "accepted"
             except BaseException as error:
                 failed.append(error)
                 return
 
-    threads = [threading.Thread(target=publish, args=(place,)) for place in range(4)]
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for _ in range(20):
-        for options, _told in BAD_OPTIONS:
+        for options, _expected in BAD_OPTIONS:
             with pytest.raises(BadMessage):
                 app.publish("bad", **options)
     ends.set()
@@ -106,12 +103,12 @@ def test_one_producers_mistake_fails_no_other_publish(app: Laneway) -> None:
     assert app.engine.overview().published == sum(accepted) > 0
 
 
-def test_what_only_the_engine_finds_fails_its_own_publish_alone(
+def test_an_error_of_the_engine_fails_its_own_publish_only(
     app: Laneway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    A check that is missing is no harm to others: the group is committed one by one, and the caller
-    gets the library's error.
+    If a check is missing, the group is committed one by one, and the caller gets the library's
+    error.
     """
     from laneway import codec
 
@@ -172,16 +169,16 @@ def test_what_only_the_engine_finds_fails_its_own_publish_alone(
         lambda app: Laneway(app.url, max_backlog=10**400),
     ],
 )
-def test_arguments_that_cannot_be_are_the_librarys_errors(app: Laneway, call: Any) -> None:
-    """No error of an engine, of an encoder or of Python's arithmetic comes through."""
+def test_invalid_arguments_raise_errors_of_the_library(app: Laneway, call: Any) -> None:
+    """No error of an engine, of an encoder or of Python's arithmetic reaches the caller."""
     with pytest.raises(UsageError):
         call(app)
 
 
-def test_settling_by_hand_with_nonsense(app: Laneway) -> None:
+def test_settling_with_invalid_arguments(app: Laneway) -> None:
     """
-    A delay that cannot be is refused where it is said, with the lease kept; text that cannot be
-    stored is escaped and cut.
+    An invalid delay is refused and the lease is held on; text that cannot be stored is escaped and
+    cut.
     """
     for n in range(3):
         app.publish("t", n)
@@ -202,8 +199,8 @@ def test_settling_by_hand_with_nonsense(app: Laneway) -> None:
     assert len(letters[1].reason) == 1_000
 
 
-def test_impossible_backoffs_from_an_older_version_do_not_stop_a_retry() -> None:
-    """A factor that overflows gives the cap."""
+def test_an_overflowing_backoff_does_not_stop_a_retry() -> None:
+    """A factor from an older version that overflows gives the maximum delay."""
     from laneway import Backoff
 
     assert Backoff(base=1, factor=1e6, cap=60, jitter=False).delay_us(200, 1.0) == 60_000_000

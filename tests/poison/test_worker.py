@@ -1,6 +1,6 @@
 """
-One message that ends in an impossible way costs itself alone: the worker goes on, every slot comes
-back, a burst ends.
+A message that ends in an invalid way fails alone: the worker continues, every slot is freed, and a
+burst ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = ["async", "thread", "batch", "task", "async task"]
 
 
 def register(app: Laneway, kind: str, act: Any) -> None:
-    """A handler of that kind for `bad`, which does it."""
+    """Register a handler of a kind for `bad`, which calls `act`."""
 
     def thread(message: Message) -> Any:
         return act(message)
@@ -58,7 +58,10 @@ def publish_bad(app: Laneway, kind: str, count: int) -> None:
 
 
 def burst(app: Laneway, concurrency: int = 2) -> None:
-    """Bursts until nothing waits but what rests or has no handler; each has to end by itself."""
+    """
+    Run bursts until nothing waits but back-offs and messages without a handler; each has to end by
+    itself.
+    """
     for _ in range(20):
         ended = threading.Event()
         failed: list[BaseException] = []
@@ -84,7 +87,7 @@ def burst(app: Laneway, concurrency: int = 2) -> None:
 
 
 def neighbors(app: Laneway, count: int = 20) -> list[int]:
-    """Innocent messages; the list of those that were handled."""
+    """Publish innocent messages; returns the list of those that were handled."""
     done: list[int] = []
 
     @app.handler("good")
@@ -120,7 +123,7 @@ ENDINGS: dict[str, Any] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_error_is_settled(app: Laneway, kind: str) -> None:
-    """Each is a dead letter after its retries; the history says what could be read of it."""
+    """Each is a dead letter after its retries; its error has what could be read of it."""
     errors = list(ENDINGS.values())
 
     def act(message: Message) -> None:
@@ -137,23 +140,23 @@ def test_every_error_is_settled(app: Laneway, kind: str) -> None:
         letters[list(ENDINGS)[place]] = letter
     assert [name for name, letter in letters.items() if letter is None] == []
     assert sorted(done) == list(range(20))
-    told: dict[str, Any] = {
+    texts: dict[str, Any] = {
         name: letter.error or letter.reason
         for name, letter in letters.items()
         if letter is not None
     }
-    assert r"no such file: \udcff" in told["lone surrogate"]
-    assert "[escaped: it was not valid Unicode]" in told["lone surrogate"]
-    assert "TextRaises" in told["str() raises"]
-    assert "at most 100 years" in told["Retry in 30 million years"]
-    assert "using the policy's delay" in told["Retry at NaN"]
-    assert "[cut: " in told["huge"]
-    assert len(told["huge"]) <= 4_000
+    assert r"no such file: \udcff" in texts["lone surrogate"]
+    assert "[escaped: it was not valid Unicode]" in texts["lone surrogate"]
+    assert "TextRaises" in texts["str() raises"]
+    assert "at most 100 years" in texts["Retry in 30 million years"]
+    assert "using the policy's delay" in texts["Retry at NaN"]
+    assert "[cut: " in texts["huge"]
+    assert len(texts["huge"]) <= 4_000
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_result_is_settled(app: Laneway, kind: str) -> None:
-    """What cannot be kept makes a dead letter of a task; of a handler it is not used."""
+    """A value that cannot be stored makes a dead letter of a task; a handler's is ignored."""
     register(app, kind, lambda message: endings.VALUES[message.body]())
     publish_bad(app, kind, len(endings.VALUES))
     done = neighbors(app)
@@ -165,10 +168,8 @@ def test_every_result_is_settled(app: Laneway, kind: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [1e15, float("nan"), float("inf"), 10**400, "soon"])
-def test_a_topic_whose_retry_after_cannot_be_rests_as_if_none_was_said(
-    app: Laneway, asked: Any
-) -> None:
-    """A second, doubled up to five minutes; not a century."""
+def test_an_invalid_retry_after_backs_off_as_without_one(app: Laneway, asked: Any) -> None:
+    """The topic backs off for a second, doubled up to five minutes, and not for a century."""
 
     @app.handler("bad")
     async def handle(_: Message) -> None:
@@ -215,14 +216,14 @@ CONTROLS = {
     "on-success": ["x:y", "", "os:_exit2"],
     "on-failure": ["x:y", ":", ".x:y"],
 }
-"""Values that no `publish` of this version would let through, from programs of another one."""
+"""By header: values that `publish` refuses; a program of another version may have stored them."""
 
 
 @pytest.mark.parametrize("is_raising", [True, False])
-def test_control_headers_of_another_program_harm_nobody(app: Laneway, is_raising: bool) -> None:
+def test_invalid_control_headers_fail_nothing_else(app: Laneway, is_raising: bool) -> None:
     """
-    Whatever stands in them, whether the message ends well, dies, expires, is cancelled, redriven or
-    explained.
+    Whatever the header's value, and whether the message is acked, dies, expires, is cancelled,
+    redriven or explained.
     """
 
     @app.handler("bad.*")
@@ -241,20 +242,20 @@ def test_control_headers_of_another_program_harm_nobody(app: Laneway, is_raising
     call = b'{"args":[1],"kwargs":{},"flow":{"then":[["x","y",1]]}}'
     named = {"laneway-task": "bad"}
     for header, values in CONTROLS.items():
-        for said in values:
+        for value in values:
             for topic, own, body in (
                 ("bad.once", {}, b"1"),
                 ("task", named, call),
                 ("task", named, b"[" * 5000),
             ):
                 for more in ({}, {"laneway-flow": "1"}):
-                    _put_unchecked(app, Draft(topic, body, headers={**own, **more, header: said}))
+                    _put_unchecked(app, Draft(topic, body, headers={**own, **more, header: value}))
             _put_unchecked(
                 app,
                 Draft(
                     "queue",
                     call,
-                    headers={"laneway-task": "call:tests.poison.endings:called", header: said},
+                    headers={"laneway-task": "call:tests.poison.endings:called", header: value},
                 ),
             )
             _put_unchecked(
@@ -262,11 +263,11 @@ def test_control_headers_of_another_program_harm_nobody(app: Laneway, is_raising
                 Draft(
                     "gone",
                     call,
-                    id=f"{header}{said:.50}",
-                    headers={"laneway-flow": "1", header: said},
+                    id=f"{header}{value:.50}",
+                    headers={"laneway-flow": "1", header: value},
                 ),
             )
-            _put_unchecked(app, Draft("late", b"1", ttl_us=1, headers={header: said}))
+            _put_unchecked(app, Draft("late", b"1", ttl_us=1, headers={header: value}))
     done = neighbors(app)
     for view in app.engine.topic_peek("gone", limit=1000):
         app.engine.explain(view.id, "gone")
@@ -275,15 +276,13 @@ def test_control_headers_of_another_program_harm_nobody(app: Laneway, is_raising
     app.redrive()
     burst(app, 10)
     assert sorted(done) == list(range(20))
-    assert app.topic("task").stats().ready == 0  # some name a task that nobody has
+    assert app.topic("task").stats().ready == 0  # some name a task that does not exist
     assert app.topic("bad.once").stats().ready == 0
     assert app.engine.overview().leased == 0
 
 
 def _put_unchecked(app: Laneway, draft: Draft) -> None:
-    """
-    As a program puts it that does not check; what the engine itself refuses is no matter here.
-    """
+    """Put a message as a program without checks does; what the engine itself refuses is ignored."""
     from laneway import BadMessage
 
     try:
@@ -312,7 +311,8 @@ def test_a_module_that_fails_to_import_has_no_function(
     app: Laneway, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    However it fails, its jobs wait as if nothing handled them, and the queue's other jobs run.
+    However the import fails, its jobs wait as if they had no handler, and the queue's other jobs
+    run.
     """
     monkeypatch.syspath_prepend(str(tmp_path))
     queue = app.queue("q")
@@ -345,7 +345,7 @@ def burst_once(app: Laneway) -> None:
 def test_an_outcome_that_names_a_lazy_module_imports_nothing(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A class is looked up in what the module holds already."""
+    """A class is looked up only in what the module holds already."""
     import importlib
 
     from laneway.tasks import outcomes
@@ -367,10 +367,7 @@ def test_an_outcome_that_names_a_lazy_module_imports_nothing(
 def test_a_settlement_that_the_engine_refuses_is_found_among_hundreds(
     app: Laneway, monkeypatch: pytest.MonkeyPatch, stubborn: bool
 ) -> None:
-    """
-    Whatever is not checked before: the one message is a dead letter with that reason, the others
-    end as they did.
-    """
+    """Its message is a dead letter with that reason, and the others end as they did."""
     settle = app.engine.settle
 
     def refusing(settlements: Any, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Group commit: many callers, few transactions, everybody told what became of theirs."""
+"""Group commit: many callers, few transactions, and each caller gets its own receipts or error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from laneway.producing.publisher import Publisher
 
 
 class SlowStore:
-    """Takes batches one at a time, each only when allowed."""
+    """Accepts one batch at a time, each only when the test allows it."""
 
     def __init__(self, *, held: bool) -> None:
         self.batches: list[list[str]] = []
@@ -48,7 +48,10 @@ def threads() -> ThreadPoolExecutor:
 def gather(
     publisher: Publisher, store: SlowStore, threads: ThreadPoolExecutor, topics: list[str]
 ) -> list[object]:
-    """Publish one while nobody else does, the others while its commit runs; what each was told."""
+    """
+    Publish one message while no commit runs, and the others during its commit; returns each
+    caller's answer.
+    """
 
     def put(topic: str) -> object:
         try:
@@ -65,7 +68,7 @@ def gather(
     return [first.result(10), *(other.result(10) for other in others)]
 
 
-def test_a_lone_call_goes_straight_through(threads: ThreadPoolExecutor) -> None:
+def test_a_single_caller_does_not_wait(threads: ThreadPoolExecutor) -> None:
     """One caller, one batch, in its own thread."""
     store = SlowStore(held=False)
     publisher = Publisher(SimpleNamespace(engine=store), threads)
@@ -73,8 +76,8 @@ def test_a_lone_call_goes_straight_through(threads: ThreadPoolExecutor) -> None:
     assert store.batches == [["a"]]
 
 
-def test_who_comes_during_a_commit_joins_the_next(threads: ThreadPoolExecutor) -> None:
-    """Ten callers that queue while one commits become one batch, each with its own answer."""
+def test_callers_during_a_commit_join_the_next(threads: ThreadPoolExecutor) -> None:
+    """Ten callers that queue during a commit become one batch, each with its own answer."""
     store = SlowStore(held=True)
     topics = [f"t{n}" for n in range(10)]
     answers = gather(Publisher(SimpleNamespace(engine=store), threads), store, threads, topics)
@@ -82,7 +85,7 @@ def test_who_comes_during_a_commit_joins_the_next(threads: ThreadPoolExecutor) -
     assert [len(batch) for batch in store.batches] == [1, 10]
 
 
-def test_one_bad_message_does_not_hurt_the_others(threads: ThreadPoolExecutor) -> None:
+def test_one_bad_message_fails_only_its_caller(threads: ThreadPoolExecutor) -> None:
     """The caller of a message that the engine refuses gets the error, the others their receipts."""
     store = SlowStore(held=True)
     answers = gather(
@@ -91,8 +94,10 @@ def test_one_bad_message_does_not_hurt_the_others(threads: ThreadPoolExecutor) -
     assert answers == ["id-first", "id-a", BadMessage, "id-b"]
 
 
-def test_a_failed_commit_is_told_to_all(threads: ThreadPoolExecutor) -> None:
-    """When the engine is away every caller of the batch learns it, and the next commit goes on."""
+def test_a_failed_commit_fails_all_its_callers(threads: ThreadPoolExecutor) -> None:
+    """
+    If the engine is away, each caller of the batch gets the error, and the next commit succeeds.
+    """
     store = SlowStore(held=True)
     publisher = Publisher(SimpleNamespace(engine=store), threads)
     assert gather(publisher, store, threads, ["a", "away"]) == [
@@ -103,7 +108,7 @@ def test_a_failed_commit_is_told_to_all(threads: ThreadPoolExecutor) -> None:
     assert publisher.put([Draft("later", b"")])[0].id == "id-later"
 
 
-def test_coroutines_of_one_turn_share_a_commit(threads: ThreadPoolExecutor) -> None:
+def test_coroutines_of_one_iteration_share_a_commit(threads: ThreadPoolExecutor) -> None:
     """A hundred coroutines that publish at once become one batch."""
     store = SlowStore(held=False)
     publisher = Publisher(SimpleNamespace(engine=store), threads)
@@ -117,7 +122,7 @@ def test_coroutines_of_one_turn_share_a_commit(threads: ThreadPoolExecutor) -> N
 
 
 def test_a_cancelled_coroutine_does_not_disturb_the_others(threads: ThreadPoolExecutor) -> None:
-    """Its message may be published; the others are answered."""
+    """Its message may be published; the others get their receipts."""
     store = SlowStore(held=False)
     publisher = Publisher(SimpleNamespace(engine=store), threads)
 

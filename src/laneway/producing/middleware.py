@@ -105,13 +105,13 @@ class Middlewares:
     @contextmanager
     def around(self, message: Message) -> Iterator[Passage]:
         """In this block, publish the passage's `message` and set its `receipt`."""
-        passing = Passage(self._middlewares, message)
+        passage = Passage(self._middlewares, message)
         try:
-            yield passing
+            yield passage
         except BaseException as error:  # noqa: BLE001  # raised again by fail
-            passing.fail(error)
+            passage.fail(error)
         else:
-            passing.leave(passing.receipt)
+            passage.leave(passage.receipt)
 
     @contextmanager
     def around_many(self, messages: Iterable[Message], put: Put) -> Iterator[PassageStream]:
@@ -152,23 +152,23 @@ class PassageStream:
     def put(self, drafts: list[Draft]) -> list[Receipt]:
         """Publish a batch; the middlewares get the receipts of the accepted messages."""
         if id(drafts[0]) in self._refused:  # refused before
-            passings = [self._refused.pop(id(draft))[1] for draft in drafts]
+            passages = [self._refused.pop(id(draft))[1] for draft in drafts]
         else:
             self._leave_refused()
-            passings = [self._unanswered.popleft() for _ in drafts]
+            passages = [self._unanswered.popleft() for _ in drafts]
         try:
             receipts = self._put(drafts)
         except BaseException as error:
-            for passing in passings[1:]:
-                _quietly(passing.fail, error)
-            passings[0].fail(error)
+            for passage in passages[1:]:
+                _quietly(passage.fail, error)
+            passages[0].fail(error)
             raise
-        for draft, passing, receipt in zip(drafts, passings, receipts, strict=True):
+        for draft, passage, receipt in zip(drafts, passages, receipts, strict=True):
             if receipt.outcome == "refused":
-                passing.receipt = receipt
-                self._refused[id(draft)] = draft, passing
+                passage.receipt = receipt
+                self._refused[id(draft)] = draft, passage
             else:
-                passing.leave(receipt)
+                passage.leave(receipt)
         return receipts
 
     def end(self, error: BaseException | None) -> None:
@@ -177,13 +177,13 @@ class PassageStream:
         """
         self._leave_refused()
         if error is not None:
-            for passing in self._unanswered:
-                _quietly(passing.fail, error)
+            for passage in self._unanswered:
+                _quietly(passage.fail, error)
 
     def _leave_refused(self) -> None:
         refused, self._refused = self._refused, {}
-        for _, passing in refused.values():
-            passing.leave(passing.receipt)
+        for _, passage in refused.values():
+            passage.leave(passage.receipt)
 
 
 def _quietly(call: Callable[[BaseException], None], error: BaseException) -> None:

@@ -53,17 +53,17 @@ class Producer:
         """Publish one message. Raises BadMessage, BacklogFull, EngineUnavailable."""
         if not self.middlewares:
             return self._publish(message, timeout)
-        with self.middlewares.around(message) as passing:
-            passing.receipt = self._publish(passing.message, timeout)
-        return passing.receipt
+        with self.middlewares.around(message) as passage:
+            passage.receipt = self._publish(passage.message, timeout)
+        return passage.receipt
 
     async def apublish(self, message: Message, timeout: Duration | None) -> Receipt:  # noqa: ASYNC109  # how long a full backlog may block it
         """As `publish`, awaited."""
         if not self.middlewares:
             return await self._apublish(message, timeout)
-        with self.middlewares.around(message) as passing:
-            passing.receipt = await self._apublish(passing.message, timeout)
-        return passing.receipt
+        with self.middlewares.around(message) as passage:
+            passage.receipt = await self._apublish(passage.message, timeout)
+        return passage.receipt
 
     def publish_many(
         self,
