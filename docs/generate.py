@@ -192,7 +192,7 @@ INTERNAL = {"LANEWAY_DEMO_FOLDER", "LANEWAY_DEMO_URL", "LANEWAY_DEMO_DURABILITY"
 """What the demo tells its own processes."""
 
 URL_OPTIONS = {
-    "shards": ("1; 64 on a cluster", "Shards of a new namespace. Fixed when it is made."),
+    "shards": ("1; 64 on a cluster", "Shards of a new namespace. Fixed when it is created."),
     "replicas": ("1", "Replicas that have to confirm, with durability `replicated`."),
     "timeout": ("5", "Seconds to wait for an answer."),
     "ca": ("the system's", "The file of the certificate authority, for TLS."),
@@ -538,7 +538,7 @@ The loggers are named `laneway` and after their modules below it.
 [Operations](../operations.md#what-a-worker-logs) explains the lines about messages, and how to get
 them as JSON.
 
-The end of a message is one line: `message ID in TOPIC:` and what became of it.
+The end of a message is one line: `message ID in topic TOPIC:` and how it ended.
 A success is at level `info`, a failed attempt at `warning`, a dead letter at `error`.
 
 {chr(10).join(parts)}"""
