@@ -1,1 +1,1 @@
-"""What all engines have in common, free of any store: rules, arithmetic, names and sentences."""
+"""What all engines share, independent of any store: rules, arithmetic, names and sentences."""

@@ -1,28 +1,28 @@
-"""What the doctor says of a store whose parts should agree: the same in every engine."""
+"""The doctor's findings about a store whose parts disagree, in the same words for every engine."""
 
 from __future__ import annotations
 
 from laneway.engines.base import Check
 
-MEND = "run `laneway doctor --repair`"
+REPAIR = "run `laneway doctor --repair`"
 
 DISAGREEMENTS = {
     "order": "entries without their message",
-    "messages": "that stood nowhere and would never have been handed out",
-    "leases": "that nothing would ever have taken back",
+    "messages": "that waited nowhere and would never have been delivered",
+    "leases": "that would never have ended",
     "counts": "topics whose counts were wrong",
     "totals": "totals that were wrong",
 }
-"""What every engine looks for, by the check's name."""
+"""The finding of each check, by the check's name; its count stands before it."""
 
 
 def disagreement(name: str, count: int, *, repair: bool) -> Check:
-    """One of `DISAGREEMENTS`, found so many times."""
+    """A check of `DISAGREEMENTS` and its count of findings."""
     return finding(name, count, DISAGREEMENTS[name], repair=repair)
 
 
 def unhandled(count: int) -> Check:
-    """Messages for which no worker had a handler. They are safe, so the store is sound."""
+    """The messages for which no worker had a handler. Nothing is wrong with the store."""
     how_many = (
         "no message waits"
         if not count
@@ -37,9 +37,12 @@ def unhandled(count: int) -> Check:
 
 
 def finding(name: str, count: int, what: str, *, repair: bool) -> Check:
-    """What was found so many times; with `repair` it is mended by now."""
+    """A check and its count of findings; with `repair` they have been repaired."""
     if not count:
         return Check(name, ok=True, detail="fine")
     return Check(
-        name, repair, f"{count:,} {what}" + (", mended" if repair else ""), "" if repair else MEND
+        name,
+        repair,
+        f"{count:,} {what}" + (", repaired" if repair else ""),
+        "" if repair else REPAIR,
     )

@@ -1,13 +1,13 @@
 """
-Who is served next, as arithmetic: rates, virtual time and the shares of tiers.
+The arithmetic of scheduling: rates, virtual time and the shares of tiers.
 
-Pure functions on integers, so that every engine and every language computes the same. All numbers
+Pure functions on integers, so that every engine and language computes the same numbers, which all
 fit the 53 bits of a double: times are microseconds, rate clocks quarter microseconds ("ticks").
 
 - Rates: GCRA, the generic cell rate algorithm (ITU-T I.371), as a virtual-scheduling token bucket:
   one number per lane, the theoretical arrival time (TAT) of the next conforming delivery.
 - Lanes: start-time fair queueing / stride scheduling (Waldspurger 1995): a lane's virtual time
-  advances by the work it was given, divided by its weight; the smallest is served next.
+  advances by the work that it received, divided by its weight; the smallest is served next.
 - Tiers: shares with carried fractions (largest remainder), work-conserving.
 """
 
@@ -31,19 +31,19 @@ weights are exact.
 
 CHUNK = 4
 """
-Most messages of weight 1 that one visit takes while other lanes wait, so deliveries of equals
-differ by no more: Jain's index stays above 0.99 from 20 deliveries each on, and a lease of 500
-reads 125 lanes instead of 500.
+Most messages that one visit takes at weight 1 while other lanes wait, so deliveries of equal lanes
+differ by no more. Jain's index stays above 0.99 from 20 deliveries each, and a lease of 500 reads
+125 lanes instead of 500.
 """
 
 FEW_LANES = 100
 """
-Up to so many lanes a visit takes half a chunk: reading them costs little, and each weighs more in
-what users see.
+Up to this number of lanes a visit takes half a chunk: reading them costs little, and users notice
+the difference between lanes more.
 """
 
 CARRY_SCALE = 1_000_000
-"""One delivery in the unit of a tier's carry."""
+"""The unit of a tier's carry: one delivery."""
 
 
 @lru_cache(4096)
@@ -57,8 +57,8 @@ def depth(rate: float, burst: float) -> int:
     """
     Ticks by which the TAT may be ahead of now after a delivery.
 
-    A fraction of a permit counts as the time in which the rate yields it. It admits no delivery by
-    itself, but a visit that is late by up to that time loses no permit.
+    A fraction of a permit counts as the time in which the rate produces it. It admits no delivery
+    by itself, but a visit that is late by up to that time loses no permit.
     """
     return floor(burst * interval(rate))
 
@@ -77,26 +77,26 @@ def take_permits(tat: int, now_us: int, rate: float, taken: int) -> int:
 
 
 def return_permits(tat: int, rate: float, returned: int) -> int:
-    """The TAT after deliveries that were never begun have been given back."""
+    """The TAT after the permits of deliveries that never began were returned."""
     return tat - returned * interval(rate)
 
 
 def next_permit_us(tat: int, now_us: int, rate: float, burst: float) -> int:
-    """The engine time at which the next delivery conforms (now, if it does already)."""
+    """The engine time at which the next delivery conforms; now, if it conforms already."""
     step = interval(rate)
     return max(now_us, -((-(tat + step - depth(rate, burst))) // TICKS))
 
 
 def rebase(tat: int, now_us: int, rate: float, burst: float) -> int:
     """
-    The TAT under a changed rate: at most what a lane that just used its burst has, so that after
-    raising a rate the next permit is at most one new interval away.
+    The TAT under a changed rate: at most that of a lane that has just used its burst, so that after
+    a rate was raised the next permit is at most one new interval away.
     """
     return min(tat, now_us * TICKS + depth(rate, burst))
 
 
 def recovered(tat: int, now_us: int) -> bool:
-    """Whether the whole burst is free again: a lane in that state need not be remembered."""
+    """Whether the whole burst is available again: such a lane need not be stored."""
     return tat <= now_us * TICKS
 
 
@@ -106,14 +106,14 @@ def stride(taken: int, weight: float) -> int:
 
 
 def stride_of_work(work_us: int, weight: float) -> int:
-    """The virtual time that so much of the workers' time costs a lane of that weight."""
+    """The virtual time that this much of the workers' time costs a lane of that weight."""
     return round(work_us * VT_SCALE / (1_000_000 * weight))
 
 
 def chunk(room: int, lanes: int, weight: float) -> int:
     """
-    How many messages one visit may take: all there is room for where no other lane waits, else at
-    most `CHUNK` times the weight (half of it among few lanes).
+    How many messages one visit may take: all that there is room for if no other lane waits, else at
+    most `CHUNK` times the weight (half of that among few lanes).
     """
     if lanes <= 1:
         return room
@@ -121,15 +121,15 @@ def chunk(room: int, lanes: int, weight: float) -> int:
     return max(1, min(room, int(most * weight)))
 
 
-def reached(stood: int, stands: int, one_chunk: int) -> int:
+def reached(before: int, after: int, one_chunk: int) -> int:
     """
-    A tier's virtual time after a visit that moved the lane from `stood` to `stands`: as if the
-    visit had been made chunk by chunk, it is where the last chunk began.
+    A tier queue's virtual time after a visit that moved the lane's from `before` to `after`: where
+    the last chunk began, as if the visit had been made chunk by chunk.
 
-    A lane that is alone gives all that a call has room for in one visit. So one that comes next
-    starts at most one chunk behind it.
+    A lane that is alone delivers all that a call has room for in one visit. So a lane that arrives
+    next starts at most one chunk behind it.
     """
-    return max(stood, stands - one_chunk)
+    return max(before, after - one_chunk)
 
 
 def split(
@@ -138,9 +138,9 @@ def split(
     """
     Divide `room` deliveries between the tiers that have work, by their shares.
 
-    Fractions are carried from call to call, so that many calls for one delivery keep the shares as
-    well as one call for many. Returns each tier's number and its new carry (in `CARRY_SCALE`; they
-    add up to what they did before). Ties go to the tier named first.
+    Fractions are carried from call to call, so that many calls for one delivery obey the shares as
+    well as one call for many. Returns each tier's number and its new carry, in `CARRY_SCALE`; the
+    sum of the carries stays the same. Ties go to the tier that is named first.
     """
     total = sum(shares.values())
     claims = {
@@ -150,8 +150,8 @@ def split(
     given = {tier: max(0, claim // CARRY_SCALE) for tier, claim in claims.items()}
     names: Sequence[str] = list(shares)
     while (left := room - sum(given.values())) != 0:
-        # One at a time to the largest remaining claim; back from the smallest where carries made
-        # the floors add up to more.
+        # Give one at a time to the largest remaining claim; take back from the smallest if the
+        # carries made the floors add up to more than `room`.
         if left > 0:
             tier = max(names, key=lambda name: claims[name] - given[name] * CARRY_SCALE)
             given[tier] += 1
@@ -162,30 +162,30 @@ def split(
             )
             given[tier] -= 1
     limit = 32 * CARRY_SCALE
-    kept = {
+    carries = {
         tier: max(-limit, min(limit, claims[tier] - given[tier] * CARRY_SCALE)) for tier in names
     }
-    return given, kept
+    return given, carries
 
 
 def interleave(counts: Sequence[int]) -> list[int]:
     """
-    The order in which several tiers' deliveries of one call are begun, as positions in `counts`:
-    each spread evenly over the whole, so that shares hold in every part of it too. The i-th of n
-    stands at (i + 1/2) / n; ties go to the tier named first.
+    The order of one call's deliveries of several tiers, as positions in `counts`: each tier's are
+    spread evenly over the whole, so that every part of it has the shares too. The i-th of n is at
+    (i + 1/2) / n; ties go to the tier that is named first.
     """
-    places = sorted(
+    positions = sorted(
         ((2 * i + 1) / count, tier) for tier, count in enumerate(counts) for i in range(count)
     )
-    return [tier for _, tier in places]
+    return [tier for _, tier in positions]
 
 
 def settle_carry(
     shares: Mapping[str, float], carry: Mapping[str, int], taken: Mapping[str, int]
 ) -> dict[str, int]:
     """
-    The carries after a division that ended early: what each tier had coming of all that was taken,
-    less what it took.
+    The carries after a division that ended early: each tier's share of everything that was taken,
+    less what it took itself.
     """
     total, everything = sum(shares.values()), sum(taken.values())
     return {

@@ -1,5 +1,5 @@
 """
-What engines do around a fork of the process; an application calls it once none is being opened.
+Functions of engines that an application calls around a fork, while it opens no engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AFTER_IN_CHILD: list[Callable[[], None]] = []
 def around(
     before: Callable[[], None], in_parent: Callable[[], None], in_child: Callable[[], None]
 ) -> None:
-    """Register an engine's; when its module is imported."""
+    """Register the functions of an engine; call it when its module is imported."""
     BEFORE.append(before)
     AFTER_IN_PARENT.append(in_parent)
     AFTER_IN_CHILD.append(in_child)

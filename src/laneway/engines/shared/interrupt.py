@@ -1,4 +1,4 @@
-"""How one `wait` of an engine is ended from another thread, and no other."""
+"""Interrupt: ends one `wait` of an engine from another thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Interrupt:
-    """Ends the waits that it was given to: the one that lasts, and all later ones at once."""
+    """Ends the wait that it was passed to, and all later ones immediately."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -19,7 +19,7 @@ class Interrupt:
         self.is_set = False
 
     def set(self) -> None:
-        """End the wait; once and for all."""
+        """End the wait. It cannot be undone."""
         with self._lock:
             self.is_set = True
             if self._wake is not None:
@@ -28,8 +28,8 @@ class Interrupt:
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
         """
-        For an engine: call `wake` when it is set, as long as the block lasts. It has to return at
-        once, and not raise.
+        For engines: inside the block, `set` calls `wake`, which must return immediately and not
+        raise.
         """
         with self._lock:
             self._wake = wake

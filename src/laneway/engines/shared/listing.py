@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 FEW = 1000
 """
-Up to this many lanes, all are looked at. Among more, this many of an index's first are compared
-with a pattern.
+Up to this number of lanes, all are read. If there are more, this number of an index's first lanes
+are compared with a pattern.
 """
 
 CANDIDATES = 250
-"""Lanes, and topics in buckets, whose exact numbers are read for a top list of up to 50 topics."""
+"""Lanes, and topics in buckets, that are read exactly for a top list of up to 50 topics."""
 
 MEASURES: dict[str, Callable[[TopicStats, int], float]] = {
     "backlog": lambda stats, _: stats.waiting,
@@ -28,8 +28,8 @@ MEASURES: dict[str, Callable[[TopicStats, int], float]] = {
     "throttled": lambda stats, _: stats.throttled_us,
 }
 """
-What each top list is sorted by. An engine adds how it finds the candidates: one entry in its own
-`ORDERS`.
+What each top list is sorted by. An engine has one entry for each in its own `ORDERS`, which says
+how it finds the candidates.
 """
 
 ORDERS = ("name", *MEASURES)
@@ -38,8 +38,7 @@ ORDERS = ("name", *MEASURES)
 
 class Candidate(NamedTuple):
     """
-    A lane's topic, what the lane is worth in an order, and whether that is the topic's exact
-    number.
+    A lane's topic, the lane's value in an order, and whether that is the exact value of the topic.
     """
 
     topic: str
@@ -48,25 +47,25 @@ class Candidate(NamedTuple):
 
 
 class Source(Protocol):
-    """What an engine can tell of its topics."""
+    """What an engine reads of its topics."""
 
     now_us: int
 
     def next_name(self, after: str) -> str | None:
-        """The next topic that has something, by name."""
+        """The next topic by name that has anything."""
         ...
 
     def has_something(self, topic: str) -> bool:
-        """Whether it waits, is leased, dead, or remembered."""
+        """Whether the topic has messages, dead letters or a lane."""
         ...
 
     def stats(self, topics: Sequence[str]) -> list[TopicStats]:
-        """Several topics, read together."""
+        """The stats of several topics, read together."""
         ...
 
     def candidates(self, order: str, pattern: str, most: int) -> Iterable[Candidate]:
         """
-        The first of an order, about `most`. A topic that comes twice is worth both together.
+        About the first `most` of an order. The values of a topic that comes twice are added.
 
         The cost must not grow with the number of topics.
         """
@@ -92,8 +91,7 @@ def topics(
 
 def _first(source: Source, order: str, pattern: str, limit: int) -> list[str]:
     """
-    The topics that may be the top ones: where a lane is only a part of its topic, a few more than
-    asked for.
+    The topics that may be the top ones: some more than `limit` if a lane is a part of its topic.
     """
     best: dict[str, float] = {}
     is_exact = True
@@ -105,7 +103,7 @@ def _first(source: Source, order: str, pattern: str, limit: int) -> list[str]:
 
 
 def common_prefix(one: str, other: str) -> str | None:
-    """What the topics begin with that both patterns cover; None: there are none."""
+    """The common prefix of the topics that both patterns cover; None: there are none."""
     short, long = sorted((one.removesuffix("*"), other.removesuffix("*")), key=len)
     return long if long.startswith(short) else None
 
@@ -115,7 +113,7 @@ def _is_pattern(pattern: str) -> bool:
 
 
 def _names(source: Source, pattern: str, limit: int, after: str | None) -> list[str]:
-    """One by one: the cost is that of those listed."""
+    """Topics by name, one by one: the cost depends on `limit` only."""
     if not _is_pattern(pattern):
         return (
             [pattern]

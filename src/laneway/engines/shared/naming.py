@@ -1,4 +1,4 @@
-"""Names that engines give: lanes, messages, what a message merges by."""
+"""Names that engines assign: lanes, generated ids, merge keys."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from laneway.policy import Resolved
 
 PARTITION, BUCKET = "\x1f", "\x1e"
-"""Signs in the names of lanes that are not simply topics; topics cannot hold them."""
+"""Separators in the names of partitions and buckets; topics cannot contain them."""
 
 
 def lane_name(
     policy: Resolved, topic: str, spread_by: bytes | None, number: int
 ) -> tuple[str, str]:
     """
-    The lane of a message: its name, and what its policy is resolved for. `number`: the message's,
-    where nothing else picks the partition.
+    The lane of a message: its name, and the topic or pattern whose policy it has. `spread_by`
+    chooses the partition; None: the message's `number` does.
     """
     if policy.buckets is not None and policy.buckets_pattern is not None:
         bucket = zlib.crc32(topic.encode()) % policy.buckets
@@ -32,12 +32,12 @@ def lane_name(
 
 
 def generated_id(nonce: str, number: int) -> str:
-    """The id of a message that has none of its user's."""
+    """The id of a message without an id of its own."""
     return f"{nonce}-{number:x}"
 
 
 def parse_generated_id(nonce: str, message_id: str) -> int | None:
-    """The number of the message that an id of our own making (`<nonce>-<number in hex>`) names."""
+    """The number in a generated id (`<nonce>-<number in hex>`); None: it is none of this store."""
     head, separator, tail = message_id.partition("-")
     if head != nonce or not separator:
         return None
@@ -50,8 +50,8 @@ def parse_generated_id(nonce: str, message_id: str) -> int | None:
 
 def merge_key(draft: Draft) -> bytes:
     """
-    What a message merges by: its topic (buckets hold several), and its key, else its body. Long
-    ones by their digest.
+    The merge key of a message: its topic (a bucket has several), and its key, else its body. A long
+    one is replaced by its digest.
     """
     mark, text = (b"k", draft.key.encode()) if draft.key is not None else (b"b", draft.body)
     text = draft.topic.encode() + b"\0" + text

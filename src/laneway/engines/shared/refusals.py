@@ -1,5 +1,7 @@
 """
-What is refused, how a message ends without an ack, and by which numbers: the same in every engine.
+Refusals and reasons: what is refused, why a message died, and the constants that decide it.
+
+Every engine answers with these texts; the Lua scripts have some of them too.
 """
 
 from __future__ import annotations
@@ -21,53 +23,53 @@ if TYPE_CHECKING:
     from laneway.policy import Resolved
 
 MAX_WAIT_WINDOWS = 10
-"""Default of `max_wait`: so many windows."""
+"""Default of `max_wait`, in windows."""
 
 HISTORY = 20
-"""How many of its last troubles a message remembers."""
+"""Length of a message's history: its last entries are stored."""
 
 LINGER_US = {"messages": SECOND, "time": 60 * SECOND}
-"""How long an idle lane is remembered, by what its tier is fair by."""
+"""How long an idle lane is stored, by its tier's `fair_by`."""
 
 MAX_NAMESPACE_BYTES = 100
 
 STEP = 16
 """
-What is handed out ahead of what the caller can start goes in steps of this size, so that tiers end
-at nearly their shares.
+Deliveries beyond what the caller can start are divided between tiers in steps of this size, so that
+tiers get nearly their shares.
 """
 
 DEFAULT_MEAN_US = SECOND
-"""What a message is taken to cost in a tier that is fair by time, before anything is known."""
+"""The duration that a message is charged in a tier that is fair by time before any is known."""
 
 RETRIES_USED_UP = "retries used up"
-"""Why a letter is dead; how many attempts there were and what failed last follow."""
+"""The beginning of a dead letter's reason; the attempts and the last failure follow."""
 
 BRIEF_BYTES = 300
-"""Of the first line of an error, as a dead letter's reason has it."""
+"""Most bytes of an error's first line in a dead letter's reason."""
 
 STARTED_AND_LOST = "lease ran out after its start was recorded"
 DROPPED = "dropped: the backlog was full"
 EXPIRED = "expired: its ttl ended before it was handed out"
 NO_HANDLER = "no handler: no worker had a handler for it within on_unhandled"
 REFUSED = "the handler refused it"
-"""Why a letter is dead."""
+"""Reasons of dead letters."""
 
 
 def result_ttls_us(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
     """
-    For how many microseconds a message's end is kept, after an ack and after any other end; None:
-    not at all.
+    How many microseconds a message's outcome is stored: after an ack, and after any other end;
+    None: it is not stored.
     """
-    said = control.result_ttls(headers)
-    return None if said is None else (max(1, said[0] * SECOND), max(1, said[1] * SECOND))
+    ttls = control.result_ttls(headers)
+    return None if ttls is None else (max(1, ttls[0] * SECOND), max(1, ttls[1] * SECOND))
 
 
 def nobody_follows(message_id: str) -> UsageError:
-    """Why nothing can wait for a message."""
+    """The error of waiting for a message that does not exist or stores no outcome."""
     return UsageError(
-        f"job {message_id}: nobody knows it, or nothing is kept of it; only a job can be waited for"
-        " whose result is kept"
+        f"job {message_id}: it is unknown, or its result is not stored; only a job whose result is"
+        " stored can be waited for"
     )
 
 
@@ -88,7 +90,7 @@ def needs(draft: Draft) -> int:
 
 
 def explicit_due(draft: Draft, now_us: int) -> int | None:
-    """When the publisher said that it is due, None if he said nothing."""
+    """The due time that the publisher set; None: it set none."""
     if draft.at_us is not None:
         return max(draft.at_us, now_us)
     return now_us + draft.delay_us if draft.delay_us > 0 else None
@@ -96,11 +98,11 @@ def explicit_due(draft: Draft, now_us: int) -> int | None:
 
 def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
     """
-    Raises BadMessage for one that cannot be published. `now_us` None: what depends on the engine's
-    time is left to the engine.
+    Raise BadMessage if the message cannot be published. `now_us` None: the engine checks what
+    depends on its time.
     """
     if draft.signal is not None or draft.own:
-        return  # small, and never to be lost
+        return  # small, and must not be lost
     if len(draft.body) > policy.max_body:
         raise BadMessage(
             f"message to {draft.topic}: the body has {len(draft.body):,} bytes, its policy allows"
@@ -109,7 +111,7 @@ def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
     if now_us is None and draft.headers is None:
         return
     if needs(draft):
-        return  # its ttl begins when it waits no longer
+        return  # its ttl begins when it has its signals
     ttl = draft.ttl_us if draft.ttl_us is not None else policy.ttl
     if now_us is not None and ttl is not None:
         due = explicit_due(draft, now_us)
@@ -118,7 +120,7 @@ def check_draft(draft: Draft, policy: Resolved, now_us: int | None) -> None:
 
 
 def delay_outlasts_ttl(draft: Draft, delay_us: int, ttl_us: int) -> str:
-    """Why such a message is refused."""
+    """The error of a message that expires before it is due."""
     return (
         f"message to {draft.topic}: its delay ({delay_us / 1e6:g} s) outlasts its ttl"
         f" ({ttl_us / 1e6:g} s); it would expire before it is due"
@@ -127,7 +129,7 @@ def delay_outlasts_ttl(draft: Draft, delay_us: int, ttl_us: int) -> str:
 
 def full(whose: str, waiting: int, unit: str, limit: int) -> str:
     """
-    Why a message is refused for a backlog limit. `whose`: "topic a" or "the namespace"; `unit`:
+    The reason of a refusal for a backlog limit. `whose`: "topic a" or "the namespace"; `unit`:
     "messages" or "bytes".
     """
     return (
@@ -137,7 +139,7 @@ def full(whose: str, waiting: int, unit: str, limit: int) -> str:
 
 
 def backlog_full_with_ack(receipt: Receipt) -> str:
-    """Why a call of settle fails that publishes with an ack."""
+    """The error of a settle whose published message is refused."""
     return f"message {receipt.id}, published with an ack: {receipt.reason}; nothing was changed"
 
 
@@ -149,7 +151,7 @@ def check_namespace(name: str) -> None:
         or not all(sign.isalnum() or sign in "-_" for sign in name)
     ):
         raise UsageError(f"namespace {name!r:.80}: use letters, digits, - and _ only")
-    if len(name.encode()) > MAX_NAMESPACE_BYTES:  # it is a part of the name of a file
+    if len(name.encode()) > MAX_NAMESPACE_BYTES:  # it is part of a file name
         raise UsageError(
             f"namespace {name[:40]!r}…: the name has {len(name.encode())} bytes, at most"
             f" {MAX_NAMESPACE_BYTES} are allowed"
@@ -158,11 +160,11 @@ def check_namespace(name: str) -> None:
 
 def retries_used_up(attempts: int, error: str | None, reason: str | None = None) -> str:
     """
-    Why a letter is dead after so many attempts: what failed last is the settlement's reason, else
-    the first line of its error.
+    The reason of a dead letter that used up its retries, with the last failure: the settlement's
+    reason, else the first line of its error.
     """
-    what = reason or (brief(error) if error else "") or "failed"
-    return f"{RETRIES_USED_UP} ({attempts} {'attempt' if attempts == 1 else 'attempts'}): {what}"
+    failure = reason or (brief(error) if error else "") or "failed"
+    return f"{RETRIES_USED_UP} ({attempts} {'attempt' if attempts == 1 else 'attempts'}): {failure}"
 
 
 def brief(error: str) -> str:

@@ -1,20 +1,20 @@
 """
-Size classes: what the top lists are indexed by.
+Size classes: the values that the top lists are indexed by.
 
-A lane's backlog, age, rate and throttling change at every visit; an index on the numbers themselves
-would cost more than the queue. Classes about 9 % apart (eight to an octave) change rarely. In small
-namespaces the lists are exact: all lanes are looked at.
+A lane's backlog, age, rate and throttling change at every visit; an index on the numbers would cost
+more than the queue. Classes about 9 % apart (eight for each doubling) change rarely. In small
+namespaces the lists are exact, because all lanes are read.
 """
 
 from __future__ import annotations
 
 SMALLEST = 32
 """
-Numbers below have no class: lanes that small matter to a top list only where there are few lanes.
+Smaller numbers have no class: such lanes are in a top list only if there are few lanes.
 """
 
 AGE_SHIFT = 23
-"""Ages are classed by 2^23 µs, some 8 seconds."""
+"""The class of an age is the age in units of 2^23 µs, about 8 seconds."""
 
 WINDOW_US = 10_000_000
 """Deliveries are counted in windows of ten seconds."""

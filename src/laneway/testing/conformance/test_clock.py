@@ -48,7 +48,9 @@ def test_explain_with_a_clock_set_back(
     driver.later(-3600)
     explanation = driver.engine.explain(second.id, now_us=driver.now)
     assert "stands still until" in explanation.reasons[0]
-    assert "may send again in 60.0 min" in explanation.reasons[1], "the hour, and a second"
+    assert "admits the next delivery in 60.0 min" in explanation.reasons[1], (
+        "the hour, and a second"
+    )
     assert explanation.now_us == driver.now
     assert explanation.starts_us is not None
     assert 3_600_000_000 < explanation.starts_us - driver.now <= 3_602_000_000

@@ -342,7 +342,7 @@ def test_on_end_of_an_unknown_message(driver: EngineDriver) -> None:
     driver.put("a", "1", id="x")
     for name in ("x", "nobody"):
         with pytest.raises(
-            UsageError, match=f"job {name}: nobody knows it, or nothing is kept of it"
+            UsageError, match=f"job {name}: it is unknown, or its result is not stored"
         ):
             driver.engine.on_end(name, "a", b"[]")
 

@@ -32,8 +32,7 @@ def test_unhandled(driver: EngineDriver) -> None:
     assert explained.starts_us is None, "a free worker is not what it waits for"
     (reason,) = explained.reasons
     assert reason.startswith(
-        "no worker that got it had a handler for it, for 15.2 min now; a worker gets it again in"
-        " 5.0 min"
+        "no worker has had a handler for it for 15.2 min; it is delivered again in 5.0 min"
     )
     (check,) = [check for check in driver.engine.doctor() if check.name == "handlers"]
     assert check.ok
