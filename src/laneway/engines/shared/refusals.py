@@ -50,7 +50,7 @@ BRIEF_BYTES = 300
 
 STARTED_AND_LOST = "lease ran out after its start was recorded"
 DROPPED = "dropped: the backlog was full"
-EXPIRED = "expired: its ttl ended before it was handed out"
+EXPIRED = "expired: its ttl ended before it was delivered"
 NO_HANDLER = "no handler: no worker had a handler for it within on_unhandled"
 REFUSED = "the handler refused it"
 """Reasons of dead letters."""

@@ -29,7 +29,7 @@ local FRONT = 2 ^ 53
 
 local REASONS = {
     full = 'dropped: the backlog was full',
-    expired = 'expired: its ttl ended before it was handed out',
+    expired = 'expired: its ttl ended before it was delivered',
     refused = 'the handler refused it',
     unhandled = 'no handler: no worker had a handler for it within on_unhandled',
     started = 'lease ran out after its start was recorded',
