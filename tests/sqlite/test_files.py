@@ -81,7 +81,7 @@ def test_a_file_that_was_removed(
         put(engine)
 
 
-def test_a_file_that_is_put_back_goes_on(path: Path, opened: Callable[..., FullEngine]) -> None:
+def test_a_file_that_is_put_back_can_be_used(path: Path, opened: Callable[..., FullEngine]) -> None:
     engine = opened(path)
     put(engine)
     path.rename(path.with_name("away"))
@@ -104,7 +104,7 @@ def test_a_folder_that_was_moved(path: Path, opened: Callable[..., FullEngine]) 
 
 @pytest.mark.parametrize("which", ["wal", "shm"])
 def test_a_part_that_was_removed(path: Path, opened: Callable[..., FullEngine], which: str) -> None:
-    """Nothing is lost: who ends last writes it into the file."""
+    """Nothing is lost: the last process that ends writes it into the file."""
     first, second = opened(path), opened(path)
     assert put(first, 3) == put(second, 3) == ["accepted"] * 3
     path.with_name(f"q.db-{which}").unlink()
@@ -124,7 +124,7 @@ def test_a_part_that_was_removed(path: Path, opened: Callable[..., FullEngine], 
 
 
 def test_a_file_that_was_replaced(path: Path, opened: Callable[..., FullEngine]) -> None:
-    """The new one is left as it is, also where the old one's `-wal` lies beside it."""
+    """The new file stays unchanged, even if the old one's `-wal` is beside it."""
     engine = opened(path)
     put(engine, 5)
     other = opened(path.with_name("other.db"))
@@ -147,8 +147,8 @@ def test_a_file_that_was_replaced(path: Path, opened: Callable[..., FullEngine])
     assert [check for check in new.doctor() if not check.ok] == []
 
 
-def test_its_own_wal_is_no_strangers(path: Path, opened: Callable[..., FullEngine]) -> None:
-    """Of a process that was killed, and of one that lives."""
+def test_its_own_wal_is_accepted(path: Path, opened: Callable[..., FullEngine]) -> None:
+    """The `-wal` of a killed process, and of a running one."""
     script = (
         "import os, sys\nfrom laneway import Laneway\napp = Laneway(sys.argv[1])\napp.publish_many("
         "[__import__('laneway').Message('a', n) for n in range(50)])\nos._exit(1)\n"
@@ -159,7 +159,7 @@ def test_its_own_wal_is_no_strangers(path: Path, opened: Callable[..., FullEngin
         assert opened(path).overview().waiting == count
 
 
-def test_a_relative_path_is_that_of_the_beginning(
+def test_a_relative_path_does_not_follow_the_working_folder(
     path: Path, opened: Callable[..., FullEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)
@@ -176,7 +176,7 @@ def test_a_relative_path_is_that_of_the_beginning(
 
 
 @pytest.mark.parametrize("layout", [0, -1])
-def test_a_layout_that_nobody_wrote(
+def test_an_unknown_layout_is_refused(
     path: Path, opened: Callable[..., FullEngine], layout: int
 ) -> None:
     opened(path).close()

@@ -38,8 +38,8 @@ def engine_at(path: Path, **settings: object) -> FullEngine:
     return open_engine(f"sqlite:///{path}", Settings(**settings))  # type: ignore[arg-type]
 
 
-def test_what_was_published_is_there_after_opening_anew(tmp_path: Path) -> None:
-    """Bodies, keys, priorities, ids and policies survive."""
+def test_messages_survive_reopening(tmp_path: Path) -> None:
+    """With bodies, keys, priorities, ids and policies."""
     first = engine_at(tmp_path / "q.db")
     first.policy_set("operator", "a", {"rate": 5})
     first.put([Draft("a", b"\x00\xff", key="k", priority=7, id="mine", headers={"h": "v"})])
@@ -57,7 +57,7 @@ def test_what_was_published_is_there_after_opening_anew(tmp_path: Path) -> None:
     again.close()
 
 
-def test_an_exact_policy_makes_no_other_process_read_policies_again(tmp_path: Path) -> None:
+def test_an_exact_policy_makes_no_other_process_reload_policies(tmp_path: Path) -> None:
     """
     The version that others look at stays; what it costs in statements does not grow with their
     number.
@@ -78,15 +78,15 @@ def test_an_exact_policy_makes_no_other_process_read_policies_again(tmp_path: Pa
         assert [statement for statement in read if "FROM policy" in statement] == []
         sets = []
         for topic in ("t.5", "t.new"):
-            made: list[str] = []
-            first._store.connection.set_trace_callback(made.append)  # type: ignore[attr-defined]
+            statements: list[str] = []
+            first._store.connection.set_trace_callback(statements.append)  # type: ignore[attr-defined]
             first.policy_set("code", topic, {"rate": 6})
-            sets.append(len(made))
+            sets.append(len(statements))
         assert max(sets) < 20
 
 
-def test_namespaces_are_worlds_apart(tmp_path: Path) -> None:
-    """One namespace sees nothing of another."""
+def test_namespaces_share_nothing(tmp_path: Path) -> None:
+    """Messages of one namespace cannot be leased in another."""
     online = engine_at(tmp_path / "q.db", namespace="online")
     sandbox = engine_at(tmp_path / "q.db", namespace="sandbox")
     online.put([Draft("a", b"1")])
@@ -102,7 +102,7 @@ def test_namespaces_are_worlds_apart(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
-    """And is left as it is."""
+    """The file stays unchanged."""
     path = tmp_path / "q.db"
     path.write_bytes(content)
     with pytest.raises(EngineCorrupt, match=r"q\.db"):
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -
 
 
 def test_another_programs_database_is_refused(tmp_path: Path) -> None:
-    """Its tables are not touched."""
+    """Its tables stay unchanged."""
     path = tmp_path / "q.db"
     with sqlite3.connect(path) as other:
         other.execute("CREATE TABLE theirs (x)")
@@ -178,8 +178,8 @@ def test_policies_of_an_older_layout_are_kept(tmp_path: Path) -> None:
         assert [lease.body for lease in engine.lease(1).leases] == [b"kept"]
 
 
-def test_an_older_layout_is_brought_up(tmp_path: Path) -> None:
-    """With all that it holds."""
+def test_an_older_layout_is_migrated(tmp_path: Path) -> None:
+    """With everything in it."""
     path = tmp_path / "q.db"
     make_layout(path, 1, ONE_MESSAGE)
     with closing(open_engine(f"sqlite:///{path}", Settings())) as engine:
@@ -201,7 +201,7 @@ def test_an_older_layout_is_brought_up(tmp_path: Path) -> None:
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
-    """With both versions and what to do."""
+    """The error has both versions, and what to do."""
     path = tmp_path / "q.db"
     engine_at(path).close()
     raw = sqlite3.connect(path)
@@ -211,8 +211,8 @@ def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
         engine_at(path)
 
 
-def test_missing_folders_and_folders_instead_of_files_are_told(tmp_path: Path) -> None:
-    """Each with what to do."""
+def test_missing_folders_and_folders_instead_of_files_are_errors(tmp_path: Path) -> None:
+    """Each error says what to do."""
     with pytest.raises(EngineUnavailable, match="does not exist; make it first"):
         engine_at(tmp_path / "nowhere" / "q.db")
     with pytest.raises(EngineUnavailable, match="folder"):
@@ -253,7 +253,7 @@ def opened_by_another_user(path: Path) -> str:
     ).stdout
 
 
-def test_a_file_that_cannot_be_written_is_told(open_folder: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error(open_folder: Path) -> None:
     path = open_folder / "q.db"
     engine_at(path).close()
     path.chmod(0o444)
@@ -264,21 +264,22 @@ def test_a_file_that_cannot_be_written_is_told(open_folder: Path) -> None:
     )
 
 
-def test_a_folder_that_cannot_be_entered_is_told(open_folder: Path) -> None:
+def test_a_folder_that_cannot_be_entered_is_an_error(open_folder: Path) -> None:
     closed = open_folder / "closed"
     closed.mkdir()
     engine_at(closed / "q.db").close()
     closed.chmod(0o700 if os.getuid() == 0 else 0)
-    said = opened_by_another_user(closed / "q.db")
+    output = opened_by_another_user(closed / "q.db")
     closed.chmod(0o700)
     assert (
-        said == f"EngineUnavailable {closed}/q.db: Permission denied; check the permissions of the"
+        output
+        == f"EngineUnavailable {closed}/q.db: Permission denied; check the permissions of the"
         " folders on the way to it\n"
     )
 
 
-def test_processes_may_make_the_file_at_once(tmp_path: Path) -> None:
-    """Whoever comes first makes it, the others wait; all of them can use it."""
+def test_processes_may_create_the_file_at_once(tmp_path: Path) -> None:
+    """The first process creates it, the others wait; all of them can use it."""
     program = (
         "import sys\n"
         "from laneway.engines import open_engine\n"
@@ -319,7 +320,7 @@ def test_processes_may_make_the_file_at_once(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
-    """What was accepted before stays; after there is room again it goes on."""
+    """Accepted messages stay; once there is room again, more are accepted."""
     path = tmp_path / "q.db"
     program = (
         "import resource, signal, sys\n"
@@ -338,14 +339,14 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
         "    print(accepted, error)\n"
     )
     source = str(Path(__file__).parents[2] / "src")
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program, str(path)],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "PYTHONPATH": source},
     )
-    accepted, _, text = said.stdout.partition(" ")
+    accepted, _, text = output.stdout.partition(" ")
     assert int(accepted) > 0
     assert text.count("\n") == 1
     engine = engine_at(path)
@@ -354,7 +355,7 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 2_000_000
 
 
-def test_tiers_of_an_older_layout_are_the_codes_layer(tmp_path: Path) -> None:
+def test_tiers_of_an_older_layout_become_the_codes_layer(tmp_path: Path) -> None:
     """They were stored as a list; the default is the one that every topic had."""
     path = tmp_path / "q.db"
     make_layout(
@@ -371,8 +372,8 @@ def test_tiers_of_an_older_layout_are_the_codes_layer(tmp_path: Path) -> None:
         assert [lease.topic for lease in engine.lease(1).leases] == ["a"]
 
 
-def test_whether_a_topics_own_policy_names_a_tier_is_answered_by_an_index(tmp_path: Path) -> None:
-    """It costs the same at one and at a million such policies."""
+def test_an_index_finds_own_policies_that_name_a_tier(tmp_path: Path) -> None:
+    """The cost is the same at one and at a million such policies."""
     with closing(engine_at(tmp_path / "q.db")) as engine:
         engine.policy_set_many("code", [(f"t.{n}", {"rate": n + 1}) for n in range(500)])
         engine.policy_set("operator", "t.7", {"tier": "low"})
@@ -388,19 +389,19 @@ def test_whether_a_topics_own_policy_names_a_tier_is_answered_by_an_index(tmp_pa
 
 @pytest.mark.parametrize("url", ["laneway.db", "sqlit:///x.db", "sqlite://x.db", "mongodb://x"])
 def test_urls_that_name_no_engine_are_refused(url: str) -> None:
-    """With the likely correction."""
+    """The error names the likely correction."""
     with pytest.raises(UsageError, match="engine URL"):
         open_engine(url, Settings())
 
 
 def test_replicated_durability_is_refused_at_once(tmp_path: Path) -> None:
-    """What a file cannot give is an error at start."""
+    """Opening the engine raises UsageError."""
     with pytest.raises(UsageError, match="replicas"):
         engine_at(tmp_path / "q.db", durability="replicated")
 
 
 def test_many_threads_share_one_engine_object(tmp_path: Path) -> None:
-    """Every message is handed out once."""
+    """Every message is delivered once."""
     engine = engine_at(tmp_path / "q.db", durability="memory")
     seen: list[str] = []
 
@@ -422,8 +423,8 @@ def test_many_threads_share_one_engine_object(tmp_path: Path) -> None:
     assert len(seen) == len(set(seen)) == 300
 
 
-def test_a_closed_engine_says_so(tmp_path: Path) -> None:
-    """In one line; closing twice is fine."""
+def test_using_a_closed_engine_is_an_error(tmp_path: Path) -> None:
+    """The error says that it is closed; it may be closed twice."""
     engine = engine_at(tmp_path / "q.db")
     engine.close()
     engine.close()
@@ -431,8 +432,8 @@ def test_a_closed_engine_says_so(tmp_path: Path) -> None:
         engine.put([Draft("a", b"1")])
 
 
-def test_the_doctor_finds_and_mends_what_was_lost(tmp_path: Path) -> None:
-    """An entry without its message, a message that stands nowhere, wrong counts."""
+def test_the_doctor_repairs_disagreements(tmp_path: Path) -> None:
+    """An entry without its message, a message that waits nowhere, wrong counts."""
     path = tmp_path / "q.db"
     engine = engine_at(path)
     engine.put([Draft("a", str(n).encode()) for n in range(10)])
@@ -458,8 +459,8 @@ def test_the_doctor_finds_and_mends_what_was_lost(tmp_path: Path) -> None:
     ]
 
 
-def test_a_file_made_again_repeats_no_number(tmp_path: Path) -> None:
-    """The leases of a file that was deleted are lost on the one that was made in its place."""
+def test_a_recreated_file_repeats_no_number(tmp_path: Path) -> None:
+    """Leases of a deleted file are "lost" in the file that replaces it."""
     path = tmp_path / "q.db"
     drafts = [Draft("a", b"%d" % n) for n in range(5)]
     before = engine_at(path)

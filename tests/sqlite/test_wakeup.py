@@ -31,7 +31,7 @@ def in_thread(work: object) -> tuple[threading.Thread, list[object]]:
 
 
 def test_a_publish_wakes_a_waiter(url: str) -> None:
-    """Long before its time is over."""
+    """Long before its timeout."""
     engine = open_engine(url, Settings())
     began = time.monotonic()
     thread, answers = in_thread(lambda: engine.wait(30))
@@ -41,8 +41,8 @@ def test_a_publish_wakes_a_waiter(url: str) -> None:
     assert time.monotonic() - began < 15
 
 
-def test_a_waiter_wakes_for_what_becomes_due(url: str) -> None:
-    """Also for a message that was published, delayed, while it waited."""
+def test_a_waiter_wakes_when_a_message_is_due(url: str) -> None:
+    """Also for a delayed message that was published while it waited."""
     engine = open_engine(url, Settings())
     thread, answers = in_thread(lambda: engine.wait(30))
     engine.put([Draft("a", b"1", delay_us=300_000)])
@@ -52,7 +52,7 @@ def test_a_waiter_wakes_for_what_becomes_due(url: str) -> None:
 
 
 def test_a_waiter_of_another_pool_sleeps_on(url: str) -> None:
-    """Until its time is over."""
+    """Until its timeout."""
     engine = open_engine(url, Settings())
     engine.policy_set("code", "a", {"pool": "gpu"})
     engine.put([Draft("a", b"1")])
@@ -61,7 +61,7 @@ def test_a_waiter_of_another_pool_sleeps_on(url: str) -> None:
 
 
 def test_a_waiter_for_some_topics_is_not_woken_by_others(url: str) -> None:
-    """It would only find nothing, again and again."""
+    """It could lease nothing, and would look in vain."""
     engine = open_engine(url, Settings())
     engine.put([Draft("a", b"1")])
     assert engine.wait(0.05, topics=["b"]) is False
@@ -69,7 +69,7 @@ def test_a_waiter_for_some_topics_is_not_woken_by_others(url: str) -> None:
 
 
 def test_interrupt_ends_the_waits_of_this_object(url: str) -> None:
-    """They answer False."""
+    """The waits answer False."""
     engine = open_engine(url, Settings())
     thread, answers = in_thread(lambda: engine.wait(30))
     while thread.is_alive():
@@ -92,7 +92,7 @@ def test_a_settle_that_frees_a_slot_wakes_a_waiter(url: str) -> None:
 
 def test_a_publish_wakes_another_process(tmp_path: Path) -> None:
     """
-    A waiter elsewhere on the machine starts at once, and is still woken after one that was killed.
+    A waiter in another process wakes at once, also after another waiter was killed.
     """
     url = f"sqlite:///{tmp_path}/q.db"
     engine = open_engine(url, Settings())
@@ -126,7 +126,7 @@ def test_a_publish_wakes_another_process(tmp_path: Path) -> None:
 
 
 def test_no_socket_is_left_behind(tmp_path: Path) -> None:
-    """Neither its socket nor its folder, with several that wait at once and one that gives up."""
+    """Neither sockets nor the folder, with several waiters at once and one that times out."""
     engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings())
     folder = Path(engine._wakeup._folder)  # type: ignore[attr-defined]
     threads = [in_thread(lambda: engine.wait(30))[0] for _ in range(3)]
@@ -142,10 +142,10 @@ def test_no_socket_is_left_behind(tmp_path: Path) -> None:
 def test_without_sockets_it_polls_and_logs_that(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Say the folder belongs to somebody else."""
+    """For example because the folder belongs to another user."""
     engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings())
     (tmp_path / "taken").write_text("")
-    engine._wakeup._folder = f"{tmp_path}/taken/bells"  # type: ignore[attr-defined]
+    engine._wakeup._folder = f"{tmp_path}/taken/sockets"  # type: ignore[attr-defined]
     thread, answers = in_thread(lambda: engine.wait(30))
     engine.put([Draft("a", b"1")])
     thread.join(20)

@@ -1,21 +1,22 @@
 -- The store of one namespace: one file, one shard.
 --
--- Design. What is served next is decided by *lanes*, of which there is a row only while something
--- of them waits, is leased or has to be remembered for a moment: an idle topic has no row anywhere.
--- Partial indexes over lanes are the two indexes of the design: `lane_runnable` by virtual time and
--- `lane_timer` by clock. Messages are looked at only once their lane has been chosen.
+-- Design. *Lanes* decide what is served next. A lane has a row only while it has messages or
+-- leases, and for a moment afterwards: an idle topic has no row anywhere. Two partial indexes serve
+-- all lanes: `lane_runnable` by virtual time and `lane_timer` by the clock. Messages are read only
+-- after their lane was chosen.
 --
--- A message costs two rows while it waits (`message`, appended; `ready`, the order in its lane) and
+-- A message has two rows while it waits (`message`, appended; `ready`, the order in its lane) and
 -- two while it is leased (`message`; `lease`, appended, because fences grow). Everything else
--- (keys, merges, ids of the user's own, deadlines of messages with a ttl) is a table that only
--- those pay for who use it. A lease's deadline is one event for its whole batch.
+-- (keys, merges, own ids, ttls) has tables of its own, which only messages with these features
+-- have rows in. The deadlines of a batch of leases are one event. messages.py has a table of the
+-- rows that each state has.
 --
 -- Times are integer microseconds since 1970, rate clocks (tat) quarter microseconds: see
--- engines/fairness.py.
+-- engines/shared/fairness.py.
 
 CREATE TABLE shard (                     -- one row: counters, and the clock that never goes back
     one            INTEGER PRIMARY KEY CHECK (one = 1),
-    nonce          TEXT NOT NULL,        -- the first part of the ids that this store makes
+    nonce          TEXT NOT NULL,        -- the first part of generated ids
     seq            INTEGER NOT NULL DEFAULT 0,
     fence          INTEGER NOT NULL DEFAULT 0,
     now            INTEGER NOT NULL DEFAULT 0,
@@ -41,37 +42,37 @@ CREATE TABLE setting (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE policy (layer TEXT NOT NULL, pattern TEXT NOT NULL, fields TEXT NOT NULL,
     PRIMARY KEY (layer, pattern)) WITHOUT ROWID;
 
--- a changed pattern whose lanes have not all been placed anew yet
+-- a changed pattern whose lanes have not all been placed again yet
 CREATE TABLE sweep (
     pattern TEXT PRIMARY KEY,
-    after   TEXT NOT NULL                -- the last lane's name that was done
+    after   TEXT NOT NULL                -- the name of the last lane that was placed
 ) WITHOUT ROWID;
 
 CREATE TABLE tier_queue (                      -- one tier of one pool
     tier_queue      INTEGER PRIMARY KEY,
     pool      TEXT NOT NULL,
     tier      TEXT NOT NULL,
-    vt        INTEGER NOT NULL DEFAULT 0,   -- the virtual time of the lane picked last
+    vt        INTEGER NOT NULL DEFAULT 0,   -- the virtual time of the lane that was served last
     carry     INTEGER NOT NULL DEFAULT 0,   -- of the tier's share, see fairness.split
-    mean      INTEGER NOT NULL DEFAULT 0,   -- a message's usual cost in microseconds, 0: not known
+    mean      INTEGER NOT NULL DEFAULT 0,   -- a message's mean duration in microseconds, 0: unknown
     delivered INTEGER NOT NULL DEFAULT 0,
     UNIQUE (pool, tier)
 );
 
 CREATE TABLE gate (
     name        TEXT PRIMARY KEY,
-    -- the limits as the code and as the operator set them (JSON); the operator's count
+    -- the limits that the code and the operator set (JSON); the operator's precede
     code        TEXT,
     operator    TEXT,
     tat         INTEGER NOT NULL DEFAULT 0,
     leased      INTEGER NOT NULL DEFAULT 0,
     open        INTEGER NOT NULL DEFAULT 1,
-    -- when a shut gate's next permit comes; NULL: open, or it waits for a settle
+    -- the next permit of a shut gate; NULL: it is open, or opens at a settle
     wake        INTEGER
 ) WITHOUT ROWID;
 CREATE INDEX gate_timer ON gate (wake) WHERE wake IS NOT NULL;
 
--- a gate stands in each tier that has lanes at it as one entry: that of its first lane
+-- one row for each gate and tier queue that has lanes at it: the first of these lanes
 CREATE TABLE gate_entry (
     tier_queue INTEGER NOT NULL,
     gate TEXT NOT NULL,
@@ -86,12 +87,12 @@ CREATE INDEX gate_entry_gate ON gate_entry (gate);
 CREATE TABLE lane (
     lane       INTEGER PRIMARY KEY,
     name       TEXT NOT NULL UNIQUE,     -- the topic; topic ␟ partition; ␞ pattern ␟ bucket
-    -- what its policy is resolved for, where that is not its name: the topic, or a bucket's pattern
+    -- the topic or pattern that its policy is resolved for; NULL: its name
     rule       TEXT,
     tier_queue       INTEGER NOT NULL,
     -- 0 idle · 1 runnable · 2 asleep · 3 at its gate · 4 full · 5 paused
     place      INTEGER NOT NULL,
-    wake       INTEGER,                  -- asleep: until then · idle: forgotten then
+    wake       INTEGER,                  -- asleep: until then · idle: deleted then
     vt         INTEGER NOT NULL,
     gate       TEXT,
     tat        INTEGER NOT NULL,
@@ -103,13 +104,13 @@ CREATE TABLE lane (
     published  INTEGER NOT NULL,
     delivered  INTEGER NOT NULL,
     done       INTEGER NOT NULL,
-    -- deliveries are counted in windows: when the present one began,
+    -- recent deliveries, in windows: when the present window began,
     seen       INTEGER NOT NULL,
-    lately     INTEGER NOT NULL,         -- how many in it,
+    lately     INTEGER NOT NULL,         -- the deliveries in it,
     before     INTEGER NOT NULL,         -- and in the one before
-    -- what few lanes have: rests, troubles counted, costs (JSON, see rows.Lane)
+    -- what few lanes have: back-off, rare counts, mean duration (JSON, see rows.Lane)
     more       TEXT,
-    -- size classes for the top lists, see classes.py; NULL: too small to matter
+    -- size classes for the top lists, see size_classes.py; NULL: too small
     big        INTEGER,
     old        INTEGER,
     busy       INTEGER,
@@ -124,26 +125,26 @@ CREATE INDEX lane_busy ON lane (busy) WHERE busy IS NOT NULL;
 CREATE INDEX lane_slow ON lane (slow) WHERE slow IS NOT NULL;
 
 CREATE TABLE message (
-    mid        INTEGER PRIMARY KEY,      -- its first sequence number; the id is made of it
+    mid        INTEGER PRIMARY KEY,      -- its first sequence number; generated ids contain it
     lane       INTEGER NOT NULL,
     state      INTEGER NOT NULL,         -- 0 ready or leased · 1 delayed · 2 parked · 3 dead
-    rank       INTEGER NOT NULL,         -- -2 · priority, + 1 unless it goes to the front
+    rank       INTEGER NOT NULL,         -- -2 · priority, + 1 unless it is at the front
     seq        INTEGER NOT NULL,
-    since      INTEGER NOT NULL,         -- publish, or the due time
+    since      INTEGER NOT NULL,         -- publish time, or due time
     published  INTEGER NOT NULL,
     expires    INTEGER,
     serial     INTEGER NOT NULL,         -- 0 no · 1 hold · 2 yield
-    -- 1: its sequence number and its place in the order may disagree (cursors look here)
+    -- 1: its order may differ from that of its sequence number (cursors read these)
     odd        INTEGER NOT NULL,
     key        TEXT,
-    id         TEXT,                     -- of the user's own
-    topic      TEXT,                     -- where the lane is a bucket
-    mkey       BLOB,                     -- what it merges by
+    id         TEXT,                     -- its own id; NULL: a generated one
+    topic      TEXT,                     -- set if the lane is a bucket
+    mkey       BLOB,                     -- merge key
     headers    TEXT,
     attempts   INTEGER NOT NULL DEFAULT 0,
     deliveries INTEGER NOT NULL DEFAULT 0,
     suspect    INTEGER NOT NULL DEFAULT 0,
-    joined     INTEGER NOT NULL DEFAULT 0,   -- 1: other ids joined it, see ident
+    joined     INTEGER NOT NULL DEFAULT 0,   -- 1: other messages joined it, see ident
     parts      INTEGER NOT NULL DEFAULT 0,   -- bodies beyond the first
     sticky     INTEGER NOT NULL DEFAULT 0,
     body       BLOB NOT NULL
@@ -152,10 +153,10 @@ CREATE INDEX message_aside ON message (lane, state, rank, since) WHERE state IN 
 CREATE INDEX message_odd ON message (lane, rank, seq) WHERE odd = 1;
 CREATE INDEX message_topic ON message (topic, mid) WHERE topic IS NOT NULL;
 
-CREATE TABLE ready (                     -- the order in which a lane's messages are handed out
+CREATE TABLE ready (                     -- the order in which a lane's messages are delivered
     lane INTEGER NOT NULL,
     rank INTEGER NOT NULL,
-    pos  INTEGER NOT NULL,               -- since; minus the number for those that go to the front
+    pos  INTEGER NOT NULL,               -- since; at the front: minus the sequence number
     seq  INTEGER NOT NULL,
     mid  INTEGER NOT NULL,
     PRIMARY KEY (lane, rank, pos, seq)
@@ -167,11 +168,11 @@ CREATE TABLE lease (
     lane     INTEGER NOT NULL,
     deadline INTEGER NOT NULL,
     granted  INTEGER NOT NULL,
-    -- microseconds of work charged at hand-out, in tiers that are fair by time
+    -- the duration charged at delivery, in tiers that are fair by time
     charge   INTEGER NOT NULL,
     started  INTEGER NOT NULL,           -- 1: the start of this suspect is recorded
     gate     TEXT,
-    -- at most once: the message is gone; "" or the serial key whose slot this keeps
+    -- at most once: no message is left; "" or the serial key that the lease holds
     empty    TEXT,
     gone     INTEGER NOT NULL DEFAULT 0  -- its topic was deleted
 );
@@ -180,22 +181,22 @@ CREATE TABLE lease (
 CREATE TABLE part (mid INTEGER NOT NULL, n INTEGER NOT NULL, body BLOB NOT NULL,
     PRIMARY KEY (mid, n)) WITHOUT ROWID;
 
-CREATE TABLE note (                      -- what only messages in trouble have
+CREATE TABLE note (                      -- what only failed or unhandled messages have
     mid       INTEGER PRIMARY KEY,
     unhandled INTEGER,                   -- when a worker first had no handler for it
     tries     INTEGER NOT NULL DEFAULT 0,
     history   TEXT NOT NULL DEFAULT '[]'
 );
 
-CREATE TABLE serial_key (                -- a key that a message is ready with, or holds
+CREATE TABLE serial_key (                -- a key with a ready or leased message
     lane INTEGER NOT NULL,
     key  TEXT NOT NULL,
-    head INTEGER NOT NULL,               -- the message
-    held INTEGER NOT NULL,               -- 1: it was handed out
+    head INTEGER NOT NULL,               -- that message
+    held INTEGER NOT NULL,               -- 1: it is leased, or waits for a retry
     PRIMARY KEY (lane, key)
 ) WITHOUT ROWID;
 
-CREATE TABLE parked (                    -- those behind the head
+CREATE TABLE parked (                    -- the messages behind the head of their key
     lane INTEGER NOT NULL,
     key  TEXT NOT NULL,
     rank INTEGER NOT NULL,
@@ -205,11 +206,11 @@ CREATE TABLE parked (                    -- those behind the head
     PRIMARY KEY (lane, key, rank, pos, seq)
 ) WITHOUT ROWID;
 
--- waiting
+-- the waiting message of each merge key
 CREATE TABLE merge_key (lane INTEGER NOT NULL, mkey BLOB NOT NULL, mid INTEGER NOT NULL,
     PRIMARY KEY (lane, mkey)) WITHOUT ROWID;
 
--- edge = leading: until when newcomers of a key wait for the window's end
+-- edge = leading: until when new messages of a key wait for the end of the window
 CREATE TABLE edge (
     topic TEXT NOT NULL,
     mkey  BLOB NOT NULL,
@@ -218,13 +219,13 @@ CREATE TABLE edge (
 ) WITHOUT ROWID;
 CREATE INDEX edge_until ON edge (until);
 
--- ids of the user's own, joined ids, and ids of finished messages
+-- own ids, joined ids, and ids of finished messages
 CREATE TABLE ident (
     id    TEXT NOT NULL,
     topic TEXT NOT NULL,
     mid   INTEGER,                       -- NULL: finished
-    alias INTEGER NOT NULL DEFAULT 0,    -- 1: it joined that message
-    until INTEGER,                       -- finished: when it is forgotten; NULL: never
+    alias INTEGER NOT NULL DEFAULT 0,    -- 1: the id of a message that joined `mid`
+    until INTEGER,                       -- finished: when it is deleted; NULL: never
     PRIMARY KEY (id, topic)
 ) WITHOUT ROWID;
 CREATE INDEX ident_alias ON ident (mid) WHERE alias = 1;
@@ -245,7 +246,7 @@ CREATE INDEX dead_topic ON dead (topic, no);
 CREATE TABLE event (                     -- what happens by the clock
     at   INTEGER NOT NULL,
     -- 1 leases run out (fences a … b) · 2 due · 3 expires
-    -- 4 dead letter forgotten (a: message)
+    -- 4 retention of a dead letter ends (a: message)
     kind INTEGER NOT NULL,
     a    INTEGER NOT NULL,
     b    INTEGER,

@@ -1,5 +1,4 @@
--- What is kept under a message's id: how it ended (slot 0), and what was noted of it meanwhile
--- (slot 1).
+-- What is stored under a message's id: its outcome (slot 0) and its last progress report (slot 1).
 
 CREATE TABLE kept (
     id    TEXT NOT NULL,
@@ -10,10 +9,10 @@ CREATE TABLE kept (
 ) WITHOUT ROWID;
 CREATE INDEX kept_until ON kept (until);
 
--- Which signals a message has got that waits for some; what they brought is in part.
+-- The signals that a blocked message has received; their bodies are in `part`.
 CREATE TABLE came (mid INTEGER NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (mid, n)) WITHOUT ROWID;
 
--- What is to be told when a message ends of which an outcome is kept.
+-- The followers that a message's end notice carries.
 CREATE TABLE follower (no INTEGER
     PRIMARY KEY, id TEXT NOT NULL, topic TEXT NOT NULL, body BLOB NOT NULL);
 CREATE INDEX follower_id ON follower (id);

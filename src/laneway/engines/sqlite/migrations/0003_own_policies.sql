@@ -1,20 +1,20 @@
--- Policies of exact topics: a row each, so that setting one costs the same at 1 and at 1,000,000.
--- `policy` holds those of patterns only.
+-- Policies of exact topics: one row each, so that setting one costs the same at 1 topic and at
+-- 1,000,000. `policy` has the policies of patterns only.
 
--- what topics set of their own, by layer (JSON); equal sets share a row
+-- the own policies of topics, by layer (JSON); equal sets share a row
 CREATE TABLE own_set (
-    -- never used twice: processes remember what a number means
+    -- never reused: processes cache sets by number
     no     INTEGER PRIMARY KEY AUTOINCREMENT,
     layers TEXT NOT NULL UNIQUE,
-    uses   INTEGER NOT NULL              -- by how many topics
+    uses   INTEGER NOT NULL              -- the topics that have this set
 );
 
 CREATE TABLE own_policy (topic TEXT PRIMARY KEY, own INTEGER NOT NULL) WITHOUT ROWID;
 
--- A lane has the number of its topic's set (0: none): who reads the lane need not look for it.
+-- A lane has the number of its topic's set (0: none), so that it is read together with the lane.
 ALTER TABLE lane ADD COLUMN own INTEGER NOT NULL DEFAULT 0;
 
--- How many topics have a policy of their own; while it is 0 nobody looks for one.
+-- How many topics have own policies; while it is 0 none are read.
 ALTER TABLE shard ADD COLUMN own INTEGER NOT NULL DEFAULT 0;
 
 CREATE TEMP TABLE own_before AS

@@ -1,6 +1,5 @@
--- Tiers change while programs run. Whether a topic's own policy names one is answered by an index
--- over the sets that topics share. The setting "tiers" has layers from here on; a list, as it was
--- before, is read as the code's layer.
+-- Tiers change while programs run. These indexes find an own policy that names a tier. The setting
+-- "tiers" has layers from here on; a list, as earlier versions wrote it, is the code's layer.
 
 CREATE INDEX own_set_code_tier ON own_set (json_extract(layers, '$.code.tier'))
     WHERE json_extract(layers, '$.code.tier') IS NOT NULL;

@@ -1,4 +1,4 @@
--- Policies that code declares belong to programs. What code has set so far belongs to a program
+-- Policies that code declares belong to programs. Those that exist already belong to a program
 -- without a name, "program:".
 
 INSERT INTO policy (layer, pattern, fields) SELECT 'program:', pattern, fields FROM policy
