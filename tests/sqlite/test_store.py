@@ -310,11 +310,11 @@ def test_processes_may_create_the_file_at_once(tmp_path: Path) -> None:
             process.stdout.readline()
         for process in started:
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it has failed; told below
+            with contextlib.suppress(BrokenPipeError):  # it failed; the error is asserted below
                 process.stdin.write("go\n")
                 process.stdin.flush()
-    told = [process.communicate(timeout=60) for process in started]
-    assert [error for _, error in told] == [""] * 4
+    reports = [process.communicate(timeout=60) for process in started]
+    assert [error for _, error in reports] == [""] * 4
     for number in range(40):
         assert engine_at(tmp_path / f"{number}.db").overview().waiting == 4
 

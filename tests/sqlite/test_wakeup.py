@@ -151,5 +151,5 @@ def test_without_sockets_it_polls_and_logs_that(
     thread.join(20)
     assert answers == [True]
     engine.wait(0)
-    (told,) = caplog.messages
-    assert "Not a directory" in told
+    (warnings,) = caplog.messages
+    assert "Not a directory" in warnings
