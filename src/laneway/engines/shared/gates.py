@@ -2,7 +2,7 @@
 The arithmetic of gates: what the limits of a gate admit.
 
 The state of a gate is two numbers, the TAT of its rate (see `fairness`) and its leases. An engine
-stores them; these functions tell what they mean.
+stores them; these functions compute what they admit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rebase(limits: Gate, tat: int, now_us: int) -> int:
 
 
 def take(limits: Gate, tat: int, taken: int, now_us: int) -> int:
-    """The TAT after so many deliveries."""
+    """The TAT after `taken` deliveries."""
     if limits.rate is None:
         return tat
     return fairness.take_permits(rebase(limits, tat, now_us), now_us, limits.rate, taken)
@@ -67,7 +67,7 @@ def opens_us(limits: Gate, tat: int, leased: int, now_us: int) -> int | None:
 def view(
     name: str, limits: Gate, *, tat: int, leased: int, waiting: int, now_us: int
 ) -> dict[str, Any]:
-    """The gate as `Admin.gate_list` answers it; `waiting`: the lanes that stand at it."""
+    """The gate as `Admin.gate_list` answers it; `waiting`: the lanes that wait at it."""
     return {
         "name": name,
         "rate": limits.rate,

@@ -82,11 +82,11 @@ def topics(
     if order == "name":
         return source.stats(_names(source, pattern, limit, after))
     measure = MEASURES[order]
-    found = source.stats(
+    listed = source.stats(
         _first(source, order, pattern, limit) if _is_pattern(pattern) else [pattern]
     )
-    found.sort(key=lambda stats: (-measure(stats, source.now_us), stats.topic))
-    return [stats for stats in found if measure(stats, source.now_us) > 0][:limit]
+    listed.sort(key=lambda stats: (-measure(stats, source.now_us), stats.topic))
+    return [stats for stats in listed if measure(stats, source.now_us) > 0][:limit]
 
 
 def _first(source: Source, order: str, pattern: str, limit: int) -> list[str]:
@@ -121,12 +121,12 @@ def _names(source: Source, pattern: str, limit: int, after: str | None) -> list[
             else []
         )
     prefix = pattern[:-1]
-    found: list[str] = []
+    names: list[str] = []
     last = max(after or "", prefix)
-    while len(found) < limit:
+    while len(names) < limit:
         name = source.next_name(last)
         if name is None or not name.startswith(prefix):
             break
-        found.append(name)
+        names.append(name)
         last = name
-    return found
+    return names

@@ -67,10 +67,10 @@ def copy_of(book: PolicyBook) -> PolicyBook:
 
 def layers_by_name(book: PolicyBook) -> dict[str, Layers]:
     """What the book holds of each pattern and topic."""
-    found: dict[str, Layers] = {}
+    layers: dict[str, Layers] = {}
     for layer, name, fields in book.stored_rows():
-        found.setdefault(name, {})[layer] = fields
-    return found
+        layers.setdefault(name, {})[layer] = fields
+    return layers
 
 
 def differences(

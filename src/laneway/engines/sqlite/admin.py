@@ -136,8 +136,8 @@ class SqliteEngine(Core):
         self, after: str = "", limit: int = 1000
     ) -> tuple[list[tuple[str, Layers]], str | None]:
         with self._view() as tx:
-            found = policies.page(tx, after, limit)
-            return found, found[-1][0] if len(found) == limit else None
+            topics = policies.page(tx, after, limit)
+            return topics, topics[-1][0] if len(topics) == limit else None
 
     def policy_of(self, topic: str) -> Resolved:
         with self._view() as tx:
@@ -244,13 +244,13 @@ class SqliteEngine(Core):
         self, topic: str | None = None, *, limit: int = 50, after: int = 0
     ) -> list[tuple[int, MessageView]]:
         with self._view() as tx:
-            found = (
+            rows = (
                 tx.all("dead_list", after, limit)
                 if topic is None
                 else tx.all("dead_list_of", topic, after, limit)
             )
             return [
-                (row[0], view) for row in found if (view := views.dead_view(tx, row)) is not None
+                (row[0], view) for row in rows if (view := views.dead_view(tx, row)) is not None
             ]
 
     def dead_redrive(
@@ -349,18 +349,18 @@ class SqliteEngine(Core):
         with self._view(now_us) as tx:
             leased = views.Leased(tx)
             rows = [Row(*row) for row in tx.all("messages_all")]
-            found = [
+            messages_ = [
                 view for row in rows if (view := views.message_view(tx, row, leased)) is not None
             ]
             names = sorted(
-                {view.topic for view in found}
+                {view.topic for view in messages_}
                 | {lane.topic for lane in views.all_lanes(tx) if lane.topic is not None}
             )
             return shared.snapshot(
                 tx.now,
                 totals=self.overview(now_us=now_us),
                 topics={name: views.topic_stats(tx, name) for name in names},
-                messages=found,
+                messages=messages_,
                 gates=_gates(tx),
                 policies=[*tx.rules.book.stored_rows(), *own_rows(policies.page(tx, "", 1 << 60))],
             )

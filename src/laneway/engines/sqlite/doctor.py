@@ -24,14 +24,14 @@ MOST = 100_000
 def check_file(store: Store) -> list[Check]:
     """SQLite's own check of the file."""
     with store.reading() as connection:
-        found = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
-    sound = found == ["ok"]
+        answers = [str(row[0]) for row in connection.execute("PRAGMA quick_check(10)")]
+    is_intact = answers == ["ok"]
     return [
         Check(
             "file",
-            sound,
-            "sound" if sound else "; ".join(found),
-            "" if sound else "restore a copy, or `sqlite3 FILE .recover`",
+            is_intact,
+            "intact" if is_intact else "; ".join(answers),
+            "" if is_intact else "restore a copy, or `sqlite3 FILE .recover`",
         )
     ]
 
@@ -69,18 +69,18 @@ def _lane_cache(tx: Transaction) -> Check:
 
 
 def _entries_without_message(tx: Transaction, *, repair: bool) -> Check:
-    found = tx.all("check_ready_orphans", MOST)
+    orphans = tx.all("check_ready_orphans", MOST)
     if repair:
-        tx.run_many("ready_delete", found)
-    return disagreement("order", len(found), repair=repair)
+        tx.run_many("ready_delete", orphans)
+    return disagreement("order", len(orphans), repair=repair)
 
 
 def _messages_nowhere(tx: Transaction, *, repair: bool) -> Check:
-    found = tx.all("check_lost_messages", MOST)
+    lost = tx.all("check_lost_messages", MOST)
     if repair:
-        for (mid,) in found:
+        for (mid,) in lost:
             _restore(tx, mid)
-    return disagreement("messages", len(found), repair=repair)
+    return disagreement("messages", len(lost), repair=repair)
 
 
 def _restore(tx: Transaction, mid: int) -> None:
@@ -109,21 +109,21 @@ def _restore(tx: Transaction, mid: int) -> None:
 
 
 def _leases_without_end(tx: Transaction, *, repair: bool) -> Check:
-    found = tx.all("check_leases", MOST)
+    endless = tx.all("check_leases", MOST)
     if repair:
-        tx.run_many("event_insert", [(tx.now, LEASES_END, fence, fence) for (fence,) in found])
-    return disagreement("leases", len(found), repair=repair)
+        tx.run_many("event_insert", [(tx.now, LEASES_END, fence, fence) for (fence,) in endless])
+    return disagreement("leases", len(endless), repair=repair)
 
 
 def _lane_counts(tx: Transaction, *, repair: bool) -> Check:
     tx.flush()
-    found = tx.all("check_lane_counts", MOST)
+    wrong = tx.all("check_lane_counts", MOST)
     if repair:
-        for number, ready, delayed, parked, leased in found:
+        for number, ready, delayed, parked, leased in wrong:
             lane = tx.lane(number)
             lane.ready, lane.delayed, lane.parked, lane.leased = ready, delayed, parked, leased
             tx.touch(lane)
-    return disagreement("counts", len(found), repair=repair)
+    return disagreement("counts", len(wrong), repair=repair)
 
 
 def _totals(tx: Transaction, *, repair: bool) -> Check:

@@ -1,5 +1,5 @@
 """
-The end of a message: its outcome is stored, and those who wait for it are told by end notices.
+The end of a message: store its outcome, and publish end notices for the jobs that wait for it.
 
 A leaf: everything that ends messages calls it. What is stored can be read by `results`.
 """

@@ -49,14 +49,14 @@ class Files:
                 return None
             self._checked = now
         try:
-            found = os.stat(self._folder)
+            folder = os.stat(self._folder)
         except OSError:
             self._quiet = None
         else:
-            if self._wrong is None and self._quiet == (found.st_ino, found.st_mtime_ns):
+            if self._wrong is None and self._quiet == (folder.st_ino, folder.st_mtime_ns):
                 return None
-            is_settled = not self._is_link and time.time_ns() - found.st_mtime_ns > SETTLED_NS
-            self._quiet = (found.st_ino, found.st_mtime_ns) if is_settled else None
+            is_settled = not self._is_link and time.time_ns() - folder.st_mtime_ns > SETTLED_NS
+            self._quiet = (folder.st_ino, folder.st_mtime_ns) if is_settled else None
         self._wrong = self._compare()
         return self._wrong
 
@@ -74,8 +74,8 @@ class Files:
                 f"{path}: another file was put in its place under this process; nothing more is"
                 " accepted into the old one: restart this program"
             )
-        for name, known, found in zip(self._names[1:], self._known[1:], now[1:], strict=True):
-            if known is not None and found != known:
+        for name, known, identity in zip(self._names[1:], self._known[1:], now[1:], strict=True):
+            if known is not None and identity != known:
                 return (
                     f"{name}: the file was removed or replaced while programs use {path}; nothing"
                     " more is accepted: end all of them, then start them again; the last that ends"
@@ -86,10 +86,10 @@ class Files:
 
 def _identity(name: str) -> tuple[int, int] | None:
     try:
-        found = os.stat(name)
+        status = os.stat(name)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def is_of_another(path: str) -> bool:

@@ -202,19 +202,19 @@ class _Topics:
         """
         prefix = pattern.removesuffix("*")
         if self._tx.shard.lanes <= FEW:
-            found = self._read(entry.few, most, prefix, prefix + _LAST, self._tx.now)
-            found += self._read(entry.parts, FEW, prefix, prefix + _LAST)
+            lanes = self._read(entry.few, most, prefix, prefix + _LAST, self._tx.now)
+            lanes += self._read(entry.parts, FEW, prefix, prefix + _LAST)
             return (
-                found
+                lanes
                 if not prefix
-                else found + self._read(entry.parts, FEW, BUCKET, BUCKET + _LAST)
+                else lanes + self._read(entry.parts, FEW, BUCKET, BUCKET + _LAST)
             )
         looked_at = most if pattern == "*" else max(FEW, most)
-        found = self._read(entry.listed, looked_at, most, prefix, prefix + _LAST, BUCKET + _LAST)
-        if len(found) < most:
-            found += self._read(entry.named, most - len(found), BUCKET, BUCKET + _LAST)
-            found += self._read(entry.named, most - len(found), prefix or PARTITION, prefix + _LAST)
-        return list({row[0]: row for row in found}.values())
+        lanes = self._read(entry.listed, looked_at, most, prefix, prefix + _LAST, BUCKET + _LAST)
+        if len(lanes) < most:
+            lanes += self._read(entry.named, most - len(lanes), BUCKET, BUCKET + _LAST)
+            lanes += self._read(entry.named, most - len(lanes), prefix or PARTITION, prefix + _LAST)
+        return list({row[0]: row for row in lanes}.values())
 
     def _read(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._tx.connection.execute(statement, values).fetchall()
@@ -224,7 +224,7 @@ class _Topics:
         if entry.folded is None:
             return
         for topic, worth in self._read(entry.folded, prefix, prefix + _LAST, CANDIDATES, FEW):
-            found = worth or 0
+            value = worth or 0
             if order == "age":
-                found = self.now_us - worth + 1 if worth is not None else 0
-            yield Candidate(topic, found, is_exact=found != FEW)
+                value = self.now_us - worth + 1 if worth is not None else 0
+            yield Candidate(topic, value, is_exact=value != FEW)

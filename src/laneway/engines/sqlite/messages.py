@@ -51,8 +51,8 @@ def topic_of(row: Row, lane: Lane) -> str:
 
 
 def read(tx: Transaction, mid: int) -> Row | None:
-    found = tx.one("message_read", mid)
-    return Row(*found) if found else None
+    row = tx.one("message_read", mid)
+    return Row(*row) if row else None
 
 
 def size_of(tx: Transaction, row: Row) -> int:
@@ -104,7 +104,7 @@ def begin_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
 
 def end_waiting(tx: Transaction, lane: Lane, row: Row) -> None:
     """
-    Delete a waiting message from all tables that say that it waits, except `serial_key`: callers
+    Delete a waiting message from all tables of waiting messages, except `serial_key`: callers
     that remove the message call `free_key` too.
     """
     size = size_of(tx, row)

@@ -348,8 +348,8 @@ def _lanes_of(tx: Transaction, topic: str, policy: Resolved, name: str) -> list[
     if policy.partitions > 1:
         names = [f"{topic}{PARTITION}{n}" for n in range(policy.partitions)]
         tx.load_names(names)
-    found = (tx.find_lane(each) for each in names)
-    return [lane for lane in found if lane is not None]
+    lanes = (tx.find_lane(each) for each in names)
+    return [lane for lane in lanes if lane is not None]
 
 
 def _waiting_of(
@@ -385,8 +385,8 @@ def _drop_oldest(tx: Transaction, lanes: list[Lane], topic: str) -> bool:
 def _victim(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int, int, int] | None:
     """(priority, since, sequence number, message) of the first message to drop in a lane."""
     if lane.topic is None:
-        found = tx.one("topic_victim", topic)
-        return (*found[1:], found[0]) if found else None
+        victim = tx.one("topic_victim", topic)
+        return (*victim[1:], victim[0]) if victim else None
     kinds = (
         ("ready", (lane.lane,)),
         ("aside", (lane.lane, DELAYED)),
@@ -397,15 +397,15 @@ def _victim(tx: Transaction, lane: Lane, topic: str) -> tuple[int, int, int, int
 
 def _victims(tx: Transaction, kind: str, where: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
     """The oldest messages of the lowest priority in one table: one for each of its two ranks."""
-    found: list[tuple[int, int, int, int]] = []
+    victims: list[tuple[int, int, int, int]] = []
     rank = 1 << 20
     while (prior := tx.one(f"{kind}_prior_rank", *where, rank)) is not None:
         rank = prior[0]
         priority = -(rank >> 1)
-        if found and priority != found[0][0]:
+        if victims and priority != victims[0][0]:
             break
         query = "ready_victim_at_front" if kind == "ready" and not rank & 1 else f"{kind}_victim"
         victim = tx.one(query, *where, rank)
         if victim is not None:
-            found.append((priority, victim[1], victim[2], victim[0]))
-    return found
+            victims.append((priority, victim[1], victim[2], victim[0]))
+    return victims

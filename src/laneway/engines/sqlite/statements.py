@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _load() -> dict[str, str]:
-    found: dict[str, str] = {}
+    statements: dict[str, str] = {}
     for entry in sorted(
         (resources.files("laneway.engines.sqlite") / "sql").iterdir(), key=lambda entry: entry.name
     ):
@@ -38,10 +38,10 @@ def _load() -> dict[str, str]:
                 .strip()
                 .rstrip(";")
             )
-            if name.strip() in found:
+            if name.strip() in statements:
                 raise AssertionError(f"there are two statements {name.strip()}")
-            found[name.strip()] = statement
-    return found
+            statements[name.strip()] = statement
+    return statements
 
 
 _LANE = ", ".join(f"l.{name}" for name in LANE_COLUMNS)

@@ -248,7 +248,7 @@ def dead_view(tx: Transaction, dead: tuple[Any, ...]) -> MessageView | None:
 
 
 def _view(tx: Transaction, row: Row, topic: str) -> MessageView:
-    note = tx.one("note_read", row.mid)
+    extra = tx.one("note_read", row.mid)
     return shared.message(
         row,
         id=tx.id_of(row),
@@ -258,7 +258,7 @@ def _view(tx: Transaction, row: Row, topic: str) -> MessageView:
         expires_us=row.expires,
         suspect=bool(row.suspect),
         parts=[body for _, body in tx.all("parts_read", row.mid)] if row.parts else None,
-        history=msgspec.json.decode(note[2]) if note is not None else [],
+        history=msgspec.json.decode(extra[2]) if extra is not None else [],
     )
 
 
