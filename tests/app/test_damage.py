@@ -32,7 +32,7 @@ def cut_it_off(file: Path) -> None:
     [lambda app: app.publish("a"), lambda app: app.lease(), lambda app: app.run_worker(burst=True)],
     ids=["publish", "lease", "run_worker"],
 )
-def test_a_damaged_file_is_told(
+def test_damaged_file_is_reported(
     tmp_path: Path, damage: Callable[[Path], None], call: Callable[[Laneway], object]
 ) -> None:
     """At the next call; a worker ends instead of trying for ever."""

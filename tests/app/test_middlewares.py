@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[Laneway]:
-    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
-        yield made
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as opened:
+        yield opened
 
 
 def noting(app: Laneway, name: str, seen: list[Any]) -> None:
@@ -160,7 +160,7 @@ def test_many_in_batches(app: Laneway) -> None:
     assert sorted(seen) == [("a", "accepted"), ("b", "refused"), ("c", "accepted")]
 
 
-def test_an_error_in_a_stream_is_told_to_what_was_not_published(app: Laneway) -> None:
+def test_error_in_a_stream_reaches_unpublished_messages(app: Laneway) -> None:
     """Those of the batch that failed learn the error, those before it have their receipts."""
     seen: list[Any] = []
     noting(app, "m", seen)

@@ -188,9 +188,7 @@ def test_gates_belong_to_programs_too(url: str, namespace: str) -> None:
     assert limits() == {"card": 6, "mail": None}
 
 
-def test_a_set_that_cannot_be_is_refused_as_a_whole_and_can_be_mended(
-    url: str, namespace: str
-) -> None:
+def test_invalid_set_is_refused_and_can_be_corrected(url: str, namespace: str) -> None:
     """Patterns are looked at together: their order in the code does not matter."""
     program(url, namespace, "shop", "1", a__b_all={"window": 5}, a_all={"merge": "last"})
     with pytest.raises(BadPolicy, match="window"):
@@ -291,8 +289,8 @@ def test_old_and_new_start_at_once(url: str, namespace: str) -> None:
             for _ in range(2)
         ]
         for process in started:
-            _, said = process.communicate(timeout=120)
-            assert process.returncode == 0, said
+            _, output = process.communicate(timeout=120)
+            assert process.returncode == 0, output
         newest = max(versions)
         with Laneway(url, namespace=namespace, program="looker") as app:
             for topic in ("push.1", "push.299", "push.other"):
@@ -312,17 +310,17 @@ def test_the_default_program_is_the_module_that_makes_the_application(tmp_path: 
         " print(app.program)\n"
     )
     for arguments in (["shop.py"], ["-m", "shop"], ["-c", "import shop; print(shop.app.program)"]):
-        said = subprocess.run(
+        output = subprocess.run(
             [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
         ).stdout
-        assert said == "shop\n"
-    said = subprocess.run(
+        assert output == "shop\n"
+    output = subprocess.run(
         [sys.executable, "-c", "from laneway import Laneway; print(Laneway('sqlite://').program)"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert said == "default\n"
+    assert output == "default\n"
 
 
 @pytest.mark.parametrize("name", ["", "a:b", "a b", "x" * 101, 5])

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[Laneway]:
-    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
-        yield made
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as instance:
+        yield instance
 
 
 def test_everything_public_is_there() -> None:
@@ -64,7 +64,7 @@ def test_a_broken_project_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "refusal"),
     [
         ({"durability": "perhaps"}, "durability"),
         ({"durability": "replicated"}, "replica"),
@@ -77,9 +77,9 @@ def test_a_broken_project_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         ({"namespace": "../x"}, "namespace"),
     ],
 )
-def test_bad_settings(tmp_path: Path, options: dict[str, object], told: str) -> None:
+def test_bad_settings(tmp_path: Path, options: dict[str, object], refusal: str) -> None:
     """Impossible settings are errors that name them."""
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=refusal):
         _ = Laneway(f"sqlite:///{tmp_path}/x.db", **options).engine  # type: ignore[arg-type]
 
 
@@ -120,7 +120,7 @@ def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "refusal"),
     [
         ({"rate": -1}, "rate"),
         ({"partitions": 3}, "power of two"),
@@ -128,9 +128,9 @@ def test_nothing_is_opened_before_it_is_used(tmp_path: Path) -> None:
         ({"rate": "fast"}, "fast"),
     ],
 )
-def test_bad_policies(app: Laneway, fields: dict[str, object], told: str) -> None:
+def test_bad_policies(app: Laneway, fields: dict[str, object], refusal: str) -> None:
     """An impossible policy is refused at the call, also before the engine is open."""
-    with pytest.raises(BadPolicy, match=told):
+    with pytest.raises(BadPolicy, match=refusal):
         app.policy("push.*", **fields)  # type: ignore[arg-type]
     with pytest.raises(BadPolicy, match="gate g"):
         app.gate("g", rate=-5)
@@ -178,9 +178,11 @@ WRONG_CALLS: list[tuple[Callable[[Laneway], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "told"), WRONG_CALLS, ids=[told for _, told in WRONG_CALLS])
+@pytest.mark.parametrize(
+    ("call", "refusal"), WRONG_CALLS, ids=[refusal for _, refusal in WRONG_CALLS]
+)
 def test_wrong_calls_name_what_is_wrong(
-    app: Laneway, call: Callable[[Laneway], object], told: str
+    app: Laneway, call: Callable[[Laneway], object], refusal: str
 ) -> None:
     """
     What cannot be is a UsageError that names the call and the option; nothing is guessed, no
@@ -188,7 +190,7 @@ def test_wrong_calls_name_what_is_wrong(
     """
     with pytest.raises(UsageError) as caught:
         call(app)
-    assert told in str(caught.value)
+    assert refusal in str(caught.value)
 
 
 def test_durations_wherever_time_is_given(app: Laneway) -> None:
@@ -259,7 +261,7 @@ def test_ack_publishes_the_next_in_one_transaction(app: Laneway) -> None:
 
 
 def test_ack_many(app: Laneway) -> None:
-    """One batch; a lost one is told, the others are finished."""
+    """One batch; a lost one is refusal, the others are finished."""
     app.publish_many(Message("t", n) for n in range(5))
     deliveries = app.lease(5)
     deliveries[2].ack()
@@ -496,7 +498,7 @@ def test_tasks(app: Laneway) -> None:
 
 
 def test_tasks_without_a_topic(app: Laneway) -> None:
-    """The default topic is made of the task's name; async functions are tasks too."""
+    """The default topic is instance of the task's name; async functions are tasks too."""
     seen: list[int] = []
 
     @app.task(name="count")
@@ -509,7 +511,7 @@ def test_tasks_without_a_topic(app: Laneway) -> None:
 
 
 def test_tasks_without_parentheses(app: Laneway) -> None:
-    """`@app.task` alone is as good; what is no function is told how options are written."""
+    """`@app.task` alone is as good; what is no function is refusal how options are written."""
     seen: list[int] = []
 
     @app.task
@@ -526,7 +528,7 @@ def test_tasks_without_parentheses(app: Laneway) -> None:
 
 
 def test_a_handler_without_its_pattern(app: Laneway) -> None:
-    """`@app.handler` alone would handle nothing: it is told at once."""
+    """`@app.handler` alone would handle nothing: it is refusal at once."""
     with pytest.raises(UsageError, match=r'@app.handler\("push'):
         app.handler(print)  # type: ignore[arg-type]
 
@@ -585,7 +587,7 @@ def test_a_call_that_no_longer_fits_is_a_dead_letter(app: Laneway) -> None:
     assert all('task "t"' in dead.reason for dead in app.dead_letters())
 
 
-def test_settling_twice_and_publishing_nonsense_with_an_ack_are_told(tmp_path: Path) -> None:
+def test_errors_of_settling_twice_and_bad_publishes(tmp_path: Path) -> None:
     app = Laneway(f"sqlite:///{tmp_path}/q.db")
     app.publish("t", 1)
     (delivery,) = app.lease()
@@ -597,7 +599,7 @@ def test_settling_twice_and_publishing_nonsense_with_an_ack_are_told(tmp_path: P
         delivery.ack()
 
 
-def test_a_url_without_its_path_and_tiers_that_are_no_dict_are_told() -> None:
+def test_errors_of_bad_urls_and_tiers() -> None:
     with pytest.raises(
         UsageError,
         match=(

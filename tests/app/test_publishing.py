@@ -1,4 +1,4 @@
-"""Publishing through the application: what is refused, what is told, what is stored."""
+"""Publishing through the application: what is refused, what is refusal, what is stored."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[Laneway]:
-    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
-        yield made
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as instance:
+        yield instance
 
 
 @dataclass
@@ -52,7 +52,7 @@ def test_bodies(app: Laneway, body: Any, comes_as: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "refusal"),
     [
         (object(), "body is of type object"),
         (
@@ -64,9 +64,9 @@ def test_bodies(app: Laneway, body: Any, comes_as: Any) -> None:
         ("\ud800", "body is of type str"),
     ],
 )
-def test_bodies_that_json_cannot_hold(app: Laneway, body: Any, told: str) -> None:
+def test_bodies_that_json_cannot_hold(app: Laneway, body: Any, refusal: str) -> None:
     """The error names the place in the body; nothing is stored."""
-    with pytest.raises(BadMessage, match=told):
+    with pytest.raises(BadMessage, match=refusal):
         app.publish("b", body)
     assert app.topic("b").stats().waiting == 0
 
@@ -88,7 +88,7 @@ def test_the_limit_of_a_body(app: Laneway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "refusal"),
     [
         ({"topic": ""}, "topic"),
         ({"topic": "a\nb"}, "control characters"),
@@ -122,9 +122,9 @@ def test_the_limit_of_a_body(app: Laneway) -> None:
         ({"headers": {"content-type": "application/octet-stream"}}, "not bytes"),
     ],
 )
-def test_bad_options(app: Laneway, options: dict[str, Any], told: str) -> None:
+def test_bad_options(app: Laneway, options: dict[str, Any], refusal: str) -> None:
     """Each impossible option is named with what was expected; nothing is stored."""
-    with pytest.raises(BadMessage, match=told):
+    with pytest.raises(BadMessage, match=refusal):
         app.publish(**{"topic": "t", **options})
     assert app.topic("t").stats().waiting == 0
 
@@ -213,7 +213,7 @@ def test_progress_is_shown_on_request(
     assert capsys.readouterr().err == ""
 
 
-def test_async_twins(app: Laneway) -> None:
+def test_async_variants(app: Laneway) -> None:
     """Coroutines publish, lease and settle in the same words."""
 
     async def main() -> None:

@@ -22,11 +22,11 @@ from laneway.testing.servers import Server, until
 @pytest.fixture(params=["sqlite", "valkey"])
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Laneway]:
     if request.param == "sqlite":
-        with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
-            yield made
+        with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as opened:
+            yield opened
     else:
-        with Server() as server, Laneway(server.url) as made:
-            yield made
+        with Server() as server, Laneway(server.url) as opened:
+            yield opened
 
 
 def fill(app: Laneway, topics: int) -> None:

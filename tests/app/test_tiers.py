@@ -83,10 +83,10 @@ def test_another_process_obeys_at_its_next_lease(url: str, namespace: str) -> No
     engine.close()
 
 
-def test_a_shard_that_was_not_told_of_a_change_learns_of_it(namespace: str) -> None:
+def test_shard_that_missed_a_change(namespace: str) -> None:
     """
-    Whoever changed the tiers may end in the middle: a lease brings what its process knows, which
-    looks once a second.
+    A process that changes the tiers may die in the middle. The next lease of another process, which
+    reads the tiers once a second, completes the change in the shard.
     """
     url = f"{server().url}?shards=4"
     one = open_engine(url, Settings(namespace=namespace, durability="memory"))
@@ -112,8 +112,8 @@ def test_a_process_sets_a_policy_with_a_tier_that_another_has_added(
     url: str, namespace: str
 ) -> None:
     """
-    Also of one exact topic, of which no other process is told; the tier cannot go then, whoever
-    asks.
+    Also a topic's policy, of which other processes are not notified. No process can then remove the
+    tier.
     """
     one, other = (
         open_engine(url, Settings(namespace=namespace, durability="memory")) for _ in range(2)

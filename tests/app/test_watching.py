@@ -26,9 +26,9 @@ from laneway.working.log_format import JsonLines
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[Laneway]:
-    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
-        made.policy("*", backoff=0)
-        yield made
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as opened:
+        opened.policy("*", backoff=0)
+        yield opened
 
 
 # Traces
@@ -152,11 +152,11 @@ def test_what_a_task_logs_says_which_it_is(app: Laneway, kind: str) -> None:
     own.removeHandler(handler)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert "task" not in lines.pop()
-    told = sorted(
+    logged = sorted(
         (line["event"], line["task"], line["message"], line["topic"], line["attempt"])
         for line in lines
     )
-    assert told == sorted((f"at {n}", "mail", receipts[n].id, f"mail.{n}", 1) for n in range(20))
+    assert logged == sorted((f"at {n}", "mail", receipts[n].id, f"mail.{n}", 1) for n in range(20))
 
 
 # Metrics

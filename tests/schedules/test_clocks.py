@@ -73,9 +73,9 @@ def test_what_a_server_tells_has_its_own_time(shift: int, monkeypatch: pytest.Mo
             assert abs(engine.time_us("a") - right) < 20_000_000
             assert (app.topic("a").stats().oldest_age or 0.0) < 20
             (delivery,) = app.lease(1)
-            told = engine.explain(delivery.id)
-            assert told.now_us is not None
-            assert abs(told.now_us - right) < 20_000_000
+            explanation = engine.explain(delivery.id)
+            assert explanation.now_us is not None
+            assert abs(explanation.now_us - right) < 20_000_000
         app.close()
         engine.close()
 

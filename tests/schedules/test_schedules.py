@@ -43,10 +43,10 @@ class Clockwork:
 
 @pytest.fixture
 def clockwork() -> Iterator[Clockwork]:
-    made = Clockwork()
-    with virtual(made.app, start=START) as world:
-        made.world = world
-        yield made
+    instance = Clockwork()
+    with virtual(instance.app, start=START) as world:
+        instance.world = world
+        yield instance
 
 
 def test_it_comes_again_and_again(clockwork: Clockwork) -> None:
@@ -163,7 +163,7 @@ def test_a_million_hourly_jobs_do_not_come_at_once(clockwork: Clockwork) -> None
     app, world = clockwork.app, clockwork.world
     assert world is not None
     for n in range(60):
-        app.add_schedule(f"tenant {n}", clockwork.tick, every="1h", args=(f"{n}",), spread="50m")
+        app.add_schedule(f"customer {n}", clockwork.tick, every="1h", args=(f"{n}",), spread="50m")
     world.run_all(within="119m", schedules=True)
     minutes = sorted(at // timedelta(minutes=1) for _, at in clockwork.seen)
     assert len(minutes) == 60, "each once in its hour"
@@ -231,7 +231,7 @@ def test_what_is_no_schedule_is_a_dead_letter(clockwork: Clockwork) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told", "kind"),
+    ("options", "refusal", "kind"),
     [
         ({"missed": "perhaps"}, "expected missed to be one of skip, one, all", UsageError),
         ({"call": "tick"}, "expected a Message or a task, got 'tick'", UsageError),
@@ -243,14 +243,14 @@ def test_what_is_no_schedule_is_a_dead_letter(clockwork: Clockwork) -> None:
     ],
 )
 def test_what_cannot_be(
-    clockwork: Clockwork, options: dict[str, Any], told: str, kind: type[Exception]
+    clockwork: Clockwork, options: dict[str, Any], refusal: str, kind: type[Exception]
 ) -> None:
     given = {"name": "x", "call": clockwork.tick, "every": "10m", "args": ("x",), **options}
     if isinstance(given["call"], Message) and "args" not in options:
         given["args"] = ()
     with pytest.raises(kind) as error:
         clockwork.app.schedule(given.pop("name"), given.pop("call"), **given)
-    assert told in str(error.value)
+    assert refusal in str(error.value)
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "valkey"])

@@ -163,7 +163,7 @@ def test_the_sun() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (
             {"line": "61 * * * *"},
@@ -194,9 +194,9 @@ def test_the_sun() -> None:
         ({"period": 5, "line": "* * * * *"}, "2 are given"),
     ],
 )
-def test_what_cannot_be(options: dict[str, Any], told: str) -> None:
+def test_what_cannot_be(options: dict[str, Any], message: str) -> None:
     given = {"period": None, "line": None, "event": None, "moment": None, "zone": "UTC", **options}
     with pytest.raises(UsageError) as error:
         times.chosen("x", **given)
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)

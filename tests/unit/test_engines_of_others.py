@@ -127,7 +127,7 @@ def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
     source = str(Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), source])}
     environment.pop("PYTEST_ADDOPTS", None)
-    told = subprocess.run(
+    finished = subprocess.run(
         command,
         cwd=installed,
         env={**environment, "LANEWAY_ENGINE": "kept://"},
@@ -136,9 +136,9 @@ def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
         check=False,
         timeout=120,
     )
-    assert told.returncode == 0, told.stdout
-    assert " passed" in told.stdout
-    told = subprocess.run(
+    assert finished.returncode == 0, finished.stdout
+    assert " passed" in finished.stdout
+    finished = subprocess.run(
         [*command, "-x"],
         cwd=installed,
         env=environment,
@@ -147,8 +147,8 @@ def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
         check=False,
         timeout=120,
     )
-    assert told.returncode == 1
-    assert "set LANEWAY_ENGINE=URL, or define a fixture make_engine" in told.stdout
+    assert finished.returncode == 1
+    assert "set LANEWAY_ENGINE=URL, or define a fixture make_engine" in finished.stdout
 
 
 @pytest.mark.parametrize("package", ["redis", "hiredis"])

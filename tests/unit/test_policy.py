@@ -9,10 +9,10 @@ from laneway.policy import Backoff, PolicyBook, Tier, check_fields, check_topic
 
 
 def book(*rows: tuple[str, str, dict[str, object]]) -> PolicyBook:
-    made = PolicyBook()
+    table = PolicyBook()
     for layer, pattern, fields in rows:
-        made.put(layer, pattern, check_fields(pattern, fields))
-    return made
+        table.put(layer, pattern, check_fields(pattern, fields))
+    return table
 
 
 def test_the_most_specific_pattern_wins_field_by_field() -> None:
@@ -38,7 +38,7 @@ def test_the_operators_setting_stands_above_the_codes_and_can_be_reset() -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"rate": -1}, "rate"),
         ({"rate": "fast"}, "rate"),
@@ -55,13 +55,13 @@ def test_the_operators_setting_stands_above_the_codes_and_can_be_reset() -> None
     ],
 )
 def test_an_impossible_setting_is_refused_with_its_name(
-    fields: dict[str, object], said: str
+    fields: dict[str, object], message: str
 ) -> None:
     """One line that names the pattern, the field and what was expected."""
     with pytest.raises(BadPolicy) as refused:
         check_fields("push.acme", fields)
     assert "push.acme" in str(refused.value)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

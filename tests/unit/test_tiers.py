@@ -135,7 +135,7 @@ def test_lanes_move_where_a_tier_goes_or_another_is_the_default() -> None:
         ("none", "no such tier any more"),
     ],
 )
-def test_what_a_tier_has_is_told(name: str, text: str) -> None:
+def test_text_of_a_tier(name: str, text: str) -> None:
     assert share_text({**THREE, "vip": Tier("strict")}, name) == text
 
 

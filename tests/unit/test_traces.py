@@ -55,24 +55,24 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_large_errors_are_formatted_at_a_bounded_cost(name: str) -> None:
-    make, said = ERRORS[name]
+    make, shown = ERRORS[name]
     error = make()
     with mock.patch("traceback.FrameSummary", wraps=traceback.FrameSummary) as summary:
-        assert said in text_of(error)
-        told = describe(error)
-    assert said in told.traceback
-    assert "test_traces.py" in told.traceback
+        assert shown in text_of(error)
+        details = describe(error)
+    assert shown in details.traceback
+    assert "test_traces.py" in details.traceback
     assert summary.call_count <= 2 * tracebacks.MAX_FRAMES
 
 
-def test_what_an_error_was_raised_from_is_told() -> None:
+def test_causes_are_shown() -> None:
     inner, outer = raised(ValueError("inner")), ValueError("outer")
     outer.__cause__ = inner
     inner.__context__ = outer  # a circle
-    told = describe(raised(outer)).traceback
-    assert "ValueError: inner" in told
-    assert "direct cause" in told
-    assert "ValueError: outer" in told
+    details = describe(raised(outer)).traceback
+    assert "ValueError: inner" in details
+    assert "direct cause" in details
+    assert "ValueError: outer" in details
     group = describe(raised(ExceptionGroup("some", [ValueError("one"), KeyError("two")]))).traceback
     assert "ValueError: one" in group
     assert "KeyError: 'two'" in group
