@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 from laneway.engines.base import CHANGED, CancelAnswer, IdState, ImportAnswer, TopicOrder
 from laneway.engines.sharded import migrating
-from laneway.engines.sharded.policies import Policies
+from laneway.engines.sharded.admin import PAGE, DeadAction, ShardedAdmin
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
-from laneway.engines.shared.policy_changes import refuse_undefined_gates
 from laneway.engines.shared.refusals import nobody_follows
 from laneway.engines.valkey import doctor, explaining, listing, records, views
 from laneway.engines.valkey.engine import ValkeyQueue
 from laneway.engines.valkey.errors import NamespaceGone
 from laneway.engines.valkey.migrating import MigratingShards, finished_ids, gate_layers
 from laneway.engines.valkey.views import View
-from laneway.policy import PolicyBook, check_changes, check_pattern, is_pattern, own_rows, sources
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from laneway.engines.base import (
         Check,
@@ -32,54 +30,16 @@ if TYPE_CHECKING:
         TopicStats,
     )
     from laneway.engines.valkey.records import Record
-    from laneway.policy import Gate, Layer, Layers, Resolved
-    from laneway.tiers import Tier, TierLayers
-
-PAGE = 250
-"""Messages that one function call removes or puts back."""
+    from laneway.policy import Gate, Layer
 
 
-class ValkeyEngine(ValkeyQueue):
+class ValkeyEngine(ValkeyQueue, ShardedAdmin):
     """The queue and the administration in one object."""
 
     def _view(self, now_us: int | None = None) -> View:
         return View(self._space, now_us)
 
-    # Tiers
-
-    def tier_layers(self) -> TierLayers:
-        self._space.reload_tiers()
-        return self._space.tier_layers
-
-    def tier_set(
-        self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None
-    ) -> None:
-        self._change_tiers(
-            lambda layers: layers.change(layer, changes, self._space.tier_named_by), now_us
-        )
-
-    def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
-        return self._change_tiers(
-            lambda layers: layers.reset(name, self._space.tier_named_by), now_us
-        )
-
-    def _change_tiers(self, change: Callable[[TierLayers], TierLayers], now_us: int | None) -> bool:
-        self._space.reload()
-        if self._space.change_tiers(change, now_us):
-            return True
-        for shard in range(self._space.shards):
-            self._space.run(
-                "extend", shard, now_us, records.pack([]), b"", repeatable=True
-            )  # advances only the clock
-        return False
-
-    # Policies
-
-    def policies(self) -> PolicyBook:
-        self._space.reload()
-        book = PolicyBook(self.tiers, self.policy_own)
-        book.load(row for row in self._space.routes.policies.stored_rows() if is_pattern(row[1]))
-        return book
+    # Programs
 
     def programs(self) -> dict[str, bytes]:
         found = self._space.read(0, "HGETALL", "programs")
@@ -90,68 +50,64 @@ class ValkeyEngine(ValkeyQueue):
             self._space.run("program", 0, None, name, before or b"", after or b"", durable=True)
         )
 
-    def policy_own(self, topic: str) -> Layers:
-        return {} if is_pattern(topic) else Policies(self._space).layers_of(topic)
+    # One shard
 
-    def policy_own_list(
-        self, after: str = "", limit: int = 1000
-    ) -> tuple[list[tuple[str, Layers]], str | None]:
-        return Policies(self._space).page(after, limit)
+    def _advance_clock_on(self, shard: int, now_us: int | None) -> None:
+        self._space.run("extend", shard, now_us, records.pack([]), b"", repeatable=True)
 
-    def policy_of(self, topic: str) -> Resolved:
-        self._space.reload()
-        return self._space.policy(topic)
+    def _gate_limits(self, gate: str) -> Gate | None:
+        stored = self._space.read(0, "HGET", "gates", gate)
+        return records.read_gate(stored).limits if stored is not None else None
 
-    def policy_set(
-        self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
-    ) -> dict[str, Any]:
-        return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
+    def _set_gate_on(
+        self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None
+    ) -> None:
+        limits = records.gate_record(gate)
+        self._space.run("gate", shard, now_us, name, layer, limits, durable=True)
 
-    def policy_set_many(
+    def _purge_on(self, shard: int, topic: str, now_us: int | None) -> int:
+        removed = 0
+        last: int | bytes = b""
+        has_more = 1
+        while has_more:
+            count, last, has_more = self._space.run(
+                "purge", shard, now_us, topic, last, PAGE, durable=True
+            )
+            removed += count
+        return removed
+
+    def _dead_on(
         self,
-        layer: str,
-        changes: Sequence[tuple[str, Mapping[str, Any]]],
-        *,
-        now_us: int | None = None,
-    ) -> list[dict[str, Any]]:
-        checked = check_changes(changes)
-        if any(
-            fields.get("tier") is not None and fields["tier"] not in self.tiers
-            for _, fields in checked
-        ):
-            self._space.reload()  # another process may have added it
-        refuse_undefined_gates(
-            checked, lambda gate: bool(self._space.read(0, "HEXISTS", "gates", gate))
+        shard: int,
+        action: DeadAction,
+        topic: str | None,
+        numbers: Sequence[int] | None,
+        most: int,
+        first_us: int,
+        spacing_us: int,
+        now_us: int | None,
+    ) -> int:
+        packed = b"" if numbers is None else records.pack(list(numbers))
+        count: int = self._space.run(
+            "dead",
+            shard,
+            now_us,
+            action,
+            topic or "",
+            packed,
+            most,
+            first_us,
+            spacing_us,
+            durable=True,
         )
-        return Policies(self._space, now_us).change(layer, checked)
+        return count
 
-    def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
-        check_pattern(pattern)
-        self._space.reload()
-        policies = Policies(self._space, now_us)
-        there = sources(policies.layers_of(pattern)).get(layer)
-        if there is None:
-            for shard in range(self._space.shards):
-                self._space.run(
-                    "extend", shard, now_us, records.pack([]), b"", repeatable=True
-                )  # advances only the clock
-            return False
-        policies.change(layer, [(pattern, dict.fromkeys(there))])
-        return True
+    def _locate(self, ids: Iterable[str], topic: str | None) -> list[tuple[int, int]]:
+        view = self._view()
+        located = (views.find(view, message_id, topic) for message_id in ids)
+        return [(each[0], each[1].mid) for each in located if each is not None]
 
     # Gates
-
-    def gate_set(
-        self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
-    ) -> None:
-        for shard in range(self._space.shards):
-            self._space.run(
-                "gate", shard, now_us, name, layer, records.gate_record(gate), durable=True
-            )
-        if self._space.shards > 1:
-            self._grants.begin(
-                name, records.read_gate(self._space.read(0, "HGET", "gates", name)).limits
-            )
 
     def gate_list(self) -> list[dict[str, Any]]:
         return views.gates(self._view())
@@ -179,18 +135,6 @@ class ValkeyEngine(ValkeyQueue):
         self, topic: str, *, limit: int = 10, now_us: int | None = None
     ) -> list[MessageView]:
         return views.peek(self._view(now_us), topic, limit)
-
-    def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
-        removed = 0
-        for shard in self._space.routes.shards_of(topic):
-            last: int | bytes = b""
-            more = 1
-            while more:
-                got, last, more = self._space.run(
-                    "purge", shard, now_us, topic, last, PAGE, durable=True
-                )
-                removed += got
-        return removed
 
     def topic_delete(self, topic: str, *, now_us: int | None = None) -> int:
         removed = self.topic_purge(topic, now_us=now_us)
@@ -296,84 +240,6 @@ class ValkeyEngine(ValkeyQueue):
     ) -> list[tuple[int, MessageView]]:
         return views.dead_list(self._view(), topic, limit, after)
 
-    def dead_redrive(
-        self,
-        topic: str | None = None,
-        ids: Sequence[str] | None = None,
-        *,
-        limit: int = 1000,
-        first_us: int = 0,
-        spacing_us: int = 0,
-        now_us: int | None = None,
-    ) -> int:
-        return self._dead("redrive", topic, ids, limit, now_us, first_us, spacing_us)
-
-    def dead_drop(
-        self,
-        topic: str | None = None,
-        ids: Sequence[str] | None = None,
-        *,
-        limit: int = 1000,
-        now_us: int | None = None,
-    ) -> int:
-        return self._dead("drop", topic, ids, limit, now_us, 0, 0)
-
-    def _dead(
-        self,
-        what: str,
-        topic: str | None,
-        ids: Sequence[str] | None,
-        limit: int,
-        now_us: int | None,
-        first_us: int,
-        spacing_us: int,
-    ) -> int:
-        done = 0
-        for shard, mids in self._dead_letters(topic, ids, limit):
-            pages: list[list[int] | None] = (
-                [None]
-                if mids is None
-                else [mids[start : start + PAGE] for start in range(0, len(mids), PAGE)]
-            )
-            for page in pages:
-                while done < limit:
-                    most = min(PAGE, limit - done)
-                    first = first_us + done * spacing_us
-                    packed = b"" if page is None else records.pack(page)
-                    got = self._space.run(
-                        "dead",
-                        shard,
-                        now_us,
-                        what,
-                        topic or "",
-                        packed,
-                        most,
-                        first,
-                        spacing_us,
-                        durable=True,
-                    )
-                    done += got
-                    if got < most or page is not None:
-                        break
-        return done
-
-    def _dead_letters(
-        self, topic: str | None, ids: Sequence[str] | None, limit: int
-    ) -> list[tuple[int, list[int] | None]]:
-        """The messages with these ids by shard; None: the oldest."""
-        if ids is None:
-            shards = (
-                range(self._space.shards) if topic is None else self._space.routes.shards_of(topic)
-            )
-            return [(shard, None) for shard in shards]
-        view = self._view()
-        found: dict[int, list[int]] = {}
-        for message_id in ids[:limit]:
-            place = views.find(view, message_id, topic)
-            if place is not None:
-                found.setdefault(place[0], []).append(place[1].mid)
-        return cast("list[tuple[int, list[int] | None]]", list(found.items()))
-
     # Moving to another store
 
     def export(self, limit: int) -> list[ExportedMessage]:
@@ -420,8 +286,5 @@ class ValkeyEngine(ValkeyQueue):
             topics={name: views.topic_stats(view, name) for name in names},
             messages=found,
             gates=views.gates(view),
-            policies=[
-                *self.policies().stored_rows(),
-                *own_rows(Policies(self._space).every()),
-            ],
+            policies=self._policy_rows(),
         )

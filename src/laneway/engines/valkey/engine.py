@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
     from laneway.engines.base import ArrivalListener, ResultListener, Settings
     from laneway.engines.sharded.routes import Route
-    from laneway.tiers import Tiers
 
 HOUSE = 60
 """
@@ -111,10 +110,6 @@ class ValkeyQueue(ShardedQueue):
         self._leased_at_once = MOST_LEASED // 2
         self._cursors: dict[tuple[int, str, bytes], int] = {}
         """Where the next lease with the same `only` goes on, by shard, pool and patterns."""
-
-    @property
-    def tiers(self) -> Tiers:
-        return self._space.tiers
 
     # Put
 

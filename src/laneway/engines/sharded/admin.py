@@ -1,0 +1,236 @@
+"""
+Administration over the shards of one namespace: tiers, policies, gates, purge and dead letters.
+
+The methods whose names end in `_on` are the engine's: each calls one function on one shard.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Literal
+
+from laneway.engines.sharded.policies import Policies
+from laneway.engines.sharded.splitting import group, pages
+from laneway.engines.shared.policy_changes import refuse_undefined_gates
+from laneway.policy import PolicyBook, check_changes, check_pattern, is_pattern, own_rows, sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from laneway.engines.sharded.grants import Grants
+    from laneway.engines.sharded.namespace import ShardedNamespace
+    from laneway.policy import Gate, Layer, Layers, Resolved
+    from laneway.tiers import Tier, TierLayers, Tiers
+
+DeadAction = Literal["redrive", "drop"]
+
+PAGE = 250
+"""Messages that one function call removes or puts back."""
+
+
+class ShardedAdmin(ABC):
+    """The part of `laneway.engines.base.Admin` that splits calls over shards."""
+
+    _namespace: ShardedNamespace
+    _grants: Grants
+
+    # One shard
+
+    @abstractmethod
+    def _advance_clock_on(self, shard: int, now_us: int | None) -> None:
+        """Change nothing but the shard's time."""
+
+    @abstractmethod
+    def _gate_limits(self, gate: str) -> Gate | None:
+        """The limits of a gate, from the first shard; None: it is not defined."""
+
+    @abstractmethod
+    def _set_gate_on(
+        self, shard: int, name: str, gate: Gate, layer: Layer, now_us: int | None
+    ) -> None: ...
+
+    @abstractmethod
+    def _purge_on(self, shard: int, topic: str, now_us: int | None) -> int:
+        """Remove what waits of a topic, in pages. Returns how many messages."""
+
+    @abstractmethod
+    def _dead_on(
+        self,
+        shard: int,
+        action: DeadAction,
+        topic: str | None,
+        numbers: Sequence[int] | None,
+        most: int,
+        first_us: int,
+        spacing_us: int,
+        now_us: int | None,
+    ) -> int:
+        """Process dead letters with these numbers, or (None) the oldest. Returns how many."""
+
+    @abstractmethod
+    def _locate(self, ids: Iterable[str], topic: str | None) -> list[tuple[int, int]]:
+        """Shard and number of the messages with these ids, as far as they exist."""
+
+    # Tiers
+
+    @property
+    def tiers(self) -> Tiers:
+        return self._namespace.tiers
+
+    def tier_layers(self) -> TierLayers:
+        self._namespace.reload_tiers()
+        return self._namespace.tier_layers
+
+    def tier_set(
+        self, layer: Layer, changes: Mapping[str, Tier | None], *, now_us: int | None = None
+    ) -> None:
+        named_by = self._namespace.tier_named_by
+        self._change_tiers(lambda layers: layers.change(layer, changes, named_by), now_us)
+
+    def tier_reset(self, name: str | None = None, *, now_us: int | None = None) -> bool:
+        named_by = self._namespace.tier_named_by
+        return self._change_tiers(lambda layers: layers.reset(name, named_by), now_us)
+
+    def _change_tiers(self, change: Callable[[TierLayers], TierLayers], now_us: int | None) -> bool:
+        self._namespace.reload()
+        if self._namespace.change_tiers(change, now_us):
+            return True
+        self._advance_clocks(now_us)
+        return False
+
+    def _advance_clocks(self, now_us: int | None) -> None:
+        """A change that changes nothing advances the clocks, as on every engine."""
+        for shard in range(self._namespace.shards):
+            self._advance_clock_on(shard, now_us)
+
+    # Policies
+
+    def policies(self) -> PolicyBook:
+        self._namespace.reload()
+        book = PolicyBook(self.tiers, self.policy_own)
+        rows = self._namespace.routes.policies.stored_rows()
+        book.load(row for row in rows if is_pattern(row[1]))
+        return book
+
+    def policy_own(self, topic: str) -> Layers:
+        return {} if is_pattern(topic) else Policies(self._namespace).layers_of(topic)
+
+    def policy_own_list(
+        self, after: str = "", limit: int = 1000
+    ) -> tuple[list[tuple[str, Layers]], str | None]:
+        return Policies(self._namespace).page(after, limit)
+
+    def policy_of(self, topic: str) -> Resolved:
+        self._namespace.reload()
+        return self._namespace.policy(topic)
+
+    def policy_set(
+        self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
+    ) -> dict[str, Any]:
+        return self.policy_set_many(layer, [(pattern, fields)], now_us=now_us)[0]
+
+    def policy_set_many(
+        self,
+        layer: str,
+        changes: Sequence[tuple[str, Mapping[str, Any]]],
+        *,
+        now_us: int | None = None,
+    ) -> list[dict[str, Any]]:
+        checked = check_changes(changes)
+        named = {fields["tier"] for _, fields in checked if fields.get("tier") is not None}
+        if any(tier not in self.tiers for tier in named):
+            self._namespace.reload()  # another process may have added it
+        refuse_undefined_gates(checked, lambda gate: self._gate_limits(gate) is not None)
+        return Policies(self._namespace, now_us).change(layer, checked)
+
+    def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
+        check_pattern(pattern)
+        self._namespace.reload()
+        policies = Policies(self._namespace, now_us)
+        fields = sources(policies.layers_of(pattern)).get(layer)
+        if fields is None:
+            self._advance_clocks(now_us)
+            return False
+        policies.change(layer, [(pattern, dict.fromkeys(fields))])
+        return True
+
+    def _policy_rows(self) -> list[tuple[str, str, dict[str, Any]]]:
+        return [
+            *self.policies().stored_rows(),
+            *own_rows(Policies(self._namespace).every()),
+        ]
+
+    # Gates
+
+    def gate_set(
+        self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
+    ) -> None:
+        for shard in range(self._namespace.shards):
+            self._set_gate_on(shard, name, gate, layer, now_us)
+        if self._namespace.shards > 1:
+            limits = self._gate_limits(name)
+            if limits is not None:
+                self._grants.begin(name, limits)
+
+    # Topics and dead letters
+
+    def topic_purge(self, topic: str, *, now_us: int | None = None) -> int:
+        shards = self._namespace.routes.shards_of(topic)
+        return sum(self._purge_on(shard, topic, now_us) for shard in shards)
+
+    def dead_redrive(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        first_us: int = 0,
+        spacing_us: int = 0,
+        now_us: int | None = None,
+    ) -> int:
+        return self._process_dead("redrive", topic, ids, limit, first_us, spacing_us, now_us)
+
+    def dead_drop(
+        self,
+        topic: str | None = None,
+        ids: Sequence[str] | None = None,
+        *,
+        limit: int = 1000,
+        now_us: int | None = None,
+    ) -> int:
+        return self._process_dead("drop", topic, ids, limit, 0, 0, now_us)
+
+    def _process_dead(
+        self,
+        action: DeadAction,
+        topic: str | None,
+        ids: Sequence[str] | None,
+        limit: int,
+        first_us: int,
+        spacing_us: int,
+        now_us: int | None,
+    ) -> int:
+        """Page by page. Each message is due `spacing_us` after the one before it."""
+        done = 0
+        for shard, numbers in self._dead_pages(topic, ids, limit):
+            while done < limit:
+                most = min(PAGE, limit - done)
+                first = first_us + done * spacing_us
+                count = self._dead_on(
+                    shard, action, topic, numbers, most, first, spacing_us, now_us
+                )
+                done += count
+                if count < most or numbers is not None:
+                    break
+        return done
+
+    def _dead_pages(
+        self, topic: str | None, ids: Sequence[str] | None, limit: int
+    ) -> list[tuple[int, Sequence[int] | None]]:
+        """Shard and numbers of the messages with these ids; None: the shard's oldest."""
+        if ids is None:
+            every = range(self._namespace.shards)
+            shards = every if topic is None else self._namespace.routes.shards_of(topic)
+            return [(shard, None) for shard in shards]
+        located = group(self._locate(ids[:limit], topic))
+        return [(shard, page) for shard, all_ in located.items() for page in pages(all_, PAGE)]
