@@ -66,6 +66,8 @@ def faults(path: Path) -> Iterator[str]:
             fault = broken(path, link)
             if fault:
                 yield f"{name}:{number}: {fault}"
+        if DOCS in path.parents and re.match(r" {1,3}([-*]|\d+\.) ", line):
+            yield f"{name}:{number}: indent what is inside a list by 4 spaces, for the site"
         if too_long(line) and name != Path("CHANGELOG.md"):
             yield f"{name}:{number}: {len(line)} characters, at most {WIDTH} are allowed"
 

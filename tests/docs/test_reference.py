@@ -94,6 +94,8 @@ def test_store_metrics_are_there() -> None:
         ("| [page](none.md) |\n", ["none.md: there is no such file"]),
         (f"{'word ' * 30}\n", ["150 characters, at most 100 are allowed"]),
         (f"| {'word ' * 30} |\n", []),
+        ("1. A\n   - b\n", ["indent what is inside a list by 4 spaces, for the site"]),
+        ("1. A\n    - b\n", []),
     ],
 )
 def test_faults_of_a_page_are_found(
@@ -101,6 +103,7 @@ def test_faults_of_a_page_are_found(
 ) -> None:
     """Broken links, broken anchors and long lines are reported, except inside of code."""
     monkeypatch.setattr(check, "ROOT", tmp_path)
+    monkeypatch.setattr(check, "DOCS", tmp_path)
     (tmp_path / "page.md").write_text(text)
     found = [fault.split(": ", 1)[1] for fault in check.faults(tmp_path / "page.md")]
     assert found == expected
