@@ -1,1 +1,1 @@
-"""How messages are handled: what a worker process is made of."""
+"""Workers: lease messages, run their handlers, and settle them."""

@@ -1,7 +1,7 @@
 """
 Leasing only what this worker can handle, once other programs' messages are in its pool.
 
-While a worker has a handler for each message that it gets, it leases whatever there is.
+While a worker has a handler for each message that it gets, it leases messages of all topics.
 After the first message whose topic no handler's pattern covers, it leases by its own patterns
 (`lease(only=…)`); the engine passes over the other topics, a bounded number in a call.
 

@@ -43,7 +43,7 @@ def run_worker(app: ProcessApplication, options: Options, registry: WorkerRegist
             target_of,
         )  # most workers need no supervisor
 
-        if not app.engine.capabilities.processes:  # opened here, too: what cannot be is told once
+        if not app.engine.capabilities.processes:  # checked here, so that the error appears once
             raise UsageError(
                 f"run_worker: {redacted(app.url)} lives in this process alone; several processes,"
                 " and reload, need a store that they share"

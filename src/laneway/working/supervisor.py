@@ -71,19 +71,19 @@ def target_of(app: ProcessApplication, options: Options) -> str | ProcessApplica
 
     Raises UsageError if the application is not at the top of a module.
     """
-    found = [
+    addresses = [
         f"{name}:{each}"
         for name, module in list(sys.modules.items())
         for each in _names_of(app, name, module)
     ]
-    if not found:
+    if not addresses:
         raise UsageError(
             "run_worker: several processes need the application at the top of a module, like `app ="
             " Laneway(…)`"
         )
     is_of_main = any(
         each.startswith(IN_MAIN)
-        for each in [*found, *(handler.address for handler in app.handlers)]
+        for each in [*addresses, *(handler.address for handler in app.handlers)]
     )
     if is_of_main and options.reload:
         name = Path(
@@ -93,7 +93,7 @@ def target_of(app: ProcessApplication, options: Options) -> str | ProcessApplica
             "run_worker: reload imports the program again, which the main module cannot be; use:"
             f" laneway worker {name} --reload"
         )
-    return app if is_of_main else found[0]
+    return app if is_of_main else addresses[0]
 
 
 def _names_of(app: ProcessApplication, module_name: str, module: object) -> list[str]:
@@ -102,11 +102,11 @@ def _names_of(app: ProcessApplication, module_name: str, module: object) -> list
     return [
         name
         for name, value in list(getattr(module, "__dict__", {}).items())
-        if value is app or _stands_for(value, app)
+        if value is app or _wraps(value, app)
     ]
 
 
-def _stands_for(value: object, app: ProcessApplication) -> bool:
+def _wraps(value: object, app: ProcessApplication) -> bool:
     """Whether a value is a compatibility application (Celery, RQ) around this one."""
     module = getattr(type(value), "__module__", None)  # of a user's class it may be anything
     return (

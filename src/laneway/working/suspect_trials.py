@@ -51,7 +51,7 @@ if TYPE_CHECKING:
             ...
 
         def dispatch(self) -> None:
-            """Begin whatever may begin."""
+            """Begin all messages that may begin."""
             ...
 
 

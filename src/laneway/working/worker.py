@@ -445,7 +445,7 @@ class Worker:
             self._settle(Settlement(lease.handle, lease.fence, "unhandled"))
 
     def dispatch(self) -> None:
-        """Begin whatever may begin now."""
+        """Begin all messages that may begin now."""
         if self._trials.waiting or self._engine_thread.is_paused:
             self._trials.begin_next()
         self.begin_others()
