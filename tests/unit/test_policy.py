@@ -1,4 +1,4 @@
-"""Policies: how they are read, refused and resolved."""
+"""Policies: how they are read, checked and resolved."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from laneway.policy import Backoff, PolicyBook, Tier, check_fields, check_topic
 
 
 def book(*rows: tuple[str, str, dict[str, object]]) -> PolicyBook:
-    table = PolicyBook()
+    result = PolicyBook()
     for layer, pattern, fields in rows:
-        table.put(layer, pattern, check_fields(pattern, fields))
-    return table
+        result.put(layer, pattern, check_fields(pattern, fields))
+    return result
 
 
-def test_the_most_specific_pattern_wins_field_by_field() -> None:
+def test_most_specific_pattern_decides_each_field() -> None:
     """A topic takes each field from the nearest pattern that sets it."""
     policies = book(
         ("code", "*", {"rate": 1, "retries": 2}),
@@ -28,8 +28,8 @@ def test_the_most_specific_pattern_wins_field_by_field() -> None:
     assert policies.resolve("pushy").rate == 1
 
 
-def test_the_operators_setting_stands_above_the_codes_and_can_be_reset() -> None:
-    """Also where the code's pattern is more specific."""
+def test_operators_setting_precedes_the_codes_and_can_be_reset() -> None:
+    """This holds also if the code's pattern is more specific."""
     policies = book(("code", "push.acme", {"rate": 5}), ("operator", "push.*", {"rate": 1}))
     assert policies.resolve("push.acme").rate == 1
     policies.put("operator", "push.*", {"rate": None})
@@ -38,7 +38,7 @@ def test_the_operators_setting_stands_above_the_codes_and_can_be_reset() -> None
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "text"),
     [
         ({"rate": -1}, "rate"),
         ({"rate": "fast"}, "rate"),
@@ -54,14 +54,12 @@ def test_the_operators_setting_stands_above_the_codes_and_can_be_reset() -> None
         ({"buckets": 4}, "pattern"),
     ],
 )
-def test_an_impossible_setting_is_refused_with_its_name(
-    fields: dict[str, object], message: str
-) -> None:
-    """One line that names the pattern, the field and what was expected."""
+def test_invalid_field_is_refused_with_its_name(fields: dict[str, object], text: str) -> None:
+    """The error is one line that names the pattern, the field and the expected form."""
     with pytest.raises(BadPolicy) as refused:
         check_fields("push.acme", fields)
     assert "push.acme" in str(refused.value)
-    assert message in str(refused.value)
+    assert text in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -76,8 +74,8 @@ def test_an_impossible_setting_is_refused_with_its_name(
         {"merge": "first", "edge": "leading"},
     ],
 )
-def test_settings_that_are_impossible_together_are_refused(fields: dict[str, object]) -> None:
-    """When the policy is checked."""
+def test_fields_that_contradict_each_other_are_refused(fields: dict[str, object]) -> None:
+    """`PolicyBook.check` raises BadPolicy."""
     with pytest.raises(BadPolicy):
         book(("code", "a", fields)).check("a")
 
@@ -85,20 +83,20 @@ def test_settings_that_are_impossible_together_are_refused(fields: dict[str, obj
 @pytest.mark.parametrize(
     "name", ["", "a\nb", "a\x00", "x" * 256, "é" * 200, "push.*", "*", "\ud800"]
 )
-def test_names_that_cannot_be_topics_are_refused(name: str) -> None:
-    """Control characters, too long, patterns, no name at all."""
+def test_invalid_topic_names_are_refused(name: str) -> None:
+    """Control characters, more than 255 bytes, patterns, and empty names are invalid."""
     with pytest.raises(BadMessage):
         check_topic(name)
 
 
-def test_any_other_name_is_a_topic() -> None:
-    """Spaces, slashes, letters of any script."""
+def test_other_names_are_topics() -> None:
+    """Spaces, slashes and letters of any script are allowed."""
     for name in ("a", "push.acme", "host.例え.jp", "a b/c", "x" * 255):
         assert check_topic(name) == name
 
 
 def test_backoff_doubles_up_to_its_cap_with_full_jitter() -> None:
-    """base · factor^(n-1), drawn from 0 to that."""
+    """The delay is drawn between 0 and base · factor^(n-1)."""
     backoff = Backoff()
     assert [backoff.delay_us(attempt, 1.0) for attempt in (1, 2, 3, 100)] == [
         1_000_000,
@@ -109,8 +107,8 @@ def test_backoff_doubles_up_to_its_cap_with_full_jitter() -> None:
     assert backoff.delay_us(3, 0.5) == 2_000_000
 
 
-def test_tiers_take_shares_strict_and_nothing_else() -> None:
-    """A share above 0, or "strict"."""
+def test_tiers_take_a_share_or_strict() -> None:
+    """A share is above 0; any other value is refused."""
     assert Tier.of(6).share == 6
     assert Tier.of("strict").share == "strict"
     for wrong in (0, -1, "first", True):

@@ -35,8 +35,8 @@ from laneway.safetext import escaped, escaped_json, redacted, without_passwords
         ("laneway.db", "laneway.db"),
     ],
 )
-def test_redacted(url: str, shown: str) -> None:
-    """What helps to find a mistake stays."""
+def test_redacted_url_has_no_password(url: str, shown: str) -> None:
+    """Scheme, host, port and path stay, because they help to find a mistake."""
     assert redacted(url) == shown
     assert redacted(shown) == shown
 
@@ -46,12 +46,12 @@ def test_redacted(url: str, shown: str) -> None:
     st.sampled_from(["h", "a:1,b:2", "[::1]:3"]),
 )
 def test_any_password_is_hidden(password: str, hosts: str) -> None:
-    """Whatever stands between user and host."""
+    """This holds for any characters between user and host."""
     assert redacted(f"valkey://u:{password}@{hosts}/1") == f"valkey://***@{hosts}/1"
 
 
-def test_text_keeps_what_is_no_password() -> None:
-    """Only the URL's user goes, and options that are named like a secret."""
+def test_text_without_passwords_is_unchanged() -> None:
+    """Only users of URLs, and options with the name of a secret, are hidden."""
     assert (
         without_passwords("no answer from redis://u:pw@h:1/0 (it said no); me@here")
         == "no answer from redis://***@h:1/0 (it said no); me@here"
@@ -66,8 +66,8 @@ def test_text_keeps_what_is_no_password() -> None:
     )
 
 
-def test_escaped() -> None:
-    """Everything that a terminal would obey, and nothing else."""
+def test_control_characters_are_escaped() -> None:
+    """All characters that a terminal would obey are escaped, and no others."""
     hostile = "\x1b]0;x\x07\x9b2J\x7f\r\n\t\u202e\u2066\u200f\u061c\u2028\u2029\udcff\ud800"
     assert (
         escaped(hostile) == "\\x1b]0;x\\x07\\x9b2J\\x7f\\x0d\\x0a\\x09"
@@ -78,8 +78,8 @@ def test_escaped() -> None:
 
 
 @given(st.text())
-def test_json_means_the_same(text: str) -> None:
-    """An escaped document is JSON, of the same value."""
+def test_escaped_json_has_the_same_value(text: str) -> None:
+    """An escaped document is still JSON."""
     document = escaped_json(json.dumps([text, "\x9b\u202e\x7f\udc80"], ensure_ascii=False))
     assert json.loads(document) == [text, "\x9b\u202e\x7f\udc80"]
     assert escaped(document) == document

@@ -1,4 +1,4 @@
-"""Tiers in their layers: what is in force, which is the default, and what cannot go."""
+"""Tiers in layers: which are in force, which is the default, and which cannot be removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TWO = {"vip": Tier(6), "rest": Tier(1)}
 
 
 def nobody(_: str) -> None:
-    """No policy names any tier."""
+    """A `NamedBy`: no policy names a tier."""
 
 
 def only(tier: str) -> object:
@@ -30,13 +30,13 @@ def only(tier: str) -> object:
         ({"a b/c!": Tier(1)}, None, "a b/c!"),
     ],
 )
-def test_the_default_is_the_stated_one_else_mid_else_the_last(
+def test_default_tier_is_the_named_one_else_mid_else_the_last(
     tiers: dict[str, Tier] | None, stated: str | None, default: str
 ) -> None:
     assert TierLayers.new(tiers, stated).in_force().default == default
 
 
-def test_a_default_that_does_not_exist_is_refused() -> None:
+def test_default_tier_that_does_not_exist_is_refused() -> None:
     with pytest.raises(BadPolicy, match='there is no tier "gold"; there are: vip, rest'):
         TierLayers.new(TWO, "gold")
     with pytest.raises(BadPolicy, match='there is no tier "gold"'):
@@ -45,7 +45,7 @@ def test_a_default_that_does_not_exist_is_refused() -> None:
         Laneway("sqlite://", default_tier=3)  # type: ignore[arg-type]
 
 
-def test_an_operators_setting_precedes_the_codes_and_is_reset() -> None:
+def test_operators_tiers_precede_the_codes_and_can_be_reset() -> None:
     layers = TierLayers.new(THREE, None).change(
         "operator", {"high": Tier(9), "gold": Tier(2), "low": None}, nobody
     )
@@ -63,7 +63,7 @@ def test_an_operators_setting_precedes_the_codes_and_is_reset() -> None:
 
 
 @pytest.mark.parametrize("layer", ["code", "operator"])
-def test_the_default_and_what_a_policy_names_cannot_be_removed(layer: str) -> None:
+def test_default_tier_and_tiers_named_by_a_policy_cannot_be_removed(layer: str) -> None:
     layers = TierLayers.new(THREE, None)
     with pytest.raises(BadPolicy, match='"mid" cannot be removed: it is the default'):
         layers.change(layer, {"mid": None}, nobody)
@@ -73,19 +73,19 @@ def test_the_default_and_what_a_policy_names_cannot_be_removed(layer: str) -> No
     assert layers.change(layer, {"nothing": None}, nobody) is layers
 
 
-def test_what_the_operator_added_cannot_be_reset_while_a_policy_names_it() -> None:
+def test_operators_tier_cannot_be_reset_while_a_policy_names_it() -> None:
     layers = TierLayers.new(THREE, None).change("operator", {"gold": Tier(1)}, nobody)
     with pytest.raises(BadPolicy, match="gold"):
         layers.reset(None, only("gold"))  # type: ignore[arg-type]
 
 
-def test_adding_a_tier_moves_no_default() -> None:
+def test_adding_a_tier_does_not_change_the_default() -> None:
     layers = TierLayers.new(TWO, None).change("code", {"last": Tier(1), "mid": Tier(1)}, nobody)
     assert layers.in_force().default == "rest"
 
 
-def test_the_last_program_that_declares_other_tiers_sets_the_codes_layer() -> None:
-    """The same declaration again changes nothing, so that changes made since stay."""
+def test_last_program_that_declares_other_tiers_sets_the_codes_layer() -> None:
+    """The same declaration again changes nothing, so later changes stay."""
     layers = TierLayers.new(THREE, None).change("code", {"high": Tier(7)}, nobody)
     assert layers.declare(THREE, None, nobody) is layers
     assert layers.declare(None, None, nobody) is layers
@@ -96,19 +96,19 @@ def test_the_last_program_that_declares_other_tiers_sets_the_codes_layer() -> No
     assert (back.in_force(), back.in_force().default) == (THREE, "mid")
 
 
-def test_a_tier_that_is_declared_no_more_stays_while_a_policy_names_it() -> None:
+def test_tier_that_is_no_longer_declared_stays_while_a_policy_names_it() -> None:
     layers = TierLayers.new(THREE, None).declare(TWO, None, only("high"))  # type: ignore[arg-type]
     assert list(layers.in_force()) == ["vip", "rest", "high"]
 
 
-def test_a_program_may_state_the_default_alone() -> None:
+def test_program_may_name_only_the_default_tier() -> None:
     layers = TierLayers.new(THREE, None).declare(None, "low", nobody)
     assert (layers.in_force(), layers.in_force().default) == (THREE, "low")
     with pytest.raises(BadPolicy, match="gold"):
         layers.declare(None, "gold", nobody)
 
 
-def test_the_record_is_read_as_it_was_written_and_as_it_was_before_there_were_layers() -> None:
+def test_stored_tiers_are_read_in_both_formats() -> None:
     layers = TierLayers.new({"a": Tier("strict"), "b": Tier(2.5, "time")}, "a").change(
         "operator", {"b": None}, nobody
     )
@@ -120,7 +120,7 @@ def test_the_record_is_read_as_it_was_written_and_as_it_was_before_there_were_la
     assert old.in_force().default == "last"
 
 
-def test_lanes_move_where_a_tier_goes_or_another_is_the_default() -> None:
+def test_lanes_move_if_a_tier_is_removed_or_the_default_changes() -> None:
     three = Tiers(THREE)
     assert not moves_lanes(three, Tiers({**THREE, "gold": Tier(1), "high": Tier(1)}))
     assert moves_lanes(three, Tiers(THREE, "low"))
@@ -135,13 +135,13 @@ def test_lanes_move_where_a_tier_goes_or_another_is_the_default() -> None:
         ("none", "no such tier any more"),
     ],
 )
-def test_text_of_a_tier(name: str, text: str) -> None:
+def test_share_is_described_for_people(name: str, text: str) -> None:
     assert share_text({**THREE, "vip": Tier("strict")}, name) == text
 
 
 @pytest.mark.parametrize(
     "changes", [{"": 1}, {"a\n": 1}, {"x" * 101: 1}, {"a": 0}, {"a": "much"}, {"a": True}]
 )
-def test_wrong_tiers_are_refused_before_the_store_is_asked(changes: dict[str, object]) -> None:
+def test_invalid_tiers_are_refused_before_the_store_is_called(changes: dict[str, object]) -> None:
     with pytest.raises(BadPolicy):
         Laneway("sqlite:////nowhere/at/all.db").tiers(changes)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the top lists cost: no engine looks at all topics, or asks once for each."""
+"""The cost of top lists: no engine reads all topics, or calls the store once for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from laneway.message import Draft
 from tests.conformance.valkey_setups import server
 
 ALLOWED = ("SCAN first", "SCAN found", "SCAN CONSTANT ROW", "SCAN (subquery", "VIRTUAL TABLE")
-"""What is scanned without harm: what was cut before, and lists that the call brings along."""
+"""Scans that are harmless: of rows that were limited before, and of lists in arguments."""
 
 STATS = ("lane_fronts", "dead_counts", "lanes_by_name", "folded_counts")
 
@@ -30,7 +30,7 @@ STATS = ("lane_fronts", "dead_counts", "lanes_by_name", "folded_counts")
 def file(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[sqlite3.Connection]:
-    """A store with 1,200 topics; the plans must not depend on what the planner knows of it."""
+    """A store with 1,200 topics; query plans must not depend on statistics."""
     path = tmp_path_factory.mktemp("top") / "q.db"
     engine = open_engine(f"sqlite:///{path}", Settings(durability="memory"))
     engine.put([Draft(f"t.{n % 1200}", b"x") for n in range(2400)])
@@ -54,7 +54,7 @@ def statements() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", statements())
-def test_no_statement_of_a_top_list_scans_or_sorts(file: sqlite3.Connection, name: str) -> None:
+def test_statements_of_top_lists_neither_scan_nor_sort(file: sqlite3.Connection, name: str) -> None:
     values = ("[]",) if name in STATS else (10, 10, "a", "b", "c")
     text = statements()[name]
     plan = [
@@ -72,16 +72,16 @@ def sqlite3_parameters(text: str) -> int:
     return max(numbered, default=text.count("?"))
 
 
-def test_every_engine_knows_every_order() -> None:
+def test_every_engine_has_every_order() -> None:
     assert set(sqlite_listing.ORDERS) == set(valkey_listing.ORDERS) == set(listing.MEASURES)
     assert listing.ORDERS[1:] == tuple(listing.MEASURES)
 
 
 @pytest.mark.parametrize("order", listing.MEASURES)
-def test_valkey_is_asked_a_few_times_whatever_the_number_of_topics(order: TopicOrder) -> None:
+def test_round_trips_to_valkey_do_not_grow_with_the_number_of_topics(order: TopicOrder) -> None:
     """
-    At 1,200 topics each list takes as many round trips as at 2,400, and few; also of topics with
-    policies of their own.
+    Each list takes the same few round trips with 1,200 and with 2,400 topics, also if the topics
+    have policies of their own.
     """
     counted = []
     engine = open_engine(server().url, Settings(namespace=f"top-{uuid.uuid4().hex}"))
@@ -109,10 +109,10 @@ def test_valkey_is_asked_a_few_times_whatever_the_number_of_topics(order: TopicO
 
 
 @pytest.mark.parametrize("order", listing.MEASURES)
-def test_a_file_is_asked_a_few_times_whatever_the_number_of_topics(
+def test_statements_in_a_file_do_not_grow_with_the_number_of_topics(
     order: TopicOrder, tmp_path: Path
 ) -> None:
-    """The same in statements."""
+    """Each list takes the same few statements with 1,200 and with 2,400 topics."""
     counted = []
     engine = open_engine(f"sqlite:///{tmp_path}/q.db", Settings(durability="memory"))
     engine.policy_set_many("code", [(f"t.{n}", {"weight": 1 + n % 7}) for n in range(1200)])

@@ -28,8 +28,8 @@ from laneway import units
         ("90 sec", 90),
     ],
 )
-def test_durations(written: units.Duration, seconds: float) -> None:
-    """Seconds, a timedelta, or text."""
+def test_duration_is_read_in_seconds(written: units.Duration, seconds: float) -> None:
+    """A duration is a number of seconds, a timedelta, or text."""
     assert units.seconds(written) == seconds
 
 
@@ -49,8 +49,8 @@ def test_durations(written: units.Duration, seconds: float) -> None:
         None,
     ],
 )
-def test_what_is_no_duration_is_refused(wrong: object) -> None:
-    """With what was expected."""
+def test_invalid_duration_is_refused(wrong: object) -> None:
+    """The error names the expected form."""
     with pytest.raises(ValueError, match="expected seconds"):
         units.seconds(wrong)  # type: ignore[arg-type]
 
@@ -59,20 +59,20 @@ def test_what_is_no_duration_is_refused(wrong: object) -> None:
     ("written", "rate"),
     [(50, 50), ("50/s", 50), ("600/m", 10), ("100/10s", 10), ("36/hour", 0.01), ("7", 7)],
 )
-def test_rates(written: float | str, rate: float) -> None:
-    """Per second, from a number or text."""
+def test_rate_is_read_per_second(written: float | str, rate: float) -> None:
+    """A rate is a number or text."""
     assert units.rate(written) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, "fast", "5/fortnight", float("nan"), 2_000_000, True])
-def test_what_is_no_rate_is_refused(wrong: object) -> None:
-    """Zero is a pause, not a rate."""
+def test_invalid_rate_is_refused(wrong: object) -> None:
+    """Zero is refused too: a pause stops a topic, not a rate."""
     with pytest.raises(ValueError, match="above 0"):
         units.rate(wrong)  # type: ignore[arg-type]
 
 
-def test_sizes_and_moments() -> None:
-    """Decimal and binary units; a moment needs its zone."""
+def test_sizes_and_times_are_read() -> None:
+    """Sizes have decimal or binary units; a datetime needs a time zone."""
     assert units.size("10GB") == 10**10
     assert units.size("1MiB") == 2**20
     assert units.moment(datetime(2026, 1, 1, tzinfo=UTC)) == 1_767_225_600_000_000

@@ -1,4 +1,4 @@
-"""Which of two versions is older."""
+"""The order of programs' versions."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ IN_ORDER = (
 )
 
 
-def test_versions_are_compared_by_their_numbers() -> None:
-    """Each is older than all that follow it."""
+def test_versions_are_ordered_by_their_numbers() -> None:
+    """Each version in the list is older than all after it."""
     for older, newer in itertools.combinations(IN_ORDER, 2):
         assert versions.is_older(older, newer), (older, newer)
         assert not versions.is_older(newer, older), (older, newer)
@@ -43,7 +43,7 @@ def test_versions_are_compared_by_their_numbers() -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [("1", "1.0"), ("1.0.0", "v1"), ("1.0rc1", "1.0-rc.1"), ("3", "3")]
 )
-def test_versions_that_are_the_same(one: str, other: str) -> None:
+def test_equal_versions_in_different_spellings(one: str, other: str) -> None:
     assert not versions.is_older(one, other)
     assert not versions.is_older(other, one)
 
@@ -62,7 +62,7 @@ def test_integers_are_versions() -> None:
     "version",
     ["a3f9c1d", "3f9c1a", "", "latest", "x" * 200, "1" * 200, True, 1.5, "1.0;2", "1\n2", ["1"]],
 )
-def test_what_has_no_order_is_refused(version: object) -> None:
-    """A commit's hash says nothing of before and after."""
+def test_version_without_an_order_is_refused(version: object) -> None:
+    """A commit's hash has no order."""
     with pytest.raises(UsageError, match="version"):
         versions.check(version)  # type: ignore[arg-type]

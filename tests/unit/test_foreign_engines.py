@@ -25,13 +25,13 @@ from laneway.engines.base import Check
 
 opened = []
 
-def open_kept(url, settings):
+def open_shared(url, settings):
     opened.append((url, settings.namespace))
     return open_engine("sqlite://", settings)
 
 class OpenChecked:
     def __call__(self, url, settings):
-        return open_kept(url, settings)
+        return open_shared(url, settings)
 
     def check_server(self, url):
         return [Check("server", ok=False, detail=url)]
@@ -42,19 +42,21 @@ open_checked = OpenChecked()
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
-    """A folder as pip makes it: the module, and the metadata that names its entry point."""
+    """A folder as pip installs it: the module, and the metadata that names its entry point."""
     (tmp_path / "kept_engine.py").write_text(MODULE)
     metadata = tmp_path / "kept_engine-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kept-engine\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(
-        "[laneway.engines]\nkept = kept_engine:open_kept\nchecked = kept_engine:open_checked\n"
-        "broken = no_such_module:open_broken\nsqlite = kept_engine:open_kept\n"
+        "[laneway.engines]\nkept = kept_engine:open_shared\nchecked = kept_engine:open_checked\n"
+        "broken = no_such_module:open_broken\nsqlite = kept_engine:open_shared\n"
     )
     return tmp_path
 
 
-def test_it_is_found_by_its_scheme(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_engine_is_found_by_its_scheme(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(
         UsageError, match=r'there is no engine "kept", only redis, redis\+cluster, .* sqlite'
     ):
@@ -80,13 +82,15 @@ def test_it_is_found_by_its_scheme(installed: Path, monkeypatch: pytest.MonkeyPa
         open_engine("broken://here", Settings())
 
 
-def test_its_server_check_is_optional(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_check_of_a_foreign_engine_is_optional(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(installed)
     assert check_server("kept://here") == []
     assert check_server("checked://here") == [Check("server", ok=False, detail="checked://here")]
 
 
-def test_it_cannot_replace_an_engine_of_ours(
+def test_foreign_engine_cannot_replace_one_of_ours(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(installed)
@@ -96,8 +100,8 @@ def test_it_cannot_replace_an_engine_of_ours(
     engine.close()
 
 
-def test_missing_metadata_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source tree on PYTHONPATH registers no engine."""
+def test_missing_metadata_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source tree on PYTHONPATH registers no engine; the error says to install it."""
     monkeypatch.setattr(engines, "entry_points", lambda group: ())
     monkeypatch.setattr(sys, "path", [*sys.path, "/elsewhere"])
     with pytest.raises(UsageError, match="the engines are not registered: the metadata of the pa"):
@@ -110,8 +114,8 @@ def test_all_schemes_of_valkey_are_registered() -> None:
     assert schemes == set(SCHEMES)
 
 
-def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
-    """One command; without an engine named it says what to do."""
+def test_conformance_suite_runs_on_a_foreign_engine(installed: Path) -> None:
+    """One command runs it, as docs/writing-an-engine.md says; without a URL it says what to set."""
     command = [
         sys.executable,
         "-m",
@@ -127,7 +131,7 @@ def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
     source = str(Path(__file__).parents[2] / "src")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), source])}
     environment.pop("PYTEST_ADDOPTS", None)
-    finished = subprocess.run(
+    result = subprocess.run(
         command,
         cwd=installed,
         env={**environment, "LANEWAY_ENGINE": "kept://"},
@@ -136,9 +140,9 @@ def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
         check=False,
         timeout=120,
     )
-    assert finished.returncode == 0, finished.stdout
-    assert " passed" in finished.stdout
-    finished = subprocess.run(
+    assert result.returncode == 0, result.stdout
+    assert " passed" in result.stdout
+    result = subprocess.run(
         [*command, "-x"],
         cwd=installed,
         env=environment,
@@ -147,8 +151,8 @@ def test_the_suite_runs_on_it_as_its_page_says(installed: Path) -> None:
         check=False,
         timeout=120,
     )
-    assert finished.returncode == 1
-    assert "set LANEWAY_ENGINE=URL, or define a fixture make_engine" in finished.stdout
+    assert result.returncode == 1
+    assert "set LANEWAY_ENGINE=URL, or define a fixture make_engine" in result.stdout
 
 
 @pytest.mark.parametrize("package", ["redis", "hiredis"])

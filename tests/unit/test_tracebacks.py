@@ -1,7 +1,4 @@
-"""
-What an error says of itself is formatted at a bounded cost, however many causes, members and frames
-it has.
-"""
+"""Formatting an error has a bounded cost for any number of causes, members and frames."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def raised(error: BaseException, times: int = 1) -> BaseException:
 
 
 def members_of_members() -> BaseException:
-    """14 to the power of 8 of them, of which one object is all."""
+    """An error group nested 8 levels deep: 14^8 paths to one error."""
     error: Exception = ValueError("shared")
     for _ in range(8):
         error = ExceptionGroup("many", [error] * 14)
@@ -54,25 +51,25 @@ ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_large_errors_are_formatted_at_a_bounded_cost(name: str) -> None:
-    make, shown = ERRORS[name]
+def test_formatting_a_large_error_has_a_bounded_cost(name: str) -> None:
+    make, text = ERRORS[name]
     error = make()
     with mock.patch("traceback.FrameSummary", wraps=traceback.FrameSummary) as summary:
-        assert shown in text_of(error)
+        assert text in text_of(error)
         details = describe(error)
-    assert shown in details.traceback
-    assert "test_traces.py" in details.traceback
+    assert text in details.traceback
+    assert "test_tracebacks.py" in details.traceback
     assert summary.call_count <= 2 * tracebacks.MAX_FRAMES
 
 
-def test_causes_are_shown() -> None:
+def test_traceback_has_the_cause_of_an_error() -> None:
     inner, outer = raised(ValueError("inner")), ValueError("outer")
     outer.__cause__ = inner
     inner.__context__ = outer  # a circle
-    details = describe(raised(outer)).traceback
-    assert "ValueError: inner" in details
-    assert "direct cause" in details
-    assert "ValueError: outer" in details
+    traceback = describe(raised(outer)).traceback
+    assert "ValueError: inner" in traceback
+    assert "direct cause" in traceback
+    assert "ValueError: outer" in traceback
     group = describe(raised(ExceptionGroup("some", [ValueError("one"), KeyError("two")]))).traceback
     assert "ValueError: one" in group
     assert "KeyError: 'two'" in group
