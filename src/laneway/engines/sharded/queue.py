@@ -38,7 +38,7 @@ one round trip, and a busy one leases again soon.
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
-    """The arguments of `Engine.lease` that are the same for every shard."""
+    """The arguments of `Queue.lease` that are the same for every shard."""
 
     pool: str
     topics: Sequence[str] | None

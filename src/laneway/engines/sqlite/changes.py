@@ -79,7 +79,7 @@ class LaneChanges:
         return watched
 
     def _watched(self, now: int) -> list[str]:
-        """The lanes that changed and are watched, see `Engine.watch_topic`."""
+        """The lanes that changed and are watched, see `Wakeup.watch_topic`."""
         ids = []
         for lane in chain(self.dirty.values(), self.shrunk.values(), self.ended.values()):
             if lane.watched_until:

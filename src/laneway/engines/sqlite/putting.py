@@ -1,5 +1,5 @@
 """
-`Engine.put`: accept, merge or refuse messages.
+`Queue.put`: accept, merge or refuse messages.
 
 Plain messages are collected and appended together; all others are decided one by one.
 """

@@ -55,7 +55,7 @@ class Lane(msgspec.Struct, gc=False):
     rest_step: int = 0  # above 0: the topic backs off, or probes its destination
     rest_fence: int = 0
     mean: int = 0
-    watched_until: int = 0  # changes are notified until then, see Engine.watch_topic
+    watched_until: int = 0  # changes are notified until then, see Wakeup.watch_topic
 
     stored_index: tuple[Any, ...] = ()  # the indexed columns as they are stored
     is_new: bool = False

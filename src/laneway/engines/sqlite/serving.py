@@ -1,5 +1,5 @@
 """
-`Engine.lease`: choose lanes, then deliver their messages.
+`Queue.lease`: choose lanes, then deliver their messages.
 
 First the visits are decided in memory: which lanes deliver how many messages. Only lanes are read
 for that, each once, and only lanes that can deliver. Then the messages of all visits are read, and

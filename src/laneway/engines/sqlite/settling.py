@@ -1,5 +1,5 @@
 """
-The end of leases: `Engine.settle`, and leases that run out.
+The end of leases: `Queue.settle`, and leases that run out.
 
 Plain acks are settled without reading anything (`_quick_acks`), others one by one (`_Settling`).
 """
