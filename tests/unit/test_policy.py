@@ -9,10 +9,10 @@ from laneway.policy import Backoff, PolicyBook, Tier, check_fields, check_topic
 
 
 def book(*rows: tuple[str, str, dict[str, object]]) -> PolicyBook:
-    result = PolicyBook()
+    table = PolicyBook()
     for layer, pattern, fields in rows:
-        result.put(layer, pattern, check_fields(pattern, fields))
-    return result
+        table.put(layer, pattern, check_fields(pattern, fields))
+    return table
 
 
 def test_most_specific_pattern_decides_each_field() -> None:
