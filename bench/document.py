@@ -52,8 +52,8 @@ SECTIONS = (
         "Columns: messages per second published one at a time and in bulk; tasks per second drained"
         " when they are spread over so many queues; the median time in milliseconds until an idle"
         " worker starts a task.\n"
-        "`-`: not supported, or one worker cannot serve so many queues."
-        " `~`: not drained within the time limit, the rate until then.",
+        "`-`: not supported, or one worker cannot serve so many queues.\n"
+        "`~`: not drained within the time limit, the rate until then.",
     ),
     Section(
         "topics",

@@ -302,7 +302,7 @@ def _by_topic(handled: Sequence[Handled]) -> list[list[Handled]]:
 
 
 def _waits(handled: Sequence[Handled], phase: Phase) -> list[float]:
-    """Seconds from publish to the handler's start of what was published in the phase, in order."""
+    """Sorted seconds from publish to the start, of messages published in the phase."""
     return sorted(each.wait for each in handled if phase.began <= each.published < phase.ended)
 
 
