@@ -78,7 +78,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 THREADS = 64
-"""Most blocking calls of coroutines at once; the others wait for a thread."""
+"""The most blocking calls of coroutines at once; further calls wait for a thread."""
 
 HANDLER_OPTIONS = ("concurrency", "isolation", "batch", "time_limit", "soft_time_limit")
 TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base", *RETRY_OPTIONS)
@@ -86,21 +86,24 @@ TASK_OPTIONS = (*TaskOptions.__struct_fields__, "base", *RETRY_OPTIONS)
 
 class Laneway:
     """
-    An application's messages: publish them, handle them, and see what holds them.
+    An application: it publishes messages, handles them, and inspects and changes their topics.
 
-    `url` names the engine; default: `$LANEWAY_URL`, `[tool.laneway] url` in ./pyproject.toml,
-    `sqlite:///laneway.db`. `namespace` is a whole separate world. `tiers` are the service classes
-    with their shares, `default_tier` is that of topics whose policy names none. `durability`,
-    `max_backlog` and `on_full` hold for the namespace. `result_ttl` and `failure_ttl`: how long
-    what tasks return or raise is kept. Nothing is opened before it is used; then policies and gates
-    that were given before are set.
+    `url` selects the engine; default: `$LANEWAY_URL`, `[tool.laneway] url` in ./pyproject.toml,
+    `sqlite:///laneway.db`. `namespace` is a separate set of topics and policies in the store.
+    `tiers` are the service classes with their shares; `default_tier` is the tier of topics whose
+    policy names none. `durability`, `max_backlog` and `on_full` apply to the namespace.
+    `create=False` refuses a store that does not exist. `result_ttl` and `failure_ttl`: how long
+    results and failures of tasks are stored.
 
-    `program` and `version` say whose those are: a newer version replaces its program's policies and
-    gates as a whole, so what was deleted from the code goes; an older one changes nothing; the same
-    version, or none, replaces too. Programs do not overwrite each other. Default: the module that
-    makes the application, and no version.
+    The engine is opened at first use. Policies and gates that were given before are declared then.
 
-    Every method that touches the engine has an async variant with an `a` in front.
+    `program` and `version` own these policies and gates. A newer version replaces those of its
+    program, so that what was deleted from the code is deleted from the store; an older version
+    changes nothing; the same version, or none, replaces them, too. Programs do not overwrite each
+    other. Default: the module that creates the application, and no version.
+
+    Every method that uses the engine has an async variant with an `a` in front. Raises UsageError
+    and BadPolicy for wrong arguments.
     """
 
     def __init__(
@@ -281,31 +284,32 @@ class Laneway:
         Add and change tiers, by name as in `Laneway(tiers=…)`; None removes one: `app.tiers(gold=3,
         low=None)`.
 
-        Every process obeys at its next lease. The code's layer: an operator's setting (`laneway
-        tier set`) stands above it. It stays until a program opens the store that declares other
-        tiers than the one before. Given before the store is opened, it is set when that is. Raises
-        BadPolicy, also where a tier is to go that is the default or that a policy names.
+        Every process uses them from its next lease on. They belong to the code's layer, so an
+        operator's setting (`laneway tier set`) takes precedence. They stay until a program opens
+        the store that declares other tiers than the one before. If the store is not open yet, they
+        are set when it is opened. Raises BadPolicy, also if a removed tier is the default or is
+        named by a policy.
         """
         self._holder.set_tiers({**(changes or {}), **shares})
 
     def policy(self, pattern: str, /, **fields: Unpack[PolicyOptions]) -> None:
         """
-        Set fields of the policy of a topic or of all topics under a dotted prefix (`"push.*"`);
-        None removes one.
+        Set fields of the policy of a topic, or of all topics under a dotted prefix (`"push.*"`);
+        None removes a field.
 
-        The code's layer: an operator's setting stands above it. Given before the store is opened,
-        it belongs to the program and its version (see `Laneway`); later, it stays until it is
-        reset, and goes before what programs declare. Raises BadPolicy, which says what was
-        expected, also where another program declares another value.
+        They belong to the code's layer, so an operator's setting takes precedence. Before the store
+        is opened, they belong to the program and its version (see `Laneway`). Later, they stay
+        until they are reset, and take precedence over those that programs declare. Raises
+        BadPolicy, also if another program declares another value.
         """
         self._holder.set_policy(pattern, fields)
 
     def policy_many(self, policies: Iterable[tuple[str, Mapping[str, Any]]]) -> int:
         """
-        Set the policies of many topics (or patterns): pairs of a name and its fields, streamed in
-        batches; returns how many.
+        Set the policies of many topics or patterns, given as pairs of name and fields, in batches.
+        Returns how many were set.
 
-        What one costs does not depend on how many topics have a policy. Raises BadPolicy, which
+        The cost of each does not depend on how many topics have a policy. Raises BadPolicy, which
         names the topic; its notes say how many were set before.
         """
         count = self._holder.declare_many(policies)
@@ -321,19 +325,21 @@ class Laneway:
         burst: int | None = None,
         concurrency: int | None = None,
     ) -> None:
-        """A limit that many topics share, by `gate=` in their policies. Raises BadPolicy."""
+        """
+        Set a limit that several topics share; their policies name it by `gate=`. Raises BadPolicy.
+        """
         self._holder.set_gate(name, Gate.of(name, rate, burst, concurrency))
 
     def copy_policies(self, to: Laneway) -> int:
         """
-        Set all policies and gates of this namespace in another one too; returns how many policies.
+        Copy all policies and gates to another application's namespace. Returns how many policies.
         """
         return admin_policies.copy(self.engine, _application("copy_policies", to).engine)
 
     def compare_policies(self, other: Laneway) -> list[admin_policies.Difference]:
         """
-        Where another namespace's policies and gates differ: (layer, pattern, field, here, there),
-        sorted.
+        Compare the policies and gates with those of another application's namespace. Returns the
+        differences as (layer, pattern, field, here, there), sorted.
         """
         return admin_policies.compare(self.engine, _application("compare_policies", other).engine)
 
@@ -348,13 +354,13 @@ class Laneway:
         **options: Unpack[PublishOptions],
     ) -> Receipt:
         """
-        Publish one message; once it returns, the message is as durable as the engine's durability
-        says.
+        Publish one message. When this returns, the message is as durable as the engine's durability
+        promises.
 
-        Options: `key`, `priority`, `delay` or `at`, `ttl`, `id`, `headers`, `at_front`; what each
-        means is said at `Message`. Calls from many threads at once share one transaction. With
-        `on_full="block"` it waits for room, at most `timeout`. Raises BadMessage, BacklogFull,
-        EngineUnavailable.
+        Options: `key`, `priority`, `delay` or `at`, `ttl`, `id`, `headers`, `at_front`; `Message`
+        explains them. Calls of many threads share transactions. With `on_full="block"` the call
+        waits for room in a full backlog, at most `timeout`. Returns the receipt. Raises BadMessage,
+        BacklogFull, EngineUnavailable.
         """
         return self._producer.publish(message_from("publish", topic, body, options), timeout)
 
@@ -366,7 +372,10 @@ class Laneway:
         timeout: (Duration | None) = None,  # noqa: ASYNC109  # how long a full backlog may hold it up, as in publish
         **options: Unpack[PublishOptions],
     ) -> Receipt:
-        """As `publish`, awaited; what coroutines publish at once shares one transaction."""
+        """
+        As `publish`, awaited. Messages that coroutines publish at the same time share a
+        transaction.
+        """
         message = message_from("apublish", topic, body, options)
         return await self._producer.apublish(message, timeout)
 
@@ -378,13 +387,13 @@ class Laneway:
         timeout: Duration | None = None,
     ) -> list[Receipt]:
         """
-        Publish any number of messages, streamed in batches of about 1,000; answers per message, in
-        their order.
+        Publish any number of messages, streamed in batches of about 1,000. Returns their receipts
+        in the same order.
 
-        A message over a backlog limit is answered `"refused"`, with `on_full="block"` after waiting
-        `timeout` for room. Each batch is atomic; an error's notes say how many messages were
-        accepted before it. `progress`: show it on standard error; by default where that is a
-        terminal.
+        A message over a backlog limit has the outcome `"refused"`; with `on_full="block"` only
+        after waiting `timeout` for room. Each batch is atomic; an error's notes say how many
+        messages were accepted before it. `progress`: show progress on standard error; default: if
+        that is a terminal. Raises BadMessage, EngineUnavailable.
         """
         return self._producer.publish_many(messages, progress=progress, timeout=timeout)
 
@@ -396,8 +405,8 @@ class Laneway:
         timeout: (Duration | None) = None,  # noqa: ASYNC109  # how long a full backlog may hold it up, as in publish_many
     ) -> list[Receipt]:
         """
-        As `publish_many`, awaited; also of an async iterable (without progress). A plain one is
-        read in a thread.
+        As `publish_many`, awaited. An async iterable is accepted, too (without progress); a plain
+        one is read in a thread.
         """
         return await self._producer.apublish_many(messages, progress=progress, timeout=timeout)
 
@@ -410,7 +419,7 @@ class Laneway:
 
     @property
     def limits_backlog(self) -> bool:
-        """Whether the namespace as a whole limits how much may wait."""
+        """Whether the namespace as a whole has a backlog limit."""
         return self._holder.settings.max_backlog is not None
 
     # Consuming by hand
@@ -424,10 +433,10 @@ class Laneway:
         topics: Sequence[str] | None = None,
     ) -> list[Delivery]:
         """
-        Take up to `n` messages, fairly; waits at most `wait` for the first. Each has to be settled.
+        Lease up to `n` messages in fair order; wait at most `wait` for the first one. Each has to
+        be settled.
 
-        `topics` restricts it to these, served strictly in the order named. Raises UsageError,
-        EngineUnavailable.
+        `topics`: only these, strictly in this order. Raises UsageError, EngineUnavailable.
         """
         return delivery.lease(self, delivery.Wanted.checked(n, wait, pool, topics))
 
@@ -440,21 +449,22 @@ class Laneway:
         topics: Sequence[str] | None = None,
     ) -> list[Delivery]:
         """
-        As `lease`, awaited; what arrives after the caller was cancelled is given back at once.
+        As `lease`, awaited. Messages that arrive after the caller was cancelled are released at
+        once.
         """
         return await delivery.alease(self, delivery.Wanted.checked(n, wait, pool, topics))
 
     def ack_many(self, deliveries: Iterable[Delivery]) -> None:
         """
-        Finish many in one transaction. Raises LeaseLost if some leases had ended; the others are
-        finished then.
+        Ack many messages in one transaction. Raises LeaseLost if some leases had ended; the other
+        messages are finished nevertheless.
         """
         delivery.ack_many(self.engine, deliveries)
 
     # Topics
 
     def topic(self, name: str) -> Topic:
-        """A handle on one topic. Raises BadMessage where the name cannot be one."""
+        """A handle on one topic. Raises BadMessage if the name is invalid."""
         return Topic(self, check_topic(name))
 
     def topics(
@@ -466,8 +476,8 @@ class Laneway:
         after: str | None = None,
     ) -> list[Stats]:
         """
-        Topics by `"name"` (paged by `after`), or the top by `"backlog"`, `"age"`, `"rate"` or
-        `"throttled"`.
+        List topics by `"name"` (paged by `after`), or the first ones by `"backlog"`, `"age"`,
+        `"rate"` or `"throttled"`. Raises UsageError.
         """
         if order not in ORDERS:
             raise UsageError(
@@ -475,26 +485,30 @@ class Laneway:
             )
         arguments.whole("topics", "limit", limit)
         after = None if after is None else arguments.name("topics", "after", after)
-        found = self.engine.topic_list(
+        stats = self.engine.topic_list(
             order=order, pattern=check_pattern(pattern), limit=limit, after=after
         )
         now_us = self.engine.time_us()
-        return [stats_of(one, now_us) for one in found]
+        return [stats_of(one, now_us) for one in stats]
 
     def explain(self, message_id: str, topic: str | None = None) -> Explanation:
         """
-        What a message waits for, and when it will likely start; ids of your own need their topic.
+        What a message is waiting for, and when it will likely start. `topic` is required for an id
+        of your own.
         """
         return self.engine.explain(arguments.name("explain", "the id", message_id), _topic(topic))
 
     def lookup(self, topic: str, ids: Iterable[str]) -> dict[str, IdState]:
-        """`"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"` for each id."""
+        """The state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"`."""
         return self.engine.lookup(check_topic(topic), arguments.texts("lookup", "ids", ids))
 
     def dead_letters(
         self, topic: str | None = None, *, limit: int = 50, after: int = 0
     ) -> list[DeadLetter]:
-        """Dead letters of a topic or of all, oldest first; `after` (a letter's number) pages on."""
+        """
+        List dead letters of a topic, or of all topics (None), oldest first. `after`: the number of
+        the last letter of the page before.
+        """
         return dead_letters.find(self.engine, topic, limit=limit, after=after)
 
     def redrive(
@@ -506,8 +520,9 @@ class Laneway:
         limit: int | None = None,
     ) -> int:
         """
-        Put dead letters back, of a topic or all, at once or at a rate (`"10/s"`), the oldest first
-        and at most `limit`; returns how many.
+        Put dead letters of a topic, or of all topics (None), back into their topics, oldest first:
+        all at once or at a rate (`"10/s"`), and at most `limit`. Returns how many. Raises BadPolicy
+        for a wrong rate.
         """
         return dead_letters.redrive(self.engine, topic, ids, rate=rate, limit=limit)
 
@@ -519,8 +534,8 @@ class Laneway:
         limit: int | None = None,
     ) -> int:
         """
-        Forget dead letters, of a topic or all, the oldest first and at most `limit`; returns how
-        many.
+        Delete dead letters of a topic, or of all topics (None), oldest first and at most `limit`.
+        Returns how many.
         """
         return dead_letters.drop(self.engine, topic, ids, limit=limit)
 
@@ -538,14 +553,14 @@ class Laneway:
         **unknown: Never,
     ) -> Callable[[F], F]:
         """
-        Register a function for the messages of a topic or of all under a dotted prefix; the most
-        specific pattern wins.
+        Register a function for the messages of a topic, or of all topics under a dotted prefix; the
+        most specific pattern wins.
 
         `async def` runs on the event loop, `def` in threads, with `isolation="process"` in child
-        processes. `concurrency`: most at once in one worker. `batch=n`: it gets a list of up to n
-        messages; what it raises holds for all of them, or it returns a list with None or an
-        exception for each. At `soft_time_limit` SoftTimeLimit is raised in it, at `time_limit` it
-        is stopped.
+        processes. `concurrency`: the most calls at once in one worker. `batch=n`: the function gets
+        a list of up to n messages; an error applies to all of them, or it returns a list with None
+        or an exception for each. `soft_time_limit`: SoftTimeLimit is raised in the function after
+        this time. `time_limit`: the function is stopped after this time. Raises UsageError.
         """
         config.refuse_unknown("handler", unknown, HANDLER_OPTIONS)
         if not isinstance(pattern, str):
@@ -556,15 +571,15 @@ class Laneway:
 
         def register(function: F) -> F:
             options = {"concurrency": concurrency, "isolation": isolation, "batch": batch}
-            made = Handler(
+            handler = Handler(
                 function,  # type: ignore[arg-type]
                 pattern,
                 time_limit=time_limit,
                 soft_time_limit=soft_time_limit,
                 **options,  # type: ignore[arg-type]
             )
-            check_parameters(made)
-            self.handlers.add(made)
+            check_parameters(handler)
+            self.handlers.add(handler)
             return function
 
         return register
@@ -603,18 +618,18 @@ class Laneway:
         parentheses.
 
         `topic` may name arguments (`"mail.{customer}"`); default `task.<name>`. So may `key`
-        (serial processing, merging) and `id` (a repeat of the call is a duplicate). `bind=True`:
-        the first argument is the task itself, with `self.request` and `self.retry`. An argument
-        that is annotated `Request` gets the run. `base`: a class made of `Task`, with hooks.
-        `autoretry_for`: only these failures are tried again, and never those of
-        `dont_autoretry_for`. `isolation`, `time_limit` and `soft_time_limit` are as in `handler`.
-        `serializer`: "json", "msgpack" or "pickle"; with the last, whoever may publish to the store
-        can run code in its workers. `ignore_result`: nobody is to know what came of it;
-        `result_ttl` and `failure_ttl`: how long that is kept (default: the application's).
+        (serial processing, merging) and `id` (repeating the call is a duplicate). `bind=True`: the
+        first argument is the task itself, with `self.request` and `self.retry`. An argument
+        annotated `Request` gets the run. `base`: a subclass of `Task`, with hooks. `autoretry_for`:
+        only these errors are retried, and never those of `dont_autoretry_for`. `isolation`,
+        `time_limit` and `soft_time_limit` are as in `handler`. `serializer`: "json", "msgpack" or
+        "pickle"; with "pickle", everybody who can publish to the store can run code in its workers.
+        `ignore_result`: the result is not stored; `result_ttl` and `failure_ttl`: how long it is
+        stored (default: the application's).
 
         All other options are fields of the topic's policy (`rate`, `concurrency`, `retries`,
-        `backoff` …), also by Celery's names (`max_retries`, `default_retry_delay`, `retry_backoff`,
-        `retry_backoff_max`, `retry_jitter`). Raises UsageError, BadPolicy.
+        `backoff` …), also with Celery's names (`max_retries`, `default_retry_delay`,
+        `retry_backoff`, `retry_backoff_max`, `retry_jitter`). Raises UsageError, BadPolicy.
         """
         own = {name: options.pop(name) for name in TaskOptions.__struct_fields__ if name in options}
         config.refuse_unknown(
@@ -633,15 +648,15 @@ class Laneway:
 
     def run_worker(self, **options: Unpack[WorkerOptions]) -> Summary:
         """
-        Handle messages until SIGTERM or SIGINT, or with `burst` until nothing is left to run now;
-        returns what was handled.
+        Handle messages until SIGTERM or SIGINT, or with `burst` until nothing can run now. Returns
+        how many messages were handled, by outcome.
 
-        `concurrency`: most handlers at once. `pool`, `topics`: what to serve; named topics strictly
-        in their order. `grace`: how long running handlers may go on at the end. `processes`: so
-        many whole workers under a supervisor. `reload`: start again when a source file changes.
-        `max_messages`: end after so many deliveries. Raises UsageError where an event loop runs in
-        this thread (see `arun_worker`), and while a worker imports the module that calls it: put
-        the call under `if __name__ == "__main__":`.
+        `concurrency`: the most handlers at once. `pool`, `topics`: the topics to serve; named
+        topics are served strictly in their order. `grace`: how long running handlers may continue
+        at the end. `processes`: this many workers under a supervisor. `reload`: restart when a
+        source file changes. `max_messages`: end after this many deliveries. Raises UsageError if an
+        event loop runs in this thread (see `arun_worker`), and while a worker imports the module
+        that makes this call: put the call under `if __name__ == "__main__":`.
         """
         from laneway.working.run import (  # noqa: PLC0415
             run_worker,
@@ -652,20 +667,20 @@ class Laneway:
     async def arun_worker(self, **options: Unpack[EmbeddedOptions]) -> Summary:
         """
         Handle messages on the running event loop until cancelled, until `aclose`, or with `burst`
-        until nothing is left to run now.
+        until nothing can run now. Returns how many messages were handled, by outcome.
 
-        Cancelled, it stops in order within `grace`; cancelled again, at once. It never touches
-        signals. Returns what was handled.
+        When cancelled, it stops in order within `grace`; cancelled again, at once. It never changes
+        signal handlers.
         """
         return await self._embedded("arun_worker", {**options}).arun()
 
     def worker(self, **options: Unpack[EmbeddedOptions]) -> EmbeddedWorker:
         """
-        A worker inside a program that does other things too: `async with app.worker() as worker:`
+        A worker inside a program that does other things, too: `async with app.worker() as worker:`
         runs it during the block.
 
-        `worker.stop()` ends it from any thread. In a thread of its own: `worker.run()`. It never
-        touches signals.
+        `worker.stop()` ends it from any thread; `worker.run()` runs it in a thread of its own. It
+        never changes signal handlers.
         """
         return self._embedded("worker", {**options})
 
@@ -690,26 +705,26 @@ class Laneway:
         A topic for calls of any importable function: `app.queue("low").enqueue(function, 1,
         text="x")`.
 
-        The worker's program has to name it too: only for such queues functions are imported by
-        name. `isolation="process"`: each runs in a child process of its own that can be killed.
-        `default_timeout`: how long each may run, where its call says nothing.
+        The worker's program has to name the queue, too: functions are imported by name only for
+        named queues. `isolation="process"`: each call runs in a child process that can be killed.
+        `default_timeout`: the time limit of calls that do not set one. Raises UsageError.
         """
         config.refuse_unknown("queue", unknown, ("isolation", "default_timeout"))
-        made = Queue(
+        functions = Queue(
             self,
             arguments.name("queue", "name", name),
             isolation=isolation,
             default_timeout=default_timeout,
         )
         if isolation is None and default_timeout is None:
-            return self.queues.setdefault(made.name, made)
-        self.queues[made.name] = made
-        return made
+            return self.queues.setdefault(functions.name, functions)
+        self.queues[functions.name] = functions
+        return functions
 
     def named_task(self, name: str) -> NamedTask:
         """
-        The task of a function by its name, as `queue` publishes it. Raises UsageError where there
-        is none.
+        The task of a function by its name, as `queue` publishes it. Raises UsageError if no such
+        function exists.
         """
         return queue.named_task(self, name)
 
@@ -717,8 +732,8 @@ class Laneway:
         """
         The handle of a task's call, by its id, from any process.
 
-        `topic` has to be said where the id is your own and the topic is made of arguments; else it
-        is found.
+        `topic` is required if the id is your own and the topic depends on arguments; else it is
+        looked up.
         """
         name = arguments.name("job", "the id", job_id)
         tasks = {
@@ -727,7 +742,7 @@ class Laneway:
         return Job(self, name, _topic(topic), task=tasks.get(topic) if topic is not None else None)
 
     def known_topics(self) -> list[str]:
-        """Topics that the program's tasks have, as far as they are not made of arguments."""
+        """The topics of the program's tasks and queues, without those that depend on arguments."""
         return sorted(
             {*self.queues}
             | {
@@ -743,19 +758,18 @@ class Laneway:
         self, name: str, call: Message | Task[..., Any], **options: Unpack[schedule_store.Options]
     ) -> None:
         """
-        Have something published again and again, from the program's code: workers put it into the
-        store when they start.
+        Declare a schedule in the program's code: a message or call that is published again and
+        again. Workers store it when they start.
 
-        `call`: a message, or a task with `args` and `kwargs`. One of: `every` ("10m"; at its
-        multiples since 1970), `cron` (five fields, or six with seconds first; also L, LW, 15W, 5L,
-        1#2) on the clocks of `timezone`, `sun` (("sunrise", latitude, longitude); also dawn, noon,
-        sunset, dusk), `at` (once). `missed`: what becomes of firings that came too late, since no
-        worker ran: "one" makes up for the last of them, "all" for each, "skip" for none. `spread`:
-        calls come so much later at most, each schedule by its own share, so that not all come at
-        :00.
+        `call`: a message, or a task with `args` and `kwargs`. One of: `every` ("10m"; at multiples
+        since 1970), `cron` (five fields, or six with seconds first; also L, LW, 15W, 5L, 1#2) in
+        `timezone`, `sun` (("sunrise", latitude, longitude); also dawn, noon, sunset, dusk), `at`
+        (once). `missed`: for firings that were late because no worker ran: "one" publishes the last
+        of them, "all" each, "skip" none. `spread`: delays each schedule by its own part of this
+        duration, so that not all fire at :00.
 
-        Each firing is published once, with an id made of the name and the time, by however many
-        workers. Raises UsageError, BadMessage.
+        Each firing is published once, whatever the number of workers: its id consists of the
+        schedule's name and the time. Raises UsageError, BadMessage.
         """
         schedule = schedule_store.declared("schedule", name, call, options)
         with self.opening:
@@ -767,8 +781,8 @@ class Laneway:
         self, name: str, call: Message | Task[..., Any], **options: Unpack[schedule_store.Options]
     ) -> bool:
         """
-        As `schedule`, but at run time: it is put into the store now. False: it stands there like
-        that, or never fires again.
+        As `schedule`, but store it now. Returns False if the store already has exactly this
+        schedule, or if it never fires again.
         """
         return schedule_store.put(
             self.engine, schedule_store.declared("add_schedule", name, call, options)
@@ -776,8 +790,8 @@ class Laneway:
 
     def schedules(self, *, limit: int = 1000, after: str | None = None) -> list[Planned]:
         """
-        Schedules of the store by name, at most `limit`, from behind `after` on: when they fire,
-        when next, whether they are paused.
+        The schedules of the store by name, at most `limit`, after the name `after`: rule, next
+        firing, and whether paused.
         """
         after = None if after is None else arguments.name("schedules", "after", after)
         return schedule_store.planned(
@@ -786,27 +800,30 @@ class Laneway:
 
     def remove_schedule(self, name: str) -> bool:
         """
-        It fires no more; False: there is none. One of the code comes back with the next worker:
-        remove it there too.
+        Remove a schedule from the store. Returns False if it did not exist. The next worker stores
+        a schedule of the code again: remove it there, too.
         """
         return schedule_store.remove(
             self.engine, arguments.name("remove_schedule", "the name", name)
         )
 
     def pause_schedule(self, name: str) -> None:
-        """It fires when it is resumed, as its `missed` says."""
+        """Pause a schedule. When it is resumed, `missed` decides about the firings in between."""
         schedule_store.set_paused(
             self.engine, arguments.name("pause_schedule", "the name", name), paused=True
         )
 
     def resume_schedule(self, name: str) -> None:
-        """It goes on."""
+        """Resume a paused schedule."""
         schedule_store.set_paused(
             self.engine, arguments.name("resume_schedule", "the name", name), paused=None
         )
 
     def install_schedules(self) -> None:
-        """What a worker does when it starts: see `schedule`."""
+        """
+        Store the schedules of the code and handle those that are due; a worker calls this when it
+        starts.
+        """
         if len(self.handlers) or self._schedules:
             schedule_store.install(self.handlers, lambda: self.engine, self._schedules.values())
 
@@ -815,34 +832,36 @@ class Laneway:
     def around_publish(self, middleware: M) -> M:
         """
         Register a middleware of publishing, for every message of `publish`, `publish_many` and
-        `delay`; the first is the outermost.
+        `delay`; the first one is the outermost.
 
-        A function that yields once: the message, or a changed one (`msgspec.structs.replace`), and
-        gets the receipt for it. What is raised before the yield refuses the message; what
-        publishing raises is raised at the yield.
+        It is a generator function that yields once: the message, or a changed one
+        (`msgspec.structs.replace`). The yield returns the message's receipt. An error before the
+        yield refuses the message; an error of publishing is raised at the yield. Raises UsageError
+        for another function.
         """
         self._producer.middlewares.add(middleware)
         return middleware
 
     def around_handling(self, middleware: H) -> H:
         """
-        Register a middleware of handling, around every call of a handler; the first is the
+        Register a middleware of handling, around every call of a handler; the first one is the
         outermost. It must not block.
 
-        A function of the message (of a batch handler: of the list) that yields once: there the
-        handler runs, and there is raised what the handler raises. What comes out of the middleware
-        is the outcome: it may turn one error into another, or into Reject.
+        It is a generator function of the message (for a batch handler: the list) that yields once.
+        The handler runs at the yield, and its error is raised there. The middleware's error is the
+        outcome: it may replace one error by another, or by Reject. Raises UsageError for another
+        function.
         """
         self.handlers.middlewares.add_middleware(middleware)
         return middleware
 
     def carry(self, variable: ContextVar[Any], name: str | None = None) -> None:
         """
-        Have a context variable go with what is published: its value (anything that JSON can hold)
-        is there again while the message is handled.
+        Carry a context variable from publisher to handler: the variable has the same value (any
+        JSON value) while the message is handled.
 
-        `name`: of the header that holds it (default: the variable's). Not in batch handlers, nor in
-        child processes.
+        `name`: of the header (default: the variable's name). Batch handlers and child processes do
+        not get it.
         """
         publishing, handling = context.middlewares(variable, name)
         self.around_publish(publishing)
@@ -850,27 +869,27 @@ class Laneway:
 
     def on_success(self, hook: OnSuccess) -> OnSuccess:
         """
-        Register a hook: called with each message that a worker of this program has finished.
+        Register a hook: it is called with each message that a worker of this program has finished.
 
-        Hooks run one after the other in a thread of their own, once the engine has taken the
-        outcome; what one raises is logged. What ends without a handler (expired, purged, its worker
-        killed) is not told.
+        Hooks run one after the other in their own thread, after the engine has stored the outcome;
+        their errors are logged. They are not called for messages that end without a handler
+        (expired, purged, worker killed).
         """
         self.handlers.middlewares.add_hook("success", hook)
         return hook
 
     def on_failure(self, hook: OnError) -> OnError:
         """
-        Register a hook for each attempt that failed: the handler raised, took too long, or its
-        process died. See `on_success`.
+        Register a hook for each attempt that failed: the handler raised an error or timed out, or
+        its process died. See `on_success`.
         """
         self.handlers.middlewares.add_hook("failure", hook)
         return hook
 
     def on_retry(self, hook: OnError) -> OnError:
         """
-        Register a hook for each message that will be tried again, after a failure or by `Retry`.
-        See `on_success`.
+        Register a hook for each message that will be retried, after a failure or by `Retry`. See
+        `on_success`.
         """
         self.handlers.middlewares.add_hook("retry", hook)
         return hook
@@ -878,7 +897,7 @@ class Laneway:
     def on_dead(self, hook: OnError) -> OnError:
         """
         Register a hook for each message that became a dead letter: its retries are used up, or
-        `Reject`. See `on_success`.
+        `Reject` was raised. See `on_success`.
         """
         self.handlers.middlewares.add_hook("dead", hook)
         return hook

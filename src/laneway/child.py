@@ -19,5 +19,5 @@ def _task(name: str) -> NamedTask:
 
 
 def perform_named(request: Request) -> Portable | None:
-    """Perform a call of a function by name. Returns the encoded result, None if nobody keeps it."""
+    """Perform a call of a function by name. Returns the encoded result if it is stored."""
     return _task(request.task).perform_apart(request)

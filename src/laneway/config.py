@@ -1,6 +1,4 @@
-"""
-Where the engine's URL comes from, and what an application says about its engine, read and checked.
-"""
+"""The choice of the engine's URL, and the checks of the arguments of `Laneway(…)`."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ ON_FULL = ("refuse", "block", "drop_oldest")
 
 class StoreChoice(msgspec.Struct, frozen=True):
     """
-    The store that is used, what named it, and what else names a different one: (what, URL), in
-    order.
+    The store, the setting that named it, and the settings that name another one: (setting, URL), in
+    order of precedence.
     """
 
     url: str
@@ -61,8 +59,8 @@ def default_url() -> str:
 
 def choose_store(option: str | None, argument: str | None) -> StoreChoice:
     """
-    The store by the one order: the command line's option, else the argument in the code, else
-    environment, project, default.
+    The store by precedence: the command line's option, the argument in the code, the environment,
+    the project, the default. Raises UsageError.
     """
     named = [
         ("option --url", option),
@@ -73,7 +71,7 @@ def choose_store(option: str | None, argument: str | None) -> StoreChoice:
     try:
         named.append(("pyproject.toml [tool.laneway] url", _url_of_project(Path("pyproject.toml"))))
     except UsageError:
-        if chosen is None:  # else it is not needed
+        if chosen is None:  # with a chosen URL it is not needed
             raise
     named.append(("default", DEFAULT_URL))
     there = [(source, url) for source, url in named if url is not None]
@@ -82,7 +80,7 @@ def choose_store(option: str | None, argument: str | None) -> StoreChoice:
 
 
 def check_namespace(namespace: str) -> str:
-    """Return the namespace's name if it can be one. Raises UsageError."""
+    """Return the namespace's name if it is valid. Raises UsageError."""
     if not isinstance(namespace, str) or not namespace or not namespace.isprintable():
         raise UsageError(f"namespace: expected a name, got {namespace!r}")
     return namespace
@@ -95,7 +93,7 @@ def _url_of_project(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(
-            f"{path}: the engine's URL cannot be read from it ({error}); set LANEWAY_URL or mend"
+            f"{path}: the engine's URL cannot be read from it ({error}); set LANEWAY_URL or repair"
             " the file"
         ) from error
     url = project.get("tool", {}).get("laneway", {}).get("url")
@@ -117,8 +115,8 @@ def settings(
     default_tier: str | None = None,
 ) -> Settings:
     """
-    Check what `Laneway(…)` was given. Raises UsageError or BadPolicy, which name the option and
-    what was expected.
+    Check the arguments of `Laneway(…)`. Raises UsageError or BadPolicy, which name the option and
+    the expected value.
     """
     check_namespace(namespace)
     if durability is not None and durability not in DURABILITIES:

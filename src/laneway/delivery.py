@@ -1,4 +1,4 @@
-"""A message in the hands of a hand-made consumer: what `app.lease` gives."""
+"""Leasing and settling by hand: `app.lease`, and the `Delivery` that it returns."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 class Delivery:
     """
-    One lease: settle it with `ack`, `retry`, `dead` or `release`, or prolong it with `extend`.
+    One leased message. Settle it with `ack`, `retry`, `dead` or `release`; `extend` renews the
+    lease.
 
-    What is neither settled nor extended goes back by itself when the lease ends. Each raises
-    LeaseLost when that has happened already; nothing is changed then.
+    A message that is neither settled nor extended returns to its topic when the lease ends. Each
+    method raises LeaseLost if that has happened; nothing is changed then.
     """
 
     __slots__ = ("_engine", "_message", "lease", "threads")
@@ -42,7 +43,7 @@ class Delivery:
     @property
     def message(self) -> Message:
         """
-        The message, its body decoded. Raises BadMessage where the body is not what its headers say.
+        The message with its decoded body. Raises BadMessage if the body does not match its headers.
         """
         if self._message is None:
             self._message = codec.message_of(self.lease)
@@ -65,34 +66,35 @@ class Delivery:
 
     @property
     def attempt(self) -> int:
-        """1 for the first; only failures of the message's own count."""
+        """1 for the first attempt; only failures of the message itself count."""
         return self.lease.attempt
 
     @property
     def fence(self) -> int:
         """
-        The number of this hand-out: it grows with each, so a store can refuse what an older holder
-        writes.
+        The number of this lease. It grows with each delivery, so a store can refuse the writes of
+        an older holder.
         """
         return self.lease.fence
 
     def ack(self, publish: Iterable[Message] = ()) -> None:
         """
-        Finish the message; `publish` puts the next ones in the same transaction.
+        Finish the message; `publish`: messages to publish in the same transaction.
 
-        Messages without an id get one derived from this message's, so a repeat is a `duplicate`.
+        Messages without an id get one that is derived from this message's id, so a repetition is a
+        `duplicate`.
         """
         following = [codec.draft(message) for message in _messages(publish)]
         self._settle(Settlement(self.lease.handle, self.lease.fence, "ack"), following)
 
     def retry(self, delay: Duration | None = None, error: str | None = None) -> None:
         """
-        Try again after the delay (default: the policy's backoff); counts an attempt, the last one
-        makes a dead letter.
+        Retry after the delay (default: the policy's backoff). It counts as an attempt; after the
+        last one the message is a dead letter.
 
-        `error` is kept with the message, cut after 4,000 characters. Raises BadMessage for a delay
-        that cannot be, and UsageError where the topic delivers at most once: the message was
-        finished when it was delivered.
+        `error` is stored with the message, its first 4,000 characters. Raises BadMessage for a
+        wrong delay, and UsageError if the topic delivers at most once, since the message was
+        finished at its delivery.
         """
         delay_us = None if delay is None else _microseconds("retry", delay)
         _check_text("retry", "error", error)
@@ -101,23 +103,22 @@ class Delivery:
         )
 
     def dead(self, reason: str = "rejected by the consumer") -> None:
-        """Never try again: a dead letter with this reason, cut after 1,000 characters."""
+        """Make it a dead letter with this reason, of which 1,000 characters are stored."""
         _check_text("dead", "reason", reason)
         self._settle(Settlement(self.lease.handle, self.lease.fence, "dead", reason=reason))
 
     def release(self, *, begun: bool = True) -> None:
         """
-        Give it back at once without counting an attempt; with `begun=False` the rate permit goes
-        back too.
+        Return it at once without counting an attempt; `begun=False` returns the rate permit, too.
         """
         self._settle(Settlement(self.lease.handle, self.lease.fence, "release", begun=begun))
 
     def extend(self, by: Duration) -> None:
-        """Keep it for at least `by` from now."""
-        kept = self._engine.extend(
+        """Extend the lease to at least `by` from now."""
+        extended = self._engine.extend(
             [(self.lease.handle, self.lease.fence)], _microseconds("extend", by)
         )
-        if not kept[0]:
+        if not extended[0]:
             raise lease_lost(self.lease, "lost")
 
     aack = async_variant(ack)
@@ -253,7 +254,7 @@ def ack_many(engine: Queue, deliveries: Iterable[Delivery]) -> None:
 
 
 def lease_lost(lease: Lease, answer: str) -> LeaseLost:
-    """What a settle that came too late is told."""
+    """The error of a settle that came after the lease had ended. `answer`: the engine's."""
     ended = (
         "the lease has ended: it was settled already, or ran out and the message went back, or the"
         " store has lost its data"
@@ -268,13 +269,13 @@ def lease_lost(lease: Lease, answer: str) -> LeaseLost:
 
 def _messages(publish: Iterable[Message]) -> list[Message]:
     try:
-        found = list(publish)
+        messages = list(publish)
     except TypeError:
-        found = [publish]  # type: ignore[list-item]  # told below
-    for message in found:
+        messages = [publish]  # type: ignore[list-item]  # the loop raises
+    for message in messages:
         if not isinstance(message, Message):
             raise UsageError(f"ack: expected publish to be Messages, got {message!r:.200}")
-    return found
+    return messages
 
 
 def _check_text(call: str, what: str, value: object) -> None:

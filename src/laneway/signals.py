@@ -1,9 +1,9 @@
 """
-Signals by Celery's names: `@task_success.connect`; for what a whole program wants to know of its
-tasks, in the process where it happens.
+Signals with Celery's names: `@task_success.connect`; for a program that observes all of its tasks,
+in the process where they run.
 
-What a receiver raises is logged and changes nothing. `app.on_success` and its like are told of
-settlements instead: once the engine has taken the outcome, in a thread of their own.
+A receiver's error is logged and changes nothing. `app.on_success` and the other hooks run later:
+after the engine has stored the outcome, in their own thread.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ Receiver = TypeVar("Receiver", bound="Callable[..., Any]")
 
 
 class Signal:
-    """
-    Something that receivers can be connected to; they are called with what `send` says, by
-    keywords.
-    """
+    """A list of receivers, which `send` calls with keywords."""
 
-    def __init__(self, name: str, what: str) -> None:
+    def __init__(self, name: str, doc: str) -> None:
         self.name = name
-        self.__doc__ = what
+        self.__doc__ = doc
         self.receivers: list[tuple[Any, Callable[..., Any]]] = []
 
     def connect(
@@ -39,11 +36,11 @@ class Signal:
         dispatch_uid: object = None,
     ) -> Any:
         """
-        Have a function called with `sender` and more keywords; as a decorator, with and without
-        parentheses.
+        Connect a function, which is called with `sender` and other keywords. Also a decorator, with
+        and without parentheses.
 
-        `sender`: only where that one sends (a task, or its name). Receivers are always held: `weak`
-        and `dispatch_uid` are taken and mean nothing.
+        `sender`: only for signals of this task, or of the task with this name. Receivers are always
+        referenced strongly: `weak` and `dispatch_uid` are accepted and ignored.
         """
         del weak, dispatch_uid
         if receiver is None:
@@ -52,17 +49,17 @@ class Signal:
         return receiver
 
     def disconnect(self, receiver: Callable[..., Any], sender: Any = None) -> bool:
-        """Not any more; False: it was not connected."""
+        """Disconnect a receiver. Returns False if it was not connected."""
         before = len(self.receivers)
         self.receivers = [each for each in self.receivers if each != (sender, receiver)]
         return len(self.receivers) < before
 
-    def send(self, sender: Any, **said: Any) -> None:
+    def send(self, sender: Any, **fields: Any) -> None:
         """Call all receivers."""
         for wanted, receiver in list(self.receivers):
             if wanted is None or wanted is sender or wanted == getattr(sender, "name", None):
                 try:
-                    receiver(sender=sender, signal=self, **said)
+                    receiver(sender=sender, signal=self, **fields)
                 except Exception:
                     log.exception("signal %s: %r failed", self.name, receiver)
 
@@ -72,25 +69,27 @@ class Signal:
 
 before_task_publish = Signal(
     "before_task_publish",
-    "A call is about to be published: sender (the name), body, headers, routing_key (the topic).",
+    "Before a call is published: sender (the name), body, headers, routing_key (the topic).",
 )
 after_task_publish = Signal(
-    "after_task_publish", "A call was published: the same, and task_id in headers['id']."
+    "after_task_publish", "After a call was published: the same, and the id in headers['id']."
 )
-task_prerun = Signal("task_prerun", "A task begins: task_id, task, args, kwargs.")
-task_postrun = Signal("task_postrun", "A task has run: task_id, task, args, kwargs, retval, state.")
-task_success = Signal("task_success", "A task has returned: result.")
-task_retry = Signal("task_retry", "A task will be tried again: request, reason, einfo.")
+task_prerun = Signal("task_prerun", "A run starts: task_id, task, args, kwargs.")
+task_postrun = Signal(
+    "task_postrun", "A run has ended: task_id, task, args, kwargs, retval, state."
+)
+task_success = Signal("task_success", "A run returned: result.")
+task_retry = Signal("task_retry", "A run will be retried: request, reason, einfo.")
 task_failure = Signal(
     "task_failure",
-    "A task has failed for good: task_id, exception, args, kwargs, traceback, einfo.",
+    "A run failed for good: task_id, exception, args, kwargs, traceback, einfo.",
 )
-worker_ready = Signal("worker_ready", "A worker has begun.")
-worker_shutdown = Signal("worker_shutdown", "A worker ends.")
+worker_ready = Signal("worker_ready", "A worker has started.")
+worker_shutdown = Signal("worker_shutdown", "A worker stops.")
 
 OF_RUNS = (task_prerun, task_postrun, task_success, task_retry, task_failure)
 
 
 def of_runs() -> bool:
-    """Whether anybody wants to hear of runs."""
+    """Whether a signal of runs has receivers."""
     return any(signal.receivers for signal in OF_RUNS)

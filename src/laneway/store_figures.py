@@ -1,11 +1,10 @@
 """
 Figures of a store for monitoring, by policy pattern and tier, never by topic.
 
-Their cost does not grow with the number of topics. Up to `TOPICS` topics are looked at: all of them
-while there are no more, and every figure is exact. Among more, the topics with the largest
-backlogs, the oldest messages and the longest throttling are looked at, and the rest of the exact
-totals is split as a `Walk` last found it: that visits all topics, a few at a time. Without a walk
-the pattern `(other)` holds the rest.
+Their cost does not grow with the number of topics. With up to `TOPICS` topics, all are read and
+every figure is exact. With more, those with the largest backlogs, the oldest messages and the
+longest throttling are read. The rest of the exact totals is divided in the proportions of the last
+`Walk`, which reads all topics, a few at a time. Without a walk, the pattern `(other)` has the rest.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ if TYPE_CHECKING:
     from laneway.policy import PolicyBook
 
 TOPICS = 500
-"""Topics that are looked at, for each order."""
+"""Topics that are read, for each order."""
 
 GROUPS = 200
-"""Most groups of (pattern, tier, pool); the smallest go into `OTHER`."""
+"""The most groups of (pattern, tier, pool); the smallest are combined in `OTHER`."""
 
 OTHER = "(other)"
 
 
 COUNTED = ("waiting", "leased", "dead")
-"""What the store knows the exact totals of."""
+"""The fields whose exact totals the store has."""
 
 PAGE, PAUSE = 100, 0.1
-"""Topics that a walk visits at once, and seconds until the next ones."""
+"""Topics that a walk reads at once, and seconds until the next ones."""
 
 
 class Group(msgspec.Struct, kw_only=True):
     """
-    What the topics of one pattern, tier and pool hold together. `oldest`: seconds; None: nothing
-    waits, or it is not known.
+    The sums of the topics of one pattern, tier and pool. `oldest`: seconds; None: nothing is
+    waiting, or it is unknown.
     """
 
     pattern: str
@@ -58,7 +57,7 @@ class Group(msgspec.Struct, kw_only=True):
     throttled: float = 0.0
 
     def add(self, stats: TopicStats, now_us: int) -> None:
-        """Count a topic in."""
+        """Add a topic."""
         self.waiting += stats.waiting
         self.leased += stats.leased
         self.dead += stats.dead
@@ -67,7 +66,7 @@ class Group(msgspec.Struct, kw_only=True):
             self.oldest = max(self.oldest or 0.0, (now_us - stats.oldest_us) / 1e6)
 
     def join(self, other: Group) -> None:
-        """Take over what another group holds."""
+        """Add another group."""
         self.waiting += other.waiting
         self.leased += other.leased
         self.dead += other.dead
@@ -77,11 +76,11 @@ class Group(msgspec.Struct, kw_only=True):
 
 
 Groups = dict[tuple[str, str, str], Group]
-"""By pattern, tier and pool."""
+"""Groups by pattern, tier and pool."""
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """A store at one moment. `is_exact`: every topic was looked at, so that each group is exact."""
+    """A store at one moment. `is_exact`: every topic was read, so each group is exact."""
 
     overview: Overview
     groups: list[Group]
@@ -90,12 +89,13 @@ class Figures(msgspec.Struct, frozen=True):
 
 def read(app: Laneway, walk: Walk | None = None) -> Figures:
     """
-    Read the figures; a walk goes on where there are too many topics. Raises EngineUnavailable.
+    Read the figures. `walk`: continues if there are too many topics to read them all. Raises
+    EngineUnavailable.
     """
     engine = app.engine
-    found, is_exact = _topics(app)
+    topics, is_exact = _topics(app)
     overview = engine.overview()
-    groups = _grouped(found, engine.policies(), overview.now_us)
+    groups = _grouped(topics, engine.policies(), overview.now_us)
     rest = (
         {}
         if is_exact
@@ -113,13 +113,15 @@ def read(app: Laneway, walk: Walk | None = None) -> Figures:
         groups.values(),
         key=lambda group: (-group.waiting, -(group.oldest or 0), -group.dead, group.pattern),
     )
-    kept, other = largest[:GROUPS], Group(pattern=OTHER, tier="", pool="")
+    largest_groups, other = largest[:GROUPS], Group(pattern=OTHER, tier="", pool="")
     for group in largest[GROUPS:]:
         other.join(group)
     for field, number in rest.items():
         setattr(other, field, getattr(other, field) + number)
     return Figures(
-        overview, [*kept, other] if other.waiting or other.leased or other.dead else kept, is_exact
+        overview,
+        [*largest_groups, other] if other.waiting or other.leased or other.dead else largest_groups,
+        is_exact,
     )
 
 
@@ -128,12 +130,12 @@ def _topics(app: Laneway) -> tuple[list[TopicStats], bool]:
     by_name = engine.topic_list(order="name", pattern="*", limit=TOPICS + 1, after=None)
     if len(by_name) <= TOPICS:
         return by_name, True
-    found = {
+    topics = {
         stats.topic: stats
         for order in ("backlog", "age", "throttled")
         for stats in engine.topic_list(order=order, pattern="*", limit=TOPICS)
     }
-    return list(found.values()), False
+    return list(topics.values()), False
 
 
 def _grouped(topics: Iterable[TopicStats], book: PolicyBook, now_us: int) -> Groups:
@@ -150,8 +152,8 @@ def _grouped(topics: Iterable[TopicStats], book: PolicyBook, now_us: int) -> Gro
 
 def _split(rest: dict[str, int], groups: Groups, walked: Groups) -> dict[str, int]:
     """
-    Give what is not attributed to the groups in which the walk found more than was looked at;
-    returns what nobody gets.
+    Divide the rest among the groups in which the walk counted more than was read. Returns what
+    remains.
     """
     left = dict(rest)
     for field, number in rest.items():
@@ -177,10 +179,10 @@ def _split(rest: dict[str, int], groups: Groups, walked: Groups) -> dict[str, in
 
 class Walk(threading.Thread):
     """
-    Visits all topics by name, `PAGE` at a time with a pause, over and over: so much work a second,
-    however many there are.
+    Reads all topics by name, `PAGE` at a time with a pause, again and again: constant work a
+    second, however many topics there are.
 
-    `groups` is what the last whole walk found; it is as old as that walk took.
+    `groups`: the result of the last complete walk; it is as old as that walk took.
     """
 
     def __init__(self) -> None:
@@ -193,8 +195,8 @@ class Walk(threading.Thread):
 
     def go_on(self, engine: FullEngine) -> None:
         """
-        Walk through this engine; the first call starts the thread. It rests when the engine is away
-        or closed, until the next call.
+        Walk through this engine; the first call starts the thread. It pauses when the engine is
+        unavailable or closed, until the next call.
         """
         self._engine = engine
         self._wanted.set()
@@ -202,7 +204,7 @@ class Walk(threading.Thread):
             self.start()
 
     def run(self) -> None:
-        """Never ends; the thread is a daemon."""
+        """Run until the process ends; the thread is a daemon."""
         while True:
             self._wanted.wait()
             try:

@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_a_dead_letter(app: Laneway, kind: Any, sent: Any, 
     assert app.run_worker(burst=True).died == 1
     (dead,) = app.dead_letters()
     assert dead.reason.startswith(
-        'task "keep": the argument "value" is not what the function asks for: '
+        'task "keep": the argument "value" is not of the type that the function expects: '
     )
     assert told in dead.reason
 

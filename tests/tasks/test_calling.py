@@ -158,7 +158,7 @@ def test_celerys_names_of_the_same(app: Laneway) -> None:
     assert "expired" in app.dead_letters("t")[0].reason
     with pytest.raises(BadMessage, match="which is past"):
         note.apply_async((1,), expires=datetime.now(UTC) - timedelta(seconds=1))
-    with pytest.raises(UsageError, match='"delay" is said twice'):
+    with pytest.raises(UsageError, match='"delay" is given twice'):
         note.apply_async((1,), countdown=1, delay=1)
     with pytest.raises(UsageError, match='unknown option "countdwn"; did you mean "countdown"'):
         note.apply_async((1,), countdwn=1)  # type: ignore[call-arg]

@@ -185,7 +185,7 @@ def test_a_result_that_nobody_keeps_cannot_be_waited_for(make_app: MakeApp) -> N
         return 1
 
     for job in (ignored.delay(), kept.using(ignore_result=True).enqueue()):
-        with pytest.raises(UsageError, match="nobody keeps its result"):
+        with pytest.raises(UsageError, match="its result is not stored"):
             job.get()
     with working(app):
         assert ignored.using(ignore_result=False).enqueue().get(SOON) == 1
@@ -194,8 +194,8 @@ def test_a_result_that_nobody_keeps_cannot_be_waited_for(make_app: MakeApp) -> N
 @pytest.mark.parametrize(
     ("returned", "why"),
     [
-        ("x" * MAX_RESULT, "bytes, at most 1,048,576 are kept"),
-        (object(), "cannot be kept"),
+        ("x" * MAX_RESULT, "bytes, at most 1,048,576 are stored"),
+        (object(), "cannot be stored"),
         (float("nan"), "nan"),
     ],
 )

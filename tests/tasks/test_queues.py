@@ -38,7 +38,7 @@ def test_any_function_is_called(make_app: MakeApp) -> None:
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (lambda: 1, "made inside another function"),
+        (lambda: 1, "defined inside another function"),
         ("tests.tasks.functions.nothing", "no function"),
         ("nowhere.at_all", "no function"),
         ("add", "no function"),
@@ -216,7 +216,7 @@ def test_cycles_and_strangers_are_refused(make_app: MakeApp) -> None:
         )
     with pytest.raises(UsageError, match="job x depends on itself"):
         queue.enqueue(functions.add, 1, job_id="x", depends_on="x")
-    with pytest.raises(UsageError, match="names job nobody, which nobody knows"):
+    with pytest.raises(UsageError, match="names job nobody, which is unknown"):
         queue.enqueue(functions.add, 1, depends_on="nobody")
     assert queue.count == 0
 

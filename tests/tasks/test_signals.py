@@ -138,7 +138,7 @@ def test_context_goes_with_a_call(kind: str) -> None:
         assert sorted(seen, key=str) == [None, *[{"name": "acme"}] * 4]
         assert TENANT.get(None) is None
         token = TENANT.set(object())
-        with pytest.raises(BadMessage, match="context variable tenant cannot go with a message"):
+        with pytest.raises(BadMessage, match="context variable tenant cannot be carried"):
             task.delay(0)
         TENANT.reset(token)
 

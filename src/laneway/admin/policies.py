@@ -1,4 +1,6 @@
-"""Bringing settings from one namespace to another: try in `sandbox`, then copy to `online`."""
+"""
+Copying and comparing the policies of namespaces: try them in `sandbox`, then copy them to `online`.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,16 @@ if TYPE_CHECKING:
 _Row = TypeVar("_Row")
 
 PAGE = 1000
-"""Policies that are read or set by one call."""
+"""Policies that one call reads or sets."""
 
 Difference = tuple[str, str, str, Any, Any]
-"""Layer (or "gate"), pattern (or the gate's name), field, here, there; None: not set."""
+"""
+Layer (or "gate"), pattern (or the gate's name), field, value here, value there; None: not set.
+"""
 
 
 def copy(here: FullEngine, there: FullEngine) -> int:
-    """Set every gate and policy of one namespace in another; returns how many policies."""
+    """Copy all gates and policies of one namespace to another. Returns how many policies."""
     for gate in here.gate_list():
         there.gate_set(gate["name"], Gate(gate["rate"], gate["burst"], gate["concurrency"]))
     count = set_policies(there, every_policy(here))
@@ -32,11 +36,11 @@ def copy(here: FullEngine, there: FullEngine) -> int:
 
 def every_policy(engine: Admin) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """
-    (layer, pattern, fields) of all patterns, sorted, then of all topics with a policy of their own,
-    page by page.
+    All policies as (layer, pattern, fields): those of patterns, sorted, then those of single
+    topics, page by page.
 
-    The layers are "operator", "code" (set at run time) and `program:NAME` (what the program
-    declares).
+    The layers are "operator", "code" (set at run time) and `program:NAME` (declared by that
+    program).
     """
     yield from engine.policies().source_rows()
     after: str | None = ""
@@ -48,7 +52,7 @@ def every_policy(engine: Admin) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def set_policies(engine: Admin, rows: Iterable[tuple[str, str, dict[str, Any]]]) -> int:
-    """Set these in their layers, in batches; returns how many."""
+    """Set policies in their layers, in batches. Returns how many."""
     count = 0
     for batch in batches(iter(rows)):
         by_layer: dict[str, list[tuple[str, dict[str, Any]]]] = {}
@@ -78,25 +82,27 @@ def set_many(engine: Admin, policies: Iterable[tuple[str, Mapping[str, Any]]]) -
 
 
 def _before_others(layer: str) -> int:
-    """What programs declare first: what was set later, and by an operator, may need it."""
+    """
+    The order of layers: programs first, since later and operators' policies may depend on theirs.
+    """
     return 0 if layer.startswith(PROGRAM) else 1 if layer == "code" else 2
 
 
 def copy_programs(here: Admin, there: Admin) -> None:
-    """Which programs the policies belong to."""
+    """Copy the records of the programs that own the policies."""
     known = there.programs()
     for name, record in here.programs().items():
         there.program_swap(name, known.get(name), record)
 
 
 def batches(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
-    """In lists of `PAGE`."""
+    """The rows in lists of `PAGE`."""
     while batch := list(islice(rows, PAGE)):
         yield batch
 
 
 def _in_force(engine: Admin) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """What holds in the operator's and in the code's layer, whoever set it."""
+    """The effective rows of the operator's and of the code's layer."""
     yield from engine.policies().rows()
     after: str | None = ""
     while after is not None:
@@ -105,7 +111,7 @@ def _in_force(engine: Admin) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def compare(here: FullEngine, there: FullEngine) -> list[Difference]:
-    """Where the gates and policies of two namespaces differ, sorted."""
+    """The differences between the gates and policies of two namespaces, sorted."""
     mine, theirs = _settings(here), _settings(there)
     differing = [
         place for place in mine.keys() | theirs.keys() if mine.get(place) != theirs.get(place)

@@ -1,4 +1,4 @@
-"""One topic as a handle: what it holds, and what can be done with it."""
+"""`Topic`: a handle on one topic, to inspect and change it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,15 @@ if TYPE_CHECKING:
 
 WATCH = 60.0
 """
-Seconds for which a wait has the engine notify of the topic's changes; it asks again before they are
-over.
+Seconds for which the engine notifies a wait of the topic's changes; the wait renews it before.
 """
 
 COALESCE = 0.02
-"""
-Seconds between two looks at the cursors of a busy topic: each look covers all notifications of that
-time.
-"""
+"""Seconds between two reads of the cursors of a busy topic, however many notifications arrive."""
 
 
 class Topic:
-    """A topic by its name. It need not exist: it does when something is published to it."""
+    """A topic by its name. Publishing to it creates it."""
 
     __slots__ = ("_host", "name")
 
@@ -49,7 +45,7 @@ class Topic:
 
     @property
     def threads(self) -> Executor:
-        """Where blocking calls of coroutines run."""
+        """Threads for the blocking calls of coroutines."""
         return self._host.threads
 
     def publish(
@@ -59,7 +55,7 @@ class Topic:
         timeout: Duration | None = None,
         **options: Unpack[PublishOptions],
     ) -> Receipt:
-        """As `app.publish`, to this topic."""
+        """As `Laneway.publish`, to this topic."""
         return self._host.publish(self.name, body, timeout=timeout, **options)
 
     async def apublish(
@@ -73,17 +69,19 @@ class Topic:
         return await self._host.apublish(self.name, body, timeout=timeout, **options)
 
     def stats(self) -> Stats:
-        """Its numbers now: waiting, leased, dead, counters, cursors; all zero for an idle topic."""
+        """
+        Its counters now: waiting, leased, dead, cursors and so on; all zero for an idle topic.
+        """
         engine = self._host.engine
         return stats_of(engine.topic_stats(self.name), engine.time_us(self.name))
 
     def policy(self, /, **fields: Unpack[PolicyOptions]) -> dict[str, Any]:
         """
-        Set the policy of exactly this topic. Returns what now holds for it and was set by somebody,
-        by field.
+        Set fields of the policy of exactly this topic. Returns the value of every field that
+        is set for it, patterns included.
 
-        Raises BadPolicy; TopicInUse where `partitions` or `buckets` of a topic that is not empty
-        would change.
+        Raises BadPolicy; TopicInUse if `partitions` or `buckets` of a topic that is not empty would
+        change.
         """
         if fields:
             self._host.policy(self.name, **fields)
@@ -94,31 +92,33 @@ class Topic:
 
     def pause(self) -> None:
         """
-        Accept, and deliver nothing, until `resume`. An operator's act: it stands above the code's
-        policies.
+        Accept messages and deliver none, until `resume`. It belongs to the operator's layer, which
+        takes precedence over the code's policies.
         """
         self._host.engine.policy_set("operator", self.name, {"paused": True})
 
     def resume(self) -> None:
-        """Deliver again, also where a pattern's policy says paused."""
+        """Deliver again, also if a pattern's policy pauses the topic."""
         engine = self._host.engine
         engine.policy_set("operator", self.name, {"paused": None})
         if engine.policy_of(self.name).paused:
             engine.policy_set("operator", self.name, {"paused": False})
 
     def purge(self) -> int:
-        """Remove what waits; what is leased settles as usual. Returns how many were removed."""
+        """
+        Remove all waiting messages; leased ones settle as usual. Returns how many were removed.
+        """
         return self._host.engine.topic_purge(self.name)
 
     def delete(self) -> int:
         """
-        Remove everything: waiting, leased, dead letters, known ids, counters. Returns how many
-        messages were removed.
+        Remove everything: waiting and leased messages, dead letters, known ids, counters. Returns
+        how many messages were removed.
         """
         return self._host.engine.topic_delete(self.name)
 
     def peek(self, limit: int = 10) -> list[Message]:
-        """The messages that would be handed out next, in order; nothing is changed."""
+        """The messages that will be delivered next, in order. Nothing is changed."""
         return [
             message_of(view)
             for view in self._host.engine.topic_peek(
@@ -127,24 +127,24 @@ class Topic:
         ]
 
     def lookup(self, ids: Iterable[str]) -> dict[str, IdState]:
-        """`"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"` for each id."""
+        """The state of each id: `"unknown"`, `"waiting"`, `"leased"`, `"finished"` or `"dead"`."""
         return self._host.engine.lookup(self.name, arguments.texts("lookup", "ids", ids))
 
     def wait_done(self, timeout: Duration | None = None) -> bool:
         """
-        Wait until everything that was published to the topic before this call is finished: acked,
-        dead, expired or removed.
+        Wait until every message that was published to the topic before this call is finished:
+        acked, dead, expired or removed.
 
-        False when the timeout is over first.
+        Returns False if the timeout is over first.
         """
-        patience = arguments.seconds_or_none("wait_done", "timeout", timeout)
-        return _DoneWait(self._host.engine, self.name).run(patience)
+        seconds = arguments.seconds_or_none("wait_done", "timeout", timeout)
+        return _DoneWait(self._host.engine, self.name).run(seconds)
 
     async def await_done(self, timeout: Duration | None = None) -> bool:  # noqa: ASYNC109  # as in wait_done
         """As `wait_done`, awaited."""
-        patience = arguments.seconds_or_none("await_done", "timeout", timeout)
+        seconds = arguments.seconds_or_none("await_done", "timeout", timeout)
         wait = _DoneWait(self._host.engine, self.name)
-        waiting = asyncio.get_running_loop().run_in_executor(self.threads, wait.run, patience)
+        waiting = asyncio.get_running_loop().run_in_executor(self.threads, wait.run, seconds)
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
@@ -152,7 +152,10 @@ class Topic:
             raise
 
     def dead_letters(self, limit: int = 50, *, after: int = 0) -> list[DeadLetter]:
-        """Its dead letters, oldest first; `after` (a letter's number) pages on."""
+        """
+        List its dead letters, oldest first. `after`: the number of the last letter of the page
+        before.
+        """
         return dead_letters.find(self._host.engine, self.name, limit=limit, after=after)
 
     def redrive(
@@ -163,8 +166,8 @@ class Topic:
         limit: int | None = None,
     ) -> int:
         """
-        Put dead letters back, all or those named, at once or at a rate (`"10/s"`), the oldest first
-        and at most `limit`; returns how many.
+        Put dead letters back, all or those with these ids, oldest first: all at once or at a rate
+        (`"10/s"`), and at most `limit`. Returns how many.
         """
         return dead_letters.redrive(self._host.engine, self.name, ids, rate=rate, limit=limit)
 
@@ -172,8 +175,8 @@ class Topic:
         self, ids: Sequence[str] | None = None, *, limit: int | None = None
     ) -> int:
         """
-        Forget dead letters, all or those named, the oldest first and at most `limit`; returns how
-        many.
+        Delete dead letters, all or those with these ids, oldest first and at most `limit`. Returns
+        how many.
         """
         return dead_letters.drop(self._host.engine, self.name, ids, limit=limit)
 
@@ -203,7 +206,7 @@ class _DoneWait:
         self._listener: ResultListener | None = None
 
     def run(self, timeout: float | None) -> bool:
-        """False when `timeout` seconds are over first, or the wait was stopped."""
+        """Returns False if `timeout` seconds are over first, or if the wait was stopped."""
         deadline = None if timeout is None else time.monotonic() + timeout
         last = self._engine.overview().last_number
         if self._is_done(last):

@@ -1,4 +1,3 @@
 """
-Calls that come back by the clock: each schedule is one message that is due when it fires next, and
-makes its successor then.
+Schedules: each is one message that is due when it fires next, and publishes its successor then.
 """

@@ -1,11 +1,11 @@
 """
-The schedules of an application: made in code or at run time, kept in the store.
+The schedules of an application: declared in code or at run time, and kept in the store.
 
-A schedule is one message in a topic of its own, due when it fires next. Whoever handles it
-publishes the call and the next such message, both with ids made of the schedule's name and the time
-that was meant, which the store knows for a day: handled twice, by two workers or after a crash, it
-fires once. So no worker is special, and the store's clock is the only one. Pausing is pausing the
-topic, removing is emptying it.
+A schedule is one message in its own topic, due when it fires next. The worker that handles it
+publishes the call and the next such message. The ids of both consist of the schedule's name and the
+intended time, and the store knows them for a day: handled twice, by two workers or after a crash,
+it fires once. So no worker is special, and only the store's clock counts. Pausing a schedule pauses
+its topic; removing it purges the topic.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ log = logging.getLogger("laneway.schedule")
 
 PREFIX = "laneway.schedule."
 LATE = timedelta(seconds=60)
-"""A firing that comes later than this, or than the next one, was missed."""
+"""A firing that is later than this, or later than the next one, was missed."""
 
 MOST_MISSED = 10_000
-"""Missed firings that "all" makes up for at once; the others before them are told in the log."""
+"""The most missed firings that "all" makes up for at once; earlier ones are only logged."""
 
 RETRIES, BACKOFF_SECONDS = 1_000_000, 60.0
 """
-A firing that cannot be published now (its topic is full) is tried for ever: a dead letter would be
-the end of its schedule.
+A firing that cannot be published now (its topic is full) is retried forever: a dead letter would
+end its schedule.
 """
 
 Missed = Literal["skip", "one", "all"]
@@ -64,8 +64,8 @@ class Call(msgspec.Struct, frozen=True):
 
 class Schedule(msgspec.Struct, frozen=True):
     """
-    What is called when. `spread_us`: calls come so much later at most, each schedule by its own
-    share of it.
+    A call and the times at which it is published. `spread_us`: the most microseconds of its delay,
+    of which each schedule has its own part.
     """
 
     name: str
@@ -76,17 +76,17 @@ class Schedule(msgspec.Struct, frozen=True):
 
     @property
     def topic(self) -> str:
-        """Its own."""
+        """Its own topic."""
         return PREFIX + self.name
 
     @property
     def fingerprint(self) -> str:
-        """Another one where anything about it is."""
+        """A checksum that changes with any part of it."""
         return f"{zlib.crc32(msgspec.json.encode(self)):08x}"
 
     @property
     def shift_us(self) -> int:
-        """Its share of the spread: by its name, so always the same."""
+        """Its part of the spread; it depends on the name, so it is always the same."""
         return zlib.crc32(self.name.encode()) * self.spread_us >> 32
 
     def entry(self, nominal: datetime) -> Draft:
@@ -124,7 +124,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Options(TypedDict, total=False):
-    """What can be said of a schedule; what each means is said at `Laneway.schedule`."""
+    """The options of a schedule; `Laneway.schedule` explains them."""
 
     every: Duration | None
     cron: str | None
@@ -141,7 +141,7 @@ KNOWN = frozenset(Options.__annotations__)
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """A schedule as it stands in the store."""
+    """A schedule in the store."""
 
     name: str
     when: str
@@ -183,8 +183,8 @@ def new_schedule(
         or message.at_front
     ):
         raise BadMessage(
-            f"schedule {name}: when it is due, its id and its place are the schedule's to say;"
-            " leave them out of the call"
+            f"schedule {name}: the schedule sets the time, the id and at_front; leave them"
+            " out of the call"
         )
     draft = codec.draft(message)
     return Schedule(
@@ -236,8 +236,8 @@ def declared(where: str, name: str, call: object, options: Options) -> Schedule:
 
 def put(engine: FullEngine, schedule: Schedule) -> bool:
     """
-    Have it in the store, as it is now; False: it stands there like that already, or never fires
-    again.
+    Store a schedule, in place of an earlier one of its name. Returns False if the store already has
+    exactly this one, or if it never fires again.
     """
     standing = _standing(engine, schedule.topic)
     if any(entry.schedule.fingerprint == schedule.fingerprint for entry in standing):
@@ -252,17 +252,17 @@ def put(engine: FullEngine, schedule: Schedule) -> bool:
 
 
 def remove(engine: FullEngine, name: str) -> bool:
-    """It fires no more; False: there was none."""
+    """Remove a schedule. Returns False if it did not exist."""
     return engine.topic_purge(PREFIX + name) > 0
 
 
 def set_paused(engine: FullEngine, name: str, *, paused: bool | None) -> None:
-    """Hold it, or (None) let it go on."""
+    """Pause it, or (None) resume it."""
     engine.policy_set("operator", PREFIX + name, {"paused": paused})
 
 
 def planned(engine: FullEngine, limit: int, after: str | None = None) -> list[Planned]:
-    """Schedules of the store, in the order of their names, from behind `after` on."""
+    """The schedules of the store by name, after the name `after`."""
     topics = engine.topic_list(
         pattern=PREFIX + "*", limit=limit, after=PREFIX + after if after is not None else None
     )
@@ -311,10 +311,7 @@ def _read(body: bytes) -> Entry | None:
 def install(
     handlers: Handlers, engine: Callable[[], FullEngine], schedules: Iterable[Schedule]
 ) -> None:
-    """
-    Let a worker serve schedules: those of the code are put into the store, all of the store are
-    handled.
-    """
+    """Let a worker serve schedules: store those of the code, and handle all in the store."""
     if not handlers.has_pattern(PREFIX + "*"):
         handlers.add(_Firing(engine))
     if engine().policy_of(PREFIX + "*").retries != RETRIES:
@@ -326,7 +323,7 @@ def install(
 
 
 class _Firing(Handler):
-    """Handles what is due."""
+    """Handles the messages of schedules that are due."""
 
     def __init__(self, engine: Callable[[], FullEngine]) -> None:
         super().__init__(self._fire, PREFIX + "*", name="laneway.schedule")
@@ -336,14 +333,14 @@ class _Firing(Handler):
         try:
             entry = msgspec.convert(message.body, Entry)
         except msgspec.ValidationError as error:
-            raise Reject(f"this is no schedule: {error}") from error
+            raise Reject(f"the body is no schedule: {error}") from error
         engine, schedule = self._engine(), entry.schedule
         if any(
             other.schedule.fingerprint != schedule.fingerprint
             for other in _standing(engine, schedule.topic)
         ):
             log.info(
-                "schedule %s was changed: the firing of %s is the new one's",
+                "schedule %s was changed: the changed schedule decides about the firing at %s",
                 schedule.name,
                 entry.nominal,
             )
@@ -359,15 +356,15 @@ def _publish(engine: FullEngine, schedule: Schedule, drafts: list[Draft]) -> Non
     for receipt in engine.put(drafts):
         if receipt.outcome == "refused":
             raise BadMessage(
-                f"schedule {schedule.name}: {receipt.topic} is full ({receipt.reason}); it is tried"
-                " again"
+                f"schedule {schedule.name}: {receipt.topic} is full ({receipt.reason}); it is"
+                " retried"
             )
 
 
 def _due(
     schedule: Schedule, nominal: datetime, now: datetime
 ) -> tuple[list[datetime], datetime | None]:
-    """Which firings are to be made up to now, and the next one after them."""
+    """The firings to publish now, and the next one after them."""
     firings, following = [nominal], schedule.when.next_after(nominal)
     while following is not None and following <= now:
         firings.append(following)

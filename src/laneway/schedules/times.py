@@ -1,6 +1,6 @@
 """
-When a schedule fires: every so often, by a cron line, by the sun, or once; in time zones, also
-across changes of the clock.
+When a schedule fires: periodically, by a cron line, by the sun, or once; in time zones, also across
+clock changes.
 """
 
 from __future__ import annotations
@@ -34,16 +34,13 @@ _NEAREST = re.compile(r"(\d{1,2})W")
 _ONE_TO_ITSELF = re.compile(r"(\w+)-\1/\d+")
 _BAD_FIELD = re.compile(r"Bad (.+)")
 YEARS_AHEAD = 10
-"""A cron line that matches nothing for so long never does."""
+"""A cron line that matches nothing for this long never matches."""
 
 EVENTS = ("dawn", "sunrise", "noon", "sunset", "dusk")
 
 
 class Every(msgspec.Struct, frozen=True, tag="every"):
-    """
-    At all multiples of so many seconds since 1970, so that it fires at the same times wherever it
-    is computed.
-    """
+    """At multiples of a number of seconds since 1970, so every process computes the same times."""
 
     seconds: float
 
@@ -54,18 +51,18 @@ class Every(msgspec.Struct, frozen=True, tag="every"):
         return epoch + ((moment - epoch) // period + 1) * period
 
     def text(self) -> str:
-        """In words."""
+        """The rule as text."""
         return f"every {self.seconds:g} s"
 
 
 class Cron(msgspec.Struct, frozen=True, tag="cron"):
     """
-    By a cron line of five fields, or six with seconds first, on the clocks of a time zone.
+    By a cron line of five fields, or six with seconds first, in a time zone.
 
     `L` is the month's last day, `LW` its last weekday, `15W` the weekday nearest to the 15th, `5L`
-    the last Friday, `1#2` the second Monday. A time that a change of the clock leaves out fires
-    when the clock has been changed; one that comes twice fires once (the rule of Debian's cron).
-    Where the hour or the minute begins with `*` each instant counts by itself.
+    the last Friday, `1#2` the second Monday. A time that a clock change skips fires right after the
+    change; a time that occurs twice fires once (the rule of Debian's cron). If the hour or the
+    minute begins with `*`, each instant counts by itself.
     """
 
     line: str
@@ -76,10 +73,10 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
         local = moment.astimezone(ZoneInfo(self.zone))
         nearest = _NEAREST.fullmatch(self._days().upper())
         if nearest is None:
-            found = _next(self.line, local, local.year + YEARS_AHEAD)
+            firing = _next(self.line, local, local.year + YEARS_AHEAD)
         else:
-            found = self._next_nearest(int(nearest[1]), local)
-        return found.astimezone(UTC) if found is not None else None
+            firing = self._next_nearest(int(nearest[1]), local)
+        return firing.astimezone(UTC) if firing is not None else None
 
     def _days(self) -> str:
         parts = self.line.split()
@@ -87,7 +84,7 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
 
     def _next_nearest(self, wanted: int, local: datetime) -> datetime | None:
         """
-        Month by month, with the weekday that is nearest to the wanted day of it, in the same month.
+        Search month by month, with the weekday of that month that is nearest to the wanted day.
         """
         parts = self.line.split()
         year, month = local.year, local.month
@@ -97,20 +94,20 @@ class Cron(msgspec.Struct, frozen=True, tag="cron"):
                 day = _nearest_weekday(year, month, wanted, days)
                 line = " ".join([*parts[:-3], str(day), *parts[-2:]])
                 first = datetime(year, month, 1, tzinfo=local.tzinfo) - timedelta(seconds=1)
-                found = _next(line, max(local, first), year)
-                if found is not None and (found.year, found.month) == (year, month):
-                    return found
+                firing = _next(line, max(local, first), year)
+                if firing is not None and (firing.year, firing.month) == (year, month):
+                    return firing
             year, month = (year, month + 1) if month < 12 else (year + 1, 1)
         return None
 
     def text(self) -> str:
-        """In words."""
+        """The rule as text."""
         return f"cron {self.line} ({self.zone})"
 
 
 def _astral() -> tuple[Any, Any]:
     """
-    The class of a place, and the module of the sun. Raises UsageError where the extra is not
+    The class of a place, and the module of the sun. Raises UsageError if the extra is not
     installed.
     """
     try:
@@ -124,8 +121,8 @@ def _astral() -> tuple[Any, Any]:
 
 class Sun(msgspec.Struct, frozen=True, tag="sun"):
     """
-    At an event of the sun at a place: dawn, sunrise, noon, sunset or dusk, and so many seconds
-    after it (before, where negative).
+    At an event of the sun at a place: dawn, sunrise, noon, sunset or dusk, plus `offset` seconds
+    (negative: before it).
     """
 
     event: str
@@ -145,7 +142,7 @@ class Sun(msgspec.Struct, frozen=True, tag="sun"):
         for _ in range(368):
             try:
                 at = getattr(almanac, self.event)(place, date=day, tzinfo=UTC) + shift
-            except ValueError:  # it does not happen on that day
+            except ValueError:  # the event does not occur on that day
                 at = moment
             if at > moment:
                 return datetime.fromtimestamp(math.floor(at.timestamp()) + 1, UTC)
@@ -153,7 +150,7 @@ class Sun(msgspec.Struct, frozen=True, tag="sun"):
         return None
 
     def text(self) -> str:
-        """In words."""
+        """The rule as text."""
         return f"{self.event} at {self.latitude:g}, {self.longitude:g}" + (
             f" {self.offset:+g} s" if self.offset else ""
         )
@@ -165,11 +162,11 @@ class Once(msgspec.Struct, frozen=True, tag="once"):
     moment: datetime
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """The moment, if it is still to come."""
+        """The moment, if it is in the future."""
         return self.moment if self.moment > moment else None
 
     def text(self) -> str:
-        """In words."""
+        """The rule as text."""
         return f"once at {self.moment.isoformat()}"
 
 
@@ -184,11 +181,11 @@ def chosen(
     moment: datetime | None,
     zone: str,
 ) -> When:
-    """The one that was named. Raises UsageError where that is none, or several."""
+    """The rule of a schedule's options. Raises UsageError unless exactly one is given."""
     given = [each for each in (period, line, event, moment) if each is not None]
     if len(given) != 1:
         raise UsageError(
-            f"schedule {name}: say when by one of every, cron, sun and at; {len(given)} are given"
+            f"schedule {name}: expected one of every, cron, sun and at, got {len(given)}"
         )
     if period is not None:
         return every(arguments.seconds(f"schedule {name}", "every", period))
@@ -209,7 +206,7 @@ def chosen(
 
 
 def every(seconds: float) -> Every:
-    """Raises UsageError where that is no period."""
+    """A periodic rule. Raises UsageError if the period is too short or too long."""
     if not 0.1 <= seconds <= 10 * 366 * 86_400:
         raise UsageError(f"schedule: expected a period of 0.1 s to 10 years, got {seconds:g} s")
     return Every(seconds)
@@ -217,7 +214,8 @@ def every(seconds: float) -> Every:
 
 def cron(line: object, zone: object = "UTC") -> Cron:
     """
-    Raises UsageError, which names the field that cannot be read, or a time zone that is not there.
+    A cron rule. Raises UsageError, which names the field that cannot be read, or the unknown time
+    zone.
     """
     from cronsim import CronSimError  # noqa: PLC0415
 
@@ -227,9 +225,9 @@ def cron(line: object, zone: object = "UTC") -> Cron:
     if len(parts) not in (5, 6):
         wanted = "expected 5 (minute hour day month weekday), or 6 with seconds first"
         raise UsageError(f"schedule: the cron line {line!r} has {len(parts)} fields; {wanted}")
-    made = Cron(" ".join(_without_idle_steps(part) for part in parts), check_zone(zone))
+    rule = Cron(" ".join(_without_idle_steps(part) for part in parts), check_zone(zone))
     try:
-        found = made.next_after(datetime.now(UTC))
+        firing = rule.next_after(datetime.now(UTC))
     except CronSimError as error:
         name = (_BAD_FIELD.match(str(error)) or ["", str(error)])[1].replace("-", " ")
         place = FIELDS.index(name)
@@ -238,13 +236,13 @@ def cron(line: object, zone: object = "UTC") -> Cron:
             f"schedule: the {name} of the cron line {line!r} cannot be {part!r}; expected"
             f" {RANGES[place]}"
         ) from error
-    if found is None:
-        raise UsageError(f"schedule: the cron line {line!r} never comes; look at its day and month")
-    return made
+    if firing is None:
+        raise UsageError(f"schedule: the cron line {line!r} never fires; check its day and month")
+    return rule
 
 
 def _without_idle_steps(part: str) -> str:
-    """`8-8/5` is 8; cronsim takes it for `8/5`, which is 8, 13, 18 …"""
+    """`8-8/5` becomes 8; cronsim reads it as `8/5`, which is 8, 13, 18 …"""
     return ",".join(
         _ONE_TO_ITSELF.sub(r"\1", item) if _ONE_TO_ITSELF.fullmatch(item) else item
         for item in part.split(",")
@@ -252,7 +250,7 @@ def _without_idle_steps(part: str) -> str:
 
 
 def sun(event: object, latitude: float, longitude: float, offset: float = 0.0) -> Sun:
-    """Raises UsageError where there is no such event or place."""
+    """A rule by the sun. Raises UsageError if the event or the place does not exist."""
     if event not in EVENTS:
         raise UsageError(
             f"schedule: expected an event of the sun, one of {', '.join(EVENTS)}, got {event!r}"
@@ -262,12 +260,12 @@ def sun(event: object, latitude: float, longitude: float, offset: float = 0.0) -
             "schedule: expected a latitude of -90 to 90 and a longitude of -180 to 180, got"
             f" {latitude!r}, {longitude!r}"
         )
-    _astral()  # said here, and not by the worker that fires it
+    _astral()  # raises here, not in the worker that fires it
     return Sun(str(event), float(latitude), float(longitude), offset)
 
 
 def check_zone(name: object) -> str:
-    """The name of a time zone. Raises UsageError where there is none of it."""
+    """The name of a time zone. Raises UsageError if it does not exist."""
     try:
         return ZoneInfo(str(name)).key
     except (KeyError, ValueError, OSError) as error:
@@ -281,24 +279,24 @@ def _next(line: str, local: datetime, last_year: int) -> datetime | None:
 
     parts = line.split()
     if len(parts) == 6 and not parts[1].startswith("*") and not parts[2].startswith("*"):
-        # Like lines of five fields: a time of the day, not an instant. cronsim sees to the clock's
-        # changes in those only.
+        # Like lines of five fields: a time of the day, not an instant. cronsim handles clock
+        # changes only for those.
         for wall in CronSim(line, local.replace(tzinfo=None)):
-            found = _on_the_clock(wall, local)
-            if found > local or wall.year > last_year:
-                return found if wall.year <= last_year else None
+            firing = _on_the_clock(wall, local)
+            if firing > local or wall.year > last_year:
+                return firing if wall.year <= last_year else None
         return None
     try:
-        found = next(CronSim(line, local))
+        firing = next(CronSim(line, local))
     except StopIteration:
         return None
-    return found if found.year <= last_year else None
+    return firing if firing.year <= last_year else None
 
 
 def _on_the_clock(wall: datetime, local: datetime) -> datetime:
     """
-    The first instant at which the clocks show a time; where they leave it out, as long after the
-    change as it would have been.
+    The first instant at which the clocks show a time; for a time that a clock change skips, as long
+    after the change as it would have been.
     """
     return wall.replace(tzinfo=local.tzinfo, fold=0).astimezone(UTC).astimezone(local.tzinfo)
 

@@ -1,1 +1,1 @@
-"""Functions that are called in the background: messages whose body is a call."""
+"""Functions that are called in the background: the body of a message is a call."""

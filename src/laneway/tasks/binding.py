@@ -1,5 +1,5 @@
 """
-How the arguments of a call travel: checked by the function's signature, decoded to its annotations.
+The arguments of a call: checked by the function's signature, and converted to its annotations.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Binding:
     """
     The signature of a task's function, as callers see it.
 
-    `skips`: of a bound task the first parameter is the task itself. A parameter annotated `Request`
-    is given by the worker.
+    `skips`: the first parameter of a bound task is the task itself. The worker supplies a parameter
+    annotated `Request`.
     """
 
     def __init__(self, task: str, function: Callable[..., Any], *, skips: bool) -> None:
@@ -53,7 +53,7 @@ class Binding:
         }
 
     def annotated(self) -> tuple[set[int], set[str]]:
-        """Places and names of the arguments whose types are known."""
+        """Positions and names of the arguments with a known type."""
         places = {
             place for place, name in enumerate(self.signature.parameters) if name in self._types
         }
@@ -61,7 +61,7 @@ class Binding:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """
-        All arguments of a call by name, defaults too. Raises BadMessage where they do not fit.
+        All arguments of a call by name, defaults included. Raises BadMessage if they do not fit.
         """
         try:
             bound = self.signature.bind(*args, **kwargs)
@@ -74,10 +74,8 @@ class Binding:
         self, body: Any, first: tuple[Any, ...] = (), *, converts: bool = True
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """
-        The arguments of a call that has travelled, behind those that come `first`; `converts`: made
-        the types that the function asks for.
-
-        Raises Reject.
+        The arguments of a received call, after those of `first`. `converts`: convert them to the
+        function's annotations. Raises Reject.
         """
         try:
             args, kwargs = (*first, *body["args"]), body["kwargs"]
@@ -90,7 +88,7 @@ class Binding:
         return bound.args, bound.kwargs
 
     def complete(self, request: Request) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments of a run, those that the worker gives too."""
+        """The arguments of a run, including those that the worker supplies."""
         args, kwargs = list(request.args), dict(request.kwargs)
         for place, parameter in self.injected:
             if parameter.kind is not inspect.Parameter.KEYWORD_ONLY and place <= len(args):
@@ -108,36 +106,40 @@ class Binding:
             return convert(value, hint)
         except (msgspec.ValidationError, ValueError, TypeError) as error:
             raise Reject(
-                f'task "{self._task}": the argument "{name}" is not what the function asks for:'
-                f" {error}"
+                f'task "{self._task}": the argument "{name}" is not of the type that the function'
+                f" expects: {error}"
             ) from error
 
 
 def _returned(hints: dict[str, Any]) -> Any:
-    """What it says that it returns; None: nothing, or nothing that can be checked."""
-    said = hints.get("return")
-    return None if said in (None, type(None), *_PLAIN) or not is_known(said) else said
+    """
+    The type that the function returns; None if it returns nothing, or nothing that can be checked.
+    """
+    returned = hints.get("return")
+    if returned in (None, type(None), *_PLAIN) or not is_known(returned):
+        return None
+    return returned
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     """
-    Annotations as types; of those that cannot be evaluated (imported for type checkers only)
-    nothing is known.
+    The annotations as types, without those that cannot be evaluated (imported for type checkers
+    only).
     """
     function = inspect.unwrap(function)
     try:
         return typing.get_type_hints(function)
     except Exception:  # noqa: BLE001  # any expression can stand there
-        found: dict[str, Any] = {}
+        hints: dict[str, Any] = {}
         for name, written in getattr(function, "__annotations__", {}).items():
             holder = types.SimpleNamespace(__annotations__={name: written})
             try:
-                found |= typing.get_type_hints(
+                hints |= typing.get_type_hints(
                     holder, globalns=getattr(function, "__globals__", {})
                 )
             except Exception as error:  # noqa: BLE001
-                log.debug("of the argument %s of %s nothing is known: %s", name, function, error)
-        return found
+                log.debug("the type of argument %s of %s is unknown: %s", name, function, error)
+        return hints
 
 
 def _is_request(hint: Any) -> bool:

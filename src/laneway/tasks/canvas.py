@@ -1,10 +1,10 @@
 """
-Flows: calls that follow each other, in the words of Celery: `a.s(1) | b.s()`, `group(…)`,
-`chord(group(…), c.s())`, nested as one likes.
+Flows: calls that follow each other, with Celery's names: `a.s(1) | b.s()`, `group(…)`,
+`chord(group(…), c.s())`, nested in any way.
 
-A flow becomes a graph of messages; each but the first ones waits for signals of those before it,
-see `laneway.tasks.flow`. All are put into the store before any of them can begin, or none, see
-`laneway.tasks.whole`.
+A flow becomes a graph of messages. Each message except the first ones waits for signals of those
+before it, see `laneway.tasks.flow`. Either all messages are stored before any of them starts, or
+none, see `laneway.tasks.whole`.
 """
 
 from __future__ import annotations
@@ -134,12 +134,12 @@ class FlowTask(Protocol[R_co]):
 
 class Part(ABC, Generic[H]):
     """
-    Something that can stand in a flow. `H` is the handle that publishing gives: `Job[R]`, or
-    `GroupJob[R]` where a group is last.
+    A part of a flow. `H`: the type of the handle that publishing returns: `Job[R]`, or
+    `GroupJob[R]` if a group is last.
     """
 
     _unclear_id: str | None = None
-    """Under which id it was published when it is not known how far that went."""
+    """The flow's id if it is unknown how much of it was stored."""
 
     @abstractmethod
     def calls(self) -> Iterator[Signature[Any]]:
@@ -147,19 +147,19 @@ class Part(ABC, Generic[H]):
 
     @abstractmethod
     def weave(self, graph: _Graph, before: _Ends) -> _Ends:
-        """Put it into a graph, behind what is there; returns its own ends."""
+        """Add it to a graph, behind `before`. Returns its own ends."""
 
     @abstractmethod
     def clone(self) -> Self:
-        """The same once more, to be changed by itself."""
+        """A copy that can be changed independently."""
 
     def __or__(self, other: Part[K]) -> Chain[K]:
-        """First this one, then that."""
+        """A chain: this part, then the other."""
         return Chain([self.clone(), _part(other).clone()])
 
     @property
     def app(self) -> Host:
-        """Whose tasks these are. Raises UsageError where they are those of several applications."""
+        """The application of its tasks. Raises UsageError if they belong to several."""
         apps = {id(call.task.app): call.task.app for call in self.calls()}
         if len(apps) != 1:
             raise UsageError(
@@ -173,13 +173,13 @@ class Part(ABC, Generic[H]):
 
     @property
     def threads(self) -> Executor:
-        """Where blocking calls of coroutines run."""
+        """Threads for the blocking calls of coroutines."""
         return self.app.threads
 
     def link(self, follower: L) -> L:
         """
-        Something that follows with its result, but is no part of it: the flow goes on without it.
-        Returns the follower.
+        Add a part that follows with the result. The flow does not wait for it. Returns the
+        follower.
         """
         last = list(self.calls())[-1]
         last.followers.append(_part(follower).clone())
@@ -187,9 +187,9 @@ class Part(ABC, Generic[H]):
 
     def link_error(self, follower: L) -> L:
         """
-        A call that is made when this fails for good, with the id of the job, its error in a line
-        and the traceback as arguments (with `si` with its own); once for a flow, whichever of its
-        calls failed. Returns the follower.
+        Add a call that is made when this fails for good. Its arguments are the job's id, the error
+        in one line, and the traceback; with `si` its own arguments. It is called once for a flow,
+        whichever call failed. Returns the follower. Raises UsageError.
         """
         if not isinstance(follower, Signature):
             raise UsageError(
@@ -201,7 +201,7 @@ class Part(ABC, Generic[H]):
         return follower
 
     def on_error(self, follower: Signature[Any]) -> Self:
-        """As `link_error`; returns this."""
+        """As `link_error`, but returns this part."""
         self.link_error(follower)
         return self
 
@@ -209,10 +209,10 @@ class Part(ABC, Generic[H]):
 
     def enqueue(self) -> H:
         """
-        Publish all of it, or nothing. Returns the handle of its end: a Job, or a GroupJob where a
+        Publish all of it, or nothing. Returns the handle of its end: a Job, or a GroupJob if a
         group is last.
 
-        Raises what `publish` raises. After EngineUnavailable it is not known whether the flow was
+        Raises what `publish` raises. After EngineUnavailable it is unknown whether the flow was
         stored; call this again on the same object then: it stores what is missing, and nothing
         twice.
         """
@@ -238,10 +238,10 @@ class Part(ABC, Generic[H]):
 
     @abstractmethod
     def eagerly(self, before: tuple[Any, ...]) -> Any:
-        """Run it here and now, for tests: what it returns, as a handle."""
+        """Run it in this process, for tests. Returns its handle."""
 
     def delay(self, *args: Any, **kwargs: Any) -> H:
-        """Publish it, with these as the first arguments of what begins."""
+        """Publish it, with these as the first arguments of its first calls."""
         return self._with(args, kwargs).enqueue()
 
     async def adelay(self, *args: Any, **kwargs: Any) -> H:
@@ -249,42 +249,42 @@ class Part(ABC, Generic[H]):
         return await self._with(args, kwargs).aenqueue()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Celery's shorter word for `delay`."""
+        """Celery's short form of `delay`."""
         return self.delay(*args, **kwargs)
 
     def apply_async(
         self, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, **options: Any
     ) -> H:
         """
-        As `delay`, with options of a call (those of `using`, and Celery's names) for what begins;
-        `link` and `link_error` hold for all of it.
+        As `delay`, with options (those of `using`, and Celery's names) for its first calls; `link`
+        and `link_error` apply to the whole flow.
         """
-        made = self._with(tuple(args), kwargs or {})
+        part = self._with(tuple(args), kwargs or {})
         for name in ("link", "link_error"):
-            said = options.pop(name, None)
+            links = options.pop(name, None)
             for each in (
-                said if isinstance(said, (list, tuple)) else [said] if said is not None else []
+                links if isinstance(links, (list, tuple)) else [links] if links is not None else []
             ):
-                getattr(made, name)(each)
+                getattr(part, name)(each)
         if options:
-            for call in made.first():
+            for call in part.first():
                 call.set(**options)
-        return made.enqueue()
+        return part.enqueue()
 
     def _with(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Self:
-        made = self.clone()
+        part = self.clone()
         if args or kwargs:
-            for call in made.first():
+            for call in part.first():
                 call.args, call.kwargs = (*args, *call.args), {**call.kwargs, **kwargs}
-        return made
+        return part
 
     @abstractmethod
     def first(self) -> list[Signature[Any]]:
-        """The calls with which it begins."""
+        """The calls with which it starts."""
 
 
 class Signature(Part[Job[R]], Generic[R]):
-    """One call of a task, not made yet."""
+    """One call of a task that is not published yet."""
 
     def __init__(
         self,
@@ -305,25 +305,28 @@ class Signature(Part[Job[R]], Generic[R]):
         self.each = False
 
     def clone(self) -> Self:
-        made = type(self)(
+        copy = type(self)(
             self.task, self.args, dict(self.kwargs), dict(self.options), immutable=self.immutable
         )
-        made.followers, made.errors, made.each = (
+        copy.followers, copy.errors, copy.each = (
             [each.clone() for each in self.followers],
             list(self.errors),
             self.each,
         )
-        return made
+        return copy
 
     def set(self, **options: Any) -> Self:
-        """Say something of the call: options of `using`, also by Celery's names. Returns it."""
-        said = {
+        """
+        Set options of the call: those of `using`, also with Celery's names. Returns the call.
+        Raises UsageError.
+        """
+        values = {
             CELERY_NAMES.get(name, name): value
             for name, value in options.items()
             if value is not None
         }
-        self.task.check_options(said)
-        self.options.update(said)
+        self.task.check_options(values)
+        self.options.update(values)
         return self
 
     def calls(self) -> Iterator[Signature[Any]]:
@@ -340,7 +343,7 @@ class Signature(Part[Job[R]], Generic[R]):
         return ends
 
     def enqueue(self) -> Job[R]:
-        """Publish the call, and what is linked to it. Returns its handle."""
+        """Publish the call and its links. Returns its handle."""
         if (
             not (self.followers or self.errors or self.each or self.immutable)
             and not self.task.app.eager
@@ -360,18 +363,18 @@ class Signature(Part[Job[R]], Generic[R]):
         return job
 
     def __call__(self, *args: Any, **kwargs: Any) -> R:
-        """Make the call here and now, with these before its own arguments."""
+        """Call the function directly, with these arguments before its own."""
         return self.task(*args, *self.args, **{**self.kwargs, **kwargs})
 
     def __repr__(self) -> str:
-        said = ", ".join(
+        shown = ", ".join(
             [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
         )
-        return f"{self.task.name}({said})"
+        return f"{self.task.name}({shown})"
 
 
 class Chain(Part[H]):
-    """One after the other, each with the result of the one before."""
+    """Parts that run one after the other, each with the result of the part before it."""
 
     def __init__(self, parts: Sequence[Part[Any]]) -> None:
         if not parts:
@@ -393,7 +396,7 @@ class Chain(Part[H]):
     def weave(self, graph: _Graph, before: _Ends) -> _Ends:
         for part in self.parts:
             if before.nodes and _is_nothing(part):
-                continue  # what is before it stands
+                continue  # an empty group changes nothing
             before = part.weave(graph, before)
         return before
 
@@ -411,7 +414,7 @@ class Chain(Part[H]):
 
 
 class Group(Part["GroupJob[R]"], Generic[R]):
-    """All at once."""
+    """Parts that run at the same time."""
 
     def __init__(self, parts: Sequence[Part[Any]]) -> None:
         self.parts: list[Part[Any]] = [
@@ -442,8 +445,8 @@ class Group(Part["GroupJob[R]"], Generic[R]):
 
     def link_error(self, follower: L) -> L:
         """
-        A call that is made when one of them fails for good; in Celery's words, for each of them
-        that fails.
+        Add a call that is made when a member fails for good; for a Celery task, once for each
+        member that fails.
         """
         if self.parts and next(self.calls()).task.errors_of_each:
             for part in self.parts:
@@ -452,7 +455,7 @@ class Group(Part["GroupJob[R]"], Generic[R]):
         return super().link_error(follower)
 
     def link(self, follower: L) -> L:
-        """Something that follows each of them."""
+        """Add a part that follows each member."""
         for call in self.calls():
             call.link(follower)
         return follower
@@ -469,7 +472,7 @@ def chain(*parts: *tuple[*tuple[Part[Any], ...], Part[H]]) -> Part[H]: ...
 @overload
 def chain(*parts: Part[Any] | Iterable[Part[Any]]) -> Part[Any]: ...
 def chain(*parts: Any) -> Part[Any]:  # type: ignore[misc]  # mypy does not see that Any takes an unpacked tuple
-    """`a | b | c`: each gets the result of the one before it as its first argument."""
+    """`a | b | c`: each part gets the result of the part before it as its first argument."""
     return Chain([part.clone() for part in _parts(parts)])
 
 
@@ -478,7 +481,7 @@ def group(*parts: Part[Job[R]] | Iterable[Part[Job[R]]]) -> Group[R]: ...
 @overload
 def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]: ...
 def group(*parts: Part[Any] | Iterable[Part[Any]]) -> Group[Any]:
-    """Calls that are made at the same time; behind a part of a chain each gets its result."""
+    """Calls that run at the same time; behind a part of a chain, each gets its result."""
     return Group([part.clone() for part in _parts(parts)])
 
 
@@ -492,28 +495,28 @@ def chord(
     header: Iterable[Part[Any]] | Group[Any], body: Part[Any] | None = None
 ) -> Chain[Any] | Callable[[Part[Any]], Any]:
     """
-    A group, and a call with the list of all results once they are there; without `body` a function
-    that takes it.
+    A group, then a call with the list of all results. Without `body`: a function that takes the
+    body.
     """
-    made = header.clone() if isinstance(header, Group) else group(*header)
+    first = header.clone() if isinstance(header, Group) else group(*header)
     if body is None:
-        return lambda last: chord(made, last).enqueue()
-    return Chain([made, _part(body).clone()])
+        return lambda last: chord(first, last).enqueue()
+    return Chain([first, _part(body).clone()])
 
 
 def chunks(task: FlowTask[R], items: Iterable[Sequence[Any]], size: int) -> Group[list[R]]:
     """See `Task.chunks`."""
     stream = iter(items)
-    made: list[Part[Any]] = []
+    pages: list[Part[Any]] = []
     while page := list(islice(stream, size)):
-        made.append(over(task, page))
-    return Group(made)
+        pages.append(over(task, page))
+    return Group(pages)
 
 
 def over(task: FlowTask[Any], items: Iterable[Sequence[Any]]) -> Signature[Any]:
     """
-    One message in which a task is called for each of several items, which hold its arguments; its
-    result is the list of theirs.
+    One message that calls a task for each item, which holds the arguments. Its result is the list
+    of the results.
     """
     page = tuple(tuple(each) for each in items)
     for each in page:
@@ -524,7 +527,7 @@ def over(task: FlowTask[Any], items: Iterable[Sequence[Any]]) -> Signature[Any]:
 
 
 class GroupJob(Generic[R]):
-    """The handle of a group: those of its members, in their order."""
+    """The handle of a group: the handles of its members, in their order."""
 
     def __init__(self, jobs: list[Any], before: tuple[Job[Any], ...] = ()) -> None:
         self.jobs = jobs
@@ -541,13 +544,13 @@ class GroupJob(Generic[R]):
 
     @property
     def results(self) -> list[Any]:
-        """Celery's word for `jobs`."""
+        """Celery's name for `jobs`."""
         return self.jobs
 
     def get(self, timeout: Duration | None = None, *, propagate: bool = True) -> list[R]:
         """
-        What they returned, in their order; waits for all, at most `timeout`. The first failure is
-        raised. Raises TimeoutError.
+        The members' results, in their order. Waits for all of them, at most `timeout`. Raises the
+        first error, TimeoutError.
         """
         seconds = arguments.seconds_or_none("get", "timeout", timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
@@ -570,7 +573,7 @@ class GroupJob(Generic[R]):
         return self.aget().__await__()
 
     def wait(self, timeout: Duration | None = None) -> bool:
-        """Until all have ended; False where that takes longer than `timeout`."""
+        """Wait until all have ended. Returns False if the timeout is over first."""
         seconds = arguments.seconds_or_none("wait", "timeout", timeout)
         deadline = None if seconds is None else time.monotonic() + seconds
         return all(
@@ -579,7 +582,7 @@ class GroupJob(Generic[R]):
         )
 
     def completed_count(self) -> int:
-        """How many have returned."""
+        """How many have returned a result."""
         return sum(job.successful() for job in self.jobs)
 
     def ready(self) -> bool:
@@ -587,7 +590,7 @@ class GroupJob(Generic[R]):
         return all(job.ready() for job in self.jobs)
 
     def successful(self) -> bool:
-        """Whether all have returned."""
+        """Whether all have returned a result."""
         return all(job.successful() for job in self.jobs)
 
     def failed(self) -> bool:
@@ -595,7 +598,7 @@ class GroupJob(Generic[R]):
         return any(job.failed() for job in self.jobs)
 
     def cancel(self) -> int:
-        """Cancel all, and what comes before them; returns how many had not ended."""
+        """Cancel all, and the jobs before them. Returns how many had not ended."""
         return sum(job.cancel() for job in [*self.before, *self.jobs])
 
     def __repr__(self) -> str:
@@ -607,8 +610,8 @@ class GroupJob(Generic[R]):
 
 class _Ends(msgspec.Struct):
     """
-    Where a part of a flow ends. `is_group`: what follows gets a list, also of one. `shape`: of a
-    group, None for each call, a list for each group in which a part of it ends.
+    The ends of a part of a flow. `is_group`: the next part gets a list, also of one result.
+    `shape`: of a group, None for each call, a list for each nested group.
     """
 
     nodes: list[Any]
@@ -616,12 +619,14 @@ class _Ends(msgspec.Struct):
     shape: list[Any] = []
 
     def shaped(self, values: Iterable[Any]) -> list[Any]:
-        """One value for each node, in the group's shape."""
+        """One value for each node, nested as the group is."""
         return flow.shaped(self.shape, iter(values))
 
 
 class _Node:
-    """A message of the flow: its call, whom it waits for, and who waits for it."""
+    """
+    A message of the flow: its call, the nodes that it waits for, and the targets of its signals.
+    """
 
     def __init__(self, graph: _Graph, call: Signature[Any], before: _Ends) -> None:
         self.call = call
@@ -653,7 +658,7 @@ class _Node:
                 f" {MAX_SIGNALS:,} can be waited for; use chunks"
             )
         self._args = args
-        # Where it will be, before it is known what it says of those behind it.
+        # The topic and key, before the targets of its signals are known.
         unlinked = self._invocation({})
         self.topic, self.key = unlinked.topic, unlinked.options.get("key")
         for number, node in enumerate(before.nodes, 1):
@@ -667,7 +672,7 @@ class _Node:
         if self.needs:
             options = {
                 name: value for name, value in options.items() if name not in ("delay", "at")
-            }  # it begins when it may
+            }  # it starts after the signals
         headers = {FLOW_HEADER: "1"}
         if self.needs:
             headers[SIGNALS_HEADER] = str(self.needs)
@@ -685,7 +690,7 @@ class _Node:
         )
 
     def message(self) -> Message:
-        """With all that it says of those behind it."""
+        """The message, with the targets of its signals."""
         self.flow.then = self.then
         return self._invocation({"flow": msgspec.to_builtins(self.flow)}).message()
 
@@ -713,11 +718,11 @@ class _Graph:
         return node
 
     def messages(self) -> list[Message]:
-        """The last first."""
+        """All messages, the last one first."""
         return [node.message() for node in reversed(self.nodes)]
 
     def handle(self, ends: _Ends, jobs: dict[str, Job[Any]]) -> Any:
-        """Of the whole flow: that of its end, which knows the jobs before it."""
+        """The handle of the flow's end, which knows the jobs before it."""
         last = {node.id for node in ends.nodes}
         before = tuple(job for job_id, job in jobs.items() if job_id not in last)
         if ends.is_group:
@@ -734,7 +739,7 @@ def _group_job(members: list[Any], before: tuple[Job[Any], ...] = ()) -> GroupJo
 
 
 def _follower(error_id: str, call: Signature[Any]) -> Follower:
-    """What is published when a task fails: the call as a message."""
+    """The message that is published when a task fails."""
     task, args = call.task, call.args
     first = () if call.immutable else (RESULT_BEFORE,) * task.errback_takes(len(args))
     encoded = task.invocation(
@@ -765,18 +770,18 @@ def _is_nothing(part: Part[Any]) -> bool:
     return isinstance(part, Group) and not part.parts
 
 
-def _part(said: object) -> Part[Any]:
-    if not isinstance(said, Part):
+def _part(value: object) -> Part[Any]:
+    if not isinstance(value, Part):
         raise UsageError(
-            "a flow: expected a call that is not made yet, like add.s(1, 2), or a chain or group"
-            f" of such, got {said!r:.80}"
+            "a flow: expected a call like add.s(1, 2), or a chain or group of calls,"
+            f" got {value!r:.80}"
         )
-    return said
+    return value
 
 
-def _parts(said: Iterable[Any]) -> list[Part[Any]]:
+def _parts(values: Iterable[Any]) -> list[Part[Any]]:
     listed: list[Any] = []
-    for each in said:
+    for each in values:
         if isinstance(each, Part):
             listed.append(each)
         elif not hasattr(each, "__iter__") or isinstance(each, (str, bytes, dict)):

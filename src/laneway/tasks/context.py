@@ -1,6 +1,6 @@
 """
-Context variables of a program that go with its calls, from publisher to worker; and loggers that
-know which task runs.
+Context variables that messages carry from publisher to handler, and loggers that know the running
+task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from laneway.message import Message, Receipt
 
 PREFIX = "context-"
-"""How the headers begin that hold them."""
+"""The prefix of their headers."""
 
 
 def middlewares(
@@ -46,8 +46,8 @@ def middlewares(
             written = msgspec.json.encode(value).decode()
         except (TypeError, ValueError) as error:
             raise BadMessage(
-                f"the context variable {variable.name} cannot go with a message: {error}; carry"
-                " what JSON can hold"
+                f"the context variable {variable.name} cannot be carried by a message: {error};"
+                " carry a JSON value"
             ) from error
         yield msgspec.structs.replace(message, headers={**(message.headers or {}), header: written})
 
@@ -65,8 +65,8 @@ def middlewares(
     return publishing, handling
 
 
-class _About(logging.Filter):
-    """Gives each record `task_id`, `task_name`, `topic` and `attempt`; "-" outside of a task."""
+class _TaskAttributes(logging.Filter):
+    """Adds `task_id`, `task_name`, `topic` and `attempt` to each record; "-" outside of a task."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         request = current_request()
@@ -77,16 +77,16 @@ class _About(logging.Filter):
         return True
 
 
-_ABOUT = _About()
+_TASK_ATTRIBUTES = _TaskAttributes()
 
 
 def get_task_logger(name: str) -> logging.Logger:
     """
-    The logger of that name, whose records say which task they were written in: `%(task_id)s`,
-    `%(task_name)s`, `%(topic)s`, `%(attempt)s` for a formatter of your own. (With `--log-json`
-    every line says it, whatever its logger.)
+    The logger of that name. Its records have the attributes of the running task: `%(task_id)s`,
+    `%(task_name)s`, `%(topic)s`, `%(attempt)s` in a formatter. (With `--log-json` every line has
+    them, whatever its logger.)
     """
     logger = logging.getLogger(name)
-    if _ABOUT not in logger.filters:
-        logger.addFilter(_ABOUT)
+    if _TASK_ATTRIBUTES not in logger.filters:
+        logger.addFilter(_TASK_ATTRIBUTES)
     return logger

@@ -1,4 +1,4 @@
-"""What JSON gives, as the types that a function asks for."""
+"""Converting JSON values to the types of a function's annotations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 def convert(value: Any, kind: Any) -> Any:
     """
-    A value as JSON gives it, as the type that is asked for. Raises ValueError (ValidationError) or
-    TypeError; what nobody can check passes.
+    Convert a JSON value to a type. Raises ValueError (ValidationError) or TypeError; a type that
+    cannot be checked accepts every value.
     """
     if not is_known(kind):
         return value
@@ -19,14 +19,17 @@ def convert(value: Any, kind: Any) -> Any:
 
 
 def _convert_own(kind: type, value: Any) -> Any:
-    """Types that msgspec does not know: pydantic's models, and whatever is that already."""
+    """
+    Convert to types that msgspec does not know, such as pydantic models; a value that already has
+    the type is returned.
+    """
     validate = getattr(kind, "model_validate", None)
     if validate is not None:
         return validate(value)
     try:
         if isinstance(value, kind):
             return value
-    except TypeError:  # nobody can check it
+    except TypeError:  # the type does not support isinstance
         return value
     raise ValueError(
         f"JSON gives {type(value).__name__}, not {kind.__name__}; take a dataclass, a msgspec or"
@@ -38,13 +41,13 @@ def _convert_own(kind: type, value: Any) -> Any:
 def _checkable(kind: Any) -> bool:
     try:
         msgspec.json.Decoder(kind, dec_hook=_convert_own)
-    except Exception:  # noqa: BLE001  # a type that it cannot even look at (a ParamSpec, a string, a union of two structs)
+    except Exception:  # noqa: BLE001  # a ParamSpec, a string, a union of two structs …
         return False
     return True
 
 
 def is_known(kind: Any) -> bool:
-    """Whether anything can be made that type."""
+    """Whether values can be converted to this type."""
     try:
         return _checkable(kind)
     except TypeError:  # not hashable

@@ -1,10 +1,10 @@
 """
-How tasks follow each other: a task that others come before is a message that waits for their
-signals, put into the store before they begin.
+How tasks follow each other: a task behind others is a message that waits for their signals. It is
+stored before they start.
 
-Whoever ends, signals those behind it in the same step as its own end, so a crash between the two
-neither loses nor doubles a step. A signal carries the result; it counts once for each number. A
-failure is a signal too: those behind fail with it, and pass it on.
+A task signals the tasks behind it in the same step as its own end, so a crash neither loses nor
+repeats a step. A signal carries the result and counts once for each number. A failure is a signal,
+too: the tasks behind it fail with it, and signal their own failure.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ OPEN = "laneway.open"
 """The task of messages that open a flow, or end it."""
 
 OPENED = 0
-"""Number of a signal that carries no result."""
+"""The number of a signal without a result."""
 
 log = logging.getLogger("laneway.worker")
 
 
 class Target(msgspec.Struct, array_like=True, frozen=True):
     """
-    A message that waits: where it is, and as the how manieth of its signals this one counts. `key`:
-    it finds its partition.
+    A waiting message. `number`: which of its signals this one is. `key`: selects its partition.
+    `allows_failure`: a failure counts as any signal.
     """
 
     topic: str
@@ -52,7 +52,7 @@ class Target(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Follower(msgspec.Struct, omit_defaults=True):
-    """A call that is published when a task fails for good; its id makes it once."""
+    """A call that is published when a task fails for good; its id makes the publish unique."""
 
     topic: str
     id: str
@@ -63,8 +63,8 @@ class Follower(msgspec.Struct, omit_defaults=True):
 
 class Opening(msgspec.Struct, array_like=True, frozen=True):
     """
-    A call with which a flow begins: it waits for one signal until the flow opens, see `whole`. With
-    its own delay, time and ttl.
+    A call that starts a flow. It waits for one signal until the flow opens, see
+    `laneway.tasks.whole`. It has its own delay, time and ttl.
     """
 
     topic: str
@@ -77,12 +77,13 @@ class Opening(msgspec.Struct, array_like=True, frozen=True):
 
 class Flow(msgspec.Struct, omit_defaults=True):
     """
-    What a task's body says of the others around it.
+    What the body of a task says about the calls around it.
 
-    `then`: who is signalled when it ends. `takes`: what of those before it goes first among its
-    arguments: "one" result, "all" as a list, or nothing; `shape`: how that list is nested, None for
-    each result. `allows_failure`: it runs also where one of them failed. `errors`: what is called
-    when it fails.
+    `then`: the targets of the signals of its end. `takes`: the results that become its first
+    arguments: "one" result, "all" as a list, or none. `shape`: how that list is nested, None for
+    each result. `allows_failure`: it also runs if one before it failed. `errors`: the calls to make
+    if it fails. `opens`: of an opener, the calls that start. `others`: of an opener, the other
+    calls, which end with it if the flow never opens.
     """
 
     then: list[Target] = []
@@ -91,15 +92,15 @@ class Flow(msgspec.Struct, omit_defaults=True):
     allows_failure: bool = False
     errors: list[Follower] = []
     opens: list[Opening] = []
-    """Of an opener: what begins when it has run."""
+    """Of an opener: the calls that start when it has run."""
     others: list[Target] = []
-    """Of an opener: what ends, as `opens` do, if the flow never opens."""
+    """Of an opener: the other calls. They end, as `opens` do, if the flow never opens."""
 
 
 class Opener(msgspec.Struct, omit_defaults=True):
     """
-    The body of a message that opens a flow. `fails`: why it does not. `size`: of the root, the
-    calls of the flow.
+    The body of a message that opens a flow. `fails`: why the flow does not open. `size`: of the
+    root, the number of calls in the flow.
     """
 
     flow: Flow
@@ -108,7 +109,7 @@ class Opener(msgspec.Struct, omit_defaults=True):
 
 
 class Signal(msgspec.Struct, omit_defaults=True):
-    """How one before it ended."""
+    """How a call before this one ended."""
 
     number: int
     id: str
@@ -131,7 +132,7 @@ encode = msgspec.json.Encoder(enc_hook=codec.plain).encode
 
 
 def of(body: bytes, headers: dict[str, str] | None) -> Flow | None:
-    """What a body says of its flow; None where it belongs to none."""
+    """The flow of a body; None if the message is in no flow."""
     if headers is None or FLOW_HEADER not in headers:
         return None
     try:
@@ -141,7 +142,7 @@ def of(body: bytes, headers: dict[str, str] | None) -> Flow | None:
 
 
 def signals_of(lease: Lease) -> list[Signal]:
-    """What came of those before it, in their order."""
+    """The signals that a message received, in the order of their numbers."""
     if lease.headers is None or SIGNALS_HEADER not in lease.headers or lease.bodies is None:
         return []
     signals = sorted(map(_signal, lease.bodies[1:]), key=lambda signal: signal.number)
@@ -151,31 +152,31 @@ def signals_of(lease: Lease) -> list[Signal]:
 
 
 def results_of(flow: Flow, signals: Sequence[Signal], read: Any) -> tuple[Any, ...]:
-    """What of them goes first among the arguments. Raises DependencyFailed."""
+    """The results that become the first arguments. Raises DependencyFailed."""
     failed = next((signal for signal in signals if signal.status != outcomes.SUCCESS), None)
     if failed is not None and not flow.allows_failure:
         raise failed_before(failed)
     if flow.takes is None:
         return ()
-    found = [read(signal) for signal in signals]
+    results = [read(signal) for signal in signals]
     if flow.shape is not None:
-        found = shaped(flow.shape, iter(found))
-    return (found,) if flow.takes == "all" else (found[0],)
+        results = shaped(flow.shape, iter(results))
+    return (results,) if flow.takes == "all" else (results[0],)
 
 
 def shaped(shape: list[Any], values: Iterator[Any]) -> list[Any]:
-    """The values nested as the shape is, which has a None for each."""
+    """The values, nested as the shape, which has a None for each."""
     return [
         shaped(each, values) if isinstance(each, list) else next(values, None) for each in shape
     ]
 
 
 def failed_before(signal: Signal) -> DependencyFailed:
-    """What a task fails with whose dependency did."""
+    """The error of a task behind a failed one."""
     details = signal.error
     if details is None:
-        told = f"job {signal.id}: {signal.reason or signal.status}"
-        details = Details(_ENDS.get(signal.status, "laneway.errors:JobFailed"), told, args=[told])
+        text = f"job {signal.id}: {signal.reason or signal.status}"
+        details = Details(_ENDS.get(signal.status, "laneway.errors:JobFailed"), text, args=[text])
     return DependencyFailed(
         f"job {signal.id} before it ended with {signal.status}: {details.message}", details
     )
@@ -192,8 +193,8 @@ def following(
     job_id: str, flow: Flow, ended: Outcome, *, is_own_failure: bool = True, published_us: int = 0
 ) -> list[Draft]:
     """
-    What is put into the store with the end of a task: signals for those behind it, calls of what
-    handles its error.
+    The messages to publish with the end of a task: signals for the tasks behind it, and calls of
+    its error handlers.
     """
     drafts = [signal(target, job_id, ended) for target in flow.then]
     if flow.opens or flow.others:
@@ -215,17 +216,14 @@ def following(
 
 
 def _errback(job_id: str, ended: Outcome, body: Any) -> Any:
-    """
-    The body of a call that is made when a task fails: its own arguments stand behind what is told
-    of the failure.
-    """
-    told = [job_id, *_told(ended)]
+    """The body of an error handler's call: arguments about the failure, then its own."""
+    failure = [job_id, *_error_of(ended)]
     if body is None:
-        return {"args": told, "kwargs": {}}
+        return {"args": failure, "kwargs": {}}
     if not isinstance(body, dict) or "errback" not in body:
         return body
     error = msgspec.to_builtins(ended.error) if ended.error is not None else None
-    return {**body, "args": [*told[: body["errback"]], *body["args"]], "error": error}
+    return {**body, "args": [*failure[: body["errback"]], *body["args"]], "error": error}
 
 
 def _opened(opener_id: str, flow: Flow, ended: Outcome, published_us: int) -> list[Draft]:
@@ -237,21 +235,19 @@ def _opened(opener_id: str, flow: Flow, ended: Outcome, published_us: int) -> li
 
 def opening_signal(opening: Opening, opener_id: str, published_us: int = 0) -> Draft:
     """
-    The one signal for which a call waits with which a flow begins. A delay counts from when the
-    flow was published.
+    The signal that starts a call of the flow. Its delay counts from when the flow was published.
     """
     body = encode(Signal(OPENED, opener_id, outcomes.SUCCESS))
-    made = Draft(opening.topic, body, key=opening.key, id=opening.id, signal=1)
-    made.at_us, made.ttl_us = opening.at_us, opening.ttl_us
-    if opening.delay_us and made.at_us is None:
-        made.at_us = published_us + opening.delay_us
-    return made
+    draft = Draft(opening.topic, body, key=opening.key, id=opening.id, signal=1)
+    draft.at_us, draft.ttl_us = opening.at_us, opening.ttl_us
+    if opening.delay_us and draft.at_us is None:
+        draft.at_us = published_us + opening.delay_us
+    return draft
 
 
-def _told(ended: Outcome) -> tuple[str, str]:
+def _error_of(ended: Outcome) -> tuple[str, str]:
     """
-    What an error handler is called with behind the job's id: the error in one line, and its
-    traceback.
+    The arguments of an error handler behind the job's id: the error in one line, and its traceback.
     """
     if ended.error is None:
         return ended.reason or ended.status, ""
@@ -259,9 +255,11 @@ def _told(ended: Outcome) -> tuple[str, str]:
 
 
 def signal(target: Target, job_id: str, ended: Outcome) -> Draft:
-    """What a target is told; a failure that it does not allow ends its waiting at once."""
+    """
+    The signal for a target. A failure that the target does not allow ends its waiting at once.
+    """
     number = target.number if ended.status == outcomes.SUCCESS or target.allows_failure else 0
-    said = Signal(
+    end = Signal(
         target.number,
         job_id,
         ended.status,
@@ -271,7 +269,7 @@ def signal(target: Target, job_id: str, ended: Outcome) -> Draft:
         ended.reason,
         ended.tagged,
     )
-    return Draft(target.topic, encode(said), key=target.key, id=target.id, signal=number)
+    return Draft(target.topic, encode(end), key=target.key, id=target.id, signal=number)
 
 
 class _EndNotice(msgspec.Struct):

@@ -43,12 +43,12 @@ class Host(Protocol):
 
     @property
     def result_ttl(self) -> float:
-        """Seconds for which results are kept unless a task or call sets another time."""
+        """Seconds for which results are stored unless a task or call sets another time."""
         ...
 
     @property
     def failure_ttl(self) -> float:
-        """Seconds for which failures are kept unless a task or call sets another time."""
+        """Seconds for which failures are stored unless a task or call sets another time."""
         ...
 
     @property

@@ -1,6 +1,5 @@
 """
-The handle of a task's call: how it stands, what it returned, and how to wait for it, watch it or
-cancel it.
+`Job`: the handle of a task's call. It shows the state, waits for the result, watches and cancels.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _STATES = {
     "leased": "started",
     "dead": "dead",
 }
-"""Of messages, as those of jobs."""
+"""States of jobs by those of their messages."""
 
 _RUN = "call world.run() first, or world.run_all() to let the clock go on"
 _HINTS = {
@@ -59,8 +58,8 @@ _HINTS = {
 }
 """What to do about a job that a test waits for in vain, by its status."""
 
-NOTES_LAST = 86_400
-"""Seconds for which what is noted of a job is kept."""
+PROGRESS_TTL = 86_400
+"""Seconds for which progress is stored."""
 
 
 class ResultType(Protocol):
@@ -79,13 +78,14 @@ class ResultType(Protocol):
 
 class JobState(msgspec.Struct, kw_only=True):
     """
-    A job at one moment.
+    The state of a job at one moment.
 
-    `status`: pending, delayed, deferred (waits for other jobs), started, progress (or what
-    `update_state` said), retry, success, failure, cancelled, expired, dead (ended without an end of
-    its own), or unknown (never there, or no longer kept). `info`: what `update_state` said with it.
-    `error`: class and text of what it raised. `finished_at`: Unix seconds. `said`: the state that
-    the task ended with by its own word.
+    `status`: pending, delayed, deferred (waits for other jobs), started, progress (or the state of
+    `update_state`), retry, success, failure, cancelled, expired, dead (a dead letter without an
+    outcome), or unknown (never published, or no longer stored). `info`: the `meta` of
+    `update_state`. `meta`: the data of `save_meta`. `error`: class and text of its error.
+    `published_at`, `finished_at`: Unix seconds. `own_state`: the state that the task itself
+    chose for its end.
     """
 
     id: str
@@ -99,20 +99,20 @@ class JobState(msgspec.Struct, kw_only=True):
     attempts: int = 0
     published_at: float | None = None
     finished_at: float | None = None
-    said: str | None = None
+    own_state: str | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Whether the job has ended."""
         return self.status in ENDS
 
 
 class Job(Generic[R]):
     """
-    One call of a task, from any process: what `delay` and its like give, and `app.job(id)`.
+    One call of a task, from any process: `delay` and its like return it, and `app.job(id)`.
 
-    Waiting is woken by the engine, also across processes. What a job returned or raised is kept for
-    the task's `result_ttl` / `failure_ttl`.
+    The engine notifies those who wait, in other processes too. A result is stored for the task's
+    `result_ttl`, an error for its `failure_ttl`.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Job(Generic[R]):
         self.topic = topic
         self.receipt = receipt
         self.before = before
-        """Jobs of the same flow that come before it, as far as its caller made them."""
+        """Jobs of the same flow that come before it, as far as the caller published them."""
         self._task = task
         self._is_kept = is_kept
         self._local = local
@@ -140,36 +140,34 @@ class Job(Generic[R]):
 
     @property
     def threads(self) -> Executor:
-        """Where blocking calls of coroutines run."""
+        """Threads for the blocking calls of coroutines."""
         return self.app.threads
 
     @property
     def outcome(self) -> str:
-        """
-        What became of its message when it was published: `"accepted"`, `"merged"` or `"duplicate"`.
-        """
+        """The outcome of the publish: `"accepted"`, `"merged"` or `"duplicate"`."""
         return self.receipt.outcome if self.receipt is not None else "accepted"
 
     @property
     def parent(self) -> Job[Any] | None:
-        """In a chain, the one before it."""
+        """The job before it in a chain; None outside of a chain."""
         return self.before[-1] if self.before else None
 
-    # How it stands
+    # Its state
 
     def state(self) -> JobState:
-        """All that is known of it now. Raises EngineUnavailable."""
+        """Everything that is known of it now. Raises EngineUnavailable."""
         if self._local is not None:
             return self._state_of(StoredResult(), self._local, None)
-        place = [(self.id, self.topic)]
-        kept = self.app.engine.results(place)[0]
-        if kept.outcome is None:
+        address = [(self.id, self.topic)]
+        stored = self.app.engine.results(address)[0]
+        if stored.outcome is None:
             view = self._find()
             if view is not None:
-                return self._state_of(kept, None, view)
-            kept = self.app.engine.results(place)[0]  # it may have ended in between
+                return self._state_of(stored, None, view)
+            stored = self.app.engine.results(address)[0]  # it may have ended in between
         return self._state_of(
-            kept, outcomes.read(kept.outcome) if kept.outcome is not None else None, None
+            stored, outcomes.read(stored.outcome) if stored.outcome is not None else None, None
         )
 
     astate = async_variant(state)
@@ -183,17 +181,21 @@ class Job(Generic[R]):
         return view
 
     def _state_of(
-        self, kept: StoredResult, ended: Outcome | None, view: MessageView | None
+        self, stored: StoredResult, ended: Outcome | None, view: MessageView | None
     ) -> JobState:
-        noted = outcomes.progress(kept.progress)
+        report = outcomes.progress(stored.progress)
         state = JobState(
-            id=self.id, topic=self.topic, status="unknown", info=noted.about, meta=noted.meta or {}
+            id=self.id,
+            topic=self.topic,
+            status="unknown",
+            info=report.about,
+            meta=report.meta or {},
         )
         if ended is not None:
             state.status, state.finished_at = ended.status, ended.at or None
             state.topic = self.topic or ended.topic
             state.published_at = ended.published_us / SECOND if ended.published_us else None
-            state.error, state.said = ended.reason, ended.said
+            state.error, state.own_state = ended.reason, ended.own_state
             if ended.error is not None:
                 state.error = f"{ended.error.type.rpartition(':')[2]}: {ended.error.message}"
                 state.traceback = ended.error.traceback
@@ -201,7 +203,7 @@ class Job(Generic[R]):
                 state.result = self._value(ended)
         elif view is not None:
             state.status, state.attempts, state.published_at = (
-                _status(view, noted),
+                _status(view, report),
                 view.attempts,
                 view.published_us / SECOND,
             )
@@ -219,11 +221,11 @@ class Job(Generic[R]):
 
     @property
     def status(self) -> str:
-        """One word for how it stands, see `JobState`; each look asks the engine."""
+        """Its state in one word, see `JobState`; each access asks the engine."""
         return self.state().status
 
     def get_status(self) -> str:
-        """RQ's word for `status`."""
+        """RQ's name for `status`."""
         return self.status
 
     def ready(self) -> bool:
@@ -231,35 +233,35 @@ class Job(Generic[R]):
         return self.state().is_over
 
     def successful(self) -> bool:
-        """Whether it has returned."""
+        """Whether it returned a result."""
         return self.status == outcomes.SUCCESS
 
     def failed(self) -> bool:
-        """Whether it has ended without a result."""
+        """Whether it ended without a result."""
         state = self.state()
         return state.is_over and state.status != outcomes.SUCCESS
 
     @property
     def result(self) -> R | None:
-        """What it returned; None while it has not."""
+        """Its result; None before it has one."""
         return cast("R | None", self.state().result)
 
     @property
     def progress(self) -> Any:
-        """What `update_state` said last."""
+        """The `meta` of the last `update_state`."""
         return self.state().info
 
     @property
     def traceback(self) -> str | None:
-        """Of its failure, as text."""
+        """The traceback of its error, as text."""
         return self.state().traceback
 
     def to_dict(self) -> dict[str, Any]:
-        """`state`, as plain data."""
+        """`state` as a dict."""
         return msgspec.structs.asdict(self.state())
 
     def get_position(self) -> int | None:
-        """How many of its queue are before it; None where it does not wait."""
+        """How many messages of its queue are before it; None if it is not waiting."""
         return self.app.engine.explain(self.id, self.topic).ahead
 
     # Waiting
@@ -272,14 +274,14 @@ class Job(Generic[R]):
         on_message: Callable[[JobState], object] | None = None,
     ) -> R:
         """
-        What it returned, as the type that the task says; waits for it, at most `timeout`.
+        Its result, as the type of the task's annotation. Waits for it, at most `timeout`.
 
-        Where it failed, its error is raised, as itself where its class is known here, else
-        JobFailed (JobCancelled, JobExpired, JobDead); without `propagate` the error is returned.
+        If it failed, its error is raised: itself if its class is loaded here, else JobFailed
+        (JobCancelled, JobExpired, JobDead). With `propagate=False` the error is returned.
         `on_message` is called with each state that `update_state` sets, and with the final one.
-        Raises TimeoutError.
+        Raises TimeoutError, and UsageError if the result is not stored.
         """
-        self._warn_inside()
+        self._warn_inside_task()
         seconds = arguments.seconds_or_none("get", "timeout", timeout)
         return self._outcome_to(self._wait(seconds, on_message), propagate=propagate)
 
@@ -291,13 +293,13 @@ class Job(Generic[R]):
         on_message: Callable[[JobState], object] | None = None,
     ) -> R:
         """As `get`, awaited; so is `await job`."""
-        self._warn_inside()
+        self._warn_inside_task()
         seconds = arguments.seconds_or_none("aget", "timeout", timeout)
         ended = self._local
         if ended is None:
             async with _Timeout(self, seconds):
-                async for kept in self._akept():
-                    ended = self._report(kept, on_message)
+                async for stored in self._achanges():
+                    ended = self._report(stored, on_message)
                     if ended is not None:
                         break
         assert ended is not None
@@ -317,11 +319,11 @@ class Job(Generic[R]):
     def _check_kept(self) -> None:
         if not self._is_kept:
             raise UsageError(
-                f"job {self.id}: nobody keeps its result, its task says ignore_result; leave that"
+                f"job {self.id}: its result is not stored because of ignore_result; leave that"
                 " out to wait for it"
             )
 
-    def _warn_inside(self) -> None:
+    def _warn_inside_task(self) -> None:
         self._check_kept()
         if self._local is None and current_request() is not None:
             log.warning(
@@ -335,48 +337,45 @@ class Job(Generic[R]):
     ) -> Outcome:
         if self._local is not None:
             return self._local
-        for kept in self._kept(seconds):
-            ended = self._report(kept, on_message)
+        for stored in self._changes(seconds):
+            ended = self._report(stored, on_message)
             if ended is not None:
                 return ended
-        raise AssertionError("it waits until there is one")
+        raise AssertionError("the loop ends with an outcome")
 
     def _report(
-        self, kept: StoredResult, on_message: Callable[[JobState], object] | None
+        self, stored: StoredResult, on_message: Callable[[JobState], object] | None
     ) -> Outcome | None:
-        """
-        Pass the state to `on_message` if there is something to say; returns how the job ended, if
-        it has.
-        """
-        ended = outcomes.read(kept.outcome) if kept.outcome is not None else None
-        if on_message is not None and (ended is not None or kept.progress is not None):
-            state = self._state_of(kept, ended, None)
+        """Call `on_message` if there is something new. Returns the outcome if the job has ended."""
+        ended = outcomes.read(stored.outcome) if stored.outcome is not None else None
+        if on_message is not None and (ended is not None or stored.progress is not None):
+            state = self._state_of(stored, ended, None)
             if ended is None:
-                state.status = (outcomes.progress(kept.progress).state or "started").lower()
+                state.status = (outcomes.progress(stored.progress).state or "started").lower()
             on_message(state)
         return ended
 
-    def _kept(self, seconds: float | None) -> Iterator[StoredResult]:
-        """What is kept of it: now, and after each change. Raises TimeoutError."""
+    def _changes(self, seconds: float | None) -> Iterator[StoredResult]:
+        """What is stored of it: now, and after each change. Raises TimeoutError."""
         deadline = None if seconds is None else time.monotonic() + seconds
         first = self.app.engine.results([(self.id, self.topic)])[0]
         yield first
         self._check_that_it_can_end()
         last = first
-        told: queue.SimpleQueue[StoredResult] = queue.SimpleQueue()
-        self.app.result_waiter.watch(self.id, self.topic, told.put)
+        changes: queue.SimpleQueue[StoredResult] = queue.SimpleQueue()
+        self.app.result_waiter.watch(self.id, self.topic, changes.put)
         try:
             while True:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 try:
-                    kept = told.get(timeout=left)
+                    stored = changes.get(timeout=left)
                 except queue.Empty:
-                    raise self._too_late(seconds) from None
-                if kept != last:
-                    yield kept
-                    last = kept
+                    raise self._timeout_error(seconds) from None
+                if stored != last:
+                    yield stored
+                    last = stored
         finally:
-            self.app.result_waiter.unwatch(self.id, told.put)
+            self.app.result_waiter.unwatch(self.id, changes.put)
 
     def _check_that_it_can_end(self) -> None:
         if not getattr(self.app.engine, "runs_by_itself", True):
@@ -386,13 +385,13 @@ class Job(Generic[R]):
                 f" {_HINTS.get(status, _RUN)}"
             )
 
-    async def _akept(self) -> AsyncIterator[StoredResult]:
+    async def _achanges(self) -> AsyncIterator[StoredResult]:
         loop = asyncio.get_running_loop()
-        told: asyncio.Queue[StoredResult] = asyncio.Queue()
+        changes: asyncio.Queue[StoredResult] = asyncio.Queue()
 
-        def tell(kept: StoredResult) -> None:
+        def put_change(stored: StoredResult) -> None:
             with contextlib.suppress(RuntimeError):  # its loop is closed
-                loop.call_soon_threadsafe(told.put_nowait, kept)
+                loop.call_soon_threadsafe(changes.put_nowait, stored)
 
         first = await loop.run_in_executor(
             self.threads, self.app.engine.results, [(self.id, self.topic)]
@@ -400,23 +399,25 @@ class Job(Generic[R]):
         if first[0].outcome is None:
             self._check_that_it_can_end()
         await loop.run_in_executor(
-            self.threads, self.app.result_waiter.watch, self.id, self.topic, tell
+            self.threads, self.app.result_waiter.watch, self.id, self.topic, put_change
         )
         last: StoredResult | None = None
         try:
             while True:
-                kept = await told.get()
-                if kept != last:
-                    yield kept
-                    last = kept
+                stored = await changes.get()
+                if stored != last:
+                    yield stored
+                    last = stored
         finally:
-            self.app.result_waiter.unwatch(self.id, tell)
+            self.app.result_waiter.unwatch(self.id, put_change)
 
-    def _too_late(self, seconds: float | None) -> TimeoutError:
+    def _timeout_error(self, seconds: float | None) -> TimeoutError:
         return TimeoutError(f"job {self.id}: not over within {seconds:g} s; it is {self.status}")
 
     def wait(self, timeout: Duration | None = None) -> bool:
-        """Until it has ended, however; False where that takes longer than `timeout`."""
+        """
+        Wait until it has ended, successfully or not. Returns False if the timeout is over first.
+        """
         self._check_kept()
         try:
             self._wait(arguments.seconds_or_none("wait", "timeout", timeout), None)
@@ -430,36 +431,36 @@ class Job(Generic[R]):
         on_error: Callable[[Job[R]], object] | None = None,
     ) -> Job[R]:
         """
-        Call `callback` with this job once it has returned, `on_error` (default: `callback`) once it
-        has failed; in a thread. Returns the job.
+        Call `callback` with this job in a thread after its success, `on_error` (default:
+        `callback`) after its failure. Returns the job.
         """
         self._check_kept()
 
-        def done(kept: StoredResult) -> None:
-            if kept.outcome is None:
+        def done(stored: StoredResult) -> None:
+            if stored.outcome is None:
                 return
             self.app.result_waiter.unwatch(self.id, done)
             call = (
                 callback
-                if outcomes.read(kept.outcome).status == outcomes.SUCCESS or on_error is None
+                if outcomes.read(stored.outcome).status == outcomes.SUCCESS or on_error is None
                 else on_error
             )
-            self.threads.submit(_called, call, self)
+            self.threads.submit(_call_logged, call, self)
 
         if self._local is not None:
-            self.threads.submit(_called, callback, self)
+            self.threads.submit(_call_logged, callback, self)
         else:
             self.app.result_waiter.watch(self.id, self.topic, done)
         return self
 
     def watch(self, timeout: Duration | None = None) -> Iterator[JobState]:
-        """Its states, the present one first, until it has ended. Raises TimeoutError."""
+        """Its states, from the current one until it has ended. Raises TimeoutError."""
         self._check_kept()
         last = self.state()
         yield last
         if last.is_over:
             return
-        for _ in self._kept(arguments.seconds_or_none("watch", "timeout", timeout)):
+        for _ in self._changes(arguments.seconds_or_none("watch", "timeout", timeout)):
             state = self.state()
             if state != last:
                 yield state
@@ -474,7 +475,7 @@ class Job(Generic[R]):
         yield last
         if last.is_over:
             return
-        async for _ in self._akept():
+        async for _ in self._achanges():
             state = await self.astate()
             if state != last:
                 yield state
@@ -484,8 +485,8 @@ class Job(Generic[R]):
 
     def follow(self, timeout: Duration | None = None, *, stream: TextIO | None = None) -> JobState:
         """
-        Watch it on a terminal, with a bar where `update_state` says `current` and `total`; returns
-        its last state.
+        Show its progress on a terminal, as a bar if `update_state` has `current` and `total`.
+        Returns its last state.
         """
         out = stream if stream is not None else sys.stderr
         shown = 0
@@ -500,37 +501,42 @@ class Job(Generic[R]):
             out.write("\n")
         return state
 
-    # Saying something of it
+    # Its data
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What `save_meta` keeps of it: change it, then save it."""
+        """The data that `save_meta` stores: change it, then save it."""
         if self._meta is None:
             self._meta = dict(self.state().meta)
         return self._meta
 
     def save_meta(self) -> None:
-        """Keep `meta`. Raises BadMessage where JSON cannot hold it."""
-        self._note(lambda noted: setattr(noted, "meta", self.meta))
+        """Store `meta`. Raises BadMessage if JSON cannot hold it."""
+        self._note(lambda report: setattr(report, "meta", self.meta))
 
     asave_meta = async_variant(save_meta)
 
     def note(self, state: str | None, about: Any, handle: int, fence: int) -> bool:
-        """What `update_state` does, as long as that lease is held."""
+        """Store the progress of a run while its lease is held. Returns whether it was."""
 
-        def change(noted: Progress) -> None:
-            noted.state, noted.about = state, about
+        def change(report: Progress) -> None:
+            report.state, report.about = state, about
 
         return self._note(change, handle, fence)
 
     def _note(self, change: Callable[[Progress], None], handle: int = 0, fence: int = 0) -> bool:
-        noted = outcomes.progress(self.app.engine.results([(self.id, self.topic)])[0].progress)
-        change(noted)
+        report = outcomes.progress(self.app.engine.results([(self.id, self.topic)])[0].progress)
+        change(report)
         topic = self.topic or self.state().topic or ""
         return self.app.engine.report_progress(
             [
                 ProgressReport(
-                    self.id, topic, outcomes.noted(noted), NOTES_LAST * SECOND, handle, fence
+                    self.id,
+                    topic,
+                    outcomes.encode_progress(report),
+                    PROGRESS_TTL * SECOND,
+                    handle,
+                    fence,
                 )
             ]
         )[0]
@@ -539,12 +545,12 @@ class Job(Generic[R]):
 
     def cancel(self) -> bool:
         """
-        Take it out, whatever it waits for; one that runs is stopped: a coroutine is cancelled, a
-        child process killed, in a thread JobCancelled is raised (which it sees at its next Python
-        instruction, not inside a long C call). Jobs before it in its flow are cancelled too, jobs
-        behind it fail.
+        Cancel it, whatever it waits for. A running one is stopped: a coroutine is cancelled, a
+        child process killed; in a thread JobCancelled is raised at the next Python instruction, so
+        not inside a long C call. Jobs before it in its flow are cancelled, too; jobs behind it
+        fail.
 
-        False: it had ended already.
+        Returns False if it had already ended.
         """
         for each in self.before:
             each.cancel()
@@ -556,7 +562,7 @@ class Job(Generic[R]):
     acancel = async_variant(cancel)
 
     def delete(self) -> None:
-        """Forget it: what waits is cancelled, a dead letter dropped, and nothing is kept of it."""
+        """Cancel it if it waits, drop its dead letter, and delete its result."""
         self.cancel()
         if self.topic is not None:
             self.app.engine.dead_drop(self.topic, [self.id])
@@ -565,7 +571,9 @@ class Job(Generic[R]):
     adelete = async_variant(delete)
 
     def requeue(self) -> bool:
-        """Put it back, where it is a dead letter; its attempts begin anew."""
+        """
+        Redrive it if it is a dead letter; its attempts start at 1 again. Returns whether it was.
+        """
         if self.topic is None:
             self._find()
         return self.app.engine.dead_redrive(self.topic, [self.id]) > 0
@@ -598,12 +606,14 @@ def report_progress(app: Host, request: Request, state: str | None, about: Any) 
     except RuntimeError:
         call()
     else:
-        outcomes.noted(Progress(state=state, about=about))  # raises BadMessage here, not there
+        outcomes.encode_progress(
+            Progress(state=state, about=about)
+        )  # raises BadMessage here, not there
         app.progress_thread.submit(call)
 
 
 class _Timeout:
-    """`asyncio.timeout` that tells of which job."""
+    """`asyncio.timeout` whose error names the job."""
 
     def __init__(self, job: Job[Any], seconds: float | None) -> None:
         self._job = job
@@ -628,9 +638,9 @@ class _Timeout:
             ) from None
 
 
-def _status(view: MessageView, noted: Progress) -> str:
-    if view.state == "leased" and noted.state is not None:
-        return noted.state.lower()
+def _status(view: MessageView, report: Progress) -> str:
+    if view.state == "leased" and report.state is not None:
+        return report.state.lower()
     if view.state == "delayed" and view.since_us == UNTIL_SIGNALLED_US:
         return "deferred"
     if view.state in ("ready", "delayed", "parked") and view.attempts:
@@ -638,18 +648,18 @@ def _status(view: MessageView, noted: Progress) -> str:
     return _STATES[view.state]
 
 
-def _called(callback: Callable[[Job[Any]], object], job: Job[Any]) -> None:
+def _call_logged(callback: Callable[[Job[Any]], object], job: Job[Any]) -> None:
     try:
         callback(job)
     except Exception:
-        log.exception("job %s: what was to be called then failed", job.id)
+        log.exception("job %s: a callback of then() failed", job.id)
 
 
 BAR = 30
 
 
 def progress_line(state: JobState) -> str:
-    """One line about a job for a terminal: a bar where it says how far it is."""
+    """One line about a job for a terminal, with a bar if its progress has `current` and `total`."""
     about = state.info if isinstance(state.info, dict) else {}
     current, total = about.get("current", about.get("done")), about.get("total")
     line = f"{state.id}  {state.status}"

@@ -68,7 +68,7 @@ MESSAGE_OPTIONS = frozenset({"delay", "at", "ttl", "priority", "key", "id", "at_
 """Options of a call that are options of its message."""
 
 RESULT_OPTIONS = ("ignore_result", "result_ttl", "failure_ttl")
-"""Options of a call that say for how long its result is kept."""
+"""Options of a call that say for how long its result is stored."""
 
 
 class TaskOptions(msgspec.Struct, kw_only=True):

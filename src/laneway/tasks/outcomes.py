@@ -1,6 +1,6 @@
 """
-How the end of a task is kept, and what was noted of it meanwhile: JSON under the message's id; and
-how an error comes back as itself.
+How the end of a task is stored, and its progress before: JSON under the message's id; and how an
+error becomes itself again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ if TYPE_CHECKING:
     from laneway.tasks.serializers import Serializer
 
 MAX_RESULT = 1 << 20
-"""Bytes of a result as it is kept; what is larger belongs somewhere else, and its name here."""
+"""The most bytes of a stored result. Store a larger one elsewhere and return its name."""
 
 RESULT_TTL, FAILURE_TTL = "10m", "1d"
-"""How long the end of a task is kept, where nobody says otherwise."""
+"""
+How long results and failures are stored, unless the application, a task or a call sets another
+time.
+"""
 
 SUCCESS = "success"
 FAILURE = "failure"
@@ -42,10 +45,10 @@ DEAD = "dead"
 ENDS = (SUCCESS, FAILURE, CANCELLED, EXPIRED, DEAD)
 
 
-class Said(msgspec.Struct):
+class OwnState(msgspec.Struct):
     """
-    Returned by a run that has said itself how it ended: `state` and `about` are what `update_state`
-    was told last.
+    The result of a run that chose its own final state: `state` and `about` are those of its last
+    `update_state`.
     """
 
     state: str
@@ -54,9 +57,10 @@ class Said(msgspec.Struct):
 
 class Outcome(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
-    How a task ended. `pickled`: the result of a task that pickles, base64. `reason`: of ends that
-    the task itself did not tell. `topic`, `published_us`: of its message, which is gone by then.
-    `said`: the state that the task has set itself. `tagged`: the result has its types with it.
+    How a task ended. `pickled`: the result of a task that pickles, base64. `reason`: why it ended,
+    if not by an error of its own. `topic`, `published_us`: of its message, which no longer exists.
+    `own_state`: the state that the task chose. `tagged`: the values of the result carry their
+    types.
     """
 
     status: str
@@ -67,14 +71,14 @@ class Outcome(msgspec.Struct, omit_defaults=True, kw_only=True):
     reason: str | None = None
     topic: str | None = None
     published_us: int = 0
-    said: str | None = None
+    own_state: str | None = None
     tagged: bool = False
 
 
 class Progress(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
-    What is noted of a task: a state of its own with something about it, and what `save_meta` keeps.
-    `at`: Unix seconds.
+    The progress of a task: a state and data of `update_state`, and the data of `save_meta`. `at`:
+    Unix seconds.
     """
 
     state: str | None = None
@@ -88,7 +92,7 @@ class Origin(TypedDict, total=False):
 
     topic: str
     published_us: int
-    said: str
+    own_state: str
     tagged: bool
 
 
@@ -98,76 +102,76 @@ _progress = msgspec.json.Decoder(Progress).decode
 
 
 def success(task: str, serializer: Serializer, returned: Any, **origin: Unpack[Origin]) -> bytes:
-    """What is kept of a task that returned. Raises Reject where that cannot be."""
-    made = Outcome(status=SUCCESS, at=time.time(), **origin)
+    """The stored form of a result. Raises Reject if it cannot be stored."""
+    outcome = Outcome(status=SUCCESS, at=time.time(), **origin)
     try:
         if serializer == "pickle":
-            made.pickled = base64.b64encode(pickle.dumps(returned)).decode()
+            outcome.pickled = base64.b64encode(pickle.dumps(returned)).decode()
         else:
-            made.result = returned
-        kept = _encode(made)
-        if returned is not None and serializer != "pickle" and b"null" in kept:
-            codec.encode(returned, task)  # it tells numbers that JSON cannot hold
+            outcome.result = returned
+        encoded = _encode(outcome)
+        if returned is not None and serializer != "pickle" and b"null" in encoded:
+            codec.encode(returned, task)  # raises for numbers that JSON cannot hold
     except BadMessage as error:
         raise Reject(
-            f'task "{task}": its result cannot be kept:'
+            f'task "{task}": its result cannot be stored:'
             f" {str(error).partition(': ')[2].replace('body', 'result')}"
         ) from error
     except BaseException as error:  # the objects' own code runs here
-        told = f"{texts.type_name(type(error))}: {texts.of(error, 200)}"
+        what = f"{texts.type_name(type(error))}: {texts.of(error, 200)}"
         raise Reject(
-            f'task "{task}": its result cannot be kept: {told}; return what JSON can hold, or say'
+            f'task "{task}": its result cannot be stored: {what}; return a JSON value, or set'
             " ignore_result=True"
         ) from error
-    if len(kept) > MAX_RESULT:
+    if len(encoded) > MAX_RESULT:
         raise Reject(
-            f'task "{task}": its result has {len(kept):,} bytes, at most {MAX_RESULT:,} are kept;'
-            " store it elsewhere and return its name"
+            f'task "{task}": its result has {len(encoded):,} bytes, at most {MAX_RESULT:,} are'
+            " stored; store it elsewhere and return its name"
         )
-    return kept
+    return encoded
 
 
 def failure(details: Details, *, status: str = FAILURE, **origin: Unpack[Origin]) -> bytes:
-    """What is kept of a task that failed for good."""
+    """The stored form of a final failure."""
     return _encode(Outcome(status=status, at=time.time(), error=details, **origin))
 
 
-def read(kept: bytes) -> Outcome:
-    """An outcome as it was kept."""
+def read(encoded: bytes) -> Outcome:
+    """Decode an outcome."""
     try:
-        return _outcome(kept)
+        return _outcome(encoded)
     except (ValueError, RecursionError) as error:
-        return Outcome(status=DEAD, reason=f"what is kept of it cannot be read: {error}")
+        return Outcome(status=DEAD, reason=f"its stored outcome cannot be read: {error}")
 
 
-def progress(noted: bytes | None) -> Progress:
-    """What was noted."""
+def progress(encoded: bytes | None) -> Progress:
+    """Decode the progress."""
     try:
-        return _progress(noted) if noted is not None else Progress()
+        return _progress(encoded) if encoded is not None else Progress()
     except (ValueError, RecursionError):
         return Progress()
 
 
-def noted(made: Progress) -> bytes:
-    """As it is kept. Raises BadMessage."""
-    made.at = time.time()
+def encode_progress(report: Progress) -> bytes:
+    """Encode the progress. Raises BadMessage."""
+    report.at = time.time()
     try:
-        kept = _encode(made)
+        encoded = _encode(report)
     except Exception as error:  # models of the user's own run their code here
         raise BadMessage(
             f"update_state: JSON cannot hold this ({texts.of(error, 200)}); convert it first"
         ) from error
-    if len(kept) > MAX_RESULT:
+    if len(encoded) > MAX_RESULT:
         raise BadMessage(
-            f"update_state: {len(kept):,} bytes are more than the {MAX_RESULT:,} that are kept"
+            f"update_state: {len(encoded):,} bytes are more than the {MAX_RESULT:,} that are stored"
         )
-    return kept
+    return encoded
 
 
 def value(outcome: Outcome, kind: Any, serializer: Serializer | None) -> Any:
     """
-    The result, as the type that the task says it returns. Raises JobFailed where it is pickled and
-    nobody here said that this is wanted.
+    The result as the type `kind`. Raises JobFailed if it is pickled and `serializer` does not allow
+    that.
     """
     if outcome.pickled is not None:
         if serializer != "pickle":
@@ -187,8 +191,8 @@ def value(outcome: Outcome, kind: Any, serializer: Serializer | None) -> Any:
 
 def error_of(job_id: str, outcome: Outcome) -> BaseException:
     """
-    What a failed task's handle raises: the error itself where its class is known here, with the
-    remote traceback as its cause.
+    The error of a failed task: itself if its class is loaded here, with the remote traceback as its
+    cause.
     """
     details = outcome.error
     if details is None:
@@ -196,47 +200,47 @@ def error_of(job_id: str, outcome: Outcome) -> BaseException:
             outcome.status, JobFailed
         )
         return kind(f"job {job_id}: {outcome.reason or outcome.status}")
-    made = _made_again(details)
-    if made is None:
-        made = JobFailed(f"job {job_id}: {details.type}: {details.message}")
-    made.__cause__ = RemoteTraceback(details.traceback)
-    return made
+    error = _recreated(details)
+    if error is None:
+        error = JobFailed(f"job {job_id}: {details.type}: {details.message}")
+    error.__cause__ = RemoteTraceback(details.traceback)
+    return error
 
 
 class RemoteTraceback(Exception):  # it is none: it stands behind one
-    """Where it happened, in the process that ran the task."""
+    """The traceback in the process that ran the task."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}\n"""'
 
 
-def _made_again(details: Details) -> BaseException | None:
+def _recreated(details: Details) -> BaseException | None:
     """
-    The error, if its class is loaded here (nothing is imported because a message says so) and can
-    be made of what was kept.
+    The error, if its class is loaded here (a message never causes an import) and can be created
+    from the stored arguments.
     """
     kind = _class(details.type)
     if kind is None or details.args is None:
         return None
     try:
-        made = kind(*details.args)
-        return made if texts.of(made) == details.message else None
+        error = kind(*details.args)
+        return error if texts.of(error) == details.message else None
     except Exception:  # noqa: BLE001  # a constructor of the user's own
         return None
 
 
 def _class(name: str) -> type[Exception] | None:
     module, _, path = name.partition(":")
-    found: Any = builtins if module == "builtins" else sys.modules.get(module)
+    holder: Any = builtins if module == "builtins" else sys.modules.get(module)
     for part in path.split("."):
-        found = _namespace(found).get(part)
-    return found if issubclass(type(found), type) and Exception in type.mro(found) else None
+        holder = _namespace(holder).get(part)
+    return holder if issubclass(type(holder), type) and Exception in type.mro(holder) else None
 
 
 def _namespace(holder: object) -> Mapping[str, Any]:
     """
-    What a module or a class holds itself. No `getattr`: a lazy module imports what is asked for,
-    and who wrote the outcome asks.
+    The attributes of a module or class itself. No `getattr`: a lazy module imports what is
+    requested, and the author of the outcome decides what is requested.
     """
     if issubclass(type(holder), ModuleType):
         return cast(
@@ -248,10 +252,10 @@ def _namespace(holder: object) -> Mapping[str, Any]:
 
 
 def keeps_header(result_ttl: int, failure_ttl: int) -> str:
-    """See `laneway.engines.base.RESULT_TTL_HEADER`; seconds."""
+    """The value of `laneway.engines.base.RESULT_TTL_HEADER`; seconds."""
     return f"{result_ttl},{failure_ttl}"
 
 
 def whole_seconds(micros: int) -> int:
-    """At least one."""
+    """Microseconds as whole seconds, at least one."""
     return max(1, math.ceil(micros / SECOND))

@@ -1,7 +1,4 @@
-"""
-RQ's hand: `app.queue("low").enqueue(function, …)` for any function that can be imported, without
-declaring it a task.
-"""
+"""`Queue`: calls of any importable function, as in RQ: `app.queue("low").enqueue(function, …)`."""
 
 from __future__ import annotations
 
@@ -40,7 +37,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("laneway.task")
 
 PREFIX, PREFIX_APART = "call:", "call!"
-"""How the task header begins of a function by its name; the second in a child process."""
+"""
+The prefixes of the task header of a function by its name; the second one runs it in a child
+process.
+"""
 
 ON_SUCCESS, ON_FAILURE, DESCRIPTION, RETRY_DELAY = (
     "on-success",
@@ -54,20 +54,19 @@ MISSING_SECONDS, MOST_MISSING = 1.0, 1_000
 _MISSING: dict[str, float] = {}
 """
 Functions that could not be imported, and until when that is not tried again: thousands of their
-calls may come at once.
+calls may arrive at once.
 """
 
 CHILD_ADDRESS = "laneway.child:perform_named"
 """How a child process finds the function that performs a call by name."""
 
 LISTED = 1_000
-"""Jobs of a queue that are listed at most."""
+"""The most jobs of a queue that are listed."""
 
 
 class Dependency(msgspec.Struct, frozen=True):
     """
-    Jobs (or their ids) that a job waits for; with `allow_failure` it runs also where one of them
-    failed.
+    Jobs (or their ids) that a job waits for. `allow_failure`: it also runs if one of them failed.
     """
 
     jobs: Any
@@ -76,15 +75,15 @@ class Dependency(msgspec.Struct, frozen=True):
 
 class EnqueueOptions(TypedDict, total=False):
     """
-    What `enqueue` can say besides the function's arguments.
+    The options of `enqueue`, besides the function's arguments.
 
-    `job_timeout`: how long it may run. `result_ttl`, `failure_ttl`: how long what comes of it is
-    kept. `ttl`: how long it may wait. `depends_on`: a job, an id, several, or a `Dependency`.
-    `job_id`: your own. `at_front`: before all others. `description`: for people. `on_success`,
-    `on_failure`: functions called in the worker behind it, with (job, None, result) and (job, None,
-    class, error, traceback). `retry`: how often it is tried again, `retry_delay`: after how long
-    (several: one after the other, the last again and again). `meta`: what `job.meta` begins with.
-    `delay`, `at`: when it is due. `priority`: -100 … 100.
+    `job_timeout`: how long it may run. `result_ttl`, `failure_ttl`: how long its result or error is
+    stored. `ttl`: how long it may wait. `depends_on`: a job, an id, several, or a `Dependency`.
+    `job_id`: an id of your own. `at_front`: before all others. `description`: for people.
+    `on_success`, `on_failure`: functions that the worker calls after it, with (job, None, result)
+    and (job, None, class, error, traceback). `retry`: the most retries; `retry_delay`: the time
+    before each (several: one after the other, the last one repeatedly). `meta`: the first value of
+    `job.meta`. `delay`, `at`: when it is due. `priority`: -100 to 100.
     """
 
     job_timeout: Duration | None
@@ -109,7 +108,7 @@ OPTIONS = frozenset(EnqueueOptions.__annotations__)
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call that `enqueue_many` is to publish: what `Queue.prepare` gives."""
+    """A call for `enqueue_many`: the result of `Queue.prepare`."""
 
     function: Any
     args: tuple[Any, ...]
@@ -119,10 +118,10 @@ class Call(msgspec.Struct, frozen=True):
 
 class Queue:
     """
-    A topic whose messages are calls of functions by their names; what `app.queue(name)` gives.
+    A topic whose messages are calls of functions by their names: the result of `app.queue(name)`.
 
     A worker imports and runs functions by name only for queues that its program has named with
-    `app.queue`: whoever may publish to these can have any importable function called there.
+    `app.queue`: everybody who can publish to these can have any importable function called there.
     """
 
     def __init__(
@@ -141,19 +140,19 @@ class Queue:
 
     @property
     def threads(self) -> Executor:
-        """Where blocking calls of coroutines run."""
+        """Threads for the blocking calls of coroutines."""
         return self.app.threads
 
     # Publishing
 
     def enqueue(self, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Job[Any]:
         """
-        Have a function called in a worker: a function at the top of a module, or its name
+        Publish a call of a function at the top of a module, or of its name
         ("package.module.function").
 
-        Options (see `EnqueueOptions`) stand among its keyword arguments; where it has an argument
-        of such a name, use `enqueue_call`. Raises UsageError, BadMessage where the arguments do not
-        fit, and what `publish` raises.
+        Options (see `EnqueueOptions`) are among its keyword arguments; if the function has an
+        argument of the same name, use `enqueue_call`. Raises UsageError, BadMessage if the
+        arguments do not fit, and the errors of `publish`.
         """
         return self._enqueue(self._prepared(function, args, kwargs))
 
@@ -168,7 +167,7 @@ class Queue:
         **options: Unpack[EnqueueOptions],
     ) -> Job[Any]:
         """
-        As `enqueue`, with the function's arguments apart from the options; `timeout` is
+        As `enqueue`, with the function's arguments apart from the options. `timeout` is
         `job_timeout`.
         """
         config.refuse_unknown("enqueue_call", options.keys() - OPTIONS, OPTIONS)
@@ -185,12 +184,12 @@ class Queue:
     def enqueue_in(
         self, delay: Duration, function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> Job[Any]:
-        """As `enqueue`, due after a while (seconds, a timedelta or "10m")."""
+        """As `enqueue`, due after a duration (seconds, a timedelta or "10m")."""
         return self.enqueue(function, *args, delay=delay, **kwargs)
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[Job[Any]]:
         """
-        Several that `prepare` has made, published together; they may depend on each other by their
+        Publish several calls of `prepare` together. They may depend on each other by their
         `job_id`.
         """
         listed = list(calls)
@@ -199,8 +198,8 @@ class Queue:
             [_ids(call.options.get("depends_on")) for call in listed],
         )
         if any(call.options.get("depends_on") is not None for call in listed) or self.app.eager:
-            found = {n: self._enqueue(listed[n]) for n in order}
-            return [found[n] for n in range(len(listed))]
+            jobs = {n: self._enqueue(listed[n]) for n in order}
+            return [jobs[n] for n in range(len(listed))]
         tasks = [self._task(call.function) for call in listed]
         messages = [
             self._message(task, call, None) for task, call in zip(tasks, listed, strict=True)
@@ -213,7 +212,7 @@ class Queue:
 
     @staticmethod
     def prepare(function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Call:
-        """A call for `enqueue_many`, said as to `enqueue`."""
+        """A call for `enqueue_many`, with the arguments of `enqueue`."""
         return Queue._prepared(function, args, kwargs)
 
     @staticmethod
@@ -228,7 +227,7 @@ class Queue:
         if isinstance(function, str) and self.tags == "strict" and not self.app.eager:
             return _known_by_name(
                 self.app, name, tags=self.tags
-            )  # RQ's way: the publisher may not have it
+            )  # as in RQ: the publisher may not have it
         task = named_task(self.app, name)
         task.tags = self.tags
         return task
@@ -247,19 +246,19 @@ class Queue:
         for job in before:
             if job.status == "unknown":
                 raise UsageError(
-                    f"enqueue: depends_on names job {job.id}, which nobody knows, or whose result"
-                    " is kept no longer"
+                    f"enqueue: depends_on names job {job.id}, which is unknown, or whose result"
+                    " is no longer stored"
                 )
-        made = self._published(
+        published = self._published(
             task, call, self._publish(self._message(task, call, waits, len(before)))
         )
         for number, job in enumerate(before, 1):
-            target = Target(self.name, made.id, number, None, waits.allow_failure)
+            target = Target(self.name, published.id, number, None, waits.allow_failure)
             ended = self.app.engine.on_end(job.id, job.topic, msgspec.json.encode(target))
             if ended is not None:
                 self.app.engine.put([flow.signal(target, job.id, outcomes.read(ended))])
-        made.before = tuple(before)
-        return made
+        published.before = tuple(before)
+        return published
 
     def _publish(self, message: Message) -> Receipt:
         options = {
@@ -280,36 +279,36 @@ class Queue:
     def _message(
         self, task: NamedTask, call: Call, waits: Dependency | None, count: int = 0
     ) -> Message:
-        said = call.options
-        config.refuse_unknown("enqueue", said.keys() - OPTIONS, OPTIONS)
+        given = call.options
+        config.refuse_unknown("enqueue", given.keys() - OPTIONS, OPTIONS)
         headers = {}
         for header, name in ((ON_SUCCESS, "on_success"), (ON_FAILURE, "on_failure")):
-            if said.get(name) is not None:
-                headers[header] = name_of(said[name])
-        if said.get("retry_delay") is not None:
+            if given.get(name) is not None:
+                headers[header] = name_of(given[name])
+        if given.get("retry_delay") is not None:
             delays = (
-                said["retry_delay"]
-                if isinstance(said["retry_delay"], (list, tuple))
-                else [said["retry_delay"]]
+                given["retry_delay"]
+                if isinstance(given["retry_delay"], (list, tuple))
+                else [given["retry_delay"]]
             )
             headers[RETRY_DELAY] = ",".join(
                 f"{arguments.seconds('enqueue', 'retry_delay', each):g}" for each in delays
             )
-        if said.get("description") is not None:
-            headers[DESCRIPTION] = str(said["description"])
-        timeout = said["job_timeout"] if said.get("job_timeout") is not None else self._timeout
+        if given.get("description") is not None:
+            headers[DESCRIPTION] = str(given["description"])
+        timeout = given["job_timeout"] if given.get("job_timeout") is not None else self._timeout
         options = {
             "topic": self.name,
             "headers": headers,
-            "id": said.get("job_id"),
-            "ttl": said.get("ttl"),
-            "at_front": said.get("at_front", False),
-            "result_ttl": said.get("result_ttl"),
-            "failure_ttl": said.get("failure_ttl"),
-            "delay": said.get("delay"),
-            "at": said.get("at"),
-            "priority": said.get("priority", 0),
-            "retries": said.get("retry") or 0,
+            "id": given.get("job_id"),
+            "ttl": given.get("ttl"),
+            "at_front": given.get("at_front", False),
+            "result_ttl": given.get("result_ttl"),
+            "failure_ttl": given.get("failure_ttl"),
+            "delay": given.get("delay"),
+            "at": given.get("at"),
+            "priority": given.get("priority", 0),
+            "retries": given.get("retry") or 0,
             "time_limit": timeout,
         }
         more, own = None, None
@@ -325,11 +324,11 @@ class Queue:
             job.save_meta()
         return job
 
-    # Looking
+    # Inspecting
 
     @property
     def count(self) -> int:
-        """How many jobs wait."""
+        """How many jobs are waiting."""
         return self.app.engine.topic_stats(self.name).waiting
 
     def __len__(self) -> int:
@@ -337,25 +336,25 @@ class Queue:
 
     @property
     def job_ids(self) -> list[str]:
-        """Ids of those that wait, in their order, at most 1,000."""
+        """The ids of waiting jobs, in their order, at most 1,000."""
         return [view.id for view in self.app.engine.topic_peek(self.name, limit=LISTED)]
 
     @property
     def jobs(self) -> list[Job[Any]]:
-        """Those that wait, in their order, at most 1,000."""
+        """The waiting jobs, in their order, at most 1,000."""
         return [Job(self.app, job_id, self.name) for job_id in self.job_ids]
 
     def fetch_job(self, job_id: str) -> Job[Any] | None:
-        """One of its jobs; None where nobody knows it."""
+        """One of its jobs; None if it is unknown."""
         job: Job[Any] = Job(self.app, arguments.name("fetch_job", "the id", job_id), self.name)
         return job if job.status != "unknown" else None
 
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether no job is waiting."""
         return self.count == 0
 
     def empty(self) -> int:
-        """Cancel all that waits; returns how many."""
+        """Remove all waiting jobs. Returns how many."""
         return self.app.engine.topic_purge(self.name)
 
     acount = async_variant(__len__)
@@ -366,15 +365,12 @@ class Queue:
 
 
 class NamedTask(Task[..., Any]):
-    """A function by its name, with what `enqueue` says is to be called behind it."""
+    """A function by its name, with the functions that are called after it."""
 
     tags: str | None = "json"
 
     def tagged_result(self, returned: Any) -> Any:
-        """
-        What is kept of a result: tuples and sets too are what they were, where all of it can be
-        that.
-        """
+        """The result as it is stored; tuples and sets keep their types if all values can."""
         if self.returns is not None:
             return returned
         try:
@@ -385,7 +381,7 @@ class NamedTask(Task[..., Any]):
     def on_success(
         self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Call the function that was named for it."""
+        """Call the function of `on_success`."""
         del args, kwargs
         name = _header(ON_SUCCESS)
         if name is not None:
@@ -400,7 +396,7 @@ class NamedTask(Task[..., Any]):
         kwargs: dict[str, Any],
         einfo: str,
     ) -> Any:
-        """Call the function that was named for it."""
+        """Call the function of `on_failure`."""
         del args, kwargs, einfo
         name = _header(ON_FAILURE)
         if name is not None:
@@ -410,11 +406,11 @@ class NamedTask(Task[..., Any]):
         return None
 
     def _verdict(self, request: Request, error: Exception) -> Exception:
-        """A failure is tried again after what its call says."""
-        said = super()._verdict(request, error)
+        """A failure is retried after the call's own delays."""
+        verdict = super()._verdict(request, error)
         delays = control.retry_delays(request.headers)
-        if said is not error or isinstance(error, HandlerSignal) or delays is None:
-            return said
+        if verdict is not error or isinstance(error, HandlerSignal) or delays is None:
+            return verdict
         return Retry(texts.of(error), delay=delays[min(request.retries, len(delays) - 1)])
 
 
@@ -439,7 +435,7 @@ def _make_named_task(app: Host, name: str) -> NamedTask:
         )
     except LanewayError:
         raise
-    except Exception as error:  # something that can be called and has no signature
+    except Exception as error:  # a callable without a signature
         raise UsageError(
             f"{_shown(name[len(PREFIX) :])} cannot be called as a job: {texts.of(error, 200)}"
         ) from error
@@ -448,20 +444,19 @@ def _make_named_task(app: Host, name: str) -> NamedTask:
 
 
 def _known_by_name(app: Host, name: str, tags: str) -> NamedTask:
-    """A function of which this program has only the name: nothing of a call is checked here."""
+    """A function of which this program has only the name: arguments are not checked here."""
     task = NamedTask(app, _any, TaskOptions(name=name, topic="default"))
     task.tags = tags
     return task
 
 
 def _any(*args: Any, **kwargs: Any) -> None:
-    """Takes whatever a function by its name is called with."""
+    """Accepts all arguments."""
 
 
 def find(app: Host, name: str, topic: str) -> Handler | None:
     """
-    Who handles a call of a function by its name in a topic: nobody, unless the program has named
-    that queue.
+    The handler of a function by its name in a topic; None unless the program has named that queue.
     """
     queue = app.handlers.queues.get(topic)
     if queue is None or not name.startswith((PREFIX, PREFIX_APART)):
@@ -473,7 +468,7 @@ def find(app: Host, name: str, topic: str) -> Handler | None:
         return named_task(
             app, queue.prefix + name[len(PREFIX) :]
         ).handler  # where it runs is the worker's choice
-    except BaseException as error:  # noqa: BLE001  # a module that raises KeyboardInterrupt has no function either
+    except BaseException as error:  # noqa: BLE001  # a module may raise KeyboardInterrupt, too
         log.warning("queue %s: %s", topic, texts.of(error, texts.MAX_REASON))
         if len(_MISSING) >= MOST_MISSING:
             _MISSING.clear()
@@ -500,8 +495,8 @@ def name_of(function: Any) -> str:
         )
     if "<" in name:
         raise UsageError(
-            f"enqueue: {name} is made inside another function, where a worker cannot find it; put"
-            " it at the top of a module"
+            f"enqueue: {name} is defined inside another function, where a worker cannot find it;"
+            " put it at the top of a module"
         )
     return f"{module}:{name}"
 
@@ -511,20 +506,20 @@ def function_of(name: str) -> Any:
     module, _, path = name.partition(":")
     try:
         with importing(module):
-            found: Any = importlib.import_module(module)
+            function: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
+            function = getattr(function, part)
     except (
         Exception,
         SystemExit,
-    ) as error:  # the module's own code runs here, and may raise anything
+    ) as error:  # the module's code runs here
         raise UsageError(
             f"there is no function {_shown(name)}: {texts.type_name(type(error))}:"
             f" {texts.of(error, 200)}"
         ) from error
-    if not callable(found):
+    if not callable(function):
         raise UsageError(f"{_shown(name)} is no function")
-    return found
+    return function
 
 
 def _shown(name: str) -> str:
@@ -536,27 +531,27 @@ def _header(name: str) -> str | None:
     return request.headers.get(name) if request is not None else None
 
 
-def _dependency(said: Any) -> Dependency | None:
-    if said is None or (isinstance(said, (list, tuple)) and not said):
+def _dependency(value: Any) -> Dependency | None:
+    if value is None or (isinstance(value, (list, tuple)) and not value):
         return None
-    return said if isinstance(said, Dependency) else Dependency(said)
+    return value if isinstance(value, Dependency) else Dependency(value)
 
 
-def _jobs(app: Host, said: Any) -> list[Job[Any]]:
-    listed = said if isinstance(said, (list, tuple)) else [said]
-    found: dict[str, Job[Any]] = {}
+def _jobs(app: Host, value: Any) -> list[Job[Any]]:
+    listed = value if isinstance(value, (list, tuple)) else [value]
+    jobs: dict[str, Job[Any]] = {}
     for each in listed:
         job = (
             each
             if isinstance(each, Job)
             else Job(app, arguments.name("enqueue", "depends_on", each))
         )
-        found.setdefault(job.id, job)
-    return list(found.values())
+        jobs.setdefault(job.id, job)
+    return list(jobs.values())
 
 
-def _ids(said: Any) -> list[str]:
-    waits = _dependency(said)
+def _ids(value: Any) -> list[str]:
+    waits = _dependency(value)
     listed = (
         []
         if waits is None
@@ -568,10 +563,13 @@ def _ids(said: Any) -> list[str]:
 
 
 def _sorted(ids: list[str | None], before: list[list[str]]) -> list[int]:
-    """Positions, each behind those it depends on. Raises UsageError for a cycle, which it names."""
+    """
+    Positions, each after those it depends on. Raises UsageError, which names the cycle, if there is
+    one.
+    """
     places = {job_id: n for n, job_id in enumerate(ids) if job_id is not None}
     order: list[int] = []
-    state: dict[int, int] = {}  # 1: being looked at, 2: done
+    state: dict[int, int] = {}  # 1: in progress, 2: done
 
     def visit(n: int, path: list[str]) -> None:
         if state.get(n) == 2:

@@ -1,4 +1,6 @@
-"""What a running task knows of its call: `self.request`, or an argument annotated `Request`."""
+"""
+`Request`: a run of a task, as the task sees it: `self.request`, or an argument annotated `Request`.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,25 @@ if TYPE_CHECKING:
     from laneway.message import Lease
 
 PARENT_HEADER, ROOT_HEADER = "laneway-parent", "laneway-root"
-"""The task that made the call, and the first of all: where a task calls another."""
+"""The ids of the task that made the call, and of the first task of all."""
 
 ETA_HEADER, RETRIES_HEADER = "laneway-eta", control.RETRIES
-"""What was said at the call: when it was to begin, and how often it may be tried again."""
+"""When the call was to start, and its most retries."""
 
 OWN_PREFIX = control.OWN_PREFIX
-"""What begins so is between us and ourselves."""
+"""The prefix of headers that only Laneway reads."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """
     One run of a task.
 
-    `id` is the message's, `attempt` 1 for the first, `deliveries` counts hand-outs too. `parent_id`
-    is the task that made the call, `root_id` the first of them all (its own id where nobody called
-    it). `eta`: when it was to begin, as text in ISO 8601, where that was said. `retries_limit`: how
-    often it may be tried again, as far as the call says so; where `is_limited` the topic's policy
-    was looked at too. `store`: URL and namespace, of a function called by its name. `before`: how
-    the jobs ended that it waited for. `is_kept`: whether anybody keeps what comes of it.
+    `id` is the message's; `attempt` is 1 for the first; `deliveries` also counts deliveries that
+    were not attempts. `parent_id`: the task that made the call; `root_id`: the first of all (its
+    own id if no task made the call). `eta`: when it was to start, in ISO 8601, if the call set a
+    time. `retries_limit`: the most retries that the call allows; `is_limited`: the policy's limit
+    is included. `store`: URL and namespace, for a function called by name. `before`: how the jobs
+    ended that it waited for. `is_kept`: whether its result is stored.
     """
 
     id: str
@@ -73,9 +75,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def current_request() -> Request | None:
-    """The task run that the caller is part of; None outside of one."""
-    found: Request | None = CURRENT.get(None)
-    return found
+    """The run that is executing this code; None outside of a run."""
+    request: Request | None = CURRENT.get(None)
+    return request
 
 
 def request_of(
@@ -87,7 +89,7 @@ def request_of(
     before: Sequence[Signal] = (),
     each: bool = False,
 ) -> Request:
-    """The run that a lease asks for."""
+    """The run of a lease."""
     headers = lease.headers or {}
     return Request(
         id=lease.id,

@@ -97,54 +97,54 @@ class TaskHandler(Handler):
             )
         times, around = result_ttls_us(lease.headers), flow.of(lease.body, lease.headers)
         if settlement.action == "retry":
-            self._look_at_retries(lease, settlement, is_in_flow=around is not None)
+            self._check_retries(lease, settlement, is_in_flow=around is not None)
         if times is None and around is None:
             return super().concluded(lease, returned, error, settlement)
         origin: outcomes.Origin = {"topic": lease.topic, "published_us": lease.published_us}
-        if isinstance(returned, outcomes.Said):
-            origin["said"], returned = returned.state, returned.about
+        if isinstance(returned, outcomes.OwnState):
+            origin["own_state"], returned = returned.state, returned.about
         if error is None and self.task.tags:
             origin["tagged"], returned = (
                 True,
                 returned if isinstance(returned, Portable) else self.task.tagged_result(returned),
             )
         if error is None:
-            kept = (
+            stored = (
                 returned
                 if issubclass(type(returned), Portable)
                 else outcomes.success(self.task.name, self.task.serializer, returned, **origin)
             )
         elif settlement.action in ("retry", "dead"):
-            kept = outcomes.failure(describe(error), **origin)
+            stored = outcomes.failure(describe(error), **origin)
         else:
             return ()
         never_began = issubclass(type(error), DependencyFailed)
         if never_began:
-            settlement.action = "ack"  # nobody is to try again what never began
+            settlement.action = "ack"  # a run that never started is not retried
         if settlement.action == "retry" and around is not None:
-            # were it dead after all, since its policy has just changed, then the engine tells of it
+            # if it is dead after all, since its policy has just changed, the engine signals it
             return ()
         if times is not None:
             settlement.id, settlement.outcome, settlement.outcome_ttl_us = (
                 lease.id,
-                kept,
+                stored,
                 times[error is not None],
             )
         if around is None or not (around.then or around.errors):
             return ()
-        return flow.following(lease.id, around, outcomes.read(kept), is_own_failure=not never_began)
+        return flow.following(
+            lease.id, around, outcomes.read(stored), is_own_failure=not never_began
+        )
 
-    def _look_at_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
+    def _check_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
         """
-        A failure is final where its call allows no more retries; in a flow also where the policy
-        does not: what follows is told with it.
+        A failure is final if its call allows no more retries; in a flow also if the policy allows
+        none, since the calls behind it are signalled with the end.
         """
-        said = control.retries(lease.headers)
-        limit = said if said is not None else sys.maxsize
+        retries = control.retries(lease.headers)
+        limit = retries if retries is not None else sys.maxsize
         if is_in_flow:
-            with contextlib.suppress(
-                EngineUnavailable
-            ):  # the engine tells what follows of its end then
+            with contextlib.suppress(EngineUnavailable):  # then the engine signals its end
                 limit = min(limit, self.task.app.engine.policy_of(lease.topic).retries)
         if lease.attempt > limit:
             settlement.action, settlement.reason = (
@@ -291,7 +291,7 @@ class RunnableTask:
         return returned
 
     def perform_apart(self, request: Request) -> Portable | None:
-        """As `perform`, in a child process. Returns the encoded result, None if nobody keeps it."""
+        """As `perform`, in a child process. Returns the encoded result if it is stored."""
         returned = self.perform(request)
         if not request.is_kept:
             return None

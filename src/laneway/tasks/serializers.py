@@ -1,8 +1,8 @@
 """
-How a call becomes bytes and is read again: JSON, or by the task's choice msgpack or pickle.
+Encoding and decoding of calls: JSON, or by the task's choice msgpack or pickle.
 
-What a task reads is decided by the task, never by the message: a body that says it is pickled is
-refused by every task that does not pickle itself.
+The task decides what it reads, never the message: a pickled body is refused by every task that does
+not pickle itself.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Serializer = Literal["json", "msgpack", "pickle"]
 SERIALIZERS = ("json", "msgpack", "pickle")
 
 SERIALIZER_HEADER = "laneway-serializer"
-"""How a body is written that is not JSON."""
+"""The encoding of a body that is not JSON."""
 
 _pack = msgspec.msgpack.Encoder(enc_hook=codec.plain).encode
 _unpack = msgspec.msgpack.Decoder().decode
 
 
 def check(task: str, serializer: object) -> None:
-    """Raises UsageError where there is none of that name."""
+    """Raise UsageError if there is no serializer of that name."""
     if serializer not in SERIALIZERS:
         raise UsageError(
             f'task "{task}": expected serializer to be one of {", ".join(SERIALIZERS)}, got'
@@ -46,10 +46,9 @@ def encode(
     more: dict[str, Any] | None = None,
 ) -> Any:
     """
-    The body of a call, as `publish` takes it. Raises BadMessage where it cannot be written.
+    Encode a call as a body for `publish`. Raises BadMessage.
 
-    `more` stands beside the arguments in JSON, whatever these are written in: others than the task
-    read it.
+    `more`: fields beside the arguments, always in JSON, since others than the task read them.
     """
     body: dict[str, Any] = {"args": args, "kwargs": kwargs}
     if serializer == "json":
@@ -65,7 +64,7 @@ def encode(
 
 def decode(task: str, serializer: Serializer, lease: Lease) -> Any:
     """
-    The body of a call. Raises Reject where it is another program's, or not written as this task
+    Decode the body of a call. Raises Reject if it is another program's, or not encoded as this task
     reads it.
     """
     written = (lease.headers or {}).get(SERIALIZER_HEADER, "json")

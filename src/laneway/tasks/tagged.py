@@ -1,9 +1,8 @@
 """
-Values that JSON does not know, with their types: `{"__type__": "datetime", "__value__": …}`, so
-that they come back as what they were.
+Values that JSON does not have, with their types: `{"__type__": "datetime", "__value__": …}`.
 
 For programs of Celery (whose JSON does the same) and RQ (which pickles), whose functions have no
-annotations that would say it.
+annotations.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ _PLAIN = (str, int, float, bool, type(None))
 
 def tag(value: Any, *, strict: bool = False) -> Any:
     """
-    The value with its types. `strict`: also of tuples, sets and keys; raises BadMessage for what
-    would not come back the same.
+    The value with its types. `strict`: also of tuples, sets and keys; raises BadMessage for a value
+    that could not be restored.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -83,7 +82,7 @@ def tag(value: Any, *, strict: bool = False) -> Any:
 
 
 def untag(value: Any) -> Any:
-    """What `tag` was given."""
+    """The value that `tag` was called with."""
     if type(value) is list:
         return [untag(each) for each in value]
     if type(value) is not dict:

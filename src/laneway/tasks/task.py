@@ -98,7 +98,7 @@ class Task(RunnableTask, Generic[P, R]):
             self._headers[RESULT_TTL_HEADER] = self._result_ttls({})
 
     def _result_ttls(self, options: Mapping[str, Any]) -> str:
-        """The header with the seconds for which a result and a failure are kept."""
+        """The header with the seconds for which a result and a failure are stored."""
         own, app = self._options, self.app
         ttls = [
             next(
@@ -179,7 +179,8 @@ class Task(RunnableTask, Generic[P, R]):
         }
         for name in translated.keys() & options.keys():
             raise UsageError(
-                f'task {self.name}: "{name}" is said twice, also by its name in Celery; say it once'
+                f'task {self.name}: "{name}" is given twice, also with its name in Celery;'
+                " give it once"
             )
         return cast("Job[R]", self.publish(tuple(args), kwargs or {}, {**options, **translated}))
 

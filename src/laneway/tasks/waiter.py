@@ -1,7 +1,4 @@
-"""
-Waiting for jobs: one thread of a process hears of all that it waits for, and tells whoever wants to
-know.
-"""
+"""Waiting for jobs: one thread of a process listens for all of them and calls back."""
 
 from __future__ import annotations
 
@@ -20,27 +17,24 @@ if TYPE_CHECKING:
     from laneway.engines.base import FullEngine, ResultListener
     from laneway.message import StoredResult
 
-    Told = Callable[[StoredResult], object]
+    Callback = Callable[[StoredResult], object]
 
 log = logging.getLogger("laneway.job")
 
 LISTEN = 60.0
-"""
-Seconds of one listening; engines look by themselves more often where they may have missed
-something.
-"""
+"""Seconds of one poll; engines check by themselves more often if a notification may be lost."""
 
 IDLE = 30.0
 """Seconds after the last wait until the thread ends."""
 
 AWAY = 0.2
-"""Seconds between attempts while the engine is away."""
+"""Seconds between attempts while the engine is unavailable."""
 
 
 class ResultWaiter:
     """
-    Tells what is kept of jobs: once when asked, and at each change. `engine`: gives the engine that
-    is to be heard now.
+    Calls back with the stored result of jobs: once at the start, and at each change. `engine`:
+    returns the engine to listen to.
     """
 
     def __init__(self, engine: Callable[[], FullEngine]) -> None:
@@ -48,10 +42,10 @@ class ResultWaiter:
         self._lock = threading.Lock()
         self._listening: _Listening | None = None
 
-    def watch(self, job_id: str, topic: str | None, told: Told) -> None:
+    def watch(self, job_id: str, topic: str | None, callback: Callback) -> None:
         """
-        Call `told` with what is kept of a job, from the hub's thread: at once, and at each change.
-        It must not block.
+        Call `callback` with the stored result of a job, from the waiter's thread: at once, and at
+        each change. It must not block.
         """
         engine = self._engine()
         with self._lock:
@@ -59,19 +53,19 @@ class ResultWaiter:
             while (
                 listening is None
                 or not listening.serves(engine)
-                or not listening.add(job_id, topic, told)
+                or not listening.add(job_id, topic, callback)
             ):
                 listening = self._listening = _Listening(engine)
                 listening.start()
 
-    def unwatch(self, job_id: str, told: Told) -> None:
-        """Not any more."""
+    def unwatch(self, job_id: str, callback: Callback) -> None:
+        """Stop calling `callback`."""
         with self._lock:
             if self._listening is not None:
-                self._listening.remove(job_id, told)
+                self._listening.remove(job_id, callback)
 
     def close(self) -> None:
-        """Hear of nothing more."""
+        """Stop listening."""
         with self._lock:
             listening, self._listening = self._listening, None
         if listening is not None:
@@ -79,7 +73,7 @@ class ResultWaiter:
 
 
 class _Listening(threading.Thread):
-    """The thread, as long as there is something to wait for."""
+    """The thread that listens while there is something to wait for."""
 
     def __init__(self, engine: FullEngine) -> None:
         super().__init__(name="laneway-jobs", daemon=True)
@@ -87,33 +81,33 @@ class _Listening(threading.Thread):
         self._process = os.getpid()
         self._listener: ResultListener = engine.result_listener()
         self._lock = threading.Lock()
-        self._watched: dict[str, tuple[str | None, list[Told]]] = {}
+        self._watched: dict[str, tuple[str | None, list[Callback]]] = {}
         self._ended = False
         self._idle_since = time.monotonic()
 
     def serves(self, engine: FullEngine) -> bool:
-        """Whether it can be asked to hear for that engine."""
+        """Whether it listens to that engine, in this process."""
         return self._engine is engine and self._process == os.getpid() and not self._ended
 
-    def add(self, job_id: str, topic: str | None, told: Told) -> bool:
-        """False: it has just ended, since there was nothing to hear."""
+    def add(self, job_id: str, topic: str | None, callback: Callback) -> bool:
+        """Returns False if the thread has just ended because it was idle."""
         with self._lock:
             if self._ended:
                 return False
             known = self._watched.get(job_id)
             if known is None:
-                self._watched[job_id] = (topic, [told])
+                self._watched[job_id] = (topic, [callback])
             else:
-                known[1].append(told)
+                known[1].append(callback)
         self._listener.subscribe(job_id)
         return True
 
-    def remove(self, job_id: str, told: Told) -> None:
+    def remove(self, job_id: str, callback: Callback) -> None:
         with self._lock:
             known = self._watched.get(job_id)
-            if known is None or told not in known[1]:
+            if known is None or callback not in known[1]:
                 return
-            known[1].remove(told)
+            known[1].remove(callback)
             if known[1]:
                 return
             del self._watched[job_id]
@@ -138,28 +132,28 @@ class _Listening(threading.Thread):
                         else [each for each in dict.fromkeys(notified) if each in self._watched]
                     )
                 if wanted and not self._ended:
-                    self._tell(wanted)
+                    self._call_back(wanted)
         finally:
             self._ended = True
             self._listener.close()
 
-    def _tell(self, wanted: list[str]) -> None:
+    def _call_back(self, wanted: list[str]) -> None:
         with self._lock:
             those = [(each, self._watched[each]) for each in wanted if each in self._watched]
         try:
-            found = self._engine.results([(each, topic) for each, (topic, _) in those])
+            results = self._engine.results([(each, topic) for each, (topic, _) in those])
         except EngineUnavailable as error:
             if not self._ended:
                 log.warning(
-                    "what became of %d jobs cannot be read, trying again: %s", len(those), error
+                    "the results of %d jobs cannot be read, retrying: %s", len(those), error
                 )
-                time.sleep(AWAY)  # nobody is served meanwhile: all of them wait for the same engine
+                time.sleep(AWAY)  # all jobs wait for the same engine
                 with contextlib.suppress(OSError):
                     self._listener.subscribe(*wanted)
             return
-        for (_, (_, calls)), kept in zip(those, found, strict=True):
-            for told in list(calls):
+        for (_, (_, calls)), result in zip(those, results, strict=True):
+            for callback in list(calls):
                 try:
-                    told(kept)
+                    callback(result)
                 except Exception:
-                    log.exception("what was to be told of a job failed")
+                    log.exception("a callback for a change of a job failed")

@@ -1,23 +1,23 @@
 """
-How a flow is stored: whole, or not at all.
+How a flow is stored: completely, or not at all.
 
-A flow that one call of the engine stores in one step needs nothing else. A larger one is stored in
+A flow that one call of the engine stores atomically needs nothing else. A larger one is stored in
 several steps, and nothing of it runs before the last of them:
 
-1. the *timeout*, a message that is due in an hour, and the *root*, a message that waits for one
-   signal;
-2. *openers*, which wait for a signal too: a tree below the root, whose leaves name all calls of the
-   flow, a hundred each;
-3. the calls; those with which the flow begins wait for a signal of their opener;
-4. the signal to the root. This is the one last write that makes the flow visible.
+    1. the timeout, a message that is due in an hour, and the root, a message that waits for one
+       signal;
+    2. openers, which wait for a signal, too: a tree below the root, whose leaves name all calls of
+       the flow, a hundred each;
+    3. the calls; those that start the flow wait for a signal of their opener;
+    4. the signal to the root: this last write opens the flow.
 
 Then a worker handles the root, which signals its openers, these the next, and the leaves the calls:
-each in the same step as its own end, at most a hundred signals in a step, so that no shard is held
-for long. A signal counts once, so a worker that dies in between, or a publisher that repeats all of
-it, does no harm.
+each in the same step as its own end, at most a hundred signals in a step, so that no shard is
+locked for long. A signal counts once, so a worker that dies in between, or a publisher that repeats
+all of it, does no harm.
 
-If the last write never comes, the timeout signals a failure to the root. It goes the same way down:
-every call that was stored ends with it, and none runs.
+If the last write never happens, the timeout signals a failure to the root. It goes the same way
+down: every stored call ends with it, and none runs.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ FAN = 100
 """Messages that one opener signals."""
 
 ENDS_AFTER = 3600
-"""Seconds after which a flow that is not whole ends."""
+"""Seconds after which an incomplete flow ends."""
 
 LAST_WRITE_BEFORE = ENDS_AFTER - 300
-"""Seconds after its begin until which a flow may be completed: the timeout must not come first."""
+"""Seconds from its start within which a flow may be completed: before the timeout."""
 
 NOT_WHOLE = "incomplete flow: not all of it was stored within 1 h, so none of it runs"
 
 
 def publish(app: Host, flow_id: str, messages: Sequence[Message], *, again: bool) -> None:
     """
-    Store a flow's messages, the last first. Raises what publishing raises; nothing of the flow runs
-    then.
+    Store a flow's messages, the last first. Raises the errors of publishing; then nothing of the
+    flow runs.
 
-    `again`: it was tried before under this id, and it is not known how far that went.
+    `again`: an earlier call with this id may have stored a part of it.
     """
     if not _is_one_step(app, messages):
         _Staged(app, flow_id, messages).publish()
@@ -89,11 +89,11 @@ def _is_one_step(app: Host, messages: Sequence[Message]) -> bool:
 
 
 def _is_stored(app: Host, messages: Sequence[Message]) -> bool:
-    """Whether the one step was done: any of its messages is known, or how it ended."""
+    """Whether the single step was done: one of the messages is known, or its outcome is."""
     engine = app.engine
     if any(
-        kept.outcome is not None
-        for kept in engine.results([(message.id or "", message.topic) for message in messages])
+        result.outcome is not None
+        for result in engine.results([(message.id or "", message.topic) for message in messages])
     ):
         return True
     by_topic: dict[str, list[str]] = {}
@@ -130,7 +130,7 @@ class _Staged:
         delayed = Draft(
             self._topic, encode(timeout), id=self._timeout_id, headers={TASK_HEADER: OPEN}, own=True
         )
-        delayed.delay_us, delayed.ttl_us = ENDS_AFTER * SECOND, FOR_EVER_US
+        delayed.delay_us, delayed.ttl_us = ENDS_AFTER * SECOND, UNLIMITED_US
         self._put([delayed, *levels[0]])
         try:
             for level in levels[1:]:
@@ -147,14 +147,14 @@ class _Staged:
                     f" {LAST_WRITE_BEFORE:,} s; none of it runs"
                 )
         except EngineUnavailable:
-            raise  # the timeout ends it, or whoever publishes it again completes it
+            raise  # the timeout ends it, or publishing it again completes it
         except Exception as error:
             self._give_up(error)
             raise
         self._put(
             [
                 opening_signal(
-                    Opening(self._root.topic, self._root.id, ttl_us=FOR_EVER_US), self._root.id
+                    Opening(self._root.topic, self._root.id, ttl_us=UNLIMITED_US), self._root.id
                 )
             ]
         )
@@ -164,18 +164,18 @@ class _Staged:
         self._app.engine.put(drafts)
 
     def _give_up(self, error: Exception) -> None:
-        """What was stored ends at once, not in an hour."""
+        """End the stored part at once, not after an hour."""
         ended = outcomes.Outcome(status=outcomes.CANCELLED, reason=f"incomplete flow: {error}")
         with suppress(EngineUnavailable):
             self._put([signal(self._root, self._root.id, ended)])
             self._end_timeout()
 
     def _end_timeout(self) -> None:
-        with suppress(EngineUnavailable):  # it finds that the root waits no longer
+        with suppress(EngineUnavailable):  # the timeout has no effect after the root was signalled
             self._app.engine.cancel(self._timeout_id, self._topic)
 
     def _check_room(self) -> None:
-        """A flow waits whole before any of it runs: what never fits is refused at once."""
+        """Refuse a flow that never fits: all of it waits before any of it runs."""
         for topic, count in Counter(message.topic for message in self._messages).items():
             limit = self._app.engine.policy_of(topic).max_backlog
             if limit is not None and count > limit:
@@ -185,12 +185,12 @@ class _Staged:
                 )
 
     def _openers(self) -> list[list[Draft]]:
-        """The tree from the root down, by levels."""
+        """The tree of openers, from the root down, by levels."""
         parts = [_leaf(part) for part in _parts(self._messages)]
         levels: list[list[Draft]] = []
         while len(parts) > 1:
             targets = [
-                Opening(self._topic, f"{self._root.id}.{len(levels)}.{n}", ttl_us=FOR_EVER_US)
+                Opening(self._topic, f"{self._root.id}.{len(levels)}.{n}", ttl_us=UNLIMITED_US)
                 for n in range(len(parts))
             ]
             levels.append(
@@ -208,8 +208,8 @@ class _Staged:
         )
 
 
-FOR_EVER_US = 100 * 365 * 86_400 * SECOND
-"""The ttl of what opens a flow: that of the topic's policy is not meant for it."""
+UNLIMITED_US = 100 * 365 * 86_400 * SECOND
+"""The ttl of openers, to which the ttl of the topic's policy does not apply."""
 
 
 def _begins(message: Message) -> bool:
@@ -218,7 +218,7 @@ def _begins(message: Message) -> bool:
 
 
 def _held_back(message: Message) -> Message:
-    """A call with which the flow begins waits for its opener."""
+    """A call that starts the flow, waiting for its opener."""
     if not _begins(message):
         return message
     return msgspec.structs.replace(
@@ -228,7 +228,7 @@ def _held_back(message: Message) -> Message:
 
 def _leaf(messages: Sequence[Message]) -> Flow:
     """
-    What signals these: those that begin the flow when it opens, all of them when it ends before.
+    An opener's flow: it signals the calls that start the flow, or all of them if it does not open.
     """
     flow = Flow()
     for message in messages:

@@ -313,8 +313,8 @@ def _handle(job: Any, app: Celery) -> AsyncResult | GroupResult:
 
 
 def _state_name(state: JobState) -> str:
-    if state.said is not None:
-        return state.said
+    if state.own_state is not None:
+        return state.own_state
     # `task_track_started` or the task itself has set the info.
     if state.status == "started" and state.info is not None:
         return states.STARTED

@@ -106,7 +106,7 @@ class Task(_Task[..., Any]):
 
     def become_bound(self) -> None:
         """Finish registration."""
-        self._stated: dict[int, outcomes.Said] = {}  # by fence: states that runs have set
+        self._stated: dict[int, outcomes.OwnState] = {}  # by fence: states that runs have set
         self.handler.asks_for_losses = True
         self.bound = True
 
@@ -365,7 +365,7 @@ class Task(_Task[..., Any]):
             return  # it runs in the caller: nobody can read its state
         super().update_state(state, meta)
         if request is not None:
-            self._stated[request.fence] = outcomes.Said(state, meta)
+            self._stated[request.fence] = outcomes.OwnState(state, meta)
 
     def perform(self, request: Request) -> Any:
         """Run the function; in a Django project, close stale connections around it."""
