@@ -107,7 +107,7 @@ def test_what_was_added_is_called_by_any_worker(laneway: Command) -> None:
     ("arguments", "expected"),
     [
         (("--every", "10m"), "nothing to publish; give --task NAME, or --topic TOPIC"),
-        (("--task", "x"), "by one of every, cron, sun and at; 0 are given"),
+        (("--task", "x"), "one of every, cron, sun and at, got 0"),
         (
             ("--cron", "61 * * * *", "--task", "x"),
             "the minute of the cron line '61 * * * *' cannot be '61'; expected 0-59",

@@ -239,7 +239,7 @@ def test_what_is_no_schedule_is_a_dead_letter(clockwork: Clockwork) -> None:
         ({"call": Message("t", delay=5)}, "leave them out", BadMessage),
         ({"name": "a@b"}, 'expected a name without "@"', UsageError),
         ({"args": ()}, "missing a required argument", BadMessage),
-        ({"every": None}, "by one of every, cron, sun and at; 0 are given", UsageError),
+        ({"every": None}, "one of every, cron, sun and at, got 0", UsageError),
     ],
 )
 def test_what_cannot_be(

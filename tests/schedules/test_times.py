@@ -190,8 +190,8 @@ def test_the_sun() -> None:
         ({"event": ("sunrise", 100, 1)}, "latitude of -90 to 90"),
         ({"event": "sunrise"}, 'like ("sunrise", 52.5, 13.4)'),
         ({"moment": datetime(2030, 1, 1)}, "a datetime with a time zone"),  # noqa: DTZ001
-        ({}, "by one of every, cron, sun and at; 0 are given"),
-        ({"period": 5, "line": "* * * * *"}, "2 are given"),
+        ({}, "one of every, cron, sun and at, got 0"),
+        ({"period": 5, "line": "* * * * *"}, "got 2"),
     ],
 )
 def test_what_cannot_be(options: dict[str, Any], message: str) -> None:
