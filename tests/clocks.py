@@ -1,4 +1,4 @@
-"""Clocks of a process that are wrong: what a child process runs first."""
+"""Code for child processes whose clock is wrong."""
 
 SHIFTED = """
 import sys
@@ -10,6 +10,7 @@ time.time = lambda: real_time() + shift
 time.time_ns = lambda: real_time_ns() + round(shift * 1e9)
 """
 """
-Shifts `time.time` and `time.time_ns` by the seconds of the first argument, before anything is
-imported that reads them.
+Shifts `time.time` and `time.time_ns` by the seconds in the first argument.
+
+It must run before any module that reads them is imported.
 """

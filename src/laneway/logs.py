@@ -27,8 +27,8 @@ def add_fields(
     A processor for structlog: adds `message`, `topic`, `attempt` and `task`, also to Laneway's own
     lines in a `ProcessorFormatter`.
     """
-    said = getattr(event.get("_record"), FIELDS, None)
-    for name, value in (said if isinstance(said, dict) else fields()).items():
+    recorded = getattr(event.get("_record"), FIELDS, None)
+    for name, value in (recorded if isinstance(recorded, dict) else fields()).items():
         event.setdefault(name, value)
     return event
 

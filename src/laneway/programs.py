@@ -190,11 +190,10 @@ class _Replacement:
                 self._engine.policy_set_many(self._layer, changes)
             self._write_topics(topics, has_some=before.topics > 0 or bool(before.claim))
             for gate in before.gates.keys() - gates.keys() - others.keys():
-                self._engine.gate_set(
-                    gate, Gate(), layer="code"
-                )  # policies may name it still: it holds nothing back
+                # Policies may still name the gate: without limits it is always open.
+                self._engine.gate_set(gate, Gate(), layer="code")
         except BaseException:
-            # Whoever comes next does all of it again.
+            # The next process that opens the store does all of it again.
             self._end(
                 msgspec.structs.replace(before, digest="", topics=max(before.topics, len(topics)))
             )
