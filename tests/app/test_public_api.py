@@ -569,7 +569,7 @@ def test_bad_tasks(app: Laneway) -> None:
     app.task(name="mail")(mail)
     with pytest.raises(UsageError, match="already"):
         app.task(name="mail")(mail)
-    with pytest.raises(UnknownHandler, match="none of that name"):
+    with pytest.raises(UnknownHandler, match="there is no task of that name"):
         app.handlers.task("nail")
 
 
