@@ -51,9 +51,9 @@ class UnhandledWarnings:
             self._warned_at[kind] = now
             more = self._unreported.pop(kind, 0)
             log.warning(
-                "no handler for message %s in topic %s (%s); returned (dead letter if none appears"
-                " within on_unhandled, default 1 h)%s; register a handler, or give this program its"
-                " own pool",
+                "no handler for message %s in topic %s (%s); returned (a dead letter only after the"
+                " policy's on_unhandled, if that is set)%s; register a handler, or give this"
+                " program its own pool",
                 lease.id,
                 lease.topic,
                 kind,

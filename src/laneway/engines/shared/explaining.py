@@ -44,7 +44,7 @@ class Facts(msgspec.Struct, kw_only=True):
     policy: Resolved
     is_runnable: bool
     leased: int
-    rest_step: int
+    back_off_step: int
     rest_until_us: int
     tat: int
     rate_now: float
@@ -212,13 +212,13 @@ def _limits(facts: Facts, explanation: Explanation) -> int | None:
     """
     now, policy = facts.now_us, facts.policy
     at: int | None = now
-    if facts.rest_step and facts.rest_until_us > now:
+    if facts.back_off_step and facts.rest_until_us > now:
         explanation.reasons.append(
             f"the topic backs off for {facts.left(facts.rest_until_us)}: its destination is"
             " unavailable"
         )
         at = facts.rest_until_us
-    elif facts.rest_step and facts.leased:
+    elif facts.back_off_step and facts.leased:
         explanation.reasons.append(
             "the topic probes whether its destination is available, one delivery at a time"
         )

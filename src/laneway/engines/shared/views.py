@@ -50,8 +50,8 @@ class LaneFacts(Protocol):
     """What is read of a lane; besides, the counts that `TopicStats` has under the same names."""
 
     place: int
-    rest_step: int
-    rest_until: int
+    back_off_step: int
+    back_off_until: int
     throttled: int
     seen: int
     lately: int
@@ -100,8 +100,8 @@ def add_lane(stats: TopicStats, lane: LaneFacts, now_us: int, *, is_bucket: bool
     Add one of the topic's lanes. Of a bucket, which other topics share, only the place counts;
     the engine counts the topic's messages in it.
     """
-    if lane.rest_step and lane.rest_until > now_us:
-        stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.rest_until)
+    if lane.back_off_step and lane.back_off_until > now_us:
+        stats.backs_off_until_us = max(stats.backs_off_until_us or 0, lane.back_off_until)
     if stats.state == "idle":
         stats.state = PLACE_NAMES[lane.place]
         stats.wake_us = lane.wake if lane.place == ASLEEP else None

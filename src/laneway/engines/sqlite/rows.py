@@ -51,9 +51,9 @@ class Lane(msgspec.Struct, gc=False):
     expired: int = 0
     removed: int = 0
     throttled: int = 0
-    rest_until: int = 0
-    rest_step: int = 0  # above 0: the topic backs off, or probes its destination
-    rest_fence: int = 0
+    back_off_until: int = 0
+    back_off_step: int = 0  # above 0: the topic backs off, or probes its destination
+    back_off_fence: int = 0
     mean: int = 0
     watched_until: int = 0  # changes are notified until then, see Wakeup.watch_topic
 
@@ -117,9 +117,9 @@ class Lane(msgspec.Struct, gc=False):
             self.expired,
             self.removed,
             self.throttled,
-            self.rest_until,
-            self.rest_step,
-            self.rest_fence,
+            self.back_off_until,
+            self.back_off_step,
+            self.back_off_fence,
             self.mean,
             self.watched_until,
         )

@@ -367,7 +367,7 @@ class _Plan:
             take = min(take, gate.room(tx.now) if gate is not None else 0)
         if policy.limited:
             take = min(take, self.startable)
-        if policy.paused or (lane.rest_step and lane.rest_until > tx.now):
+        if policy.paused or (lane.back_off_step and lane.back_off_until > tx.now):
             take = 0
         if take <= 0:
             # The lane's policy changed since it was placed, or its gate shut: place it again.

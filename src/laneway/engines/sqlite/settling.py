@@ -112,7 +112,7 @@ def _quick_acks(
             or lane is None
             or settlement.action != "ack"
             or settlement.handle != lease[0]
-            or lane.rest_step
+            or lane.back_off_step
             or tx.policy_of(lane).dedupe is not None
         ):
             left.append(n)
@@ -136,7 +136,7 @@ def _place(tx: Transaction, lanes: Iterable[Lane]) -> None:
     for lane in lanes:
         if (
             lane.place in (FULL, ASLEEP, AT_GATE)
-            or lane.rest_step
+            or lane.back_off_step
             or (not lane.ready and lane.place != IDLE)
         ):
             tx.place(lane)
@@ -248,8 +248,8 @@ class _Settling:
 
     def _end_back_off(self, lane: Lane, held: Held) -> None:
         """An ack of a lease that began after the back-off shows that the destination works."""
-        if lane.rest_step and held.fence > lane.rest_fence:
-            lane.rest_step = lane.rest_until = 0
+        if lane.back_off_step and held.fence > lane.back_off_fence:
+            lane.back_off_step = lane.back_off_until = 0
             self.tx.touch(lane)
 
 
@@ -343,16 +343,20 @@ def _unhandled(tx: Transaction, lane: Lane, row: Row, topic: str) -> SettlementA
 
 def _back_off(tx: Transaction, lane: Lane, held: Held, delay_us: int | None) -> None:
     """The topic's destination is unavailable: all its lanes back off."""
-    if held.fence <= lane.rest_fence:
+    if held.fence <= lane.back_off_fence:
         return
-    if lane.rest_step:
-        step = min(lane.rest_step * 2, base.BACK_OFF_MAX_US)
+    if lane.back_off_step:
+        step = min(lane.back_off_step * 2, base.BACK_OFF_MAX_US)
     else:
         step = base.BACK_OFF_FIRST_US
     if delay_us is not None:
         step = max(delay_us, 1)
     for each in _lanes_of_topic(tx, lane):
-        each.rest_step, each.rest_until, each.rest_fence = step, tx.now + step, tx.shard.fence
+        each.back_off_step, each.back_off_until, each.back_off_fence = (
+            step,
+            tx.now + step,
+            tx.shard.fence,
+        )
         tx.place(each)
 
 

@@ -483,10 +483,10 @@ class Transaction(Statements):
                 if lane.leased or lane.delayed or lane.parked
                 else self._forgotten_at(lane, policy, tier_queue)
             )
-        if lane.rest_step and lane.rest_until > now:
-            return ASLEEP, lane.rest_until
+        if lane.back_off_step and lane.back_off_until > now:
+            return ASLEEP, lane.back_off_until
         concurrency = policy.lane_concurrency
-        if lane.rest_step:
+        if lane.back_off_step:
             concurrency = 1
         if concurrency is not None and lane.leased >= concurrency:
             return FULL, None
@@ -507,8 +507,8 @@ class Transaction(Statements):
             at = lane.wake
         else:
             at = self.now + LINGER_US["time" if self.fair_by_time(tier_queue) else "messages"]
-        if lane.rest_step:
-            at = max(at, lane.rest_until)
+        if lane.back_off_step:
+            at = max(at, lane.back_off_until)
         if policy.rate is not None:
             at = max(at, -(-lane.tat // fairness.TICKS))
         return at
@@ -531,9 +531,9 @@ class Transaction(Statements):
     def allowance(self, lane: Lane, policy: Resolved) -> int:
         """How many of its ready messages the lane's own limits admit now."""
         allowed = lane.ready
-        if not (policy.limited or lane.rest_step):
+        if not (policy.limited or lane.back_off_step):
             return allowed
-        concurrency = 1 if lane.rest_step else policy.lane_concurrency
+        concurrency = 1 if lane.back_off_step else policy.lane_concurrency
         if concurrency is not None:
             allowed = min(allowed, concurrency - lane.leased)
         if policy.rate is not None and allowed > 0:

@@ -518,9 +518,9 @@ class Lane(msgspec.Struct):
     expired: int = 0
     removed: int = 0
     throttled: int = 0
-    rest_until: int = 0
-    rest_step: int = 0
-    rest_fence: int = 0
+    back_off_until: int = 0
+    back_off_step: int = 0
+    back_off_fence: int = 0
     mean: int = 0
     watched_until: int = 0
 

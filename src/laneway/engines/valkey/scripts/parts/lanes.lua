@@ -42,8 +42,8 @@ local lanes = part(function(lanes)
     -- that an arriving plain message changes, see lane_heads.lua.
     local RECORD = LANE_HEAD .. 'I2i8i8i8i4i8i8i8i4i4i4I2c0'
     local NO_CLASSES = '\0\0\0\0\0\0\0\0\0\0' -- big, old, busy, slow
-    local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'rest_until',
-        'rest_step', 'rest_fence', 'mean',
+    local RARE = { 'retried', 'died', 'merged', 'expired', 'removed', 'throttled', 'back_off_until',
+        'back_off_step', 'back_off_fence', 'mean',
         'watched_until' }
     local USUAL = { is_bucket = false, rule = false, is_rare = false }
     for n = 1, #RARE do
@@ -314,8 +314,8 @@ local lanes = part(function(lanes)
     local function forgotten_at(lane, policy, tier_queue)
         local at = lane.place == IDLE and lane.wake > 0 and lane.wake
             or shard.now + (tier_queue.by_time and LINGER_BY_TIME or LINGER)
-        if lane.rest_step > 0 then
-            at = math.max(at, lane.rest_until)
+        if lane.back_off_step > 0 then
+            at = math.max(at, lane.back_off_until)
         end
         if policy.rate then
             at = math.max(at, math.ceil(lane.tat / TICKS))
@@ -339,9 +339,9 @@ local lanes = part(function(lanes)
             return IDLE, forgotten_at(lane, policy, tier_queue)
         end
         local concurrency = policy.concurrency
-        if lane.rest_step > 0 then
-            if lane.rest_until > now then
-                return ASLEEP, lane.rest_until
+        if lane.back_off_step > 0 then
+            if lane.back_off_until > now then
+                return ASLEEP, lane.back_off_until
             end
             concurrency = 1
         end
@@ -398,7 +398,7 @@ local lanes = part(function(lanes)
     -- How many of its ready messages the lane's own limits admit.
     function lanes.allowance(lane, policy)
         local allowed = lane.ready
-        local concurrency = lane.rest_step > 0 and 1 or policy.concurrency
+        local concurrency = lane.back_off_step > 0 and 1 or policy.concurrency
         if concurrency then
             allowed = math.min(allowed, concurrency - lane.leased)
         end

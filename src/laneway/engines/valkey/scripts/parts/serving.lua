@@ -240,7 +240,7 @@ local serving = part(function(serving)
         if policy.limited then
             take = math.min(take, calls.startable)
         end
-        if policy.paused or (lane.rest_step > 0 and lane.rest_until > shard.now) then
+        if policy.paused or (lane.back_off_step > 0 and lane.back_off_until > shard.now) then
             take = 0
         end
         local given = given_by(lane)

@@ -155,17 +155,17 @@ local settling = part(function(settling)
     -- The topic's destination is unavailable: all its lanes on this shard back off. Reports of
     -- leases from before the back-off do not count.
     local function back_off(lane, lease, asked, ended)
-        if lease.fence <= lane.rest_fence then
+        if lease.fence <= lane.back_off_fence then
             return
         end
-        local step = lane.rest_step > 0 and math.min(lane.rest_step * 2, BACK_OFF_MAX)
+        local step = lane.back_off_step > 0 and math.min(lane.back_off_step * 2, BACK_OFF_MAX)
             or BACK_OFF_FIRST
         if asked then
             step = math.max(asked, 1)
         end
         for _, each in ipairs(lane.is_bucket and { lane } or lanes.of_topic(lanes.topic(lane),
             lanes.rule(lane))) do
-            each.rest_step, each.rest_until, each.rest_fence = step, shard.now + step, shard.fence
+            each.back_off_step, each.back_off_until, each.back_off_fence = step, shard.now + step, shard.fence
             ended[#ended + 1] = each
         end
     end
@@ -219,8 +219,8 @@ local settling = part(function(settling)
         if lease.empty then
             messages.free_key(lane, lease.line, mid)
         end
-        if settlement.action == 'ack' and lane.rest_step > 0 and lease.fence > lane.rest_fence then
-            lane.rest_step, lane.rest_until = 0, 0
+        if settlement.action == 'ack' and lane.back_off_step > 0 and lease.fence > lane.back_off_fence then
+            lane.back_off_step, lane.back_off_until = 0, 0
         end
         if settlement.action == 'back_off' then
             back_off(lane, lease, settlement.delay, ended)
