@@ -271,12 +271,16 @@ class Task(RunnableTask, Generic[P, R]):
             )
             return self.given(self._local_job(receipt, returned))
         topic, body, send = call.topic, call.body, call.options
-        with _PublishSignals(self, call) as publishing:
-            publishing.receipt = yield steps.Step(
-                functools.partial(self.app.publish, topic, body, **send),
-                functools.partial(self.app.apublish, topic, body, **send),
-            )
-        return self.given(self.job(publishing.receipt, is_kept=self.keeps_result(options)))
+        step = steps.Step(
+            functools.partial(self.app.publish, topic, body, **send),
+            functools.partial(self.app.apublish, topic, body, **send),
+        )
+        if signals.before_task_publish.receivers or signals.after_task_publish.receivers:
+            with _PublishSignals(self, call) as publishing:
+                receipt = publishing.receipt = yield step
+        else:
+            receipt = yield step
+        return self.given(self.job(receipt, is_kept=self.keeps_result(options)))
 
     def given(self, job: Any) -> Any:
         """The handle for the caller, of a job or of a group; a subclass may wrap it."""
