@@ -27,7 +27,7 @@ class Odd(Exception):
 
 
 class Unkind(Exception):
-    """One that cannot be made again of what it carries."""
+    """An error that its arguments cannot rebuild."""
 
     def __init__(self, one: int, *, why: object) -> None:
         super().__init__(one, why)

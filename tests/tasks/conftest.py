@@ -27,21 +27,21 @@ def make_app(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeApp
         "valkey": "{}?shards=1",
         "valkey, shards": "{}?shards=4",
     }
-    made: list[Laneway] = []
+    apps: list[Laneway] = []
 
     def make(**settings: object) -> Laneway:
         url = urls[request.param]
-        made.append(
+        apps.append(
             Laneway(
                 url.format(server().url) if "{}" in url else url,
                 namespace=namespace,
                 **settings,  # type: ignore[arg-type]
             )
         )
-        return made[-1]
+        return apps[-1]
 
     yield make
-    for app in made:
+    for app in apps:
         app.close()
 
 

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[Laneway]:
-    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
-        yield made
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as app:
+        yield app
 
 
-class Colour(enum.Enum):
+class Color(enum.Enum):
     RED = "red"
 
 
@@ -63,7 +63,7 @@ VALUES: list[tuple[Any, Any]] = [
     (timedelta, timedelta(minutes=3)),
     (uuid.UUID, uuid.uuid4()),
     (Decimal, Decimal("10.10")),
-    (Colour, Colour.RED),
+    (Color, Color.RED),
     (Line, Line("pen", Decimal("1.5"))),
     (Order, Order(3, [Line("pen", Decimal(2), 5)])),
     (Address, Address("Quay 1", date(2020, 1, 1))),
@@ -95,17 +95,19 @@ def test_values_arrive_as_they_were(app: Laneway, kind: Any, value: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("kind", "sent", "told"),
+    ("kind", "sent", "reason"),
     [
         (int, "five", "Expected `int`, got `str`"),
         (Line, {"item": "pen"}, "missing required field `price`"),
         (Customer, {"name": "x", "joined": "never"}, "joined"),
-        (Colour, "blue", "Invalid enum value 'blue'"),
+        (Color, "blue", "Invalid enum value 'blue'"),
         (Path, "/tmp", "JSON gives str, not"),
     ],
 )
-def test_what_does_not_fit_is_a_dead_letter(app: Laneway, kind: Any, sent: Any, told: str) -> None:
-    """A body made by another program, or by an older version of the task."""
+def test_what_does_not_fit_is_a_dead_letter(
+    app: Laneway, kind: Any, sent: Any, reason: str
+) -> None:
+    """A body from another program, or by an older version of the task."""
 
     def keep(value): ...
 
@@ -117,7 +119,7 @@ def test_what_does_not_fit_is_a_dead_letter(app: Laneway, kind: Any, sent: Any, 
     assert dead.reason.startswith(
         'task "keep": the argument "value" is not of the type that the function expects: '
     )
-    assert told in dead.reason
+    assert reason in dead.reason
 
 
 def test_what_cannot_travel_is_refused_at_the_call(app: Laneway) -> None:
@@ -203,13 +205,13 @@ def test_the_message_does_not_say_how_it_is_read(app: Laneway) -> None:
 
     evil = pickle.dumps({"args": ["evil"], "kwargs": {}})
     for task in ("plain", "packed"):
-        for said in (
+        for options in (
             {"laneway-serializer": "pickle"},
             {"laneway-serializer": "json"},
             {"laneway-serializer": "yaml"},
             {},
         ):
-            app.publish(f"task.{task}", evil, headers={"laneway-task": task, **said})
+            app.publish(f"task.{task}", evil, headers={"laneway-task": task, **options})
     app.publish("task.packed", {"args": ["json"], "kwargs": {}}, headers={"laneway-task": "packed"})
     summary = app.run_worker(burst=True)
     assert (summary.acked, summary.died) == (1, 8)

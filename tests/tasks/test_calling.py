@@ -16,8 +16,8 @@ from laneway import BadMessage, Laneway, Reject, Request, Retry, Task, UsageErro
 
 @pytest.fixture
 def app(tmp_path: Path) -> Iterator[Laneway]:
-    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as made:
-        yield made
+    with Laneway(f"sqlite:///{tmp_path}/laneway.db", durability="memory") as app:
+        yield app
 
 
 # Calling
@@ -118,7 +118,7 @@ def test_who_called_whom(app: Laneway) -> None:
     assert {request.root_id for request in seen.values()} == {seen["parent"].id}
 
 
-def test_what_can_be_said_of_a_call(app: Laneway) -> None:
+def test_options_of_a_call(app: Laneway) -> None:
     order: list[int] = []
 
     @app.task(topic="t")
@@ -194,7 +194,7 @@ def test_many_calls_at_once(app: Laneway) -> None:
         square.starmap([(1, 2, 3)])
 
 
-def test_keys_and_ids_made_of_the_arguments(app: Laneway) -> None:
+def test_keys_and_ids_from_the_arguments(app: Laneway) -> None:
     """One order at a time, in order; and the same call twice is one."""
     seen: list[tuple[int, str]] = []
 
@@ -325,8 +325,8 @@ def test_celerys_names_of_the_backoff(app: Laneway) -> None:
 # Classes of one's own
 
 
-class Told(Task[Any, Any]):
-    """Notes what it is told."""
+class Hooked(Task[Any, Any]):
+    """Records the calls of its hooks."""
 
     notes: list[tuple[Any, ...]]
 
@@ -370,7 +370,7 @@ class Told(Task[Any, Any]):
         self.notes.append(("after", status))
 
 
-class ToldAwaited(Told):
+class AsyncHooked(Hooked):
     async def on_success(  # type: ignore[override]
         self, retval: Any, task_id: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -378,17 +378,17 @@ class ToldAwaited(Told):
         raise RuntimeError("a hook that fails changes nothing")
 
 
-def test_a_class_of_ones_own_is_told(app: Laneway) -> None:
+def test_hooks_of_a_subclass_are_called(app: Laneway) -> None:
     notes: list[tuple[Any, ...]] = []
-    Told.notes = notes
+    Hooked.notes = notes
 
-    @app.task(base=Told, topic="t", retries=1, backoff=0)
+    @app.task(base=Hooked, topic="t", retries=1, backoff=0)
     def divide(one: int, other: int) -> float:
         if not other:
             raise ZeroDivisionError("boom")
         return one / other
 
-    assert isinstance(divide, Told)
+    assert isinstance(divide, Hooked)
     good = divide.delay(4, other=2)
     app.run_worker(burst=True)
     assert notes == [
@@ -399,27 +399,27 @@ def test_a_class_of_ones_own_is_told(app: Laneway) -> None:
     notes.clear()
     bad = divide.delay(1, 0)
     app.run_worker(burst=True)
-    told = "ZeroDivisionError('boom')"
+    error = "ZeroDivisionError('boom')"
     assert [note[:2] for note in notes] == [
         ("before", bad.id),
-        ("retry", told),
+        ("retry", error),
         ("after", "RETRY"),
         ("before", bad.id),
-        ("failure", told),
+        ("failure", error),
         ("after", "FAILURE"),
     ]
-    assert notes[1] == ("retry", told, True)
+    assert notes[1] == ("retry", error, True)
 
 
 @pytest.mark.parametrize(
     ("error", "word"), [(Reject("no"), "failure"), (Retry("later", delay=0), "retry")]
 )
-def test_it_is_told_of_signals_too(app: Laneway, error: Exception, word: str) -> None:
+def test_hooks_are_called_for_raised_signals(app: Laneway, error: Exception, word: str) -> None:
     notes: list[tuple[Any, ...]] = []
-    Told.notes = notes
+    Hooked.notes = notes
     raised = [error]
 
-    @app.task(base=Told, topic="t")
+    @app.task(base=Hooked, topic="t")
     def once() -> None:
         if raised:
             raise raised.pop()
@@ -433,9 +433,9 @@ def test_hooks_of_a_coroutine_may_be_coroutines(
     app: Laneway, caplog: pytest.LogCaptureFixture
 ) -> None:
     notes: list[tuple[Any, ...]] = []
-    ToldAwaited.notes = notes
+    AsyncHooked.notes = notes
 
-    @app.task(base=ToldAwaited, name="wait")
+    @app.task(base=AsyncHooked, name="wait")
     async def wait() -> int:
         return 5
 

@@ -39,7 +39,7 @@ SOON = 20.0
 
 
 class Tasks:
-    """What flows here are made of."""
+    """The tasks of the flows in these tests."""
 
     def __init__(self, app: Laneway) -> None:
         self.app = app
@@ -92,14 +92,14 @@ def test_results_pass_on(make_app: MakeApp) -> None:
 
 def test_groups_and_chords(make_app: MakeApp) -> None:
     with at_work(make_app) as t:
-        made = group(t.add.s(n, n) for n in range(5)).enqueue()
-        assert made.get(SOON) == [0, 2, 4, 6, 8]
+        call = group(t.add.s(n, n) for n in range(5)).enqueue()
+        assert call.get(SOON) == [0, 2, 4, 6, 8]
         assert (
-            len(made),
-            made.ready(),
-            made.successful(),
-            made.failed(),
-            made.completed_count(),
+            len(call),
+            call.ready(),
+            call.successful(),
+            call.failed(),
+            call.completed_count(),
         ) == (5, True, True, False, 5)
         assert chord([t.add.s(n, n) for n in range(5)], t.total.s()).enqueue().get(SOON) == 20
         assert chord(t.add.s(n, n) for n in range(3))(t.total.s()).get(SOON) == 6, (
@@ -170,9 +170,9 @@ def test_what_is_linked_is_called(make_app: MakeApp) -> None:
     (without,) = [what for what in t.called if what == ("without",)]
     assert without
     assert (3, "linked") in t.called
-    (told,) = [what for what in t.called if len(what) == 3]
-    assert told[:2] == (failed.id, "ValueError: no: (7,)")
-    assert "Traceback" in told[2]
+    (arguments,) = [what for what in t.called if len(what) == 3]
+    assert arguments[:2] == (failed.id, "ValueError: no: (7,)")
+    assert "Traceback" in arguments[2]
 
 
 def until(is_so: Any) -> None:
@@ -269,7 +269,7 @@ def test_a_flow_is_cancelled(make_app: MakeApp) -> None:
     assert tasks.called == []
 
 
-def test_an_end_that_no_handler_told_reaches_the_end_of_the_flow(make_app: MakeApp) -> None:
+def test_an_end_that_no_handler_reported_reaches_the_end_of_the_flow(make_app: MakeApp) -> None:
     tasks = Tasks(make_app())
     expired = (tasks.add.signature((1, 1), ttl=0.01) | tasks.double.s()).enqueue()
     time.sleep(0.02)  # its ttl
@@ -283,8 +283,8 @@ def test_an_end_that_no_handler_told_reaches_the_end_of_the_flow(make_app: MakeA
         dead.get(SOON)
 
 
-def test_parts_are_told_apart(make_app: MakeApp) -> None:
-    """A topic made of arguments, a key, options of one call, other serializers."""
+def test_parts_are_distinguished(make_app: MakeApp) -> None:
+    """A topic from arguments, a key, options of one call, other serializers."""
     tasks = Tasks(make_app())
 
     @tasks.app.task(topic="customer.{who}", key="{who}", serializer="pickle")
@@ -396,7 +396,7 @@ def test_a_flow_is_awaited(make_app: MakeApp) -> None:
 
 
 def test_a_step_waits_until_it_may(make_app: MakeApp) -> None:
-    """Deferred: told as that, and explained."""
+    """Deferred: reported as such, and explained."""
     tasks = Tasks(make_app())
     job = (tasks.add.s(1, 1) | tasks.double.s()).enqueue()
     assert job.status == "deferred"
@@ -418,7 +418,7 @@ def test_what_cannot_be_published_with_an_end_is_tried_again(
     tasks = Tasks(make_app())
     tasks.app.policy("task.note", max_backlog=1, paused=True)
     tasks.note.delay("fills it")
-    failing = tasks.fail.s(1).on_error(tasks.note.si("told"))
+    failing = tasks.fail.s(1).on_error(tasks.note.si("error"))
     with working(tasks.app):
         job = failing.enqueue()
         assert tasks.add.delay(1, 1).get(SOON) == 2
@@ -427,7 +427,7 @@ def test_what_cannot_be_published_with_an_end_is_tried_again(
         tasks.app.policy("task.note", max_backlog=None, paused=False)
         with pytest.raises(ValueError, match="no:"):
             job.get(SOON)
-        until(lambda: ("told",) in tasks.called)
+        until(lambda: ("error",) in tasks.called)
 
 
 WORKER = """

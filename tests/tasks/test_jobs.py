@@ -1,5 +1,5 @@
 """
-What came of a task: kept, waited for without polling, told as itself; watched, cancelled, put back.
+Results of tasks: stored, awaited without polling, raised as themselves, watched, cancelled.
 """
 
 from __future__ import annotations
@@ -82,30 +82,30 @@ def test_a_result_is_what_the_task_says_that_it_returns(make_app: MakeApp) -> No
 @pytest.mark.parametrize("kind", ["thread", "async", "process"])
 def test_an_error_comes_back_as_itself(make_app: MakeApp, kind: str) -> None:
     """
-    With the remote traceback; where its class is not known here, or cannot be made again, JobFailed
+    With the remote traceback; where its class is not known here, or it cannot be rebuilt, JobFailed
     tells it.
     """
     app = make_app()
     function = failing_soon if kind == "async" else apart.failing.function
-    made: Task[..., Any] = app.task(retries=0, isolation="process" if kind == "process" else None)(
+    task: Task[..., Any] = app.task(retries=0, isolation="process" if kind == "process" else None)(
         function
     )
     with working(app):
-        job = made.delay("value")
-        with pytest.raises(ValueError, match="bad value") as told:
+        job = task.delay("value")
+        with pytest.raises(ValueError, match="bad value") as raised:
             job.get(SOON)
-        assert "failing" in str(told.value.__cause__)
+        assert "failing" in str(raised.value.__cause__)
         assert "failing" in str(job.traceback)
         assert job.status == "failure"
         assert job.state().error == "ValueError: bad value"
         assert isinstance(job.get(propagate=False), ValueError)
         with pytest.raises(Odd) as odd:
-            made.delay("odd").get(SOON)
+            task.delay("odd").get(SOON)
         assert odd.value.args == (1, 2)
         with pytest.raises(JobFailed, match="Unkind"):
-            made.delay("unkind").get(SOON)
+            task.delay("unkind").get(SOON)
         with pytest.raises(Reject, match="not this one"):
-            made.delay("reject").get(SOON)
+            task.delay("reject").get(SOON)
 
 
 async def failing_soon(how: str) -> None:
@@ -114,9 +114,9 @@ async def failing_soon(how: str) -> None:
 
 def test_an_isolated_task_gives_a_result(make_app: MakeApp) -> None:
     app = make_app()
-    made: Task[..., Order] = app.task(isolation="process")(apart.order.function)
+    task: Task[..., Order] = app.task(isolation="process")(apart.order.function)
     with working(app):
-        assert made.delay(3).get(SOON) == Order(3, datetime(2026, 1, 1, tzinfo=UTC))
+        assert task.delay(3).get(SOON) == Order(3, datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def test_a_job_goes_through_its_states(make_app: MakeApp) -> None:
@@ -285,7 +285,7 @@ def test_who_waits_is_called(make_app: MakeApp) -> None:
 
 
 def test_progress_is_reported(make_app: MakeApp) -> None:
-    """By `get`, by whoever watches, on a terminal as a bar; from a coroutine too."""
+    """By `get`, by a watcher, on a terminal as a bar; from a coroutine too."""
     app = make_app()
 
     @app.task(bind=True)
@@ -295,17 +295,17 @@ def test_progress_is_reported(make_app: MakeApp) -> None:
             await asyncio.sleep(0.02)  # the work
         return upto
 
-    heard: list[Any] = []
+    states: list[Any] = []
     with working(app):
-        assert count.delay(5).get(SOON, on_message=heard.append) == 5
-        steps = [state.info["current"] for state in heard[:-1]]
+        assert count.delay(5).get(SOON, on_message=states.append) == 5
+        steps = [state.info["current"] for state in states[:-1]]
         assert steps
         assert steps == sorted(set(steps))
-        assert {state.status for state in heard[:-1]} == {"progress"}
-        assert (heard[-1].status, heard[-1].result) == ("success", 5)
-        states: list[Any] = []
-        assert asyncio.run(count.delay(3).aget(SOON, on_message=states.append)) == 3
-        assert states[-1].status == "success"
+        assert {state.status for state in states[:-1]} == {"progress"}
+        assert (states[-1].status, states[-1].result) == ("success", 5)
+        seen: list[Any] = []
+        assert asyncio.run(count.delay(3).aget(SOON, on_message=seen.append)) == 3
+        assert seen[-1].status == "success"
         screen = StringIO()
         assert count.delay(5).follow(SOON, stream=screen).status == "success"
         assert "[##############################] 100%  success" in screen.getvalue()
@@ -396,7 +396,7 @@ def test_meta_is_kept_from_inside_and_outside(make_app: MakeApp) -> None:
 
 def test_what_runs_is_stopped(make_app: MakeApp) -> None:
     """
-    A coroutine is cancelled, a child killed, a thread told; each at once, long before its lease is
+    A coroutine is cancelled, a child killed, a thread asked; each at once, long before its lease is
     prolonged.
     """
     app = make_app()
@@ -441,10 +441,10 @@ def test_what_runs_is_stopped(make_app: MakeApp) -> None:
 
 def test_a_child_is_killed(make_app: MakeApp, tmp_path: Path) -> None:
     app = make_app()
-    made: Task[..., None] = app.task(isolation="process")(apart.endless.function)
+    task: Task[..., None] = app.task(isolation="process")(apart.endless.function)
     file = tmp_path / "pid"
     with working(app):
-        job = made.delay(str(file))
+        job = task.delay(str(file))
         deadline = time.monotonic() + SOON
         while not (file.exists() and file.read_text()):
             assert time.monotonic() < deadline
@@ -456,7 +456,7 @@ def test_a_child_is_killed(make_app: MakeApp, tmp_path: Path) -> None:
             time.sleep(0.01)  # until it is gone
 
 
-def test_other_ends_are_told(make_app: MakeApp) -> None:
+def test_other_ends_are_reported(make_app: MakeApp) -> None:
     """Expired, purged, dead without an end of its own."""
     app = make_app()
 
@@ -596,7 +596,7 @@ def test_jobs_in_the_tests_of_a_program() -> None:
         assert asyncio.run(wait()) == 3
 
 
-def test_a_body_of_another_program_is_told(make_app: MakeApp) -> None:
+def test_a_body_of_another_program_is_reported(make_app: MakeApp) -> None:
     app = make_app()
 
     @app.task
@@ -610,7 +610,7 @@ def test_a_body_of_another_program_is_told(make_app: MakeApp) -> None:
 
 
 def test_waiting_goes_on_through_a_restart_of_the_server() -> None:
-    """Who waits for a job is not told of it, but for a line in the log."""
+    """A waiter for a job does not notice, except for a line in the log."""
     with (
         Server(appendonly="yes", appendfsync="always") as server,
         Laneway(server.url, durability="fsync") as app,

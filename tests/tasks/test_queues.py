@@ -61,7 +61,7 @@ def test_wrong_calls_are_refused(make_app: MakeApp) -> None:
 def test_a_queue_that_the_program_does_not_name_runs_nothing(
     make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else whoever may publish could have anything called anywhere."""
+    """Otherwise every publisher could call any function."""
     publishing, serving = make_app(), make_app()
     job = publishing.queue("theirs").enqueue(functions.note, 1)
     serving.queue("ours")
@@ -133,7 +133,7 @@ def test_functions_behind_it_are_called(make_app: MakeApp) -> None:
 
 
 def test_retries_and_meta(make_app: MakeApp) -> None:
-    """Not tried again unless that is said."""
+    """Not retried unless the call asks for it."""
     app = make_app()
     app.policy("default", backoff=0)
     queue = app.queue()

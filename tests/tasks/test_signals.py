@@ -12,28 +12,28 @@ import pytest
 from laneway import BadMessage, Laneway, Retry, get_task_logger, signals
 from laneway.testing import virtual
 
-TENANT: ContextVar[Any] = ContextVar("tenant")
+CUSTOMER: ContextVar[Any] = ContextVar("customer")
 
 
 @pytest.fixture
-def heard() -> Iterator[list[tuple[Any, ...]]]:
-    """What all signals said, in their order."""
-    told: list[tuple[Any, ...]] = []
+def calls() -> Iterator[list[tuple[Any, ...]]]:
+    """The arguments of all signals, in their order."""
+    received: list[tuple[Any, ...]] = []
     every = [value for value in vars(signals).values() if isinstance(value, signals.Signal)]
 
-    def listen(sender: Any, signal: signals.Signal, **said: Any) -> None:
-        told.append((signal.name, getattr(sender, "name", sender), said))
+    def listen(sender: Any, signal: signals.Signal, **arguments: Any) -> None:
+        received.append((signal.name, getattr(sender, "name", sender), arguments))
 
     for each in every:
         each.connect(listen)
-    yield told
+    yield received
     for each in every:
         assert each.disconnect(listen)
         assert not each.disconnect(listen)
 
 
 @pytest.mark.parametrize("kind", ["thread", "async"])
-def test_signals_tell_of_each_run(heard: list[tuple[Any, ...]], kind: str) -> None:
+def test_signals_tell_of_each_run(calls: list[tuple[Any, ...]], kind: str) -> None:
     app = Laneway("sqlite://")
 
     def work(how: str) -> str:
@@ -49,10 +49,10 @@ def test_signals_tell_of_each_run(heard: list[tuple[Any, ...]], kind: str) -> No
     task = app.task(name="work", autoretry_for=())(awork if kind == "async" else work)
     with virtual(app) as world:
         for how in ("well", "retry", "fail"):
-            heard.clear()
+            calls.clear()
             task.delay(how)
             world.run()
-            names = [name for name, _, _ in heard]
+            names = [name for name, _, _ in calls]
             inside = {"well": "task_success", "retry": "task_retry", "fail": "task_failure"}[how]
             assert names[:4] == [
                 "before_task_publish",
@@ -61,21 +61,24 @@ def test_signals_tell_of_each_run(heard: list[tuple[Any, ...]], kind: str) -> No
                 "task_prerun",
             ]
             assert names[4:] == [inside, "task_postrun", "worker_shutdown"]
-            said = {name: told for name, _, told in heard}
+            arguments = {name: received for name, _, received in calls}
             assert (
-                said["task_postrun"]["state"]
+                arguments["task_postrun"]["state"]
                 == {"well": "SUCCESS", "retry": "RETRY", "fail": "FAILURE"}[how]
             )
-            assert said["task_prerun"]["args"] == (how,)
-            assert said["after_task_publish"]["headers"]["id"] == said["task_prerun"]["task_id"]
+            assert arguments["task_prerun"]["args"] == (how,)
+            assert (
+                arguments["after_task_publish"]["headers"]["id"]
+                == arguments["task_prerun"]["task_id"]
+            )
             if how == "fail":
-                assert str(said["task_failure"]["exception"]) == "wrong"
-                assert "ValueError" in said["task_failure"]["einfo"]
+                assert str(arguments["task_failure"]["exception"]) == "wrong"
+                assert "ValueError" in arguments["task_failure"]["einfo"]
 
 
 def test_a_receiver_may_want_one_sender_and_may_fail(caplog: pytest.LogCaptureFixture) -> None:
     app = Laneway("sqlite://")
-    heard: list[str] = []
+    calls: list[str] = []
 
     @app.task(name="one")
     def one() -> None:
@@ -87,11 +90,11 @@ def test_a_receiver_may_want_one_sender_and_may_fail(caplog: pytest.LogCaptureFi
 
     @signals.task_success.connect(sender=one)
     def of_one(**_: Any) -> None:
-        heard.append("one")
+        calls.append("one")
 
     @signals.task_success.connect(sender="two")
     def of_two(**_: Any) -> None:
-        heard.append("two")
+        calls.append("two")
         raise ValueError("its own")
 
     try:
@@ -102,7 +105,7 @@ def test_a_receiver_may_want_one_sender_and_may_fail(caplog: pytest.LogCaptureFi
     finally:
         signals.task_success.disconnect(of_one, one)
         signals.task_success.disconnect(of_two, "two")
-    assert sorted(heard) == ["one", "two"]
+    assert sorted(calls) == ["one", "two"]
     assert "signal task_success" in caplog.text
 
 
@@ -110,11 +113,11 @@ def test_a_receiver_may_want_one_sender_and_may_fail(caplog: pytest.LogCaptureFi
 def test_context_goes_with_a_call(kind: str) -> None:
     """Also with plain messages, and on to what a task calls; it is not left behind."""
     app = Laneway("sqlite://")
-    app.carry(TENANT)
+    app.carry(CUSTOMER)
     seen: list[Any] = []
 
     def look(deep: int) -> None:
-        seen.append(TENANT.get(None))
+        seen.append(CUSTOMER.get(None))
         if deep:
             task.delay(deep - 1)
 
@@ -126,21 +129,21 @@ def test_context_goes_with_a_call(kind: str) -> None:
     @app.handler("plain")
     def handle(message: Any) -> None:
         del message
-        seen.append(TENANT.get(None))
+        seen.append(CUSTOMER.get(None))
 
     with virtual(app) as world:
-        token = TENANT.set({"name": "acme"})
+        token = CUSTOMER.set({"name": "acme"})
         task.delay(2)
         app.publish("plain")
-        TENANT.reset(token)
+        CUSTOMER.reset(token)
         task.delay(0)
         world.run()
         assert sorted(seen, key=str) == [None, *[{"name": "acme"}] * 4]
-        assert TENANT.get(None) is None
-        token = TENANT.set(object())
-        with pytest.raises(BadMessage, match="context variable tenant cannot be carried"):
+        assert CUSTOMER.get(None) is None
+        token = CUSTOMER.set(object())
+        with pytest.raises(BadMessage, match="context variable customer cannot be carried"):
             task.delay(0)
-        TENANT.reset(token)
+        CUSTOMER.reset(token)
 
 
 def test_a_logger_knows_the_task(caplog: pytest.LogCaptureFixture) -> None:
@@ -148,7 +151,7 @@ def test_a_logger_knows_the_task(caplog: pytest.LogCaptureFixture) -> None:
     logger = get_task_logger("of.a.program")
     assert get_task_logger("of.a.program") is logger
 
-    @app.task(name="say", topic="said")
+    @app.task(name="say", topic="spoken")
     def say() -> None:
         logger.info("hello")
 
@@ -161,6 +164,6 @@ def test_a_logger_knows_the_task(caplog: pytest.LogCaptureFixture) -> None:
     assert (inside.task_id, inside.task_name, inside.topic, inside.attempt) == (  # type: ignore[attr-defined]
         job.id,
         "say",
-        "said",
+        "spoken",
         1,
     )

@@ -40,11 +40,11 @@ class Ran:
             self.calls["total"] += 1
             return len(numbers)
 
-        @app.task(name="told")
-        def told(*what: str) -> None:
-            self.calls["told"] += 1
+        @app.task(name="on_error")
+        def on_error(*what: str) -> None:
+            self.calls["on_error"] += 1
 
-        self.one, self.total, self.told = one, total, told
+        self.one, self.total, self.on_error = one, total, on_error
 
     def work(self) -> None:
         self.app.run_worker(concurrency=20, burst=True)
@@ -101,7 +101,7 @@ def test_a_publisher_that_ends_in_the_middle(
     """
     flow = chord(
         [chain(ran.one.s(n), ran.one.s(1)) for n in range(SIZE // 2)], ran.total.s()
-    ).on_error(ran.told.s())
+    ).on_error(ran.on_error.s())
     with monkeypatch.context() as patch:
         ends_after(ran.app, calls, patch)
         with pytest.raises(Killed):
@@ -115,13 +115,13 @@ def test_a_publisher_that_ends_in_the_middle(
     ran.work()
     after = ran.app.engine.overview()
     assert (after.waiting, after.dead, ran.calls["one"], ran.calls["total"]) == (0, 0, 0, 0)
-    assert ran.calls["told"] <= 1
-    told = [
+    assert ran.calls["on_error"] <= 1
+    on_error = [
         record.message
         for record in caplog.records
         if "incomplete flow" in record.message and record.message.startswith("flow ")
     ]
-    assert len(told) == (1 if stored else 0)
+    assert len(on_error) == (1 if stored else 0)
 
 
 def test_its_jobs_say_why_they_failed(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,24 +6,22 @@ each call, or awaits it.
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    Steps = Generator["Step", Any, Any]
+    Step = tuple[Callable[[], Any], Callable[[], Any]]
+    Steps = Generator[Step, Any, Any]
 
-
-class Step(NamedTuple):
-    """One call: `blocking` for threads, `awaitable` for coroutines, which await its result."""
-
-    blocking: Callable[[], Any]
-    awaitable: Callable[[], Any]
+# A step is one call: the first for threads, the second for coroutines, which await its result.
+# A plain tuple, because each run of a task makes one.
 
 
 def both(call: Callable[[], Any]) -> Step:
     """A step that is the same call for threads and coroutines."""
-    return Step(call, call)
+    return call, call
 
 
 def run(steps: Steps) -> Any:
@@ -32,7 +30,7 @@ def run(steps: Steps) -> Any:
         step = next(steps)
         while True:
             try:
-                result = step.blocking()
+                result = step[0]()
             except Exception as error:  # noqa: BLE001  # the generator raises or handles it
                 step = steps.throw(error)
             else:
@@ -47,8 +45,8 @@ async def arun(steps: Steps) -> Any:
         step = next(steps)
         while True:
             try:
-                result = step.awaitable()
-                if inspect.isawaitable(result):
+                result = step[1]()
+                if type(result) is CoroutineType or inspect.isawaitable(result):
                     result = await result
             except Exception as error:  # noqa: BLE001  # the generator raises or handles it
                 step = steps.throw(error)

@@ -261,17 +261,17 @@ class Task(RunnableTask, Generic[P, R]):
         """The steps of publishing a call. Returns its handle."""
         if has_links(options):
             linked = self._linked(args, kwargs, options)
-            return (yield steps.Step(linked.enqueue, linked.aenqueue))
+            return (yield linked.enqueue, linked.aenqueue)
         call = self.invocation(args, kwargs, options)
         if self.app.eager:
             request, receipt = self._run_for(call)
-            returned = yield steps.Step(
+            returned = yield (
                 functools.partial(self._run_here, request),
                 functools.partial(self.handler.function, request),
             )
             return self.given(self._local_job(receipt, returned))
         topic, body, send = call.topic, call.body, call.options
-        step = steps.Step(
+        step = (
             functools.partial(self.app.publish, topic, body, **send),
             functools.partial(self.app.apublish, topic, body, **send),
         )

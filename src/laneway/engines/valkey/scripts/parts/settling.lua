@@ -165,7 +165,8 @@ local settling = part(function(settling)
         end
         for _, each in ipairs(lane.is_bucket and { lane } or lanes.of_topic(lanes.topic(lane),
             lanes.rule(lane))) do
-            each.back_off_step, each.back_off_until, each.back_off_fence = step, shard.now + step, shard.fence
+            each.back_off_step, each.back_off_until = step, shard.now + step
+            each.back_off_fence = shard.fence
             ended[#ended + 1] = each
         end
     end
@@ -219,7 +220,8 @@ local settling = part(function(settling)
         if lease.empty then
             messages.free_key(lane, lease.line, mid)
         end
-        if settlement.action == 'ack' and lane.back_off_step > 0 and lease.fence > lane.back_off_fence then
+        if settlement.action == 'ack' and lane.back_off_step > 0
+            and lease.fence > lane.back_off_fence then
             lane.back_off_step, lane.back_off_until = 0, 0
         end
         if settlement.action == 'back_off' then
