@@ -2,7 +2,7 @@
 Policies: which fields there are, how they are checked, and which pattern decides.
 
 A policy is stored as the fields that were set (a `dict` of JSON values), by layer and pattern.
-`PolicyBook` resolves them for one topic, field by field: the operator's layer precedes the code's,
+`PolicyTable` resolves them for one topic, field by field: the operator's layer precedes the code's,
 and in a layer the most specific pattern decides. `Resolved` is what engines use: it has every
 field, with times in microseconds.
 """
@@ -30,7 +30,7 @@ OnFull = Literal["refuse", "block", "drop_oldest"]
 """What happens to a publish above a backlog limit."""
 
 MAX_STEMS = 20_000
-"""Most topic prefixes for which a `PolicyBook` caches the patterns that cover them."""
+"""Most topic prefixes for which a `PolicyTable` caches the patterns that cover them."""
 
 MAX_TOPIC_BYTES = 255
 MAX_KEY_BYTES = 512
@@ -632,13 +632,13 @@ def engine_values(fields: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-class PolicyBook:
+class PolicyTable:
     """
     The policies of a namespace's patterns; resolves the policy of a topic.
 
     Topics that are covered by the same patterns share one `Resolved`, so a million topics cost a
     few look-ups each and no memory. Engines store the policies of single topics themselves;
-    `own_of` reads one. A book may also contain policies of single topics, as any pattern.
+    `own_of` reads one. A policy_table may also contain policies of single topics, as any pattern.
     """
 
     def __init__(
@@ -715,7 +715,7 @@ class PolicyBook:
         return self._layers.get(pattern, {})
 
     def names_under(self, pattern: str) -> list[str]:
-        """Return the pattern, and the patterns and topics in the book that it covers."""
+        """Return the pattern, and the patterns and topics in the policy table that it covers."""
         return sorted({pattern, *(name for name in self._layers if matches(pattern, name))})
 
     def covering(self, topic: str) -> tuple[str, ...]:

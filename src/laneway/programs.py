@@ -255,9 +255,11 @@ class _Replacement:
     # Policies
 
     def _of_patterns(self, wanted: Policies) -> list[Change]:
-        book = self._engine.policies()
+        policy_table = self._engine.policies()
         there = {
-            pattern: fields for layer, pattern, fields in book.source_rows() if layer == self._layer
+            pattern: fields
+            for layer, pattern, fields in policy_table.source_rows()
+            if layer == self._layer
         }
         names = [*wanted, *(pattern for pattern in there if pattern not in wanted)]
         return [

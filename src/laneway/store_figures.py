@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from laneway.app import Laneway
     from laneway.engines.base import FullEngine, Overview, TopicStats
-    from laneway.policy import PolicyBook
+    from laneway.policy import PolicyTable
 
 TOPICS = 500
 """Topics that are read, for each order."""
@@ -138,10 +138,12 @@ def _topics(app: Laneway) -> tuple[list[TopicStats], bool]:
     return list(topics.values()), False
 
 
-def _grouped(topics: Iterable[TopicStats], book: PolicyBook, now_us: int) -> Groups:
+def _grouped(topics: Iterable[TopicStats], policy_table: PolicyTable, now_us: int) -> Groups:
     groups: Groups = {}
     for stats in topics:
-        pattern = next((name for name in book.covering(stats.topic) if is_pattern(name)), "*")
+        pattern = next(
+            (name for name in policy_table.covering(stats.topic) if is_pattern(name)), "*"
+        )
         key = (pattern, stats.tier, stats.pool)
         group = groups.get(key)
         if group is None:

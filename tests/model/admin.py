@@ -26,7 +26,7 @@ from laneway.policy import (
     Gate,
     Layer,
     Layers,
-    PolicyBook,
+    PolicyTable,
     Resolved,
     check_changes,
     check_pattern,
@@ -69,45 +69,54 @@ class Model(Engine):
 
     def _tier_named_by(self, tier: str) -> str | None:
         return next(
-            (pattern for _, pattern, fields in self.book.rows() if fields.get("tier") == tier), None
+            (
+                pattern
+                for _, pattern, fields in self.policy_table.rows()
+                if fields.get("tier") == tier
+            ),
+            None,
         )
 
     def _change_tiers(self, after: TierLayers, now_us: int | None) -> None:
         """New shares hold from the next lease. Lanes whose default tier has changed move."""
         self.now = self._time(now_us)
         before, self.tier_settings = self.tiers, after
-        self.book = self._copy_of_book()
+        self.policy_table = self._copy_of_book()
         if moves_lanes(before, self.tiers):
             for lane in self.lanes.values():
                 self._place(lane)
 
     # Policies and gates
 
-    def policies(self) -> PolicyBook:
-        book = PolicyBook(self.tiers, self.policy_own)
-        book.load(row for row in self.book.stored_rows() if is_pattern(row[1]))
-        return book
+    def policies(self) -> PolicyTable:
+        policy_table = PolicyTable(self.tiers, self.policy_own)
+        policy_table.load(row for row in self.policy_table.stored_rows() if is_pattern(row[1]))
+        return policy_table
 
     def policy_own(self, topic: str) -> Layers:
-        return {} if is_pattern(topic) else self.book.layers(topic)
+        return {} if is_pattern(topic) else self.policy_table.layers(topic)
 
     def policy_own_list(
         self, after: str = "", limit: int = 1000
     ) -> tuple[list[tuple[str, Layers]], str | None]:
         names = sorted(
-            {name for _, name, _ in self.book.rows() if not is_pattern(name) and name > after}
+            {
+                name
+                for _, name, _ in self.policy_table.rows()
+                if not is_pattern(name) and name > after
+            }
         )[:limit]
-        return [(name, self.book.layers(name)) for name in names], (
+        return [(name, self.policy_table.layers(name)) for name in names], (
             names[-1] if len(names) == limit else None
         )
 
-    def _copy_of_book(self) -> PolicyBook:
-        book = PolicyBook(self.tiers)
-        book.load(self.book.stored_rows())
-        return book
+    def _copy_of_book(self) -> PolicyTable:
+        policy_table = PolicyTable(self.tiers)
+        policy_table.load(self.policy_table.stored_rows())
+        return policy_table
 
     def policy_of(self, topic: str) -> Resolved:
-        return self.book.resolve(topic)
+        return self.policy_table.resolve(topic)
 
     def policy_set(
         self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
@@ -130,7 +139,7 @@ class Model(Engine):
         return self._change_policies(layer, checked, now_us)
 
     def policy_reset(self, layer: str, pattern: str, *, now_us: int | None = None) -> bool:
-        fields = sources(self.book.layers(pattern)).get(layer)
+        fields = sources(self.policy_table.layers(pattern)).get(layer)
         if fields:
             self._change_policies(layer, [(pattern, dict.fromkeys(fields))], now_us)
         else:
@@ -144,23 +153,27 @@ class Model(Engine):
         Change policies, unless a changed pattern, or one under it, would be invalid, or a topic in
         use would get other lanes.
         """
-        book = self._copy_of_book()
+        policy_table = self._copy_of_book()
         for name, fields in changes:
-            book.put(layer, name, fields)
-        changed = [name for name in dict(changes) if book.layers(name) != self.book.layers(name)]
-        for under in {under for name in changed for under in book.names_under(name)}:
+            policy_table.put(layer, name, fields)
+        changed = [
+            name
+            for name in dict(changes)
+            if policy_table.layers(name) != self.policy_table.layers(name)
+        ]
+        for under in {under for name in changed for under in policy_table.names_under(name)}:
             if is_pattern(under) or under in changed:
-                book.check(under)
+                policy_table.check(under)
         for topic in self._topics_in_use():
             if any(matches(name, topic) for name in changed) and lane_shape(
-                book.resolve(topic)
-            ) != lane_shape(self.book.resolve(topic)):
+                policy_table.resolve(topic)
+            ) != lane_shape(self.policy_table.resolve(topic)):
                 raise TopicInUse("partitions and buckets change only while a topic is empty")
-        self.book, self.now = book, self._time(now_us)
+        self.policy_table, self.now = policy_table, self._time(now_us)
         for name in changed:
             for lane in self._lanes_under(name) if is_pattern(name) else self._lanes_of(name):
                 self._place(lane)
-        return [sources(book.layers(name)).get(layer, {}) for name, _ in changes]
+        return [sources(policy_table.layers(name)).get(layer, {}) for name, _ in changes]
 
     def programs(self) -> dict[str, bytes]:
         return dict(self.known_programs)
@@ -345,7 +358,7 @@ class Model(Engine):
 
     def _put_back(self, message: Message, since: int) -> None:
         """Requeue with a new number and since; attempts, suspect and ttl start again."""
-        policy = self.book.resolve(message.topic)
+        policy = self.policy_table.resolve(message.topic)
         self.number += 1
         self.outcomes.pop(message.id if RESULT_TTL_HEADER in (message.headers or {}) else "", None)
         message.number, message.since, message.death, message.signals = (
@@ -521,7 +534,7 @@ class Model(Engine):
 
         A folded topic has no lane of its own, and no counters.
         """
-        policy = self.book.resolve(topic)
+        policy = self.policy_table.resolve(topic)
         lanes = self._lanes_of(topic)
         own = [lane for lane in lanes if lane.topic is not None]
         mine = [message for message in self.messages if message.topic == topic]
@@ -634,5 +647,5 @@ class Model(Engine):
                 for one in sorted(self.messages, key=lambda one: one.number)
             ],
             "gates": self.gate_list(now_us=now_us),
-            "policies": self.book.stored_rows(),
+            "policies": self.policy_table.stored_rows(),
         }

@@ -145,11 +145,11 @@ class Engine(Lanes):
         return self._put(drafts)
 
     def is_put_atomic(self, drafts: Sequence[Draft]) -> bool:
-        return not any(self.book.resolve(draft.topic).limits_backlog for draft in drafts)
+        return not any(self.policy_table.resolve(draft.topic).limits_backlog for draft in drafts)
 
     def _check_drafts(self, drafts: Iterable[Draft], now: int) -> None:
         for draft in drafts:
-            policy = self.book.resolve(draft.topic)
+            policy = self.policy_table.resolve(draft.topic)
             if draft.signal is not None:
                 continue
             if len(draft.body) > policy.max_body:
@@ -167,7 +167,8 @@ class Engine(Lanes):
     def _put(self, drafts: Iterable[Draft]) -> list[Receipt]:
         arrivals: list[Lane] = []
         receipts = [
-            self._accept(draft, self.book.resolve(draft.topic), arrivals) for draft in drafts
+            self._accept(draft, self.policy_table.resolve(draft.topic), arrivals)
+            for draft in drafts
         ]
         for lane in arrivals:
             if lane.place == "idle" or not self._ready(lane):
@@ -247,7 +248,7 @@ class Engine(Lanes):
         message.signals.add(number)
         message.bodies.append(draft.body)
         if number == 0 or len(message.signals) >= signals_needed(message.headers):
-            ttl = self.book.resolve(message.topic).ttl
+            ttl = self.policy_table.resolve(message.topic).ttl
             message.signals, message.since = None, explicit_due(draft, self.now) or self.now
             message.expires = self.now + ttl if ttl is not None else None
             if draft.ttl_us is not None:
@@ -347,7 +348,7 @@ class Engine(Lanes):
         )
         if other is None:
             return True
-        policy = self.book.resolve(message.topic)
+        policy = self.policy_table.resolve(message.topic)
         if policy.merge == "all":
             if len(message.bodies) + len(other.bodies) > policy.merge_limit:
                 return False
@@ -846,7 +847,7 @@ class Engine(Lanes):
             tier_queue.mean = moving_mean(tier_queue.mean or FIRST_COST_US, cost)
 
     def _retry(self, message: Message, settlement: Settlement) -> SettlementAnswer:
-        policy = self.book.resolve(message.topic)
+        policy = self.policy_table.resolve(message.topic)
         what = settlement.reason or "failed"
         message.attempts += 1
         self._add_to_history(message, what, settlement.error)
@@ -870,7 +871,7 @@ class Engine(Lanes):
     def _unhandled(self, message: Message) -> SettlementAnswer:
         if message.unhandled_from is None:
             message.unhandled_from = self.now
-        longest = self.book.resolve(message.topic).on_unhandled
+        longest = self.policy_table.resolve(message.topic).on_unhandled
         if longest is not None and self.now - message.unhandled_from >= longest:
             reason = "no handler: no worker had a handler for it within on_unhandled"
             self._add_to_history(message, reason, None)
@@ -939,7 +940,7 @@ class Engine(Lanes):
             reason = "lease ran out after its start was recorded"
             message.attempts += 1
             self._add_to_history(message, reason, None)
-            if message.attempts > self.book.resolve(message.topic).retries:
+            if message.attempts > self.policy_table.resolve(message.topic).retries:
                 self._die(message, reason, None)
                 return
         self._come_back(message, None)

@@ -12,7 +12,7 @@ import msgspec
 from laneway.engines.base import RESULT_TTL_HEADER, STICKY_US, LaneState
 from laneway.engines.shared import fairness
 from laneway.engines.shared.refusals import EXPIRED
-from laneway.policy import FOREVER, PolicyBook, Resolved
+from laneway.policy import FOREVER, PolicyTable, Resolved
 from laneway.tiers import Tier, TierLayers, Tiers
 from tests.model.state import (
     CAN_DELIVER,
@@ -65,7 +65,7 @@ class Lanes:
         # (topic, merge key): when the window ends, with edge="leading"
         self.edges: dict[tuple[str, MergeKey], int] = {}
         self.outcomes: dict[str, bytes] = {}  # by id
-        self.book = PolicyBook(self.tiers)
+        self.policy_table = PolicyTable(self.tiers)
         self.known_programs: dict[str, bytes] = {}
         self.deadlines_given: set[int] = set()
 
@@ -101,13 +101,13 @@ class Lanes:
 
     def _lanes_of(self, topic: str) -> list[Lane]:
         """The existing lanes of a topic; of a folded topic, its bucket."""
-        policy = self.book.resolve(topic)
+        policy = self.policy_table.resolve(topic)
         names = [self._lane_name(policy, topic, None, n)[0] for n in range(policy.partitions)]
         return [self.lanes[name] for name in names if name in self.lanes]
 
     def _make_lane(self, name: str, rule: str) -> Lane:
         if name not in self.lanes:
-            policy = self.book.resolve(rule)
+            policy = self.policy_table.resolve(rule)
             tier_queue = self._tier_queue(policy.pool, policy.tier)
             self.lanes_created += 1
             topic = None if name.startswith("bucket ") else rule
@@ -183,7 +183,7 @@ class Lanes:
     # Placing
 
     def _policy(self, lane: Lane) -> Resolved:
-        return self.book.resolve(lane.rule)
+        return self.policy_table.resolve(lane.rule)
 
     def _place(self, lane: Lane) -> None:
         """Move the lane to its place, by the rules of docs/specification.md, "Placing"."""
@@ -300,7 +300,7 @@ class Lanes:
             self._remember_ids(message)
 
     def _remember_ids(self, message: Message) -> None:
-        window = self.book.resolve(message.topic).dedupe or 0
+        window = self.policy_table.resolve(message.topic).dedupe or 0
         if window != FOREVER:
             window = max(window, STICKY_US if message.sticky else 0)
         for each in (message.id, *message.joined):
@@ -329,7 +329,7 @@ class Lanes:
 
     def _expire(self, message: Message) -> None:
         self._count(message.lane, "expired")
-        if self.book.resolve(message.topic).on_expiry == "drop":
+        if self.policy_table.resolve(message.topic).on_expiry == "drop":
             self._store_outcome(message, "expired", EXPIRED)
             self._remove(message)
         else:
@@ -356,7 +356,7 @@ class Lanes:
         message.death = Death(
             self.deaths,
             self.now,
-            self.now + self.book.resolve(message.topic).dead_ttl,
+            self.now + self.policy_table.resolve(message.topic).dead_ttl,
             reason,
             error,
         )

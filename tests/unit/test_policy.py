@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from laneway.errors import BadMessage, BadPolicy
-from laneway.policy import Backoff, PolicyBook, Tier, check_fields, check_topic
+from laneway.policy import Backoff, PolicyTable, Tier, check_fields, check_topic
 
 
-def book(*rows: tuple[str, str, dict[str, object]]) -> PolicyBook:
-    table = PolicyBook()
+def policy_table(*rows: tuple[str, str, dict[str, object]]) -> PolicyTable:
+    table = PolicyTable()
     for layer, pattern, fields in rows:
         table.put(layer, pattern, check_fields(pattern, fields))
     return table
@@ -17,7 +17,7 @@ def book(*rows: tuple[str, str, dict[str, object]]) -> PolicyBook:
 
 def test_most_specific_pattern_decides_each_field() -> None:
     """A topic takes each field from the nearest pattern that sets it."""
-    policies = book(
+    policies = policy_table(
         ("code", "*", {"rate": 1, "retries": 2}),
         ("code", "push.*", {"rate": 5}),
         ("code", "push.acme", {"weight": 3}),
@@ -30,7 +30,7 @@ def test_most_specific_pattern_decides_each_field() -> None:
 
 def test_operators_setting_precedes_the_codes_and_can_be_reset() -> None:
     """This holds also if the code's pattern is more specific."""
-    policies = book(("code", "push.acme", {"rate": 5}), ("operator", "push.*", {"rate": 1}))
+    policies = policy_table(("code", "push.acme", {"rate": 5}), ("operator", "push.*", {"rate": 1}))
     assert policies.resolve("push.acme").rate == 1
     policies.put("operator", "push.*", {"rate": None})
     assert policies.resolve("push.acme").rate == 5
@@ -75,9 +75,9 @@ def test_invalid_field_is_refused_with_its_name(fields: dict[str, object], text:
     ],
 )
 def test_fields_that_contradict_each_other_are_refused(fields: dict[str, object]) -> None:
-    """`PolicyBook.check` raises BadPolicy."""
+    """`PolicyTable.check` raises BadPolicy."""
     with pytest.raises(BadPolicy):
-        book(("code", "a", fields)).check("a")
+        policy_table(("code", "a", fields)).check("a")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from laneway.presenting import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from laneway.policy import Layer, PolicyBook
+    from laneway.policy import Layer, PolicyTable
 
 EXAMPLES = """\b
 Examples:
@@ -166,7 +166,7 @@ def show(session: Session, topic: str, *, only_set: bool, as_json: bool) -> None
 
 
 def _source_of(
-    policies: PolicyBook,
+    policies: PolicyTable,
     field: str,
     layer: str,
     pattern: str,

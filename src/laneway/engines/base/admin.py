@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         TopicOrder,
         TopicStats,
     )
-    from laneway.policy import Gate, Layer, Layers, PolicyBook, Resolved
+    from laneway.policy import Gate, Layer, Layers, PolicyTable, Resolved
     from laneway.tiers import Tier, TierLayers, Tiers
 
 
@@ -57,9 +57,9 @@ class Admin(Protocol):
 
     # Policies
 
-    def policies(self) -> PolicyBook:
+    def policies(self) -> PolicyTable:
         """
-        Read the policies of all patterns into a `PolicyBook` that belongs to the caller.
+        Read the policies of all patterns into a `PolicyTable` that belongs to the caller.
 
         Its `rows` contain patterns only, because there may be millions of topics with a policy of
         their own; `resolve` reads that of the topic it is asked for.

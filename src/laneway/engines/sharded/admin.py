@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from laneway.engines.sharded.policies import Policies
 from laneway.engines.sharded.splitting import group, pages
 from laneway.engines.shared.policy_changes import refuse_undefined_gates
-from laneway.policy import PolicyBook, check_changes, check_pattern, is_pattern, own_rows, sources
+from laneway.policy import PolicyTable, check_changes, check_pattern, is_pattern, own_rows, sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,12 +105,12 @@ class ShardedAdmin(ABC):
 
     # Policies
 
-    def policies(self) -> PolicyBook:
+    def policies(self) -> PolicyTable:
         self._namespace.reload()
-        book = PolicyBook(self.tiers, self.policy_own)
+        policy_table = PolicyTable(self.tiers, self.policy_own)
         rows = self._namespace.routes.policies.stored_rows()
-        book.load(row for row in rows if is_pattern(row[1]))
-        return book
+        policy_table.load(row for row in rows if is_pattern(row[1]))
+        return policy_table
 
     def policy_own(self, topic: str) -> Layers:
         return {} if is_pattern(topic) else Policies(self._namespace).layers_of(topic)

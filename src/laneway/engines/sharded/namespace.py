@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from laneway.engines.sharded.routes import Routes
-    from laneway.policy import Layers, PolicyBook, Resolved
+    from laneway.policy import Layers, PolicyTable, Resolved
     from laneway.tiers import TierLayers, Tiers
 
 TIERS_EVERY = 1.0
@@ -61,15 +61,15 @@ class RulesChange(NamedTuple):
     """
     The policies that every client knows, from one version to the next, as one shard gets them.
 
-    `book`: the policies then. `names`: patterns and topics whose rules are written (deleted, if the
-    book does not have them). `rows`: (layer, name, fields) that the first shard stores, None
-    deletes. `pattern`: the topics that have to be placed again. `may_change_lanes`: the shard
-    refuses it where a topic that would change its lanes is not empty.
+    `policy_table`: the policies of the new version. `names`: patterns and topics whose rules are
+    written (deleted, if the table does not have them). `rows`: (layer, name, fields) that the first
+    shard stores, None deletes. `pattern`: the topics that have to be placed again.
+    `may_change_lanes`: the shard refuses it where a topic that would change its lanes is not empty.
     """
 
     version: int
     new_version: int
-    book: PolicyBook
+    policy_table: PolicyTable
     names: Sequence[str]
     rows: Sequence[tuple[str, str, dict[str, Any] | None]] = ()
     pattern: str = "*"
@@ -185,9 +185,9 @@ class ShardedNamespace(ABC):
 
     def write_all_rules(self, shard: int, version: int) -> None:
         """Write all policies to a shard that has an older version."""
-        book = self.routes.policies
-        names = {name for _, name, _ in book.stored_rows()} | self.rule_names(shard)
-        change = RulesChange(version, self.routes.version, book, sorted(names))
+        policy_table = self.routes.policies
+        names = {name for _, name, _ in policy_table.stored_rows()} | self.rule_names(shard)
+        change = RulesChange(version, self.routes.version, policy_table, sorted(names))
         self.write_rules(shard, change, None)
 
     # Tiers

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from laneway.engines.sharded.namespace import ShardedNamespace
-    from laneway.policy import Layers, PolicyBook
+    from laneway.policy import Layers, PolicyTable
 
     Changes = Sequence[tuple[str, dict[str, Any]]]
     """(pattern or topic, its checked fields; None removes a field)"""
@@ -56,7 +56,7 @@ class Policies:
 
     def layers_of(self, name: str) -> Layers:
         """The layers of exactly this pattern or topic."""
-        shared = self._book().layers(name)
+        shared = self._policy_table().layers(name)
         return shared if shared or is_pattern(name) else self._namespace.own_layers([name])[name]
 
     def page(self, after: str, limit: int) -> tuple[list[tuple[str, Layers]], str | None]:
@@ -67,7 +67,7 @@ class Policies:
             shard, cursor = (int(part) for part in after.split(":"))
         else:
             self._namespace.reload()
-            shared = layers_by_name(self._book())
+            shared = layers_by_name(self._policy_table())
             rows = [(name, shared[name]) for name in sorted(shared) if not is_pattern(name)]
         following, own = self._namespace.own_page(shard, cursor, limit)
         rows += own
@@ -82,7 +82,7 @@ class Policies:
             page, after = self.page(after, PAGE)
             yield from page
 
-    def _book(self) -> PolicyBook:
+    def _policy_table(self) -> PolicyTable:
         return self._namespace.routes.policies
 
     # Changing
@@ -103,7 +103,7 @@ class Policies:
                 self._change_topics(layer, batch, answers)
                 batch = {}
             if is_pattern(name):
-                answers[position] = sources(self._book().layers(name)).get(layer, {})
+                answers[position] = sources(self._policy_table().layers(name)).get(layer, {})
             else:
                 batch[name] = (position, fields)
         self._change_topics(layer, batch, answers)
@@ -117,28 +117,32 @@ class Policies:
         if len(changes) == 1:
             return
         self._namespace.reload()
-        book = copy_of(self._book())
+        policy_table = copy_of(self._policy_table())
         self._prefetched = self._namespace.own_policies(
-            [name for name, _ in changes if not is_pattern(name) and not book.layers(name)]
+            [name for name, _ in changes if not is_pattern(name) and not policy_table.layers(name)]
         )
         own = {topic: policy.layers for topic, policy in self._prefetched.items()}
-        shared = {name: fields for name, fields in changes if is_pattern(name) or book.layers(name)}
+        shared = {
+            name: fields
+            for name, fields in changes
+            if is_pattern(name) or policy_table.layers(name)
+        }
         for name, fields in changes:
             if name in shared:
-                book.put(layer, name, fields)
-        for under in {under for name in shared for under in book.names_under(name)}:
+                policy_table.put(layer, name, fields)
+        for under in {under for name in shared for under in policy_table.names_under(name)}:
             if is_pattern(under) or under in shared:
-                book.check(under)
+                policy_table.check(under)
         for name, fields in changes:
             if name in own:
                 own[name] = change_layers(name, own[name], layer, fields)
-                self._check_own(book, name, own[name])
+                self._check_own(policy_table, name, own[name])
 
-    def _check_own(self, book: PolicyBook, topic: str, layers: Layers) -> None:
+    def _check_own(self, policy_table: PolicyTable, topic: str, layers: Layers) -> None:
         """Check an own policy; equal ones under the same patterns only once."""
-        kind = (self._namespace.routes.version, book.covering(topic), _dumps(layers))
+        kind = (self._namespace.routes.version, policy_table.covering(topic), _dumps(layers))
         if kind not in self._checked:
-            book.check(topic, layers)
+            policy_table.check(topic, layers)
             self._checked.add(kind)
 
     # Own policies of topics
@@ -152,13 +156,13 @@ class Policies:
         """Change topics, (position in `answers`, fields) by topic; repeated for those behind."""
         left = dict(changes)
         while left:
-            book, version = self._book(), self._namespace.routes.version
-            own = self._read_own([topic for topic in left if not book.layers(topic)])
+            policy_table, version = self._policy_table(), self._namespace.routes.version
+            own = self._read_own([topic for topic in left if not policy_table.layers(topic)])
             planned: list[OwnChange] = []
             for topic, (position, fields) in list(left.items()):
                 before = own.get(topic, OwnPolicy(b"", {}))
                 layers = change_layers(topic, before.layers, layer, fields)
-                if book.layers(topic) or is_shared(book, topic, layers):
+                if policy_table.layers(topic) or is_shared(policy_table, topic, layers):
                     answers[position] = self._change_shared(layer, [(topic, fields)])
                     del left[topic]
                     if version != self._namespace.routes.version:
@@ -166,7 +170,7 @@ class Policies:
                 else:
                     # A policy that stays is not refused because a pattern has changed.
                     if layers != before.layers:
-                        self._check_own(book, topic, layers)
+                        self._check_own(policy_table, topic, layers)
                     planned.append(OwnChange(topic, before.id, layers))
                     answers[position] = sources(layers).get(layer, {})
             if version == self._namespace.routes.version:
@@ -214,7 +218,7 @@ class Policies:
         topic = None if is_pattern(names[0]) else names[0]
         while True:
             namespace.reload()
-            before, version = self._book(), namespace.routes.version
+            before, version = self._policy_table(), namespace.routes.version
             after, joining = self._planned(layer, changes, before)
             leaving = self._leave(after, topic) if topic is not None else None
             if after.stored_rows() == before.stored_rows() and leaving is None:
@@ -255,8 +259,8 @@ class Policies:
         return sources(layers).get(layer, {})
 
     def _planned(
-        self, layer: str, changes: Changes, before: PolicyBook
-    ) -> tuple[PolicyBook, dict[str, OwnPolicy]]:
+        self, layer: str, changes: Changes, before: PolicyTable
+    ) -> tuple[PolicyTable, dict[str, OwnPolicy]]:
         """The policies then, and the own policies that become shared ones."""
         after, name = copy_of(before), changes[0][0]
         joining: dict[str, OwnPolicy] = {}
@@ -278,7 +282,7 @@ class Policies:
             after.put(layer, each, fields)
         return after, joining
 
-    def _leave(self, after: PolicyBook, topic: str) -> Layers | None:
+    def _leave(self, after: PolicyTable, topic: str) -> Layers | None:
         """Take a topic out whose policy need not be shared any longer. Returns its layers."""
         layers = after.layers(topic)
         if not layers or is_shared(after, topic, layers):
@@ -317,7 +321,7 @@ class Policies:
             if isinstance(answer, Behind):
                 if shard == 0:
                     return False
-                namespace.routes.load(change.new_version, change.book.stored_rows())
+                namespace.routes.load(change.new_version, change.policy_table.stored_rows())
                 namespace.write_all_rules(shard, answer.version)
         return True
 
@@ -326,7 +330,7 @@ class Policies:
         namespace = self._namespace
         while True:
             namespace.reload()
-            before, version = self._book(), namespace.routes.version
+            before, version = self._policy_table(), namespace.routes.version
             after, own = copy_of(before), []
             for name, layers in layers_by_name(before).items():
                 with_program = (
@@ -348,9 +352,9 @@ class Policies:
                 return
 
 
-def is_shared(book: PolicyBook, topic: str, layers: Layers) -> bool:
+def is_shared(policy_table: PolicyTable, topic: str, layers: Layers) -> bool:
     """Whether every client has to know a topic's own policy to find the shard of a message."""
     if any("partitions" in fields for fields in layers.values()):
         return True
-    policy = book.resolve_patterns(topic)
+    policy = policy_table.resolve_patterns(topic)
     return bool(layers) and (policy.partitions > 1 or policy.buckets is not None)

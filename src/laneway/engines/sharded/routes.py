@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from laneway.engines.shared.naming import parse_generated_id
-from laneway.policy import PolicyBook, Resolved
+from laneway.policy import PolicyTable, Resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ class Routes:
     """The policies of one namespace, and where its topics are."""
 
     def __init__(self, tiers: Tiers, shards: int, head_of: Callable[[str], bytes]) -> None:
-        self.policies = PolicyBook(tiers)
+        self.policies = PolicyTable(tiers)
         self.version = 0
         self._shards = shards
         self._head_of = head_of

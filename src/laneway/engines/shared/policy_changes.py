@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from laneway.errors import BadPolicy, TopicInUse
-from laneway.policy import PolicyBook
+from laneway.policy import PolicyTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -58,23 +58,23 @@ def topic_in_use(pattern: str, topic: str, waiting: int, leased: int) -> TopicIn
     )
 
 
-def copy_of(book: PolicyBook) -> PolicyBook:
+def copy_of(policy_table: PolicyTable) -> PolicyTable:
     """The same policies, to be changed by themselves."""
-    copy = PolicyBook(book.tiers)
-    copy.load(book.stored_rows())
+    copy = PolicyTable(policy_table.tiers)
+    copy.load(policy_table.stored_rows())
     return copy
 
 
-def layers_by_name(book: PolicyBook) -> dict[str, Layers]:
-    """What the book holds of each pattern and topic."""
+def layers_by_name(policy_table: PolicyTable) -> dict[str, Layers]:
+    """What the policy table holds of each pattern and topic."""
     layers: dict[str, Layers] = {}
-    for layer, name, fields in book.stored_rows():
+    for layer, name, fields in policy_table.stored_rows():
         layers.setdefault(name, {})[layer] = fields
     return layers
 
 
 def differences(
-    before: PolicyBook, after: PolicyBook
+    before: PolicyTable, after: PolicyTable
 ) -> list[tuple[str, str, dict[str, Any] | None]]:
     """(layer, pattern, fields) that have to be written, sorted; None: they have to be deleted."""
     old = {(layer, name): fields for layer, name, fields in before.stored_rows()}

@@ -28,7 +28,7 @@ from laneway.engines.sqlite.transaction import Transaction
 from laneway.policy import (
     PROGRAM,
     Gate,
-    PolicyBook,
+    PolicyTable,
     check_changes,
     check_pattern,
     own_rows,
@@ -80,11 +80,11 @@ class SqliteEngine(Core):
 
     # Policies
 
-    def policies(self) -> PolicyBook:
+    def policies(self) -> PolicyTable:
         with self._view() as tx:
-            book = PolicyBook(tx.rules.tiers, self.policy_own)
-            book.load(tx.rules.book.stored_rows())
-            return book
+            policy_table = PolicyTable(tx.rules.tiers, self.policy_own)
+            policy_table.load(tx.rules.policy_table.stored_rows())
+            return policy_table
 
     def policy_set(
         self, layer: Layer, pattern: str, fields: Mapping[str, Any], *, now_us: int | None = None
@@ -362,7 +362,10 @@ class SqliteEngine(Core):
                 topics={name: views.topic_stats(tx, name) for name in names},
                 messages=messages_,
                 gates=_gates(tx),
-                policies=[*tx.rules.book.stored_rows(), *own_rows(policies.page(tx, "", 1 << 60))],
+                policies=[
+                    *tx.rules.policy_table.stored_rows(),
+                    *own_rows(policies.page(tx, "", 1 << 60)),
+                ],
             )
 
 

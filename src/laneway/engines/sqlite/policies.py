@@ -21,7 +21,7 @@ from laneway.engines.shared.policy_changes import (
     topic_in_use,
 )
 from laneway.engines.sqlite import housekeeping, views
-from laneway.policy import PolicyBook, change_layers, is_pattern, matches, sources
+from laneway.policy import PolicyTable, change_layers, is_pattern, matches, sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ def change(
     set_fields = []
     for name, fields in changes:
         if is_pattern(name):
-            set_fields.append(sources(tx.rules.book.layers(name)).get(layer, {}))
+            set_fields.append(sources(tx.rules.policy_table.layers(name)).get(layer, {}))
         else:
             set_fields.append(own.change(layer, name, fields))
     own.write()
@@ -53,7 +53,9 @@ def change(
 
 def layers_of(tx: Transaction, name: str) -> Layers:
     """The layers of exactly this pattern or topic."""
-    return tx.rules.book.layers(name) if is_pattern(name) else tx.own_layers(tx.own_of(name))
+    return (
+        tx.rules.policy_table.layers(name) if is_pattern(name) else tx.own_layers(tx.own_of(name))
+    )
 
 
 def page(tx: Transaction, after: str, limit: int) -> list[tuple[str, Layers]]:
@@ -69,16 +71,18 @@ def _change_patterns(
 ) -> None:
     """Change patterns; all are checked together, as they will be."""
     rules = tx.rules
-    before = copy_of(rules.book)
+    before = copy_of(rules.policy_table)
     for pattern, fields in changes:
-        rules.book.put(layer, pattern, fields)
-    rows = differences(before, rules.book)
+        rules.policy_table.put(layer, pattern, fields)
+    rows = differences(before, rules.policy_table)
     changed = list(dict.fromkeys(pattern for _, pattern, _ in rows))
     if not changed:
         return
     rules.changed()
-    for name in sorted({name for pattern in changed for name in rules.book.names_under(pattern)}):
-        rules.book.check(name)
+    for name in sorted(
+        {name for pattern in changed for name in rules.policy_table.names_under(pattern)}
+    ):
+        rules.policy_table.check(name)
     for pattern in changed:
         if may_change_lanes([each for each in changes if each[0] == pattern]):
             _refuse_moves(tx, pattern, before)
@@ -93,7 +97,7 @@ def _change_patterns(
     housekeeping.sweep(tx, HOUSEKEEPING_LIMIT)
 
 
-def _refuse_moves(tx: Transaction, pattern: str, before: PolicyBook) -> None:
+def _refuse_moves(tx: Transaction, pattern: str, before: PolicyTable) -> None:
     """Raise TopicInUse if a topic under the pattern is not empty and would get other lanes."""
     for lane in views.lanes_under(tx, pattern):
         for topic in views.topics_in(tx, lane):
@@ -180,11 +184,11 @@ class OwnPolicies:
 
     def _check(self, topic: str, layers: Layers, text: str) -> Resolved:
         """The policy after the change; equal sets under the same patterns are checked once."""
-        book = self._tx.rules.book
-        key = (book.covering(topic), text)
+        policy_table = self._tx.rules.policy_table
+        key = (policy_table.covering(topic), text)
         policy = self._checked.get(key)
         if policy is None:
-            policy = self._checked[key] = book.check(topic, layers)
+            policy = self._checked[key] = policy_table.check(topic, layers)
         return policy
 
     def _lanes(self, topic: str, policy: Resolved, *, spare: bool = True) -> list[Lane]:

@@ -58,7 +58,7 @@ def _write(tx: Transaction, after: TierLayers) -> None:
 
 def _named_by(tx: Transaction, tier: str) -> str | None:
     """A policy that names the tier: that of a pattern, or an own policy, found by an index."""
-    for _, pattern, fields in tx.rules.book.rows():
+    for _, pattern, fields in tx.rules.policy_table.rows():
         if fields.get("tier") == tier:
             return pattern
     for layer in ("code", "operator"):

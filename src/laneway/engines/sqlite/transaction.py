@@ -21,7 +21,7 @@ from laneway.engines.sqlite.changes import LaneChanges
 from laneway.engines.sqlite.lane_cache import LaneCache
 from laneway.engines.sqlite.rows import GateState, Lane, Row, Shard, TierQueue
 from laneway.engines.sqlite.statements import SQL, Statements
-from laneway.policy import PolicyBook, Resolved
+from laneway.policy import PolicyTable, Resolved
 from laneway.tiers import TierLayers
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ class Rules:
         self.tiers = tier_layers.in_force()
         self.random = random
         self.version = -1
-        self.book = PolicyBook(self.tiers)
+        self.policy_table = PolicyTable(self.tiers)
         self._resolved: dict[tuple[tuple[str, ...], int], Resolved] = {}
         self.max_backlog: int | None = None
         self.max_backlog_bytes: int | None = None
         self.on_full = "refuse"
-        self._by_topic = _ByTopic(self.book)
+        self._by_topic = _ByTopic(self.policy_table)
         self.of: Callable[[str], Resolved] = self._by_topic.__getitem__
         """The policy of a topic without one of its own, or of a bucket's pattern."""
         self.owned: dict[tuple[str, int], Resolved] = {}
@@ -71,7 +71,7 @@ class Rules:
                 TierLayers.read(connection.execute(SQL["setting_read"], ("tiers",)).fetchone()[0])
             )
             rows = connection.execute(SQL["policies"]).fetchall()
-            self.book.load(
+            self.policy_table.load(
                 [(layer, pattern, json.loads(fields)) for layer, pattern, fields in rows]
             )
             self.changed()
@@ -80,8 +80,8 @@ class Rules:
     def set_tiers(self, layers: TierLayers) -> None:
         """Use these tiers from now on."""
         self.tier_layers = layers
-        self.tiers = self.book.tiers = layers.in_force()
-        self.book.forget_resolved()
+        self.tiers = self.policy_table.tiers = layers.in_force()
+        self.policy_table.forget_resolved()
         self.changed()
 
     @property
@@ -99,7 +99,7 @@ class Rules:
         """The policy of a topic with this set of its own."""
         if len(self.owned) >= MOST_RESOLVED:
             self.owned.clear()
-        policy = self._shared(self.book.covering(topic), topic, own, layers)
+        policy = self._shared(self.policy_table.covering(topic), topic, own, layers)
         self.owned[topic, own] = policy
         return policy
 
@@ -109,7 +109,7 @@ class Rules:
         if policy is None:
             if len(self._resolved) >= MOST_SETS:
                 self._resolved.clear()
-            policy = self._resolved[covering, own] = self.book.resolve_own(topic, layers)
+            policy = self._resolved[covering, own] = self.policy_table.resolve_own(topic, layers)
         return policy
 
     def cache_set(self, own: int, layers: Layers) -> None:
@@ -127,14 +127,14 @@ class Rules:
 class _ByTopic(dict[str, Resolved]):
     """The resolved policies by topic; a missing one is resolved when it is read."""
 
-    def __init__(self, book: PolicyBook) -> None:
+    def __init__(self, policy_table: PolicyTable) -> None:
         super().__init__()
-        self._book = book
+        self._policy_table = policy_table
 
     def __missing__(self, topic: str) -> Resolved:
         if len(self) >= MOST_RESOLVED:
             self.clear()
-        policy = self[topic] = self._book.resolve(topic)
+        policy = self[topic] = self._policy_table.resolve(topic)
         return policy
 
 

@@ -143,10 +143,10 @@ def _totals(
 def _rules(space: Namespace, *, repair: bool) -> Check:
     """Whether all shards have the current policies."""
     space.reload()
-    book = space.routes
-    patterns = {pattern for _, pattern, _ in book.policies.rows()}
+    policy_table = space.routes
+    patterns = {pattern for _, pattern, _ in policy_table.policies.rows()}
     right = {
-        pattern.encode(): records.rule_of(book.policies, pattern, space.shards)
+        pattern.encode(): records.rule_of(policy_table.policies, pattern, space.shards)
         for pattern in patterns
     }
     wrong = 0
@@ -155,7 +155,8 @@ def _rules(space: Namespace, *, repair: bool) -> Check:
         stored.pop(b"", None)
         if (
             stored != right
-            or records.read_counters(space.read(shard, "GET", "shard")).version != book.version
+            or records.read_counters(space.read(shard, "GET", "shard")).version
+            != policy_table.version
         ):
             wrong += 1
             if repair:

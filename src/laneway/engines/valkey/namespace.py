@@ -350,10 +350,10 @@ class Namespace(ShardedNamespace):
     def write_rules(
         self, shard: int, change: RulesChange, now_us: int | None
     ) -> Behind | InUse | None:
-        book = change.book
-        names = {name for _, name, _ in book.stored_rows()}
+        policy_table = change.policy_table
+        names = {name for _, name, _ in policy_table.stored_rows()}
         rules = [
-            records.rule_of(book, name, self.shards) if name in names else b""
+            records.rule_of(policy_table, name, self.shards) if name in names else b""
             for name in change.names
         ]
         fields: list[str] = []

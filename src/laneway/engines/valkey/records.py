@@ -20,7 +20,7 @@ from laneway.policy import FOREVER, Gate, Resolved, engine_values, is_pattern
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from laneway.policy import Layers, PolicyBook
+    from laneway.policy import Layers, PolicyTable
     from laneway.tiers import TierLayers
 
 LAYOUT = 4
@@ -108,10 +108,12 @@ def _or_false(limit: int | None) -> int | bool:
     return False if limit is None else limit
 
 
-def rule_of(book: PolicyBook, name: str, shards: int) -> bytes:
-    """What holds for a pattern or topic of the book, as the functions read it."""
-    by_operator = [field for field, (_, layer, _) in book.why(name).items() if layer == "operator"]
-    return rule_record(book.resolve(name), shards, by_operator)
+def rule_of(policy_table: PolicyTable, name: str, shards: int) -> bytes:
+    """What holds for a pattern or topic of the policy table, as the functions read it."""
+    by_operator = [
+        field for field, (_, layer, _) in policy_table.why(name).items() if layer == "operator"
+    ]
+    return rule_record(policy_table.resolve(name), shards, by_operator)
 
 
 def exact_names(patterns: Iterable[str]) -> int:

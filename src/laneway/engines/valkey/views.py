@@ -72,20 +72,20 @@ class View:
     def load_policies(self, topics: Iterable[str]) -> None:
         """Read the own policies of these topics, all at once."""
         space = self.space
-        book = space.routes.policies
+        policy_table = space.routes.policies
         wanted = [topic for topic in dict.fromkeys(topics) if topic not in self._policies]
         asked = [
             topic
             for topic in wanted
             if not is_pattern(topic)
             and self.counters[space.routes.home(topic)].own
-            and not book.layers(topic)
+            and not policy_table.layers(topic)
         ]
         own = space.own_layers(asked)
         for topic in wanted:
             layers = own.get(topic)
             self._policies[topic] = (
-                book.resolve_own(topic, layers) if layers else book.resolve(topic)
+                policy_table.resolve_own(topic, layers) if layers else policy_table.resolve(topic)
             )
 
 

@@ -66,14 +66,18 @@ def test_policies_of_topics_are_paged(driver: EngineDriver) -> None:
         "code", [(topic, {"rate": 5}) for topic in topics], now_us=driver.now
     )
     driver.policy("t.3", layer="operator", paused=True)
-    book = driver.engine.policies()
-    assert book.rows() == [("code", "t.*", {"retries": 3})]
-    assert book.why("t.3") == {
+    policy_table = driver.engine.policies()
+    assert policy_table.rows() == [("code", "t.*", {"retries": 3})]
+    assert policy_table.why("t.3") == {
         "paused": (True, "operator", "t.3"),
         "rate": (5.0, "code", "t.3"),
         "retries": (3, "code", "t.*"),
     }
-    assert (book.resolve("t.4").rate, book.resolve("t.4").retries, book.resolve("u").rate) == (
+    assert (
+        policy_table.resolve("t.4").rate,
+        policy_table.resolve("t.4").retries,
+        policy_table.resolve("u").rate,
+    ) == (
         5.0,
         3,
         None,
