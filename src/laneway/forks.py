@@ -1,6 +1,6 @@
 """
-Forks of the process. No application opens its engine while the process forks, and each begins
-without an engine in the child.
+What an application does when its process forks. It opens no engine during the fork, and has no
+open engine in the child.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Live figures of a namespace: rates are the change of the engine's counters between two overviews.
 
-`laneway top` and the demo show them; the HTTP gateway will.
+`laneway top` and the demo show them.
 """
 
 from __future__ import annotations

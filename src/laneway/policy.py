@@ -2,8 +2,8 @@
 Policies: which fields there are, how they are checked, and which pattern decides.
 
 A policy is stored as the fields that were set (a `dict` of JSON values), by layer and pattern.
-`PolicyTable` resolves them for one topic, field by field: the operator's layer precedes the code's,
-and in a layer the most specific pattern decides. `Resolved` is what engines use: it has every
+`PolicyTable` resolves them for one topic, field by field. The operator's layer overrides the
+code's; in a layer the most specific pattern decides. `Resolved` is what engines use: it has every
 field, with times in microseconds.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 Layer = Literal["code", "operator"]
-"""Who set a policy. The operator's layer precedes the code's."""
+"""Who set a policy. The operator's layer overrides the code's."""
 
 OnFull = Literal["refuse", "block", "drop_oldest"]
 """What happens to a publish above a backlog limit."""

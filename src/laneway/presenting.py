@@ -2,7 +2,7 @@
 How the engines' answers are shown to people and scripts: JSON, tables as text, times, durations,
 sizes, and policy settings in words.
 
-The command line, the demo and the HTTP gateway share these functions. None of them prints.
+The command line and the demo share these functions. None of them prints.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 The policies and gates that a program's code declares before it opens the store.
 
 They belong to the program and its version. A newer version replaces its program's set as a whole,
-an older one changes nothing, and a set that stands there already costs one look: its digest is
-compared. Several programs may declare the same value of a field, but not different ones. What a
-program sets at run time belongs to nobody, precedes what is declared, and stays until it is reset.
+an older one changes nothing. A set that is stored already costs one comparison of its digest.
+Several programs may declare the same value of a field, but not different ones. What a program sets
+at run time belongs to no program, overrides what is declared, and stays until it is reset.
 
-Who replaces a set claims the program's record first, so that others wait or go on where it broke
-off.
+A process that replaces a set claims the program's record first. So others wait, or continue where
+it stopped.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 Tiers: service classes of topics, each with a share of the deliveries.
 
 A namespace stores them in two layers, as it stores policies: what programs declare, and what an
-operator sets, which precedes it and can be reset. `TierLayers` is that record and its rules; every
+operator sets, which overrides it and can be reset. `TierLayers` is that record and its rules; every
 engine stores it. `Tiers` are the tiers in force.
 """
 
@@ -156,7 +156,7 @@ class TierLayers(msgspec.Struct, kw_only=True):
         return msgspec.json.encode(self)
 
     def in_force(self) -> Tiers:
-        """Return the tiers in force: the operator's layer precedes the code's."""
+        """Return the tiers in force: the operator's layer overrides the code's."""
         both = {**self.code, **self.operator}
         return Tiers({name: tier for name, tier in both.items() if tier is not None}, self.default)
 

@@ -3,8 +3,8 @@ Versions of programs, and which of two is the older one.
 
 A version is numbers with separators between them, with a mark of a release that comes before or
 after: `7`, `"1.10.2"`, `"v2.0rc1"`, `"2026-11-21"`, `"2026.11.21+3"`, `"1.0.post1"`, and what `git
-describe` says. Numbers are compared as numbers, a missing one is 0; `dev`, `a`, `b`, `rc` stand
-before the release and `post` behind it. Other words and hashes have no order, so they are refused.
+describe` says. Numbers are compared as numbers, a missing one is 0; `dev`, `a`, `b`, `rc` come
+before the release and `post` after it. Other words and hashes have no order, so they are refused.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def list_gates(session: Session, *, as_json: bool) -> None:
 def set_gate(
     session: Session, name: str, *, rate: str | None, burst: int | None, concurrency: int | None
 ) -> None:
-    """Define or change a gate as the operator; this precedes what code declares."""
+    """Define or change a gate as the operator; this overrides what code declares."""
     from laneway.policy import Gate
 
     if rate is None and concurrency is None:

@@ -190,7 +190,7 @@ def set_policy(
     session: Session, /, pattern: str, *, unset: tuple[str, ...], **options: Any
 ) -> None:
     """
-    Set an operator's policy of PATTERN. It precedes the code's and applies to waiting messages
+    Set an operator's policy of PATTERN. It overrides the code's and applies to waiting messages
     too.
     """
     fields = {name: value_of(name, text) for name, text in options.items() if text is not None}

@@ -81,7 +81,7 @@ def set_tier(session: Session, name: str, share: str, fair_by: str | None) -> No
     Set the share of tier NAME: a number, or "strict" (served before all others). A new name adds a
     tier.
 
-    This precedes what code declares. All workers obey at their next lease.
+    This overrides what code declares. All workers obey at their next lease.
     """
     from laneway.tiers import Tier, check_tiers
 

@@ -127,7 +127,7 @@ def _logs_result(style: LogStyle) -> bool:
 
 
 def _use_store(session: Session, app: Laneway) -> None:
-    """The options precede the code; a namespace that they override is logged."""
+    """The options override the code; a namespace that they override is logged."""
     namespace = (
         session.namespace
         if session.namespace_given and session.namespace != app.namespace

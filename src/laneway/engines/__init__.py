@@ -68,7 +68,7 @@ def _opener(url: str) -> OpenEngine:
 @functools.lru_cache(maxsize=8)
 def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """
-    The entry points by scheme. For a scheme that several packages name, ours precedes.
+    The entry points by scheme. If several packages name a scheme, ours is used.
 
     Cached for each `sys.path`, because reading the metadata of all packages takes milliseconds.
     """

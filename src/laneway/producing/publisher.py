@@ -4,8 +4,8 @@ one transaction.
 
 The threads are a leader and its followers.
 A thread that finds no commit running leads one at once, so a single caller does not wait.
-Threads that come meanwhile queue and sleep. When the leader is done, the first of the queue leads
-the next commit with everything in the queue.
+Threads that come while it commits sleep in a queue. When the leader is done, the first thread of
+the queue leads the next commit with everything in the queue.
 Coroutines are gathered for one iteration of their event loop and join the same queue as one group.
 """
 

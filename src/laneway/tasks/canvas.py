@@ -187,9 +187,9 @@ class Part(ABC, Generic[H]):
 
     def link_error(self, follower: L) -> L:
         """
-        Add a call that is made when this fails for good. Its arguments are the job's id, the error
-        in one line, and the traceback; with `si` its own arguments. It is called once for a flow,
-        whichever call failed. Returns the follower. Raises UsageError.
+        Add a call that is made when this fails permanently. Its arguments are the job's id, the
+        error in one line, and the traceback; with `si` its own arguments. It is called once for a
+        flow, whichever call failed. Returns the follower. Raises UsageError.
         """
         if not isinstance(follower, Signature):
             raise UsageError(
@@ -445,7 +445,7 @@ class Group(Part["GroupJob[R]"], Generic[R]):
 
     def link_error(self, follower: L) -> L:
         """
-        Add a call that is made when a member fails for good; for a Celery task, once for each
+        Add a call that is made when a member fails permanently; for a Celery task, once for each
         member that fails.
         """
         if self.parts and next(self.calls()).task.errors_of_each:

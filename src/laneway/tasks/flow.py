@@ -1,10 +1,10 @@
 """
-How tasks follow each other: a task behind others is a message that waits for their signals. It is
-stored before they start.
+How tasks follow each other: a task that follows others is a message that waits for their signals.
+It is stored before they start.
 
-A task signals the tasks behind it in the same step as its own end, so a crash neither loses nor
+A task signals the tasks after it in the same step as its own end, so a crash neither loses nor
 repeats a step. A signal carries the result and counts once for each number. A failure is a signal,
-too: the tasks behind it fail with it, and signal their own failure.
+too: the tasks after it fail with it, and signal their own failure.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Target(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Follower(msgspec.Struct, omit_defaults=True):
-    """A call that is published when a task fails for good; its id makes the publish unique."""
+    """A call that is published when a task fails permanently; its id makes the publish unique."""
 
     topic: str
     id: str
@@ -77,7 +77,7 @@ class Opening(msgspec.Struct, array_like=True, frozen=True):
 
 class Flow(msgspec.Struct, omit_defaults=True):
     """
-    What the body of a task says about the calls around it.
+    What a task's message stores about the other calls of its flow.
 
     `then`: the targets of the signals of its end. `takes`: the results that become its first
     arguments: "one" result, "all" as a list, or none. `shape`: how that list is nested, None for
@@ -193,7 +193,7 @@ def following(
     job_id: str, flow: Flow, ended: Outcome, *, is_own_failure: bool = True, published_us: int = 0
 ) -> list[Draft]:
     """
-    The messages to publish with the end of a task: signals for the tasks behind it, and calls of
+    The messages to publish with the end of a task: signals for the tasks after it, and calls of
     its error handlers.
     """
     drafts = [signal(target, job_id, ended) for target in flow.then]
@@ -329,7 +329,7 @@ class EndedHandler(FlowHandler):
         super().__init__("laneway.ended", ENDED)
 
     def signals(self, lease: Lease) -> list[Draft]:
-        """Signals for the followers, and for the calls behind it in its flow."""
+        """Signals for the followers, and for the calls after it in its flow."""
         notice = _end_notice(lease.body)
         drafts = [signal(target, notice.id, notice.outcome) for target in notice.followers]
         if notice.body is not None and notice.body.flow is not None:

@@ -1,4 +1,4 @@
-"""`Host`: what tasks, jobs, flows and topics need of the application that they belong to."""
+"""`Host`: what tasks, jobs, flows and topics need from their application."""
 
 from __future__ import annotations
 

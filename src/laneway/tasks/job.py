@@ -547,7 +547,7 @@ class Job(Generic[R]):
         """
         Cancel it, whatever it waits for. A running one is stopped: a coroutine is cancelled, a
         child process killed; in a thread JobCancelled is raised at the next Python instruction, so
-        not inside a long C call. Jobs before it in its flow are cancelled, too; jobs behind it
+        not inside a long C call. Jobs before it in its flow are cancelled, too; jobs after it
         fail.
 
         Returns False if it had already ended.

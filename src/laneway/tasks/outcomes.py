@@ -1,6 +1,6 @@
 """
-How the end of a task is stored, and its progress before: JSON under the message's id; and how an
-error becomes itself again.
+How a task's outcome and its progress are stored: as JSON under the message's id. How a stored error
+becomes an exception again.
 """
 
 from __future__ import annotations

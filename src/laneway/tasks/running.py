@@ -139,7 +139,7 @@ class TaskHandler(Handler):
     def _check_retries(self, lease: Lease, settlement: Settlement, *, is_in_flow: bool) -> None:
         """
         A failure is final if its call allows no more retries; in a flow also if the policy allows
-        none, since the calls behind it are signalled with the end.
+        none, since the calls after it are signalled with the end.
         """
         retries = control.retries(lease.headers)
         limit = retries if retries is not None else sys.maxsize

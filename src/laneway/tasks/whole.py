@@ -11,13 +11,13 @@ several steps, and nothing of it runs before the last of them:
     3. the calls; those that start the flow wait for a signal of their opener;
     4. the signal to the root: this last write opens the flow.
 
-Then a worker handles the root, which signals its openers, these the next, and the leaves the calls:
-each in the same step as its own end, at most a hundred signals in a step, so that no shard is
-locked for long. A signal counts once, so a worker that dies in between, or a publisher that repeats
-all of it, does no harm.
+Then a worker handles the root, which signals its openers. They signal the next ones, and the leaves
+signal the calls. Each signals in the same step as its own end, at most a hundred signals in a step,
+so that no shard is locked for long. A signal counts once, so a worker that dies in between, or a
+publisher that repeats all of it, does no harm.
 
-If the last write never happens, the timeout signals a failure to the root. It goes the same way
-down: every stored call ends with it, and none runs.
+If the last write never happens, the timeout signals a failure to the root. The failure spreads down
+the same tree: every stored call ends with it, and none runs.
 """
 
 from __future__ import annotations

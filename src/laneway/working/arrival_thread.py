@@ -65,7 +65,7 @@ class ArrivalThread(threading.Thread):
         return was_notified
 
     def end(self) -> None:
-        """Stop listening for good; returns at once."""
+        """Stop listening permanently; returns at once."""
         self._is_ending = True
         self._is_busy.set()
         if (listener := self._listener) is not None:

@@ -63,7 +63,7 @@ class Process(Protocol):
 
     def exit_code(self, seconds: float = 0) -> int | None:
         """
-        Its exit code; minus the signal's number if a signal killed it. Waits up to `seconds`;
+        Its exit code, or the negative signal number if a signal killed it. Waits up to `seconds`;
         None: it still runs.
         """
         ...

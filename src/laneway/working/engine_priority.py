@@ -5,7 +5,7 @@ SQLite releases the interpreter's lock (GIL) at every row.
 With busy threads around, the engine's thread would wait for the lock at each row, and an engine
 call of milliseconds would take seconds.
 So the event loop and the handlers' threads wait while the engine works, but no longer than the call
-may need: an engine that itself waits (for another process, for the disk) delays nobody.
+may need: an engine that itself waits (for another process, for the disk) delays no handler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What workers need of the application whose messages they handle."""
+"""What workers need from the application whose messages they handle."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class WakeupThread(threading.Thread):
         return was_notified
 
     def end(self) -> None:
-        """Stop waiting for good; returns at once."""
+        """Stop waiting permanently; returns at once."""
         self._is_ending = True
         self._requests.release()
         with contextlib.suppress(EngineUnavailable):

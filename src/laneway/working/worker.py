@@ -7,7 +7,7 @@ The life of a message in a worker:
 2. `leased` brings it to the event loop and into the buffer.
 3. `dispatch` begins it in an executor as soon as a slot is free.
 4. The executor calls the handler and reports what it returned or raised to `_finished`.
-5. `_finished` makes a settlement of that.
+5. `_finished` turns that into a settlement.
 6. The engine thread settles it, together with all others that ended meanwhile.
 
     leased ──> buffered ───────────────────> running ──> over ──> settled

@@ -6,7 +6,7 @@ The protocols that every engine implements, one module for each role.
 | `Queue` | put, lease, settle, extend: the hot path | producers and workers |
 | `Wakeup` | wait and listen, so that nothing polls | workers, jobs |
 | `Results` | outcomes and progress under message ids | tasks, flows |
-| `Admin` | topics, policies, tiers, gates, dead letters, doctor | application, CLI, dashboard |
+| `Admin` | topics, policies, tiers, gates, dead letters, doctor | application, command line |
 | `Transfer` | move messages to another store | `laneway migrate` |
 
 `FullEngine` is all of them, and is what `laneway.engines.open_engine` returns.

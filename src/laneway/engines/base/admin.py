@@ -1,4 +1,4 @@
-"""Administration: what the application object, the CLI, the gateway and the dashboard call."""
+"""Administration: what the application object and the command line call."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class Admin(Protocol):
     def gate_set(
         self, name: str, gate: Gate, *, layer: Layer = "code", now_us: int | None = None
     ) -> None:
-        """Define or change a gate. An operator's definition precedes the code's."""
+        """Define or change a gate. An operator's definition overrides the code's."""
         ...
 
     def gate_list(self) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ which follows demand about once a second.
 
 Grants that shrink are written before others grow, and never below what is leased. So the sum of all
 grants never exceeds the gate's limits; for a moment after a shift it may be less. The first process
-in a second moves the grants for all processes. Assumes no server.
+in a second moves the grants for all processes. Independent of the kind of server.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def grant_of(limits: Gate, share: float, concurrency: int) -> Grant:
 def slots(concurrency: int | None, usage: Sequence[Usage]) -> list[int]:
     """
     The concurrency of each shard: in proportion to its demand. If there are fewer slots than shards
-    with demand, chance decides, so that each gets one in turn.
+    with demand, chance decides, so that each gets one sooner or later.
     """
     if concurrency is None:
         return [0] * len(usage)

@@ -1,4 +1,4 @@
-"""What several shards report, as one view. Assumes no server."""
+"""Combines what several shards report into one view. Independent of the kind of server."""
 
 from __future__ import annotations
 

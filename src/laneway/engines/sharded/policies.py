@@ -283,7 +283,7 @@ class Policies:
         return after, joining
 
     def _leave(self, after: PolicyTable, topic: str) -> Layers | None:
-        """Take a topic out whose policy need not be shared any longer. Returns its layers."""
+        """Remove a topic whose policy no longer has to be shared. Returns its layers."""
         layers = after.layers(topic)
         if not layers or is_shared(after, topic, layers):
             return None

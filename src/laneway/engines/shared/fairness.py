@@ -170,9 +170,9 @@ def split(
 
 def interleave(counts: Sequence[int]) -> list[int]:
     """
-    The order of one call's deliveries of several tiers, as positions in `counts`: each tier's are
-    spread evenly over the whole, so that every part of it has the shares too. The i-th of n is at
-    (i + 1/2) / n; ties go to the tier that is named first.
+    The order of one call's deliveries of several tiers, as positions in `counts`. Each tier's
+    deliveries are spread evenly, so that every part of the order has the shares too. The i-th of n
+    is at (i + 1/2) / n; ties go to the tier that is named first.
     """
     positions = sorted(
         ((2 * i + 1) / count, tier) for tier, count in enumerate(counts) for i in range(count)

@@ -1,6 +1,4 @@
-"""
-Functions of engines that an application calls around a fork, while it opens no engine.
-"""
+"""Functions that engines register for a fork: the application calls them before and after it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def generated_id(nonce: str, number: int) -> str:
 
 
 def parse_generated_id(nonce: str, message_id: str) -> int | None:
-    """The number in a generated id (`<nonce>-<number in hex>`); None: it is none of this store."""
+    """The number in a generated id (`<nonce>-<number in hex>`); None: it is no id of this store."""
     head, separator, tail = message_id.partition("-")
     if head != nonce or not separator:
         return None

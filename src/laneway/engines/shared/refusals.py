@@ -66,7 +66,7 @@ def result_ttls_us(headers: Mapping[str, str] | None) -> tuple[int, int] | None:
 
 
 def nobody_follows(message_id: str) -> UsageError:
-    """The error of waiting for a message that does not exist or stores no outcome."""
+    """The error for waiting for a message that does not exist or stores no outcome."""
     return UsageError(
         f"job {message_id}: it is unknown, or its result is not stored; only a job whose result is"
         " stored can be waited for"

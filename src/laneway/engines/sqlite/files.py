@@ -1,5 +1,5 @@
 """
-Whether the files that a process has open are still those at their path.
+Checks whether the files that a process has open are still those at their path.
 
 A process can still write to a file that was deleted, moved or replaced: no other process sees those
 commits, and they are lost when the process ends. So each commit is checked. In most cases one

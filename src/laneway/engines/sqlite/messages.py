@@ -158,7 +158,7 @@ def _park(tx: Transaction, lane: Lane, row: Row) -> None:
 
 
 def _park_overtaken(tx: Transaction, lane: Lane, head: int) -> None:
-    """Park the head of a key that is not held: another message precedes it."""
+    """Park the head of a key that is not held: another message comes before it."""
     other = read(tx, head)
     if other is None:
         return
@@ -351,7 +351,7 @@ def remove_waiting(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
 
 
 def remove_ended(tx: Transaction, lane: Lane, row: Row, topic: str) -> None:
-    """Remove a message that no longer waits, nor is leased, with its ids; free its serial key."""
+    """Remove a message that neither waits nor is leased, with its ids; free its serial key."""
     finish_ids(tx, row, topic, remember=False)
     delete(tx, row)
     if row.serial:

@@ -301,7 +301,7 @@ class Transaction(Statements):
             self.cached_lane(row)
 
     def cached_lane(self, row: Sequence[Any]) -> Lane:
-        """The lane of a row; a cached one precedes, because it may have unwritten changes."""
+        """The lane of a row; a cached one is preferred, because it may have unwritten changes."""
         lane = self.lane_cache.lanes.get(row[0])
         if lane is None:
             lane = Lane(*row)
@@ -416,7 +416,7 @@ class Transaction(Statements):
         return self._gates[name]
 
     def cached_gate(self, row: Sequence[Any]) -> GateState:
-        """The gate of a row; one that was read before precedes."""
+        """The gate of a row; one that was read before is preferred."""
         gate = self._gates.get(row[0])
         if gate is None:
             gate = self._gates[row[0]] = GateState(*row)

@@ -108,7 +108,7 @@ class _Topics:
 
     def _next(self, shard: int, kind: str, after: str) -> str | None:
         """
-        The next topic's name. Lanes of a partitioned topic are one name, those of buckets none.
+        The next topic's name. A partitioned topic comes once; lanes of buckets are left out.
         """
         at = after.encode()
         if kind == "names":

@@ -50,7 +50,7 @@ def rule_fields(
     policy: Resolved, shards: int = 1, by_operator: Iterable[str] = ()
 ) -> dict[str, Any]:
     """
-    What holds for a topic, by the names and in the order of `rules.lua`. A topic whose partitions
+    The settings in force for a topic, named and ordered as in `rules.lua`. A topic whose partitions
     are on several shards has a part of its backlog limit on each.
 
     `by_operator`: the fields that an operator has set; the topic's own policy in the code does not

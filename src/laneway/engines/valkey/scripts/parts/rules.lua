@@ -116,7 +116,7 @@ local rules = part(function(rules)
         return policy
     end
 
-    -- The operator's pattern precedes the topic's own policy in the code.
+    -- The operator's pattern overrides the topic's own policy in the code.
     local function combine(base, set)
         local policy = {}
         for n = 1, #FIELDS do
