@@ -652,6 +652,7 @@ def purpose(path: Path) -> str:
     if path.suffix == ".py":
         head = inspect.cleandoc(ast.get_docstring(ast.parse(text)) or "")
     else:
+        text = re.sub(r"\A--@.*\n\n?", "", text)  # flags for the server
         lines = itertools.takewhile(lambda line: line.startswith("--"), text.splitlines())
         head = "\n".join(line.removeprefix("--").strip() for line in lines)
     first = re.sub(r"\s+", " ", head.split("\n\n")[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -346,6 +347,7 @@ class Hooked(Task[Any, Any]):
         kwargs: dict[str, Any],
         einfo: str,
     ) -> None:
+        assert sys.exc_info()[1] is exc  # it is being handled: logger.exception shows it
         self.notes.append(("retry", repr(exc), "boom" in einfo))
 
     def on_failure(
@@ -356,6 +358,7 @@ class Hooked(Task[Any, Any]):
         kwargs: dict[str, Any],
         einfo: str,
     ) -> None:
+        assert sys.exc_info()[1] is exc
         self.notes.append(("failure", repr(exc), task_id))
 
     def after_return(

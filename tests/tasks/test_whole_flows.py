@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from laneway import BadMessage, EngineUnavailable, Laneway, UsageError, chain, chord, group
-from laneway.tasks import whole
+from laneway.tasks import flow_storage
 from laneway.units import SECOND
 from tests.tasks.conftest import MakeApp
 
@@ -56,10 +56,10 @@ class Ran:
 @pytest.fixture
 def ran(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> Ran:
     """Every flow of more than ten calls takes several steps, of fifty messages each."""
-    monkeypatch.setattr(whole, "BATCH", 50)
+    monkeypatch.setattr(flow_storage, "BATCH", 50)
     monkeypatch.setattr("laneway.producing.producer.BATCH", 50)
     monkeypatch.setattr("laneway.producing.bulk.BATCH", 50)
-    monkeypatch.setattr(whole, "FAN", 7)  # 33 leaves, 5 openers above them, the root
+    monkeypatch.setattr(flow_storage, "FAN", 7)  # 33 leaves, 5 openers above them, the root
     return Ran(make_app())
 
 

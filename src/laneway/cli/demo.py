@@ -53,7 +53,7 @@ def demo(
     Run 1,000 merchants on a temporary store: one publishes a flood, one always fails, and the
     others must not notice.
     """
-    from laneway.demo.show import DemoFailed, run
+    from laneway.demo.runner import DemoFailed, run
 
     try:
         code = run(

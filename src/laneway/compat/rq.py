@@ -34,7 +34,7 @@ from laneway.errors import LanewayError, UsageError
 from laneway.safetext import escaped, without_passwords
 from laneway.tasks.queue import DESCRIPTION, PREFIX, Call, Dependency, name_of
 from laneway.tasks.request import current_request
-from laneway.tasks.tagged import untag
+from laneway.tasks.tagged_values import untag
 from laneway.working.handler import TIME_LIMIT_HEADER
 from laneway.working.log_format import TextLines
 

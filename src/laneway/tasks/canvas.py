@@ -4,7 +4,7 @@ Flows: calls that follow each other, with Celery's names: `a.s(1) | b.s()`, `gro
 
 A flow becomes a graph of messages. Each message except the first ones waits for signals of those
 before it, see `laneway.tasks.flow`. Either all messages are stored before any of them starts, or
-none, see `laneway.tasks.whole`.
+none, see `laneway.tasks.flow_storage`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import EngineUnavailable, UsageError
 from laneway.headers import MAX_SIGNALS
-from laneway.tasks import flow, whole
+from laneway.tasks import flow, flow_storage
 from laneway.tasks.flow import Flow, Follower, Target
 from laneway.tasks.job import Job
 from laneway.tasks.options import CALL_OPTIONS
@@ -224,7 +224,9 @@ class Part(ABC, Generic[H]):
         jobs = {node.id: node.job() for node in woven.nodes}
         if woven.nodes:
             try:
-                whole.publish(app, woven.id, woven.messages(), again=self._unclear_id is not None)
+                flow_storage.publish(
+                    app, woven.id, woven.messages(), again=self._unclear_id is not None
+                )
             except EngineUnavailable:
                 self._unclear_id = woven.id
                 raise

@@ -64,7 +64,7 @@ class Follower(msgspec.Struct, omit_defaults=True):
 class Opening(msgspec.Struct, array_like=True, frozen=True):
     """
     A call that starts a flow. It waits for one signal until the flow opens, see
-    `laneway.tasks.whole`. It has its own delay, time and ttl.
+    `laneway.tasks.flow_storage`. It has its own delay, time and ttl.
     """
 
     topic: str
@@ -343,7 +343,7 @@ class EndedHandler(FlowHandler):
 
 
 class OpenHandler(FlowHandler):
-    """Opens a flow that was stored in several steps, or ends it; see `laneway.tasks.whole`."""
+    """Opens a flow that was stored in several steps, or ends it; see `flow_storage`."""
 
     what = "opener of a flow"
 

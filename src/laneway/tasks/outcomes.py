@@ -18,7 +18,7 @@ import msgspec
 
 from laneway import codec, texts
 from laneway.errors import BadMessage, JobCancelled, JobDead, JobExpired, JobFailed, Reject
-from laneway.tasks import tagged
+from laneway.tasks import tagged_values
 from laneway.tasks.converting import convert
 from laneway.units import SECOND
 from laneway.working.error_details import Details  # noqa: TC001  # msgspec reads it
@@ -180,7 +180,7 @@ def value(outcome: Outcome, kind: Any, serializer: Serializer | None) -> Any:
                 ' serializer="pickle"'
             )
         return pickle.loads(base64.b64decode(outcome.pickled))  # noqa: S301  # the application chose it by name
-    result = tagged.untag(outcome.result) if outcome.tagged else outcome.result
+    result = tagged_values.untag(outcome.result) if outcome.tagged else outcome.result
     if kind is None:
         return result
     try:

@@ -15,7 +15,7 @@ from laneway.awaitable import async_variant
 from laneway.engines.base import FLOW_HEADER, SIGNALS_HEADER
 from laneway.errors import BadMessage, HandlerSignal, LanewayError, Retry, UsageError
 from laneway.policy import check_topic
-from laneway.tasks import flow, outcomes, tagged
+from laneway.tasks import flow, outcomes, tagged_values
 from laneway.tasks.flow import Flow, Target
 from laneway.tasks.job import Job
 from laneway.tasks.options import TaskOptions
@@ -374,7 +374,7 @@ class NamedTask(Task[..., Any]):
         if self.returns is not None:
             return returned
         try:
-            return tagged.tag(returned, strict=True)
+            return tagged_values.tag(returned, strict=True)
         except BadMessage:
             return returned
 

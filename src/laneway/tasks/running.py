@@ -21,7 +21,7 @@ from laneway.errors import (
     Reject,
     Retry,
 )
-from laneway.tasks import flow, outcomes, serializers, steps, tagged
+from laneway.tasks import flow, outcomes, serializers, steps, tagged_values
 from laneway.tasks.binding import Binding
 from laneway.tasks.request import Request, request_of
 from laneway.working.error_details import WorkerLost, describe, error_text, text_of
@@ -283,7 +283,7 @@ class RunnableTask:
             verdict = self._verdict(request, error)
             for hook in self._hooks_of_failure(request, error, verdict):
                 with _LoggedErrors(self.name):
-                    yield steps.both(hook)
+                    yield steps.handling(error, hook)
             return _Failed(verdict, error)
         for hook in self._hooks_of_success(request, returned):
             with _LoggedErrors(self.name):
@@ -338,7 +338,9 @@ class RunnableTask:
         """The run of a lease. Raises Reject if the body is no call of this task."""
         body = serializers.decode(self.name, self.serializer, lease)
         if self.tags and isinstance(body, dict) and self.serializer == "json":
-            body |= {name: tagged.untag(body[name]) for name in ("args", "kwargs") if name in body}
+            body |= {
+                name: tagged_values.untag(body[name]) for name in ("args", "kwargs") if name in body
+            }
         around, before = flow.of(lease.body, lease.headers), flow.signals_of(lease)
         first = (
             flow.results_of(around, before, self._result_before)
@@ -370,7 +372,7 @@ class RunnableTask:
     def tagged_result(self, returned: Any) -> Any:
         """The result as it is stored, with the types of its values if the task tags them."""
         return (
-            tagged.tag(returned)
+            tagged_values.tag(returned)
             if self.tags and self.serializer == "json" and self.returns is None
             else returned
         )

@@ -5,6 +5,7 @@ each call, or awaits it.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,33 @@ if TYPE_CHECKING:
 def both(call: Callable[[], Any]) -> Step:
     """A step that is the same call for threads and coroutines."""
     return call, call
+
+
+def handling(error: Exception, call: Callable[[], Any]) -> Step:
+    """
+    A step that is called while `error` is being handled: `sys.exception()` and
+    `logger.exception` see the error, as in the `except` clause that the step stands for.
+    """
+    return functools.partial(_handle, error, call), functools.partial(_ahandle, error, call)
+
+
+def _handle(error: Exception, call: Callable[[], Any]) -> Any:
+    traceback = error.__traceback__
+    try:
+        raise error
+    except Exception:  # noqa: BLE001  # it is this error
+        error.__traceback__ = traceback  # without this frame
+        return call()
+
+
+async def _ahandle(error: Exception, call: Callable[[], Any]) -> Any:
+    traceback = error.__traceback__
+    try:
+        raise error
+    except Exception:  # noqa: BLE001  # it is this error
+        error.__traceback__ = traceback  # without this frame
+        result = call()
+        return await result if inspect.isawaitable(result) else result
 
 
 def run(steps: Steps) -> Any:

@@ -24,7 +24,7 @@ from laneway import arguments, codec, config, signals, units
 from laneway.engines.base import RESULT_TTL_HEADER, TASK_HEADER
 from laneway.errors import BadMessage, Retry, UsageError
 from laneway.message import Lease, Receipt
-from laneway.tasks import canvas, outcomes, serializers, steps, tagged
+from laneway.tasks import canvas, outcomes, serializers, steps, tagged_values
 from laneway.tasks.invocation import Invocation
 from laneway.tasks.job import Job, report_progress
 from laneway.tasks.options import (
@@ -396,11 +396,11 @@ class Task(RunnableTask, Generic[P, R]):
         places, by_name = self.binding.annotated()
         strict = self.tags == "strict"
         values = tuple(
-            each if place in places else tagged.tag(each, strict=strict)
+            each if place in places else tagged_values.tag(each, strict=strict)
             for place, each in enumerate(args)
         )
         return values, {
-            name: each if name in by_name else tagged.tag(each, strict=strict)
+            name: each if name in by_name else tagged_values.tag(each, strict=strict)
             for name, each in kwargs.items()
         }
 

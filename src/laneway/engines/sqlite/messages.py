@@ -38,7 +38,7 @@ from laneway.engines.shared.states import (
     RETENTION_ENDS,
     YIELD,
 )
-from laneway.engines.sqlite import endings
+from laneway.engines.sqlite import message_ends
 from laneway.engines.sqlite.rows import Lane, Row
 from laneway.policy import FOREVER
 
@@ -304,7 +304,7 @@ def bury(tx: Transaction, lane: Lane, row: Row, reason: str, error: str | None) 
     tx.run("dead_insert", row.mid, topic, tx.now, until, reason, error)
     tx.run("event_insert", until, RETENTION_ENDS, row.mid, 0)
     tx.shard.dead += 1
-    endings.message_ended(tx, row, topic, "expired" if reason == EXPIRED else "dead", reason)
+    message_ends.message_ended(tx, row, topic, "expired" if reason == EXPIRED else "dead", reason)
 
 
 def expire(tx: Transaction, lane: Lane, row: Row) -> None:
@@ -313,7 +313,7 @@ def expire(tx: Transaction, lane: Lane, row: Row) -> None:
     lane.expired += 1
     tx.shard.expired += 1
     if tx.policy(topic).on_expiry == "drop":
-        endings.message_ended(tx, row, topic, "expired", EXPIRED)
+        message_ends.message_ended(tx, row, topic, "expired", EXPIRED)
         finish_ids(tx, row, topic, remember=False)
         delete(tx, row)
     else:

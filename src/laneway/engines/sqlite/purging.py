@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from laneway.engines.base import ABORT, CancelAnswer
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.states import DEAD, DELAYED, PARKED, RETENTION_ENDS
-from laneway.engines.sqlite import endings, leases, messages, views
+from laneway.engines.sqlite import leases, message_ends, messages, views
 from laneway.engines.sqlite.rows import Held, Lane, Row
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def purge(tx: Transaction, topic: str, last: int) -> int:
         # When a serial key's head was removed, its next message became ready: read the row again.
         row = messages.read(tx, listed.mid) if listed.serial else listed
         if row is not None and row.seq <= last:
-            endings.message_ended(tx, row, topic, "cancelled")
+            message_ends.message_ended(tx, row, topic, "cancelled")
             messages.remove_waiting(tx, lane, row, topic)
             removed += 1
             if removed == PAGE:
@@ -85,7 +85,7 @@ def _end_lease(tx: Transaction, lane: Lane, held: Held, topic: str) -> int:
         gate.leased -= 1
         tx.touch_gate(gate)
     if row is not None:
-        endings.message_ended(tx, row, topic, "cancelled")
+        message_ends.message_ended(tx, row, topic, "cancelled")
         messages.remove_ended(tx, lane, row, topic)
     elif held.empty:
         messages.free_key(tx, lane, held.empty, held.mid)
@@ -105,7 +105,7 @@ def cancel(tx: Transaction, message_id: str, topic: str | None) -> CancelAnswer:
     lane = tx.lane(row.lane)
     its_topic = messages.topic_of(row, lane)
     lease = tx.one("lease_of_message", row.mid)
-    endings.message_ended(tx, row, its_topic, "cancelled")
+    message_ends.message_ended(tx, row, its_topic, "cancelled")
     if lease is None:
         messages.remove_waiting(tx, lane, row, its_topic)
         tx.place(lane)
@@ -162,7 +162,7 @@ def redrive(
         tx.run("event_delete", until, RETENTION_ENDS, mid)
         tx.run("dead_delete", mid)
         tx.shard.dead -= 1
-        endings.message_revived(tx, row)
+        message_ends.message_revived(tx, row)
         lane = _put_back(tx, row, its_topic, first + n * spacing_us)
         lanes[lane.lane] = lane
     for lane in lanes.values():

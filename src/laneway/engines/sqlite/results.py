@@ -16,7 +16,7 @@ from laneway.engines.shared.naming import parse_generated_id
 from laneway.engines.shared.refusals import explicit_due, nobody_follows, result_ttls_us
 from laneway.engines.shared.states import DEAD, DELAYED
 from laneway.engines.sqlite import leases, messages
-from laneway.engines.sqlite.endings import OUTCOME, PROGRESS
+from laneway.engines.sqlite.message_ends import OUTCOME, PROGRESS
 from laneway.message import Receipt, StoredResult
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from laneway.engines.shared.refusals import (
     retries_used_up,
 )
 from laneway.engines.shared.states import ASLEEP, AT_GATE, FULL, IDLE, LEASES_END
-from laneway.engines.sqlite import endings, leases, merging, messages, putting
+from laneway.engines.sqlite import leases, merging, message_ends, messages, putting
 from laneway.engines.sqlite.rows import Held, Lane, Row
 from laneway.errors import BacklogFull
 
@@ -75,7 +75,7 @@ def settle(
         tx.reported_by_handler = None
         lanes |= settling.write()
     _place(tx, lanes.values())
-    endings.store_outcomes(tx, settlements, answers)
+    message_ends.store_outcomes(tx, settlements, answers)
     ended = [
         n
         for n in sorted(publish)

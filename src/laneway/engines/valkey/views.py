@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from laneway.engines.sharded import merging
+from laneway.engines.sharded import shard_views
 from laneway.engines.shared import gates as shared_gates
 from laneway.engines.shared import views as shared
 from laneway.engines.shared.naming import BUCKET, PARTITION, lane_name
@@ -639,7 +639,7 @@ def dead_list(
             (record.death[0] * space.shards + shard, message_view(view, shard, record))
             for record in read_records(view, shard, mids)
         ]
-    return merging.first(found, limit, lambda each: each[0])
+    return shard_views.first(found, limit, lambda each: each[0])
 
 
 def drop_edges(view: View, shard: int, topic: str) -> None:
@@ -655,7 +655,7 @@ def drop_edges(view: View, shard: int, topic: str) -> None:
 
 def gates(view: View) -> list[dict[str, Any]]:
     """Each gate's limits, and what waits for it on all shards."""
-    return merging.gates(
+    return shard_views.gates(
         _gate(view, shard, name.decode(), stored)
         for shard in range(view.space.shards)
         for name, stored in sorted(view.space.scan(shard, "HSCAN", "gates"))

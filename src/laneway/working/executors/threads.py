@@ -48,7 +48,7 @@ class ThreadExecutor:
         self.runner: Runner | None = None
         """Stops units; None: the thread that runs the unit does."""
         self._finished = finished
-        self._middlewares = middlewares if middlewares.has_middlewares else None
+        self._middlewares = middlewares
         self._loop = asyncio.get_running_loop()
         self._results: deque[tuple[WorkerDelivery, Any, BaseException | None]] = deque()
         self._is_collect_due = False
@@ -105,7 +105,7 @@ class ThreadExecutor:
 
     def call(self, unit: WorkerDelivery) -> Any:
         """Call the unit's handler, inside the middlewares."""
-        if self._middlewares is None:
+        if not self._middlewares.has_middlewares:  # one may be added while the worker runs
             return self._call_handler(unit)
         with self._middlewares.around(unit.subject()):
             return self._call_handler(unit)

@@ -21,6 +21,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from laneway.demo.cpu_use import used
 from laneway.demo.logs import Growing, Handled
 from laneway.demo.merchants import (
     BEST_SELLER,
@@ -35,7 +36,6 @@ from laneway.demo.merchants import (
     WORKERS,
     make_app,
 )
-from laneway.demo.processors import used
 from laneway.demo.report import (
     AFTER,
     ARRIVING,
