@@ -67,7 +67,7 @@ def codes(pids: list[int]) -> list[int | None]:
         ended = 0
         while not ended and time.monotonic() < deadline:
             ended, status = os.waitpid(pid, os.WNOHANG)
-            time.sleep(0 if ended else 0.01)
+            time.sleep(0 if ended else 0.01)  # waitpid has no timeout
         if not ended:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
@@ -163,7 +163,7 @@ def test_the_parent_may_close_while_children_go_on(app: Laneway) -> None:
 
     pids = [in_child(do) for _ in range(2)]
     while app.topic("child").stats().waiting < 2:
-        time.sleep(0.01)
+        time.sleep(0.01)  # other processes publish
     app.close()
     os.write(writing, b"xx")
     assert codes(pids) == [0, 0]

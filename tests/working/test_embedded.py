@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,7 +22,7 @@ SOON = 120.0
 """Seconds after which something that should happen has not; the machine may be busy."""
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, MutableMapping
     from pathlib import Path
 
 
@@ -337,11 +337,8 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
     A web application's lifespan starts and stops the worker; a route publishes, the handler
     answers.
     """
-    applications = pytest.importorskip("starlette.applications")
-    responses, routing = (
-        pytest.importorskip("starlette.responses"),
-        pytest.importorskip("starlette.routing"),
-    )
+    from starlette import applications, responses, routing
+
     app = Laneway(f"sqlite:///{tmp_path}/web.db")
     bodies: list[object] = []
     started: list[str] = []
@@ -366,8 +363,8 @@ def test_inside_starlettes_lifespan(tmp_path: Path) -> None:
     web = applications.Starlette(routes=[routing.Route("/order", order)], lifespan=lifespan)
 
     async def main() -> None:
-        requests: asyncio.Queue[dict] = asyncio.Queue()
-        answers: asyncio.Queue[dict] = asyncio.Queue()
+        requests: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
+        answers: asyncio.Queue[MutableMapping[str, Any]] = asyncio.Queue()
         serving = asyncio.create_task(
             web(
                 {"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}},

@@ -189,7 +189,7 @@ def test_structlog(app: Laneway) -> None:
     The documented processor adds the fields to structlog's events, and to Laneway's own lines in
     its formatter.
     """
-    structlog = pytest.importorskip("structlog")
+    import structlog
     from structlog.testing import LogCapture
 
     capture = LogCapture()

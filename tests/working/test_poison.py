@@ -44,7 +44,7 @@ def work(message):
         os._exit(3)
     if message.body == "crash":
         ctypes.string_at(0)
-    time.sleep(0.05)
+    time.sleep(0.05)  # the work
 """
 
 CELERY = """
@@ -62,7 +62,7 @@ def kill():
 
 @app.task
 def fine(n):
-    time.sleep(0.05)
+    time.sleep(0.05)  # the work
     return n
 
 @app.task(time_limit=0.5)
@@ -115,7 +115,7 @@ def work_until(folder: Path, command: list[str], done: Callable[[], object]) -> 
             if process.poll() is not None:
                 died += 1
                 process = subprocess.Popen([sys.executable, *command], cwd=folder, env=environment)
-            time.sleep(0.02)
+            time.sleep(0.02)  # the worker is another process
     finally:
         process.kill()
         process.wait()
