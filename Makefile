@@ -9,7 +9,7 @@ ARGS ?=
 ENGINE ?= sqlite
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz test-kills lint fmt bench bench-smoke docs docs-pages docs-check ci clean
+.PHONY: help setup demo test fuzz test-kills lint fmt bench soak bench-smoke docs docs-pages docs-check ci clean
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ bench: $(READY) ## measure every published figure, beside the peers (a while); E
 	@if command -v npm >/dev/null 2>&1; then npm install --prefix bench/node --no-package-lock --no-audit --no-fund --loglevel=error; \
 	else echo "the peers on Node are left out: they need npm"; fi
 	$(BIN)/python -m bench.all --engine $(ENGINE) $(ARGS)
+
+soak: $(READY) ## an hour at half the highest rate: does anything grow? ENGINE=valkey, ARGS="--minutes 10"
+	$(BIN)/python -m bench.soak --engine $(ENGINE) $(ARGS)
 
 bench-smoke: $(READY) ## each benchmark once, small: they still run
 	$(BIN)/python -m bench.all --smoke $(ARGS)

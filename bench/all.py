@@ -29,6 +29,9 @@ BENCHES = (
 ON_SERVERS = ("waiting", "scale")
 """Benchmarks of servers only."""
 
+HOURS = ("soak",)
+"""Benchmarks that take an hour: only their small forms are run here."""
+
 TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     # table, rows, column, target, whether more is better
     ("engine", {"operation": "put"}, "ratio", 0.5, True),
@@ -109,6 +112,8 @@ def main() -> None:
     for old in results.glob("*.json"):
         old.unlink()  # the summary covers this run only
     benches = BENCHES if chosen.engine == "sqlite" else (*BENCHES, *ON_SERVERS)
+    if size(chosen) != "full":
+        benches += HOURS
     failed = [
         name
         for name in benches

@@ -1,6 +1,6 @@
 """
-The chart of the README: tasks per second that one worker drains over 1 to 10,000 queues, Laneway
-beside its peers. An SVG without fonts and scripts, readable on light and dark pages.
+The charts, as SVG without fonts and scripts, readable on light and dark pages: tasks per second
+that one worker drains over 1 to 10,000 queues, Laneway beside its peers; and a soak.
 """
 
 from __future__ import annotations
@@ -52,6 +52,35 @@ def drain_chart(rows: Sequence[dict[str, Any]], notes: Sequence[str]) -> str:
         lines += _row(row, columns, TOP + n * ROW, largest)
     bottom = TOP + len(rows) * ROW + 22
     lines += [_text(18, bottom + 17 * n, note, "small muted") for n, note in enumerate(notes)]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def soak_chart(engine: str, series: dict[str, Sequence[float]], notes: str) -> str:
+    """A line for each quantity of a soak over its time; each on a scale of its own from 0."""
+    plot, row, left = 560, 44, 230
+    width, height = left + plot + 110, TOP - 18 + row * len(series)
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title">',
+        f'<title id="title">Quantities of a soak on {escape(engine)} over its time</title>',
+        f"<style>{STYLE} .line {{ fill: none; stroke: #0969da; stroke-width: 1.5; }}</style>",
+        f'<rect class="page" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>',
+        _text(18, 31, f"Soak on {engine}", "title text"),
+        _text(18, 52, f"{notes} Each scale begins at 0; its end is at the right.", "muted"),
+    ]
+    for n, (name, values) in enumerate(series.items()):
+        y, largest = TOP - 26 + n * row, max(*values, 1e-9)
+        step = plot / max(1, len(values) - 1)
+        points = " ".join(
+            f"{left + k * step:.1f},{y + (row - 12) * (1 - value / largest):.1f}"
+            for k, value in enumerate(values)
+        )
+        lines += [
+            _text(18, y + 22, name, "text"),
+            f'<rect class="track" x="{left}" y="{y}" width="{plot}" height="{row - 12}" rx="2"/>',
+            f'<polyline class="line" points="{points}"/>',
+            _text(left + plot + 8, y + 22, _number(largest), "small muted"),
+        ]
     return "\n".join([*lines, "</svg>", ""])
 
 
@@ -112,6 +141,10 @@ def shown(value: object) -> str:
     if isinstance(value, str) and value.startswith("~"):
         return f"~{float(value[1:].replace(',', '')):,.0f}"
     return rounded(value) if isinstance(value, float) else f"{value:,}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else rounded(value)
 
 
 def rounded(value: float) -> str:

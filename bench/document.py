@@ -1,5 +1,5 @@
 """
-Writes docs/benchmarks.md and the README's chart from docs/figures.json, the figures that are kept.
+Writes docs/benchmarks.md and its charts from docs/figures.json, the figures that are kept.
 
     python -m bench.document                                write both again
     python -m bench.document --keep bench/results/full/*.json     take new results first
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.chart import drain_chart, name_of, number, shown
+from bench.chart import drain_chart, name_of, number, shown, soak_chart
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES, PAGE, CHART = DOCS / "figures.json", DOCS / "benchmarks.md", DOCS / "drain.svg"
@@ -100,6 +100,13 @@ SECTIONS = (
     Section("backlog", "Deep backlogs", "Throughput as the backlog grows."),
     Section("waiting", "Idle workers", "What 1,000 idle workers cost a server."),
     Section("scale", "Cluster", "Throughput of a cluster beside one server."),
+    Section(
+        "soak",
+        "Soak",
+        "Half the highest rate for a long time, with topics that come and go, policies that change"
+        " each second, and a worker killed each minute.\n"
+        "Flat: the mean of the last sixth is within the spread of the second sixth.",
+    ),
 )
 
 
@@ -119,6 +126,19 @@ def main() -> None:
         FIGURES.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     PAGE.write_text(page(kept))
     CHART.write_text(chart(kept))
+    for table in kept["tables"]:
+        if table["bench"] == "soak":
+            _soak_path(table).write_text(
+                soak_chart(
+                    ENGINES[engine(table)],
+                    table["repeats"]["each minute"],
+                    table["notes"].partition(":")[0] + ".",
+                )
+            )
+
+
+def _soak_path(table: Table) -> Path:
+    return DOCS / f"soak-{engine(table)}.svg"
 
 
 def keep(tables: list[Table], new: Table) -> None:
@@ -204,6 +224,8 @@ def _table(table: Table, section: Section) -> Iterator[str]:
         cells[0] += f" ({_date(row['date'])})" if "date" in row else ""
         lines.append(cells)
     yield "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    if section.bench == "soak":
+        yield f"![Each quantity over the time of the soak]({_soak_path(table).name})"
     if days:
         yield "Rows with a date were measured in another run, on that day."
 
