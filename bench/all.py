@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.common import RESULTS, options, place, size
+from bench.features import ALL, FEATURES
 
 BENCHES = (
     "engine",
@@ -25,6 +26,7 @@ BENCHES = (
     "top",
     "peers",
     "tasks",
+    "features",
 )
 ON_SERVERS = ("waiting", "scale")
 """Benchmarks of servers only."""
@@ -71,6 +73,10 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("top", {"topics": "many"}, "median ms", 2.0, False),
     ("top", {"topics": "many, one size class"}, "median ms", 2.0, False),
     ("idle", {}, "idle worker, % of a core", 1.0, False),
+    *(
+        ("features", {"feature": feature.name}, "ratio", 0.3 if feature is ALL else 0.5, True)
+        for feature in FEATURES
+    ),
 )
 
 

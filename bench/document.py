@@ -67,6 +67,13 @@ SECTIONS = (
         "Put, lease and settle in batches of 500 with all policies in force, beside the same"
         " storage operations without policies (`raw`), in the same run.",
     ),
+    Section(
+        "features",
+        "What features cost",
+        "Put, lease and settle in batches of 500 with one feature each, and with all of them"
+        " together.\n"
+        "The ratio is that to plain messages in the same run, over all three steps.",
+    ),
     Section("endtoend", "End to end", "Publish, lease, handle and settle with real workers."),
     Section("publish", "Publishing", "Messages per second by the way they are published."),
     Section("latency", "Latency", "The time until an idle worker starts a message."),
