@@ -93,6 +93,17 @@ def test_fsync_every_second_is_waited_for(opened: Callable[..., FullEngine]) -> 
         assert len(drain(opened(server.url, durability="fsync", namespace=engine.namespace))) == 10  # type: ignore[attr-defined]
 
 
+def test_a_replica_confirms_as_soon_as_it_has_written_to_its_disk(
+    opened: Callable[..., FullEngine],
+) -> None:
+    """Not with its next report, which a replica sends once a second."""
+    with Replicated(1, appendonly="yes", appendfsync="always") as group:
+        engine = opened(f"{group.url}?timeout=0.5", durability="replicated")
+        for n in range(5):
+            engine.put(some(1, start=n))
+        assert len(drain(engine)) == 5
+
+
 def test_a_replica_that_takes_over_has_everything(opened: Callable[..., FullEngine]) -> None:
     """
     replicated: the master is killed under load, the sentinels promote the replica, everybody goes

@@ -109,7 +109,7 @@ class Connections:
         def exchange(connection: AbstractConnection) -> Any:
             answer = read_answer(connection)
             if confirm is not None:
-                confirmed = read_answer(connection)
+                *_, confirmed = [read_answer(connection) for _ in range(confirm.answers)]
                 if not isinstance(answer, Exception):
                     confirm.check(self.name, confirmed)
             if isinstance(answer, refusals.ResponseError) and str(answer) == UNKNOWN_FUNCTION:

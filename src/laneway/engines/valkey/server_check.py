@@ -135,9 +135,14 @@ class Facts(msgspec.Struct):
 
 
 class Confirm(msgspec.Struct):
-    """What follows a durable call: WAITAOF or WAIT, and the least that it has to answer."""
+    """
+    What follows a durable call: WAITAOF or WAIT, and the least that the last one has to answer.
+
+    `answers`: how many answers the server sends to `command`.
+    """
 
     command: bytes
+    answers: int
     local: int
     replicas: int
     seconds: float
@@ -278,11 +283,17 @@ def _cannot_append(found: Facts, durability: str) -> list[Problem]:
 def confirm(address: Address, found: Facts, durability: str) -> Confirm | None:
     """What follows every durable call."""
     seconds = max(0.1, address.timeout * 0.8)
+    whole, half = round(seconds * 1000), round(seconds * 500)
     replicas = address.replicas if durability == "replicated" else 0
-    if durability == "fsync" or (durability == "replicated" and found.appends):
-        return Confirm(packed("WAITAOF", 1, replicas, round(seconds * 1000)), 1, replicas, seconds)
+    if durability == "fsync":
+        return Confirm(packed("WAITAOF", 1, 0, whole), 1, 1, 0, seconds)
+    if durability == "replicated" and found.appends:
+        # A replica that reads the write and WAITAOF's question at once answers before its fsync,
+        # and its next report is a second away. After WAIT the fsync is over (appendfsync always).
+        command = packed("WAIT", replicas, half) + packed("WAITAOF", 1, replicas, half)
+        return Confirm(command, 2, 1, replicas, seconds)
     if durability == "replicated":
-        return Confirm(packed("WAIT", replicas, round(seconds * 1000)), 0, replicas, seconds)
+        return Confirm(packed("WAIT", replicas, whole), 1, 0, replicas, seconds)
     return None
 
 
