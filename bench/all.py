@@ -15,6 +15,7 @@ BENCHES = (
     "engine",
     "endtoend",
     "publish",
+    "single",
     "topics",
     "policies",
     "limited",
@@ -73,6 +74,11 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("top", {"topics": "many"}, "median ms", 2.0, False),
     ("top", {"topics": "many, one size class"}, "median ms", 2.0, False),
     ("idle", {}, "idle worker, % of a core", 1.0, False),
+    ("single", {"path": "publish", "beside": "Huey"}, "ratio", 1.0, True),
+    ("single", {"path": "delay", "beside": "Huey"}, "ratio", 1.0, True),
+    ("single", {"path": "apublish x100"}, "median/s", 100_000, True),
+    ("single", {"path": "adelay x100"}, "median/s", 60_000, True),
+    ("single", {"path": "bulk of typed tasks"}, "median/s", 150_000, True),
     *(
         ("features", {"feature": feature.name}, "ratio", 0.3 if feature is ALL else 0.5, True)
         for feature in FEATURES

@@ -1,0 +1,229 @@
+"""
+Single calls: `publish` and `delay` one at a time from one thread, `apublish` and `adelay` from 100
+coroutines, and typed tasks in bulk. All in one process, in rounds in which all paths take turns.
+
+Beside a single call stand Huey on the same kind of store (on SQLite with synchronous=FULL) and the
+least that the store allows: on SQLite a transaction that inserts one row, with WAL and
+synchronous=FULL; on Valkey an LPUSH by redis-py and one over a bare socket. Beside the others
+stands `publish_many` with bodies of the same size.
+
+A second table says what one commit writes to the WAL of SQLite: whole frames, of 4,096 bytes and a
+head of 24.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sqlite3
+import statistics
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.common import folder, options, pick, publish_table, store, usual
+from laneway import Laneway, Message
+
+BODY = "x" * 98
+COROUTINES = 100
+FRAME = 4096 + 24
+COMMITS = 100
+"""Commits whose frames are counted."""
+
+
+class Work(NamedTuple):
+    """A path: how `count` messages are published, and the paths that stand beside it."""
+
+    name: str
+    work: Callable[[int], object]
+    count: int
+    beside: tuple[str, ...] = ()
+
+
+def main() -> None:
+    chosen = options(__doc__ or "")
+    rounds = pick(chosen, 15, 5, 1)
+    one, many = pick(chosen, 1_000, 500, 20), pick(chosen, 20_000, 10_000, 200)
+    with ExitStack() as stack:
+        paths = list(_paths(chosen, stack, one, many))
+        rates: dict[str, list[float]] = {path.name: [] for path in paths}
+        for _ in range(rounds + 1):
+            for path in paths:
+                began = time.perf_counter()
+                path.work(path.count)
+                rates[path.name].append(path.count / (time.perf_counter() - began))
+        found = {name: statistics.median(each[1:] or each) for name, each in rates.items()}
+    rows = [
+        (path.name, found[path.name], max(rates[path.name]), other, _ratio(found, path.name, other))
+        for path in paths
+        for other in (*(name for name in path.beside if name in found),) or ("",)
+    ]
+    publish_table(
+        "single",
+        chosen,
+        ("path", "median/s", "best/s", "beside", "ratio"),
+        rows,
+        f"durability {usual(chosen)}, {rounds} rounds of {one:,} single calls or {many:,} of the"
+        " others",
+    )
+    if chosen.engine == "sqlite":
+        columns = ("commit of", "frames", "bytes", "WAL bytes")
+        publish_table("frames", chosen, columns, list(_frames()), f"mean of {COMMITS} commits")
+
+
+def _ratio(found: dict[str, float], name: str, other: str) -> Any:
+    return found[name] / found[other] if other else "-"
+
+
+def _paths(chosen: Namespace, stack: ExitStack, one: int, many: int) -> Iterator[Work]:
+    durability = usual(chosen)
+    place = stack.enter_context(store(chosen, durability))
+    app = Laneway(place.url, durability=durability)  # type: ignore[arg-type]
+    stack.callback(app.close)
+    if chosen.engine == "sqlite":
+        files = stack.enter_context(folder())
+        beside = [("one row", _row(files / "row.db"))]
+        peer = _huey_on_sqlite(files / "huey.db")
+    else:
+        beside = [("LPUSH, redis-py", _lpush(place.url)), ("LPUSH, socket", _bare(place.url))]
+        peer = _huey_on_redis(place.url)
+    if peer is not None:
+        beside.insert(0, ("Huey", peer))
+    names = tuple(name for name, _ in beside)
+    yield from (Work(name, _repeated(call), one) for name, call in beside)
+
+    @app.task(ignore_result=True)
+    def plain(n: int, text: str) -> None: ...
+
+    text = "x" * 70
+
+    async def publish(n: int) -> None:
+        await app.apublish(f"t.{n % 10}", BODY)
+
+    async def delay(n: int) -> None:
+        await plain.adelay(n, text)
+
+    yield Work("publish", _repeated(lambda: app.publish("t.1", BODY)), one, names)
+    yield Work("delay", _repeated(lambda: plain.delay(1, text)), one, names)
+    bulk = "publish_many"
+    yield Work(f"apublish x{COROUTINES}", _coroutines(publish), many, (bulk,))
+    yield Work(f"adelay x{COROUTINES}", _coroutines(delay), many, (bulk,))
+    yield Work(
+        "bulk of typed tasks",
+        lambda count: plain.starmap((n, text) for n in range(count)),
+        many,
+        (bulk,),
+    )
+    yield Work(
+        bulk,
+        lambda count: app.publish_many(
+            (Message("t.2", BODY) for _ in range(count)), progress=False
+        ),
+        many,
+    )
+
+
+def _repeated(call: Callable[[], object]) -> Callable[[int], None]:
+    def work(count: int) -> None:
+        for _ in range(count):
+            call()
+
+    return work
+
+
+def _coroutines(call: Callable[[int], Any]) -> Callable[[int], None]:
+    async def some(count: int) -> None:
+        for n in range(count):
+            await call(n)
+
+    async def all_of_them(count: int) -> None:
+        await asyncio.gather(*(some(count // COROUTINES) for _ in range(COROUTINES)))
+
+    return lambda count: asyncio.run(all_of_them(count))
+
+
+def _row(path: Path) -> Callable[[], object]:
+    """A transaction that inserts one row."""
+    raw = sqlite3.connect(path, isolation_level=None)
+    raw.execute("PRAGMA journal_mode = WAL")
+    raw.execute("PRAGMA synchronous = FULL")
+    raw.execute("CREATE TABLE row (id INTEGER PRIMARY KEY, body BLOB)")
+    body = BODY.encode()
+    return lambda: raw.execute("INSERT INTO row (body) VALUES (?)", (body,))
+
+
+def _huey_on_sqlite(path: Path) -> Callable[[], object] | None:
+    with suppress(ImportError):
+        from huey import SqliteHuey
+
+        return _huey_task(SqliteHuey(filename=str(path), fsync=True, results=False))
+    return None
+
+
+def _huey_on_redis(url: str) -> Callable[[], object] | None:
+    with suppress(ImportError):
+        from huey import RedisHuey
+
+        return _huey_task(RedisHuey(url=url.replace("valkey://", "redis://"), results=False))
+    return None
+
+
+def _huey_task(huey: Any) -> Callable[[], object]:
+    @huey.task()  # type: ignore[untyped-decorator]
+    def plain(n: int, text: str) -> None: ...
+
+    text = "x" * 70
+    return lambda: plain(1, text)
+
+
+def _lpush(url: str) -> Callable[[], object]:
+    import redis
+
+    client = redis.Redis.from_url(url.replace("valkey://", "redis://"))
+    return lambda: client.lpush("single", BODY)
+
+
+def _bare(url: str) -> Callable[[], object]:
+    host, _, port = url.partition("://")[2].partition("/")[0].rpartition(":")
+    raw = socket.create_connection((host, int(port)))
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    command = f"*3\r\n$5\r\nLPUSH\r\n$4\r\nbare\r\n${len(BODY)}\r\n{BODY}\r\n".encode()
+
+    def call() -> bytes:
+        raw.sendall(command)
+        return raw.recv(100)
+
+    return call
+
+
+def _frames() -> Iterator[tuple[object, ...]]:
+    """What a commit writes: from the growth of a WAL that is too short for a checkpoint."""
+    with folder() as files:
+        app = Laneway(f"sqlite:///{files}/q.db")
+
+        @app.task(ignore_result=True)
+        def plain(n: int, text: str) -> None: ...
+
+        calls: list[tuple[str, str, Callable[[], object]]] = [
+            ("publish", "q.db", lambda: app.publish("t.1", BODY)),
+            ("delay", "q.db", lambda: plain.delay(1, "x" * 70)),
+            ("one row", "row.db", _row(files / "row.db")),
+        ]
+        huey = _huey_on_sqlite(files / "huey.db")
+        if huey is not None:
+            calls.append(("Huey", "huey.db", huey))
+        for name, file, call in calls:
+            call()
+            wal = files / f"{file}-wal"
+            before = wal.stat().st_size
+            _repeated(call)(COMMITS)
+            grown = wal.stat().st_size - before
+            yield name, grown / FRAME / COMMITS, grown / COMMITS, wal.stat().st_size
+        app.close()
+
+
+if __name__ == "__main__":
+    main()
