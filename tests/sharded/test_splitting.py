@@ -6,7 +6,6 @@ import pytest
 
 from laneway.engines.sharded.splitting import (
     Numbers,
-    Visits,
     by_shard,
     group,
     pages,
@@ -48,14 +47,6 @@ def test_numbers_are_split_by_their_shard() -> None:
     joined = [numbers.join(shard, n) for n, shard in enumerate((3, 0, 3))]
     assert numbers.by_shard(joined) == {3: [0, 2], 0: [1]}
     assert {shard: list(all_) for shard, all_ in Numbers(1).by_shard([5, 6]).items()} == {0: [0, 1]}
-
-
-def test_no_shard_is_always_the_last() -> None:
-    """Shards that notified come first; the others begin with the next one each time."""
-    visits = Visits(3, 1)
-    assert list(visits.order([])) == [1, 2, 0]
-    assert list(visits.order({0})) == [0, 2, 1]
-    assert list(visits.order([])) == [0, 1, 2]
 
 
 def test_parts_of_a_limit_are_rounded_up() -> None:

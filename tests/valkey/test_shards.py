@@ -183,6 +183,53 @@ def test_a_lease_that_has_something_leaves_the_other_shards_for_the_next(opened:
     assert found == 500
 
 
+def test_a_limited_topic_costs_as_many_calls_as_on_one_shard(opened: Opened) -> None:
+    """A lease visits the shard of the messages that were settled, and no other."""
+    engine = sharded(opened, 64)
+    engine.policy_set("code", "t", {"concurrency": 2})
+    assert engine.lease(100).leases == []
+    engine.put([Draft("t", b"x") for _ in range(40)])
+    leases = engine.lease(100).leases
+    before = calls()
+    for _ in range(19):
+        assert len(leases) == 2
+        end(engine, leases)
+        leases = engine.lease(100).leases
+    assert calls() - before <= 2 * 19 + 1
+
+
+def test_empty_shards_cost_one_call_for_all(opened: Opened) -> None:
+    engine = sharded(opened, 64)
+    assert engine.lease(100).leases == []
+    before = calls()
+    assert engine.lease(100).leases == []
+    assert calls() - before == 1
+
+
+def test_what_another_process_publishes_is_found_at_once(opened: Opened) -> None:
+    """Also by a process that has found all shards empty, and is not notified."""
+    engine = sharded(opened, 64)
+    other = opened(engine.url, namespace=engine.namespace)  # type: ignore[attr-defined]
+    for n in range(100):
+        assert engine.lease(1).leases == []
+        other.put([Draft(f"t.{n}", b"x")])
+        (lease,) = engine.lease(1).leases
+        end(other, [lease])
+
+
+def test_messages_become_due_on_shards_that_were_empty(opened: Opened) -> None:
+    engine = sharded(opened, 64)
+    engine.put([Draft(f"t.{n}", b"x", delay_us=200_000) for n in range(20)])
+    batch = engine.lease(100)
+    assert batch.next_wake_us is not None
+    assert 0 < batch.next_wake_us - batch.now_us <= 200_000
+    deadline = time.monotonic() + 30
+    found = 0
+    while found < 20:
+        assert time.monotonic() < deadline
+        found += len(engine.lease(100).leases)
+
+
 def test_a_fence_has_a_number_that_no_other_shard_gives(opened: Opened) -> None:
     """Workers know their leases by it; that of another shard does not settle."""
     engine = opened(f"{server().url}?shards=4")

@@ -17,24 +17,29 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import msgspec
 
 from laneway.engines.base import HOUSEKEEPING_LIMIT, SIGNALS_HEADER
-from laneway.engines.sharded.splitting import Numbers, Visits, by_shard, pages, partial_call
+from laneway.engines.sharded.splitting import Numbers, by_shard, pages, partial_call
+from laneway.engines.sharded.visits import Visits
 from laneway.engines.shared.refusals import backlog_full_with_ack, check_draft
 from laneway.errors import BacklogFull, BadMessage
 from laneway.message import Batch, StoredResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from laneway.engines.sharded.grants import Grants
     from laneway.engines.sharded.namespace import ShardedNamespace
     from laneway.engines.sharded.routes import Route
-    from laneway.message import Draft, ProgressReport, Receipt, Settlement, SettlementAnswer
+    from laneway.message import (
+        Draft,
+        Lease,
+        ProgressReport,
+        Receipt,
+        Settlement,
+        SettlementAnswer,
+    )
 
 SHARDS_AT_ONCE = 8
-"""
-Shards that one lease visits at most once it has messages. A waiting worker looks at all shards in
-one round trip, and a busy one leases again soon.
-"""
+"""Shards that one lease visits at most once it has messages. A busy worker leases again soon."""
 
 
 class LeaseRequest(msgspec.Struct, frozen=True):
@@ -44,6 +49,37 @@ class LeaseRequest(msgspec.Struct, frozen=True):
     topics: Sequence[str] | None
     only: Sequence[str] | None
     record_start: bool
+
+
+class _WholeBatch:
+    """What the shards deliver to one lease, and what is still missing."""
+
+    def __init__(self, room: int, startable: int) -> None:
+        self.leases: list[Lease] = []
+        self.room = room
+        self.startable = startable
+        self.visited = 0
+        self.now_us = 0
+        self.wakes: list[int] = []
+        self._passed_over = False
+        self._goes_on = False
+
+    def add(self, batch: Batch) -> None:
+        """Add what one shard has delivered."""
+        self.leases += batch.leases
+        self.room -= len(batch.leases)
+        self.startable = max(0, self.startable - sum(lease.limited for lease in batch.leases))
+        self.visited += 1
+        self.now_us = max(self.now_us, batch.now_us)
+        if batch.next_wake_us is not None:
+            self.wakes.append(batch.next_wake_us)
+        self._passed_over |= batch.passed_over
+        self._goes_on |= batch.goes_on
+
+    def batch(self) -> Batch:
+        """The answer of the lease."""
+        next_wake_us = min(self.wakes, default=None)
+        return Batch(self.leases, self.now_us, next_wake_us, self._passed_over, self._goes_on)
 
 
 class ShardedQueue(ABC):
@@ -111,6 +147,13 @@ class ShardedQueue(ABC):
     def _take_notified(self) -> set[int]:
         """The shards that had something to lease when the last waits ended."""
 
+    def _changed_us(self) -> Sequence[int]:
+        """
+        When each shard was changed last, by its own clock: the time of its last call, also of a
+        lease. Costs much less than a visit of every shard. -1: the engine does not know.
+        """
+        return [-1] * self._namespace.shards
+
     # Put
 
     def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
@@ -123,6 +166,7 @@ class ShardedQueue(ABC):
         for number, (shard, positions) in enumerate(self._split(drafts).items()):
             with partial_call(is_first=not number):
                 answers = self._put_on(shard, [drafts[n] for n in positions], now_us)
+            self._visits.forget([shard])
             for position, receipt in zip(positions, answers, strict=True):
                 receipts[position] = receipt
         return cast("list[Receipt]", receipts)
@@ -192,39 +236,56 @@ class ShardedQueue(ABC):
         only: Sequence[str] | None = None,
         now_us: int | None = None,
     ) -> Batch:
+        startable = n if startable is None else startable
+        request = LeaseRequest(pool, topics, only, record_start)
+        if self._namespace.shards == 1:
+            return self._lease_on(0, request, n, startable, now_us)
         self._grants.renew()
         self._namespace.refresh_tiers()
-        room, startable = n, n if startable is None else startable
-        request = LeaseRequest(pool, topics, only, record_start)
-        whole = Batch([], 0, None)
-        wakes: list[int] = []
-        for visited, shard in enumerate(self._shards_to_visit(topics)):
-            if whole.leases and (room <= 0 or visited >= SHARDS_AT_ONCE):
-                wakes.append(whole.now_us)  # the other shards may have more
-                break
-            batch = self._lease_on(shard, request, room, startable, now_us)
-            whole.leases += batch.leases
-            whole.passed_over |= batch.passed_over
-            whole.goes_on |= batch.goes_on
-            whole.now_us = max(whole.now_us, batch.now_us)
-            if batch.next_wake_us is not None:
-                wakes.append(batch.next_wake_us)
-            room -= len(batch.leases)
-            startable = max(0, startable - sum(lease.limited for lease in batch.leases))
-        whole.next_wake_us = min(wakes, default=None)
-        return whole
+        whole = _WholeBatch(n, startable)
+        if topics is None and only is None and now_us is None:
+            self._lease_where_likely(request, whole)
+        elif topics is None:  # a caller with a clock of its own (a test) leases from every shard
+            self._lease_from(self._visits.every(self._take_notified()), request, whole, now_us)
+        else:
+            self._lease_from(self._shards_of_topics(topics), request, whole, now_us)
+        return whole.batch()
 
-    def _shards_to_visit(self, topics: Sequence[str] | None) -> Iterator[int]:
-        """The shards of named topics in the order of their names, else all shards in turns."""
+    def _lease_where_likely(self, request: LeaseRequest, whole: _WholeBatch) -> None:
+        """Visit the shards that may have something; all of these before the answer is empty."""
+        visits, pool = self._visits, request.pool
+        likely = visits.likely(pool, whole.startable, self._take_notified())
+        self._lease_from(likely, request, whole, None)
+        if not whole.leases or (whole.room > 0 and visits.is_check_due()):
+            changed = visits.changed(pool, whole.startable, self._changed_us())
+            self._lease_from(changed, request, whole, None)
+        whole.wakes += visits.wakes(pool)
+
+    def _lease_from(
+        self,
+        shards: Iterable[int],
+        request: LeaseRequest,
+        whole: _WholeBatch,
+        now_us: int | None,
+    ) -> None:
+        """Lease what is missing from one shard after the other."""
+        for shard in shards:
+            if whole.leases and (whole.room <= 0 or whole.visited >= SHARDS_AT_ONCE):
+                whole.wakes.append(whole.now_us)  # the other shards may have more
+                return
+            batch = self._lease_on(shard, request, whole.room, whole.startable, now_us)
+            if request.only is None and request.topics is None:
+                self._visits.note(request.pool, shard, batch, whole.room, whole.startable)
+            whole.add(batch)
+
+    def _shards_of_topics(self, topics: Sequence[str]) -> Iterable[int]:
+        """The shards of named topics, in the order of the names."""
         routes = self._namespace.routes
-        if topics is not None and self._namespace.shards > 1:
-            yield from dict.fromkeys(
-                routes.shard_of(topic, part)
-                for topic in topics
-                for part in range(routes.route(topic).policy.partitions)
-            )
-            return
-        yield from self._visits.order(self._take_notified())
+        return dict.fromkeys(
+            routes.shard_of(topic, part)
+            for topic in topics
+            for part in range(routes.route(topic).policy.partitions)
+        )
 
     def start(self, leases: Sequence[tuple[int, int]], *, now_us: int | None = None) -> list[bool]:
         return self._extend(leases, None, now_us)
@@ -270,6 +331,7 @@ class ShardedQueue(ABC):
                     published = self._publish_elsewhere(shard, batch, published, now_us)
                 with partial_call(is_first=is_first):
                     page_answers = self._settle_on(shard, batch, published, now_us)
+                self._visits.forget([shard])
                 is_first = False
                 for position, answer in zip(page, page_answers, strict=True):
                     answers[position] = answer

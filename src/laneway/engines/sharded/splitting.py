@@ -84,23 +84,6 @@ class Numbers(msgspec.Struct, frozen=True):
         return dict(by_shard(each % self.shards for each in joined).items())
 
 
-class Visits:
-    """
-    The order in which leases visit the shards: first those that notified, then all in turns, so
-    that none is always the last.
-    """
-
-    def __init__(self, shards: int, first: int) -> None:
-        self._shards = shards
-        self._next = first
-
-    def order(self, notified: Iterable[int]) -> Iterator[int]:
-        """The shards of the next lease."""
-        first = self._next
-        self._next = (first + 1) % self._shards
-        yield from dict.fromkeys((*notified, *range(first, self._shards), *range(first)))
-
-
 @contextlib.contextmanager
 def partial_call(*, is_first: bool) -> Iterator[None]:
     """

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 from redis import exceptions as refusals
 
+from laneway.engines.sharded.splitting import partial_call
 from laneway.engines.valkey import server_check
 from laneway.engines.valkey.address import parse
 from laneway.engines.valkey.errors import explain, is_hopeless
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from redis.connection import AbstractConnection, ConnectionPool
+
+    from laneway.engines.valkey.server_check import Confirm
 
 PATIENCE, PATIENCE_AT_START = 10.0, 0.5
 """
@@ -124,38 +127,85 @@ class Connections:
 
         return self._with_retries(keys[0], command, exchange, repeatable=repeatable)
 
-    def call_many(self, calls: Sequence[tuple[int, str, Sequence[Any]]]) -> list[Any]:
-        """Call several repeatable functions: those for one node in one round trip."""
-        if len(calls) == 1:
-            return [self.call(*calls[0], repeatable=True)]
-        answers: list[Any] = [None] * len(calls)
-        by_pool: dict[Any, list[int]] = {}
-        for n, (shard, _, _) in enumerate(calls):
-            by_pool.setdefault(self._nodes.pool(self.keys_of(shard)[0]), []).append(n)
-        for positions in by_pool.values():
-            for n, answer in zip(
-                positions, self._together([calls[n] for n in positions]), strict=True
-            ):
-                answers[n] = answer
-        return answers
+    def call_many(
+        self,
+        calls: Sequence[tuple[int, str, Sequence[Any]]],
+        *,
+        durable: bool = False,
+        repeatable: bool = True,
+    ) -> list[Any]:
+        """
+        Call several functions: those for one node in one round trip. See `call`.
 
-    def _together(self, calls: Sequence[tuple[int, str, Sequence[Any]]]) -> list[Any]:
-        """Call in one round trip; a refused call is repeated alone."""
-        command = b"".join(
+        The calls are independent: each that is refused is repeated alone.
+        """
+
+        def alone(n: int) -> Any:
+            return self.call(*calls[n], durable=durable, repeatable=repeatable)
+
+        if len(calls) == 1:
+            return [alone(0)]
+        commands = [
             packed("FCALL", NAMES[function], 2, *self.keys_of(shard), *arguments)
             for shard, function, arguments in calls
-        )
-        first = self.keys_of(calls[0][0])[0]
-        answers = self._with_retries(
-            first,
-            command,
-            lambda connection: [read_answer(connection) for _ in calls],
-            repeatable=True,
-        )
-        return [
-            self.call(*each, repeatable=True) if isinstance(answer, Exception) else answer
-            for each, answer in zip(calls, answers, strict=True)
         ]
+        return self._pipelined(
+            [shard for shard, _, _ in calls],
+            commands,
+            alone,
+            confirm=self._confirm if durable else None,
+            repeatable=repeatable,
+        )
+
+    def read_each(self, reads: Sequence[tuple[int, Sequence[Any]]]) -> list[Any]:
+        """
+        Send repeatable plain commands on keys of several shards: those for one node in one round
+        trip.
+        """
+        return self._pipelined(
+            [shard for shard, _ in reads],
+            [packed(*command) for _, command in reads],
+            lambda n: self.read(reads[n][0], [reads[n][1]])[0],
+        )
+
+    def _pipelined(
+        self,
+        shards: Sequence[int],
+        commands: Sequence[bytes],
+        alone: Callable[[int], Any],
+        *,
+        confirm: Confirm | None = None,
+        repeatable: bool = True,
+    ) -> list[Any]:
+        """Send one command to each shard. A refused one is repeated by `alone(position)`."""
+        by_pool: dict[Any, list[int]] = {}
+        for position, shard in enumerate(shards):
+            by_pool.setdefault(self._nodes.pool(self.keys_of(shard)[0]), []).append(position)
+        answers: list[Any] = [None] * len(shards)
+        for number, positions in enumerate(by_pool.values()):
+            sent = b"".join([commands[position] for position in positions])
+
+            def exchange(connection: AbstractConnection, count: int = len(positions)) -> list[Any]:
+                found = [read_answer(connection) for _ in range(count)]
+                if confirm is not None:
+                    *_, confirmed = [read_answer(connection) for _ in range(confirm.answers)]
+                    confirm.check(self.name, confirmed)
+                return found
+
+            with partial_call(is_first=repeatable or not number):
+                found = self._with_retries(
+                    self.keys_of(shards[positions[0]])[0],
+                    sent + confirm.command if confirm is not None else sent,
+                    exchange,
+                    repeatable=repeatable,
+                )
+                for position, answer in zip(positions, found, strict=True):
+                    answers[position] = answer
+        for position, answer in enumerate(answers):
+            if isinstance(answer, Exception):
+                with partial_call(is_first=repeatable):
+                    answers[position] = alone(position)
+        return answers
 
     def read(self, shard: int, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """

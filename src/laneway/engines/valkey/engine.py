@@ -312,6 +312,9 @@ class ValkeyQueue(ShardedQueue):
     def _take_notified(self) -> set[int]:
         return self._wakeup.take_notified()
 
+    def _changed_us(self) -> list[int]:
+        return self._space.changed_us()
+
     # Settle
 
     def _settle_on(

@@ -238,6 +238,13 @@ class Namespace(ShardedNamespace):
             return empty, int(seconds) * SECOND + int(micros)
         return self.counters(shard)
 
+    def changed_us(self) -> list[int]:
+        """When each shard was changed last, by its own clock; 0: it does not exist."""
+        stored = self.server.read_each(
+            [(shard, ("GET", self.key(shard, "shard"))) for shard in range(self.shards)]
+        )
+        return [records.read_counters(each).now if each is not None else 0 for each in stored]
+
     def read_many(self, shard: int, commands: Iterable[tuple[Any, ...]]) -> list[Any]:
         """Send several commands on keys of a shard, in one round trip."""
         return self.server.read(

@@ -1,0 +1,126 @@
+"""
+Which shards a lease visits: not all of them, but those that may have something.
+
+A visit that finds a shard empty is remembered, with the shard's next wake time. Messages that
+arrive later, by other processes too, change the time of the shard's last change. Leases compare
+these times, which one round trip reads from all shards: a lease that finds nothing always does, one
+that finds something does so every `CHECK_EVERY` seconds. Independently of that, a shard is visited
+again after `VISIT_AGAIN` seconds, and at its wake time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from laneway.units import SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from laneway.message import Batch
+
+CHECK_EVERY = 0.005
+"""
+Seconds between two comparisons of the shards' times, while leases find messages in other shards.
+"""
+
+VISIT_AGAIN = 1.0
+"""
+Seconds for which a shard is believed to be empty. The bound for a shard whose clock stands still,
+because its server's clock was set back.
+"""
+
+
+class Empty(msgspec.Struct, frozen=True, gc=False):
+    """
+    A visit found no more in a shard: at `now_us` of the shard's clock; the shard's next wake time;
+    until when it is believed (monotonic seconds). `without_limited`: messages of limited topics may
+    be there, because the caller could not start more of them.
+    """
+
+    now_us: int
+    wake_us: int | None
+    until: float
+    without_limited: bool
+
+    def holds(self, startable: int, now: float) -> bool:
+        """Whether the shard is still believed to be empty."""
+        return now < self.until and (not self.without_limited or startable == 0)
+
+
+class Visits:
+    """What the leases of one engine object found in the shards, by pool."""
+
+    def __init__(
+        self, shards: int, first: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`first`: the shard that the first lease visits first."""
+        self._shards = shards
+        self._next = first
+        self._clock = clock
+        self._empty: dict[str, dict[int, Empty]] = {}
+        self._checked = 0.0
+
+    # Which shards to visit
+
+    def every(self, notified: Iterable[int]) -> list[int]:
+        """All shards: first those that notified, then in turns, so that none is always the last."""
+        first = self._next
+        self._next = (first + 1) % self._shards
+        return list(dict.fromkeys((*notified, *range(first, self._shards), *range(first))))
+
+    def likely(self, pool: str, startable: int, notified: Iterable[int]) -> list[int]:
+        """The shards that may have something, at least one. Those that notified come first."""
+        self.forget(notified)
+        empty, now = self._empty.setdefault(pool, {}), self._clock()
+        shards = self.every(notified)
+        likely = [
+            shard
+            for shard in shards
+            if (found := empty.get(shard)) is None or not found.holds(startable, now)
+        ]
+        return likely or shards[:1]
+
+    def is_check_due(self) -> bool:
+        """Whether it is time to compare the shards' times."""
+        return self._clock() >= self._checked + CHECK_EVERY
+
+    def changed(self, pool: str, startable: int, changed_us: Sequence[int]) -> list[int]:
+        """The shards that may have something, by the times of their last changes."""
+        empty, now = self._empty.setdefault(pool, {}), self._clock()
+        self._checked = now
+        return [
+            shard
+            for shard in self.every(())
+            if (found := empty.get(shard)) is None
+            or found.now_us != changed_us[shard]
+            or not found.holds(startable, now)
+        ]
+
+    def wakes(self, pool: str) -> list[int]:
+        """The wake times of the shards that are believed to be empty."""
+        found = list(self._empty.get(pool, {}).values())
+        return [each.wake_us for each in found if each.wake_us is not None]
+
+    # What is found
+
+    def note(self, pool: str, shard: int, batch: Batch, room: int, startable: int) -> None:
+        """A lease of `room` messages visited the shard."""
+        empty = self._empty.setdefault(pool, {})
+        if len(batch.leases) >= room:
+            empty.pop(shard, None)
+            return
+        until = self._clock() + VISIT_AGAIN
+        if batch.next_wake_us is not None:
+            until = min(until, self._clock() + (batch.next_wake_us - batch.now_us) / SECOND)
+        limited = sum(lease.limited for lease in batch.leases)
+        empty[shard] = Empty(batch.now_us, batch.next_wake_us, until, limited >= startable)
+
+    def forget(self, shards: Iterable[int]) -> None:
+        """Something has changed in these shards: the next lease visits them."""
+        for shard in shards:
+            for empty in self._empty.values():
+                empty.pop(shard, None)
