@@ -62,7 +62,7 @@ published = changes = 0
 while (elapsed := time.monotonic() - began) < seconds:
     if elapsed >= changes:  # each second
         changes += 1
-        own.append(f"soak.{int(elapsed // 20)}.{changes}")
+        own.append(f"soak.{int(elapsed // 5)}.{changes}")
         engine.policy_set("operator", own[-1], {"weight": changes % 5 + 1})
         engine.policy_set("operator", "soak.*", {"weight": changes % 3 + 1})
         if len(own) > 30:
@@ -74,7 +74,7 @@ while (elapsed := time.monotonic() - began) < seconds:
     if not is_due:
         time.sleep(0.005)
         continue
-    wave = int(elapsed // 20)
+    wave = int(elapsed // 5)
     app.publish_many(
         (Message(f"soak.{wave}.{n % 1_000}", body) for n in range(published, published + 500)),
         progress=False,
@@ -140,7 +140,7 @@ class Soak:
     def __init__(self, chosen: Namespace, rate: float, minutes: float) -> None:
         self.samples: dict[str, list[float]] = {}
         self.published = self.kills = self.lost = self.again = 0
-        self.topics = math.ceil(minutes * 3) * 1_000  # as in PUBLISHER: new ones every 20 s
+        self.topics = math.ceil(minutes * 12) * 1_000  # as in PUBLISHER: new ones every 5 s
         self._chosen = chosen
         self._rate = rate
         self._seconds = minutes * 60
