@@ -25,11 +25,12 @@ BENCHES = (
     "rates",
     "latency",
     "top",
+    "lookup",
     "peers",
     "tasks",
     "features",
 )
-ON_SERVERS = ("waiting", "scale")
+ON_SERVERS = ("waiting", "scale", "shards")
 """Benchmarks of servers only."""
 
 HOURS = ("soak",)
@@ -73,6 +74,8 @@ TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("latency", {"after a pause of": "3 ms"}, "p50 ms", 5.0, False),
     ("top", {"topics": "many"}, "median ms", 2.0, False),
     ("top", {"topics": "many, one size class"}, "median ms", 2.0, False),
+    ("lookup", {"ids": "all"}, "seconds", 1.0, False),
+    ("reads", {}, "median ms", 5.0, False),
     ("idle", {}, "idle worker, % of a core", 1.0, False),
     ("single", {"path": "publish", "beside": "Huey"}, "ratio", 1.0, True),
     ("single", {"path": "delay", "beside": "Huey"}, "ratio", 1.0, True),
@@ -97,6 +100,7 @@ SERVER_TARGETS: dict[tuple[str, str], float] = {
 MORE_TARGETS: tuple[tuple[str, dict[str, object], str, float, bool], ...] = (
     ("waiting", {"idle workers": 1_000}, "server, % of a core", 5.0, False),
     ("scale", {"": "cluster of 2"}, "times one server", 1.7, True),
+    ("shards", {"shards": 64}, "ratio", 0.8, True),
 )
 
 

@@ -230,6 +230,44 @@ def test_messages_become_due_on_shards_that_were_empty(opened: Opened) -> None:
         found += len(engine.lease(100).leases)
 
 
+def test_many_ids_are_looked_up_in_few_calls(opened: Opened) -> None:
+    engine = sharded(opened)
+    engine.policy_set("code", "t", {"partitions": 2, "dedupe": 60.0})
+    own = engine.put([Draft("t", b"x", id=f"m{n}", key=f"k{n}") for n in range(600)])
+    generated = engine.put([Draft("t", b"x", key=f"k{n}") for n in range(600)])
+    leases = engine.lease(400, topics=["t"]).leases
+    assert len(leases) == 400
+    expected = {receipt.id: "waiting" for receipt in [*own, *generated]}
+    expected |= {lease.id: "leased" for lease in leases[:200]}
+    expected |= {lease.id: "finished" for lease in leases[200:300]}
+    expected |= {lease.id: "dead" for lease in leases[300:]}
+    assert set(end(engine, leases[200:300])) == {"acked"}
+    assert set(end(engine, leases[300:], "dead")) == {"died"}
+    expected["other"] = "unknown"
+    before = calls()
+    assert engine.lookup("t", list(expected)) == expected
+    assert calls() - before <= 2 * -(-len(expected) // 250)
+    assert set(engine.lookup("other", list(expected)).values()) == {"unknown"}
+
+
+def test_topics_by_name_are_read_page_by_page(opened: Opened) -> None:
+    """Lanes of partitions and buckets, and topics of which only dead letters are left, too."""
+    engine = sharded(opened)
+    engine.policy_set("code", "p", {"partitions": 64})
+    engine.policy_set("code", "b.*", {"buckets": 4})
+    topics = [*(f"b.{n}" for n in range(40)), *(f"d.{n}" for n in range(40)), "p"]
+    topics += [f"t.{n}" for n in range(300)]
+    engine.put([Draft(topic, b"x") for topic in topics])
+    engine.put([Draft("p", b"x", key=f"k{n}") for n in range(400)])
+    leases = engine.lease(40, topics=topics[40:80]).leases
+    end(engine, leases, "dead")
+    found: list[str] = []
+    while page := engine.topic_list(limit=50, after=found[-1] if found else None):
+        found += [stats.topic for stats in page]
+    assert found == sorted(topics)
+    assert [stats.topic for stats in engine.topic_list(pattern="d.*", limit=99)] == found[40:80]
+
+
 def test_a_fence_has_a_number_that_no_other_shard_gives(opened: Opened) -> None:
     """Workers know their leases by it; that of another shard does not settle."""
     engine = opened(f"{server().url}?shards=4")

@@ -15,6 +15,7 @@ from laneway.engines.sqlite import (
     doctor,
     explaining,
     listing,
+    lookups,
     messages,
     migrating,
     policies,
@@ -224,8 +225,7 @@ class SqliteEngine(Core):
         self, topic: str, ids: Sequence[str], *, now_us: int | None = None
     ) -> dict[str, IdState]:
         with self._view(now_us) as tx:
-            leased = views.Leased(tx)
-            return {message_id: views.state_of(tx, topic, message_id, leased) for message_id in ids}
+            return lookups.lookup(tx, topic, ids)
 
     def find(self, message_id: str, topic: str | None = None) -> MessageView | None:
         with self._view() as tx:

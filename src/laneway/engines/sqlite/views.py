@@ -20,7 +20,7 @@ from laneway.engines.sqlite.rows import Held, Lane, Row
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from laneway.engines.base import IdState, MessageView, TopicStats
+    from laneway.engines.base import MessageView, TopicStats
     from laneway.engines.sqlite.rows import GateState
     from laneway.engines.sqlite.transaction import Transaction
 
@@ -209,19 +209,6 @@ def cursors(tx: Transaction, topic: str) -> dict[int, tuple[int, int]]:
 
 
 # Messages
-
-
-def state_of(tx: Transaction, topic: str, message_id: str, leased: Leased) -> IdState:
-    """unknown, waiting, leased, finished or dead."""
-    row = messages.find(tx, message_id, topic)
-    if row is None:
-        known = tx.one("ident_read", message_id, topic)
-        if known is None or (known[1] is not None and known[1] <= tx.now):
-            return "unknown"
-        return "finished"
-    if row.state == DEAD:
-        return "dead"
-    return "leased" if leased.of(row.mid) is not None else "waiting"
 
 
 def message_view(tx: Transaction, row: Row, leased: Leased) -> MessageView | None:

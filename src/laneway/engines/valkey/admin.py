@@ -11,7 +11,7 @@ from laneway.engines.shared import views as shared
 from laneway.engines.shared.explaining import absent
 from laneway.engines.shared.naming import lane_name
 from laneway.engines.shared.refusals import nobody_follows
-from laneway.engines.valkey import doctor, explaining, listing, records, views
+from laneway.engines.valkey import doctor, explaining, listing, lookups, records, views
 from laneway.engines.valkey.engine import ValkeyQueue
 from laneway.engines.valkey.errors import NamespaceGone
 from laneway.engines.valkey.migrating import MigratingShards, finished_ids, gate_layers
@@ -171,7 +171,7 @@ class ValkeyEngine(ValkeyQueue, ShardedAdmin):
         self, topic: str, ids: Sequence[str], *, now_us: int | None = None
     ) -> dict[str, IdState]:
         try:
-            return views.lookup(self._view(now_us), topic, ids)
+            return lookups.lookup(self._view(now_us), topic, ids, now_us)
         except NamespaceGone:
             return dict.fromkeys(ids, "unknown")
 

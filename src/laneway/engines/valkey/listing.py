@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from laneway.engines.shared import listing, size_classes
@@ -14,10 +15,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from laneway.engines.base import TopicStats
+    from laneway.engines.valkey.namespace import Namespace
     from laneway.engines.valkey.records import Lane
     from laneway.engines.valkey.views import Command, Reads, View
 
     Lanes = Sequence[tuple[int, Lane]]
+
+
+NAMES, NAMES_OF_SHARD = 128, 8
+"""Names that one page has: NAMES over all shards, and at least NAMES_OF_SHARD of each."""
 
 
 class _Order(NamedTuple):
@@ -82,10 +88,56 @@ def topics(view: View, order: str, pattern: str, limit: int, after: str | None) 
     return listing.topics(_Topics(view), order, pattern, limit, after)
 
 
+class _Names:
+    """The names of topics in one index of a shard, read page by page in their order."""
+
+    def __init__(self, shard: int, kind: str, page: int) -> None:
+        self.shard = shard
+        self._kind = kind
+        self._page = page
+        self._names: list[str] = []
+        self._last: bytes | None = None
+        """Behind what was read so far; None: nothing was."""
+        self._has_more = True
+
+    def next(self, after: str) -> str | None:
+        """The next topic's name, of those that were read."""
+        at = bisect_right(self._names, after)
+        return self._names[at] if at < len(self._names) else None
+
+    def missing_behind(self, after: str) -> bytes | None:
+        """Behind which name a page has to be read before `next`; None: nothing has to."""
+        if not self._has_more or self.next(after) is not None:
+            return None
+        first = after.encode()
+        if self._kind == "names":  # lanes of buckets are left out
+            first = max(first, BUCKET.encode() + LAST_NAME)
+        return first if self._last is None else max(first, self._last)
+
+    def page_behind(self, space: Namespace, after: bytes) -> Command:
+        """The command that reads a page."""
+        key = space.key(self.shard, self._kind)
+        return ("ZRANGE", key, b"(" + after, "+", "BYLEX", "LIMIT", 0, self._page)
+
+    def add(self, names: Sequence[bytes]) -> None:
+        """Add a page. A partitioned topic comes once; its other lanes are skipped."""
+        topics = [name.decode().partition(PARTITION)[0] for name in names]
+        self._names = list(dict.fromkeys([*self._names, *topics]))
+        self._has_more = len(names) == self._page
+        if topics:
+            self._last = (topics[-1] + PARTITION).encode() + LAST_NAME
+
+
 class _Topics:
     def __init__(self, view: View) -> None:
         self._view = view
         self.now_us = view.now
+        page = max(NAMES_OF_SHARD, NAMES // view.space.shards)
+        self._names = [
+            _Names(shard, kind, page)
+            for shard in range(view.space.shards)
+            for kind in ("names", "folded", "dead_topics")
+        ]
 
     def stats(self, topics: Sequence[str]) -> list[TopicStats]:
         return views.many_stats(self._view, topics)
@@ -98,29 +150,19 @@ class _Topics:
         return bool(stats.waiting or stats.leased or stats.dead or any(own))
 
     def next_name(self, after: str) -> str | None:
-        steps = [
-            name
-            for shard in range(self._view.space.shards)
-            for kind in ("names", "folded", "dead_topics")
-            if (name := self._next(shard, kind, after)) is not None
-        ]
+        while missing := [
+            (names, behind)
+            for names in self._names
+            if (behind := names.missing_behind(after)) is not None
+        ]:
+            space = self._view.space
+            pages = space.server.read_each(
+                [(names.shard, names.page_behind(space, behind)) for names, behind in missing]
+            )
+            for (names, _), page in zip(missing, pages, strict=True):
+                names.add(page)
+        steps = [name for names in self._names if (name := names.next(after)) is not None]
         return min(steps, default=None)
-
-    def _next(self, shard: int, kind: str, after: str) -> str | None:
-        """
-        The next topic's name. A partitioned topic comes once; lanes of buckets are left out.
-        """
-        at = after.encode()
-        if kind == "names":
-            at = max(at, BUCKET.encode() + LAST_NAME)
-        while page := self._view.space.read(
-            shard, "ZRANGE", kind, b"(" + at, "+", "BYLEX", "LIMIT", 0, 1
-        ):
-            name = str(page[0].decode().partition(PARTITION)[0])
-            if name != after:
-                return name
-            at = (after + PARTITION).encode() + LAST_NAME
-        return None
 
     def candidates(self, order: str, pattern: str, most: int) -> Iterator[Candidate]:
         entry, view = ORDERS[order], self._view

@@ -238,6 +238,21 @@ class Namespace(ShardedNamespace):
             return empty, int(seconds) * SECOND + int(micros)
         return self.counters(shard)
 
+    def all_counters(self) -> list[tuple[Counters, int]]:
+        """The same of all shards."""
+        reads: list[tuple[int, tuple[str, ...]]] = []
+        for shard in range(self.shards):
+            reads += ((shard, ("GET", self.key(shard, "shard"))), (shard, ("TIME",)))
+        answers = self.server.read_each(reads)
+        return [
+            (records.read_counters(stored), int(seconds) * SECOND + int(micros))
+            if stored is not None
+            else self.counters(shard)
+            for shard, (stored, (seconds, micros)) in enumerate(
+                zip(answers[::2], answers[1::2], strict=True)
+            )
+        ]
+
     def changed_us(self) -> list[int]:
         """When each shard was changed last, by its own clock; 0: it does not exist."""
         stored = self.server.read_each(

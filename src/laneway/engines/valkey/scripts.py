@@ -73,6 +73,7 @@ FUNCTIONS = (
     "arrivals",
     "tiers",
     "watch",
+    "states",
 )
 
 _FOLDER = resources.files("laneway.engines.valkey") / "scripts"

@@ -22,7 +22,7 @@ from laneway.policy import is_pattern
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from laneway.engines.base import IdState, MessageView, Overview, TopicStats
+    from laneway.engines.base import MessageView, Overview, TopicStats
     from laneway.engines.valkey.namespace import Namespace
     from laneway.engines.valkey.records import Counters, Held, Lane, Record
     from laneway.policy import Resolved
@@ -49,8 +49,7 @@ class View:
         self._policies: dict[str, Resolved] = {}
         self.counters: list[Counters] = []
         self.clocks: list[int] = []
-        for shard in range(space.shards):
-            counters, clock = space.counters(shard)
+        for counters, clock in space.all_counters():
             self.counters.append(counters)
             self.clocks.append(clock if now_us is None else now_us)
         if self.counters[0].version != space.routes.version:
@@ -529,21 +528,6 @@ def is_finished(view: View, message_id: str, topic: str) -> bool:
             until = int(stored[1:])
             return until == 0 or until > view.times[shard]
     return False
-
-
-def lookup(view: View, topic: str, ids: Sequence[str]) -> dict[str, IdState]:
-    """unknown, waiting, leased, finished or dead for each."""
-    return {message_id: _state_of(view, topic, message_id) for message_id in ids}
-
-
-def _state_of(view: View, topic: str, message_id: str) -> IdState:
-    found = find(view, message_id, topic)
-    if found is None:
-        return "finished" if is_finished(view, message_id, topic) else "unknown"
-    shard, record = found
-    if record.state == DEAD:
-        return "dead"
-    return "leased" if lease_on(view, shard, record.mid) is not None else "waiting"
 
 
 def lease_on(view: View, shard: int, mid: int) -> Held | None:

@@ -103,6 +103,18 @@ SELECT seq FROM message m WHERE m.lane = ?1 AND m.rank = ?2 AND m.odd = 1 AND m.
 -- name: ident_anywhere
 SELECT topic, mid, until FROM ident WHERE id = ? LIMIT 1;
 
+-- name: ident_states
+-- Of these ids: those that are known in the topic.
+SELECT i.id, i.mid, i.until, m.state FROM json_each(?2) j
+ CROSS JOIN ident i ON i.id = j.value AND i.topic = ?1
+  LEFT JOIN message m ON m.mid = i.mid;
+
+-- name: generated_states
+-- Of these messages: those without an id of their own, and where their topics can be found.
+SELECT m.mid, m.state, m.lane, coalesce(m.topic, d.topic) FROM json_each(?) j
+ CROSS JOIN message m ON m.mid = j.value AND m.id IS NULL
+  LEFT JOIN dead d ON d.mid = m.mid AND m.state = 3;
+
 -- name: idents_delete_topic
 DELETE FROM ident WHERE topic = ? AND mid IS NULL;
 
@@ -125,9 +137,13 @@ SELECT count(*) FROM (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1 LIMI
 SELECT count(*) FROM (SELECT 1 FROM lane WHERE gate = ? AND place = 3 LIMIT ?);
 
 -- name: lanes_before
--- How many lanes of the tier are served before one.
-SELECT count(*) FROM (SELECT 1 FROM lane WHERE tier_queue = ? AND place = 1 AND (vt, lane) < (?, ?)
-    LIMIT ?);
+-- How many lanes of the tier are served before one. In two parts: the index is not searched by the
+-- row value (vt, lane), and all lanes with the same virtual time would be read.
+SELECT min(?4, (SELECT count(*) FROM (
+                SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt < ?2 LIMIT ?4))
+             + (SELECT count(*) FROM (
+                SELECT 1 FROM lane WHERE tier_queue = ?1 AND place = 1 AND vt = ?2 AND lane < ?3
+                 LIMIT ?4)));
 
 -- name: check_ready_orphans
 SELECT r.lane, r.rank, r.pos, r.seq FROM ready r LEFT JOIN message m ON m.mid = r.mid

@@ -90,6 +90,16 @@ local messages = part(function(messages)
         return record
     end
 
+    -- The topic of a stored record, which costs less than all of it.
+    function messages.topic_of(stored)
+        if string.byte(stored) ~= 82 then -- "R"
+            local size = unpack_from('>I2', stored, 2)
+            return values_of(string.sub(stored, 4, 3 + size))[PLAIN_TOPIC]
+        end
+        local size = unpack_from('>I4', stored, 2)
+        return values_of(string.sub(stored, 6, 5 + size))[1]
+    end
+
     function messages.encode(record)
         local values = {}
         for n = 1, #FIELDS do
