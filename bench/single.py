@@ -1,6 +1,7 @@
 """
 Single calls: `publish` and `delay` one at a time from one thread, `apublish` and `adelay` from 100
-coroutines, and typed tasks in bulk. All in one process, in rounds in which all paths take turns.
+coroutines, and typed tasks in bulk. All in one process. The paths take turns, single calls in short
+slices, because the disk of a shared machine is not the same for long.
 
 Beside a single call stand Huey on the same kind of store (on SQLite with synchronous=FULL) and the
 least that the store allows: on SQLite a transaction that inserts one row, with WAL and
@@ -17,14 +18,14 @@ import asyncio
 import socket
 import sqlite3
 import statistics
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common import folder, options, pick, publish_table, store, usual
+from bench.common import folder, options, pick, publish_table, seconds, store, usual
 from laneway import Laneway, Message
 
 BODY = "x" * 98
@@ -38,36 +39,37 @@ class Work(NamedTuple):
     """A path: how `count` messages are published, and the paths that stand beside it."""
 
     name: str
-    work: Callable[[int], object]
+    call: Callable[[int], object]
     count: int
     beside: tuple[str, ...] = ()
 
 
 def main() -> None:
     chosen = options(__doc__ or "")
-    rounds = pick(chosen, 15, 5, 1)
-    one, many = pick(chosen, 1_000, 500, 20), pick(chosen, 20_000, 10_000, 200)
+    rounds = pick(chosen, (200, 10), (60, 4), (1, 1))
+    one, many = pick(chosen, 25, 25, 20), pick(chosen, 20_000, 10_000, 200)
+    rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        paths = list(_paths(chosen, stack, one, many))
-        rates: dict[str, list[float]] = {path.name: [] for path in paths}
-        for _ in range(rounds + 1):
-            for path in paths:
-                began = time.perf_counter()
-                path.work(path.count)
-                rates[path.name].append(path.count / (time.perf_counter() - began))
-        found = {name: statistics.median(each[1:] or each) for name, each in rates.items()}
+        singles, others = _works(chosen, stack, one, many)
+        for works, times in ((singles, rounds[0]), (others, rounds[1])):
+            for _ in range(times + 1):
+                for work in works:
+                    rates.setdefault(work.name, []).append(
+                        work.count / seconds(partial(work.call, work.count))
+                    )
+    found = {name: statistics.median(each[1:] or each) for name, each in rates.items()}
     rows = [
-        (path.name, found[path.name], max(rates[path.name]), other, _ratio(found, path.name, other))
-        for path in paths
-        for other in (*(name for name in path.beside if name in found),) or ("",)
+        (work.name, found[work.name], max(rates[work.name]), other, _ratio(found, work.name, other))
+        for work in (*singles, *others)
+        for other in work.beside or ("",)
     ]
     publish_table(
         "single",
         chosen,
         ("path", "median/s", "best/s", "beside", "ratio"),
         rows,
-        f"durability {usual(chosen)}, {rounds} rounds of {one:,} single calls or {many:,} of the"
-        " others",
+        f"durability {usual(chosen)}; {rounds[0]} times {one} single calls of each path,"
+        f" {rounds[1]} times {many:,} of the others",
     )
     if chosen.engine == "sqlite":
         columns = ("commit of", "frames", "bytes", "WAL bytes")
@@ -78,7 +80,10 @@ def _ratio(found: dict[str, float], name: str, other: str) -> Any:
     return found[name] / found[other] if other else "-"
 
 
-def _paths(chosen: Namespace, stack: ExitStack, one: int, many: int) -> Iterator[Work]:
+def _works(
+    chosen: Namespace, stack: ExitStack, one: int, many: int
+) -> tuple[list[Work], list[Work]]:
+    """The single calls, and the others."""
     durability = usual(chosen)
     place = stack.enter_context(store(chosen, durability))
     app = Laneway(place.url, durability=durability)  # type: ignore[arg-type]
@@ -93,7 +98,6 @@ def _paths(chosen: Namespace, stack: ExitStack, one: int, many: int) -> Iterator
     if peer is not None:
         beside.insert(0, ("Huey", peer))
     names = tuple(name for name, _ in beside)
-    yield from (Work(name, _repeated(call), one) for name, call in beside)
 
     @app.task(ignore_result=True)
     def plain(n: int, text: str) -> None: ...
@@ -106,24 +110,30 @@ def _paths(chosen: Namespace, stack: ExitStack, one: int, many: int) -> Iterator
     async def delay(n: int) -> None:
         await plain.adelay(n, text)
 
-    yield Work("publish", _repeated(lambda: app.publish("t.1", BODY)), one, names)
-    yield Work("delay", _repeated(lambda: plain.delay(1, text)), one, names)
     bulk = "publish_many"
-    yield Work(f"apublish x{COROUTINES}", _coroutines(publish), many, (bulk,))
-    yield Work(f"adelay x{COROUTINES}", _coroutines(delay), many, (bulk,))
-    yield Work(
-        "bulk of typed tasks",
-        lambda count: plain.starmap((n, text) for n in range(count)),
-        many,
-        (bulk,),
-    )
-    yield Work(
-        bulk,
-        lambda count: app.publish_many(
-            (Message("t.2", BODY) for _ in range(count)), progress=False
+    singles = [
+        *(Work(name, _repeated(call), one) for name, call in beside),
+        Work("publish", _repeated(lambda: app.publish("t.1", BODY)), one, names),
+        Work("delay", _repeated(lambda: plain.delay(1, text)), one, names),
+    ]
+    others = [
+        Work(f"apublish x{COROUTINES}", _coroutines(publish), many, (bulk,)),
+        Work(f"adelay x{COROUTINES}", _coroutines(delay), many, (bulk,)),
+        Work(
+            "bulk of typed tasks",
+            lambda count: plain.starmap((n, text) for n in range(count)),
+            many,
+            (bulk,),
         ),
-        many,
-    )
+        Work(
+            bulk,
+            lambda count: app.publish_many(
+                (Message("t.2", BODY) for _ in range(count)), progress=False
+            ),
+            many,
+        ),
+    ]
+    return singles, others
 
 
 def _repeated(call: Callable[[], object]) -> Callable[[int], None]:

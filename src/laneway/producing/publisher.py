@@ -71,17 +71,17 @@ class _Entry:
             self.future.set_result(self.receipts)
 
 
-def _error_of(entry: _Entry, error: Exception) -> Exception:
+def _error_of(drafts: list[Draft], error: Exception) -> Exception:
     """
     The error for a caller whose messages the engine did not accept: always a LanewayError.
     """
     if isinstance(error, LanewayError):
         return error
-    first = entry.drafts[0].topic if entry.drafts else ""
+    first = drafts[0].topic if drafts else ""
     which = (
         f"message to {first}"
-        if len(entry.drafts) == 1
-        else f"one of {len(entry.drafts):,} messages (the first to {first})"
+        if len(drafts) == 1
+        else f"one of {len(drafts):,} messages (the first to {first})"
     )
     bad_message = BadMessage(
         f"{which}: the store cannot hold it ({texts.type_name(type(error))}:"
@@ -130,9 +130,22 @@ class Publisher:
 
         Raises a LanewayError; that of another caller's messages does not fail these.
         """
-        entry = _Entry(drafts)
-        self._join(_Group([entry]))
-        return entry.result()
+        with self._mutex:
+            is_alone = not (self._leading or self._companions)
+            if is_alone:
+                self._leading = True
+        if not is_alone:
+            entry = _Entry(drafts)
+            self._join(_Group([entry]))
+            return entry.result()
+        try:
+            return self._put(drafts)
+        except LanewayError:
+            raise
+        except Exception as error:
+            raise _error_of(drafts, error) from error
+        finally:
+            self._hand_over()
 
     def put_alone(self, drafts: list[Draft]) -> list[Receipt]:
         """
@@ -217,7 +230,7 @@ class Publisher:
                 entry.error = error
         except Exception as error:  # noqa: BLE001  # a driver may raise anything for what it cannot store
             if len(entries) == 1:
-                entries[0].error = _error_of(entries[0], error)
+                entries[0].error = _error_of(entries[0].drafts, error)
             elif getattr(error, "applied", False) is None:
                 self._commit_unclear(entries, error)
             else:

@@ -5,7 +5,6 @@ Reads take no write lock.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -23,9 +22,8 @@ from laneway.engines.sqlite import (
     tiers,
     views,
 )
-from laneway.engines.sqlite.engine import Core, _clock
+from laneway.engines.sqlite.engine import Core
 from laneway.engines.sqlite.rows import Row
-from laneway.engines.sqlite.transaction import Transaction
 from laneway.policy import (
     PROGRAM,
     Gate,
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
         TopicOrder,
         TopicStats,
     )
+    from laneway.engines.sqlite.transaction import Transaction
     from laneway.message import Draft
     from laneway.policy import Layer, Layers, Resolved
     from laneway.tiers import Tier, TierLayers
@@ -57,11 +56,6 @@ if TYPE_CHECKING:
 
 class SqliteEngine(Core):
     """The whole engine: the hot path of `Core`, and administration."""
-
-    @contextmanager
-    def _view(self, now_us: int | None = None) -> Iterator[Transaction]:
-        with self._store.reading() as connection:
-            yield Transaction(connection, self._rules, _clock() if now_us is None else now_us)
 
     # Tiers
 

@@ -19,22 +19,24 @@ from laneway.engines.shared.refusals import check_namespace
 from laneway.engines.sqlite import housekeeping, purging, putting, results, serving, settling, views
 from laneway.engines.sqlite import leases as leases_
 from laneway.engines.sqlite import tiers as tier_changes
+from laneway.engines.sqlite.inbox import Inbox
 from laneway.engines.sqlite.lane_cache import LaneCache
 from laneway.engines.sqlite.statements import SQL
 from laneway.engines.sqlite.store import Store
 from laneway.engines.sqlite.transaction import Rules, Transaction
 from laneway.engines.sqlite.wakeup import LOOK_AGAIN, Wakeup
 from laneway.errors import UsageError
-from laneway.message import Batch, SettlementAnswer
+from laneway.message import Batch, Receipt, SettlementAnswer
 from laneway.safetext import redacted
 from laneway.tiers import TierLayers
 from laneway.units import SECOND
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Iterator, Mapping, Sequence
 
     from laneway.engines.base import ArrivalListener, ResultListener
-    from laneway.message import Draft, ProgressReport, Receipt, Settlement, StoredResult
+    from laneway.message import Draft, ProgressReport, Settlement, StoredResult
     from laneway.tiers import Tiers
 
 log = logging.getLogger("laneway.engine")
@@ -111,6 +113,7 @@ class Core:
         self._store = Store(path, self.durability, create=settings.create)
         self._lane_cache = LaneCache()
         self._rules = Rules(self._read_tiers(settings), settings.random or random.random)
+        self._inbox = Inbox(self._store, self._rules)
         self._settle_limits(settings)
         self._wakeup = Wakeup(path, self._look)
         self._closed = False
@@ -175,6 +178,9 @@ class Core:
                     tx = Transaction(
                         connection, self._rules, _clock() if now_us is None else now_us, lane_cache
                     )
+                    if not lane_cache.is_inbox_empty:
+                        self._inbox.empty(tx)
+                        lane_cache.is_inbox_empty = True
                     if now_us is None:
                         tx.min_number = tx.now // NUMBER_UNIT
                         self._look_at_clock(tx)
@@ -191,6 +197,22 @@ class Core:
             self._wakeup.notify(pool, has_arrivals=tx.has_arrivals)
         if tx.changed_ids:
             self._wakeup.notify_results(tx.changed_ids)
+
+    @contextmanager
+    def _view(self, now_us: int | None = None) -> Iterator[Transaction]:
+        """Reads what all transactions before have left, the inbox included."""
+        with self._store.reading() as connection:
+            is_empty = connection.execute(SQL["inbox_has_any"]).fetchone() is None
+            if is_empty:
+                yield self._reader(connection, now_us)
+                return
+        with self._transaction(0, durable=False):
+            pass
+        with self._store.reading() as connection:
+            yield self._reader(connection, now_us)
+
+    def _reader(self, connection: sqlite3.Connection, now_us: int | None) -> Transaction:
+        return Transaction(connection, self._rules, _clock() if now_us is None else now_us)
 
     def _look_at_clock(self, tx: Transaction) -> None:
         """
@@ -213,11 +235,31 @@ class Core:
     def put(self, drafts: Sequence[Draft], *, now_us: int | None = None) -> list[Receipt]:
         if not drafts:
             return []
+        if len(drafts) == 1 and (receipt := self._put_in_inbox(drafts[0], now_us)) is not None:
+            return [receipt]
+        is_inbox_full = self._inbox.is_full
         with self._transaction(now_us, durable=True) as tx:
             receipts = putting.put(tx, drafts)
             if any(draft.delay_us or draft.at_us is not None for draft in drafts):
                 self._notify_soon(tx)
+        if is_inbox_full:
+            self._store.checkpoint()
         return receipts
+
+    def _put_in_inbox(self, draft: Draft, now_us: int | None) -> Receipt | None:
+        """Put one message into the inbox; None: it does not belong there, or the inbox is full."""
+        lane_cache, inbox = self._lane_cache, self._inbox
+        with self._store.lock:
+            now = _clock() if now_us is None else now_us
+            message_id = inbox.put(draft, now, now // NUMBER_UNIT if now_us is None else 0)
+            if message_id is None:
+                return None
+            lane_cache.is_inbox_empty = False
+            pool = self._rules.of(draft.topic).pool
+            has_arrivals = inbox.has_arrivals
+        if has_arrivals:
+            self._wakeup.notify(pool, has_arrivals=True)
+        return Receipt(message_id, draft.topic)
 
     def lease(
         self,
@@ -293,11 +335,8 @@ class Core:
     def results(
         self, ids: Sequence[tuple[str, str | None]], *, now_us: int | None = None
     ) -> list[StoredResult]:
-        with self._store.reading() as connection:
-            return results.read(
-                Transaction(connection, self._rules, _clock() if now_us is None else now_us),
-                [message_id for message_id, _ in ids],
-            )
+        with self._view(now_us) as tx:
+            return results.read(tx, [message_id for message_id, _ in ids])
 
     def delete_result(self, message_id: str, topic: str | None = None) -> None:
         del topic
@@ -370,8 +409,7 @@ class Core:
 
     def _look(self, pool: str, topics: Sequence[str] | None) -> float:
         """In how many seconds a pool may have something to lease; 0: it has now."""
-        with self._store.reading() as connection:
-            tx = Transaction(connection, self._rules, _clock())
+        with self._view() as tx:
             if self._is_runnable(tx, pool, topics):
                 return 0.0
             wake = housekeeping.next_wake(tx)

@@ -40,6 +40,7 @@ class LaneCache:
         """By fence: message and lane of leases whose ack only deletes rows and counts."""
         self.positions: dict[tuple[int, str | None, tuple[str, ...]], tuple[int, int]] = {}
         """Where the next lease with these patterns continues: by tier queue, gate and patterns."""
+        self.is_inbox_empty = False
         self._version = -1
         self._commits = -1
 
@@ -72,6 +73,7 @@ class LaneCache:
         self.lanes = {}
         self.names = {}
         self.own = {}
+        self.is_inbox_empty = False
         self._version = self._commits = -1
 
     def add(self, lane: Lane) -> None:

@@ -32,9 +32,9 @@ _dumps = msgspec.json.Encoder().encode
 def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
     """Put messages in their order. Raises BadMessage before anything is changed."""
     policies = tx.policies([draft.topic for draft in drafts])
-    is_plain = [_is_plain(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
+    plains = [is_plain(draft, policy) for draft, policy in zip(drafts, policies, strict=True)]
     names: set[str] = set()
-    for draft, policy, plain in zip(drafts, policies, is_plain, strict=True):
+    for draft, policy, plain in zip(drafts, policies, plains, strict=True):
         if not plain or len(draft.body) > policy.max_body:
             check_draft(draft, policy, tx.now)
         if plain or (policy.partitions == 1 and policy.buckets is None):
@@ -44,23 +44,32 @@ def put(tx: Transaction, drafts: Sequence[Draft]) -> list[Receipt]:
     append, accept = (intake.accept if tx.rules.has_backlog_limit else intake.append), intake.accept
     receipts = [
         append(draft, policy) if plain else accept(draft, policy)
-        for draft, policy, plain in zip(drafts, policies, is_plain, strict=True)
+        for draft, policy, plain in zip(drafts, policies, plains, strict=True)
     ]
-    intake.write()
-    for lane in intake.arrivals.values():
-        # More ready messages do not change the place of a lane that had some. (A merge may have
-        # taken its last one.)
-        if lane.place == IDLE or not lane.ready:
-            tx.place(lane)
-            tx.has_arrivals = True
+    intake.end()
     return receipts
 
 
-def _is_plain(draft: Draft, policy: Resolved) -> bool:
+def put_from_inbox(tx: Transaction, rows: Sequence[tuple[int, int, str, int, str, bytes]]) -> None:
+    """
+    Put messages of the inbox into their lanes: number, time, topic, rank, headers and body of each.
+    """
+    tx.load_names({topic for _, _, topic, _, _, _ in rows})
+    intake = _Intake(tx)
+    now, tx.now = tx.now, tx.shard.now
+    for mid, published, topic, rank, headers, body in rows:
+        tx.now = max(tx.now, published)
+        tx.shard.seq = mid - 1
+        intake.append_row(topic, rank, headers, body)
+    tx.now = max(tx.now, now)
+    intake.end()
+
+
+def is_plain(draft: Draft, policy: Resolved) -> bool:
     """Whether the message only has to be appended to its topic's lane, as most messages."""
     return (
         policy.accepts_plainly
-        and draft.headers is None
+        and (draft.headers is None or SIGNALS_HEADER not in draft.headers)
         and draft.key is None
         and draft.id is None
         and draft.delay_us == 0
@@ -78,7 +87,7 @@ class _Intake:
         self.tx = tx
         self.arrivals: dict[int, Lane] = {}
         self._lanes: dict[str, Lane] = {}  # by topic, where plain messages were appended
-        self._plain: list[tuple[int, int, int, int, bytearray]] = []
+        self._plain: list[tuple[int, int, int, int, str, bytearray]] = []
         self._messages: list[tuple[Any, ...]] = []
         self._ready: list[tuple[int, int, int, int, int]] = []
         self._events: list[tuple[int, int, int, int]] = []
@@ -92,10 +101,28 @@ class _Intake:
             self.tx.insert("event_insert", self._events)
             self._plain, self._messages, self._ready, self._events = [], [], [], []
 
+    def end(self) -> None:
+        """Write what is left, and place the lanes that messages came to."""
+        self.write()
+        tx = self.tx
+        for lane in self.arrivals.values():
+            # More ready messages do not change the place of a lane that had some. (A merge may have
+            # taken its last one.)
+            if lane.place == IDLE or not lane.ready:
+                tx.place(lane)
+                tx.has_arrivals = True
+
     def append(self, draft: Draft, policy: Resolved) -> Receipt:
-        """Accept a plain message, see `_is_plain`: like `accept`, in a third of the time."""
+        """Accept a plain message, see `is_plain`: like `accept`, in a third of the time."""
         del policy
-        tx, topic, body = self.tx, draft.topic, draft.body
+        headers = _dumps(draft.headers).decode() if draft.headers else ""
+        rank = rank_of(draft.priority, at_front=False)
+        mid = self.append_row(draft.topic, rank, headers, draft.body)
+        return Receipt(f"{self.tx.shard.nonce}-{mid:x}", draft.topic)
+
+    def append_row(self, topic: str, rank: int, headers: str, body: bytes) -> int:
+        """Append a plain message; `headers` as JSON. Returns its number."""
+        tx = self.tx
         shard, now = tx.shard, tx.now
         lane = self._lanes.get(topic)
         if lane is None:
@@ -103,7 +130,6 @@ class _Intake:
             self.arrivals[lane.lane] = lane
             tx.touch_grown(lane)
         mid = tx.next_seq()
-        rank = rank_of(draft.priority, at_front=False)
         size = len(body)
         lane.published += 1
         lane.bytes += size
@@ -112,8 +138,8 @@ class _Intake:
         shard.bytes += size
         shard.waiting += 1
         self._ready.append((lane.lane, rank, now, mid, mid))
-        self._plain.append((mid, lane.lane, rank, now, bytearray(body)))
-        return Receipt(f"{shard.nonce}-{mid:x}", topic)
+        self._plain.append((mid, lane.lane, rank, now, headers, bytearray(body)))
+        return mid
 
     def accept(self, draft: Draft, policy: Resolved) -> Receipt:
         """Decide one message: duplicate, merged, refused or accepted, checked in this order."""
@@ -255,10 +281,9 @@ class _Intake:
             and expires is None
             and draft.key is None
             and draft.id is None
-            and headers is None
             and row_topic is None
         ):
-            self._plain.append((mid, lane.lane, rank, now, bytearray(draft.body)))
+            self._plain.append((mid, lane.lane, rank, now, headers or "", bytearray(draft.body)))
         else:
             self._messages.append(
                 (

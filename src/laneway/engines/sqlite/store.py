@@ -17,7 +17,7 @@ import time
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakSet
 
 from laneway.engines.shared import forking
@@ -25,10 +25,12 @@ from laneway.engines.sqlite.files import Files, is_of_another
 from laneway.errors import EngineCorrupt, EngineUnavailable, SchemaMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+T = TypeVar("T")
 
 APPLICATION_ID = 0x4C_41_4E_45  # "LANE": distinguishes our files from other SQLite files
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process's transaction before giving up."""
 
@@ -179,11 +181,7 @@ class Store:
         durability is "fsync"; any other is on disk with the next durable one or checkpoint.
         """
         with self.lock:
-            self._check_files(durable=False)
-            connection = self.connection
-            self._set_synchronous(
-                "FULL" if durable and self._full else "NORMAL" if self._full else "OFF"
-            )
+            connection = self._prepared(durable=durable)
             self._begin(connection)
             try:
                 yield connection
@@ -200,6 +198,33 @@ class Store:
                 raise self.explain(error) from error
             if durable and self._full:
                 self._check_files(durable=True)
+
+    def run_durably(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        """Run one statement as a durable transaction of its own; returns its rows."""
+        with self.lock:
+            connection = self._prepared(durable=True)
+            rows: list[Any] = self._retry_while_busy(
+                lambda: connection.execute(statement, values).fetchall()
+            )
+            if self._full:
+                self._check_files(durable=True)
+            return rows
+
+    def checkpoint(self) -> None:
+        """
+        Copy the WAL into the file, as far as readers let it, so that it begins again. A durable
+        commit is faster where the WAL need not grow.
+        """
+        with self.lock, contextlib.suppress(sqlite3.Error):
+            self.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _prepared(self, *, durable: bool) -> sqlite3.Connection:
+        """The connection, about to begin a transaction."""
+        self._check_files(durable=False)
+        self._set_synchronous(
+            "FULL" if durable and self._full else "NORMAL" if self._full else "OFF"
+        )
+        return self.connection
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -249,16 +274,16 @@ class Store:
             connection.execute("ROLLBACK")
             raise
 
-    def _retry_while_busy(self, begin: Callable[[], object]) -> None:
+    def _retry_while_busy(self, begin: Callable[[], T]) -> T:
         """
-        Retry while another process holds the lock. Raises EngineUnavailable after `BUSY_TIMEOUT`,
-        or for any other error.
+        Retry while another process holds the lock; returns what `begin` returns. Raises
+        EngineUnavailable after `BUSY_TIMEOUT`, or for any other error.
         """
         deadline = 0.0
         pause = 0.0001
         while True:
             try:
-                begin()
+                return begin()
             except sqlite3.Error as error:
                 if not _is_busy(error):
                     raise self.explain(error) from error
@@ -271,8 +296,6 @@ class Store:
                     ) from error
                 time.sleep(random.uniform(pause / 2, pause))  # so that processes do not collide
                 pause = min(pause * 1.5, 0.002)
-            else:
-                return
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
         if connection.in_transaction:

@@ -7,9 +7,9 @@ SELECT {message} FROM message m WHERE m.mid = ?;
 SELECT {message} FROM json_each(?) j CROSS JOIN message m ON m.mid = j.value;
 
 -- name: message_insert_plain
--- Most messages: no key, id, headers, ttl or delay. Costs half as much as naming every column.
-INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, body)
-    VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, ?5);
+-- Most messages: no key, id, ttl or delay. Costs half as much as naming every column.
+INSERT INTO message (mid, lane, state, rank, seq, since, published, serial, odd, headers, body)
+    VALUES (?1, ?2, 0, ?3, ?1, ?4, ?4, 0, 0, nullif(?5, ''), ?6);
 
 -- name: message_move
 UPDATE message SET lane = ?, state = ?, rank = ?, seq = ?, since = ?, expires = ?, serial = ?,

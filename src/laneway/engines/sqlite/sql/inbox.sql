@@ -1,0 +1,22 @@
+-- The inbox: plain messages that were published one at a time and are not in their lanes yet.
+
+-- name: inbox_put
+-- Nothing is inserted if the policies are not those with which the message was found to be plain.
+INSERT INTO inbox (mid, published, topic, rank, headers, body)
+SELECT max(s.seq, coalesce((SELECT max(mid) FROM inbox), 0), ?1) + 1, ?2, ?3, ?4, nullif(?5, ''), ?6
+  FROM shard s
+ WHERE s.policy_version = ?7
+   AND (s.own = 0 OR NOT EXISTS (SELECT 1 FROM own_policy WHERE topic = ?3))
+RETURNING mid, (SELECT min(mid) FROM inbox), (SELECT ready FROM lane WHERE name = ?3);
+
+-- name: inbox_read
+SELECT mid, published, topic, rank, coalesce(headers, ''), body FROM inbox ORDER BY mid;
+
+-- name: inbox_clear
+DELETE FROM inbox;
+
+-- name: inbox_has_any
+SELECT 1 FROM inbox LIMIT 1;
+
+-- name: nonce_read
+SELECT nonce FROM shard;
